@@ -1,0 +1,43 @@
+"""The tape: every allocation and release of device memory, in the order in which they happened.
+
+A run without a GPU writes it from executed operations; a run on a GPU from PyTorch's own memory history.
+The allocator twin and the ledger read both alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+Action = Literal["alloc", "free", "empty_cache"]
+
+
+class Event(NamedTuple):
+    """One thing that happened to device memory.
+
+    ``allocation`` is an index into ``Tape.origins`` (unique for each allocation, -1 for ``empty_cache``);
+    ``bytes`` is the size that was requested, before the allocator rounds it (0 for ``free`` and ``empty_cache``).
+    """
+
+    action: Action
+    allocation: int
+    bytes: int
+    stream: int = 0
+
+
+class Origin(NamedTuple):
+    """Where an allocation came from. ``phase``: load, forward, recompute, backward, optimizer, zero_grad or other."""
+
+    operation: str
+    module: str
+    phase: str
+    step: int
+
+
+@dataclass(slots=True)
+class Tape:
+    """A stream of events and, for each allocation, its origin and what it turned out to hold (``labels``, see the ledger)."""
+
+    events: list[Event] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    labels: dict[int, str] = field(default_factory=dict)
