@@ -1,0 +1,196 @@
+"""The bill: what every part of GPU memory holds at the instant of the peak, as plain values.
+
+Device memory is what ``nvidia-smi`` shows for the process.  It is the sum of ``Components.as_dict()`` exactly:
+what PyTorch's allocator has handed out at its peak (weights ... functionality), what it holds besides (``cache``), and what
+lies outside of it (``context``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Verdict = Literal["fits", "tight", "does not fit"]
+Basis = Literal["measured", "computed", "assumed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """Bytes by what they are for. All but ``cache`` and ``context`` are allocator blocks, rounding included.
+
+    ``weights`` includes ``weight_copies``: the 16-bit copies that autocast keeps while a forward pass runs.
+    """
+
+    weights: int
+    optimizer_states: int
+    gradients: int
+    activations: int
+    temporary: int
+    functionality: int
+    cache: int
+    context: int
+
+    def as_dict(self) -> dict[str, int]:
+        """The components by name, in the order in which they are shown."""
+        return asdict(self)
+
+    @property
+    def total_bytes(self) -> int:
+        """What ``nvidia-smi`` shows for the process, in bytes."""
+        return sum(self.as_dict().values())
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A part of one component: what it is (``16-bit copies kept by autocast``, ``cuBLAS workspaces``), bytes, number of tensors."""
+
+    component: str
+    name: str
+    bytes: int
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleShare:
+    """A module (path in the model, layers folded to ``encoder.layer.*``) and the activations that it holds at the peak."""
+
+    module: str
+    activation_bytes: int
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """When and where: optimizer step (from 0), phase (load, forward, recompute, backward, optimizer), module, operation."""
+
+    step: int
+    phase: str
+    module: str
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing that the prediction rests on, e.g. ('context', '527 MiB', 'measured', 'H200, driver 580')."""
+
+    name: str
+    value: str
+    basis: Basis
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class BytesPerParameter:
+    """The guide's rule beside what this training holds. Bytes per parameter without activations and temporaries.
+
+    ``rule`` is what the guides say (18 for mixed precision with AdamW, 16 in fp32, 6 for inference in mixed precision, ...; None where they
+    name no rule), ``parts`` what is held by component, ``reasons`` why they differ, one sentence each.
+    """
+
+    parameters: int
+    trainable_parameters: int
+    actual: float
+    parts: dict[str, float]
+    rule: float | None
+    rule_name: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the allocator and the driver hold, in bytes. ``requested`` is before rounding to blocks."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    peak_requested_bytes: int
+    model_bytes: int
+    components: Components
+    lines: tuple[Line, ...]
+    peak: Instant
+    num_alloc_retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePoint:
+    """Bytes allocated by component after an event; ``event`` counts allocations and releases from the start."""
+
+    event: int
+    step: int
+    phase: str
+    components: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CardSummary:
+    """The card that was asked about: id, product name, bytes that CUDA can use, compute capability."""
+
+    id: str
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemoryPoint:
+    """Where a training that does not fit would stop: what was asked for and what was held then, bytes."""
+
+    instant: Instant
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One predicted training: the answer first, then what it rests on.
+
+    ``fits`` means that the allocator, with what the card leaves after context and driver, never runs out. ``room_bytes`` is what is left of the
+    card at the peak (negative: what is short); ``verdict`` is ``tight`` when it fits with less than 5 % of the card left, or only because the
+    allocator frees its cache on the way (``num_alloc_retries`` > 0).
+    """
+
+    name: str
+    workload: dict[str, object]
+    card: CardSummary
+    fits: bool
+    verdict: Verdict
+    room_bytes: int
+    memory: Memory
+    modules: tuple[ModuleShare, ...]
+    bytes_per_parameter: BytesPerParameter
+    facts: tuple[Fact, ...]
+    notes: tuple[str, ...]
+    out_of_memory: OutOfMemoryPoint | None
+    timeline: tuple[TimelinePoint, ...]
+    seconds_taken: float
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The same step on a GPU. ``None`` where it could not be read. ``status``: completed or out of memory.
+
+    ``device_bytes`` is what nvidia-smi shows for the process (NVML, the driver's own reservation taken off); ``nvml_used_bytes`` is the raw
+    ``used`` of the first NVML call; ``idle_bytes`` what NVML said before the first tensor; ``context_bytes`` what the first tensor cost.
+    """
+
+    name: str
+    workload: dict[str, object]
+    status: Literal["completed", "out of memory"]
+    gpu: str
+    driver: str
+    versions: dict[str, str]
+    date: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int | None
+    nvml_used_bytes: int | None
+    idle_bytes: int | None
+    context_bytes: int | None
+    model_bytes: int | None
+    num_alloc_retries: int
+    step_seconds: float | None
+    steps: int
+    message: str
+    tape_file: str | None
