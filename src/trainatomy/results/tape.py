@@ -34,6 +34,14 @@ class Origin(NamedTuple):
     step: int
 
 
+class Mark(NamedTuple):
+    """Something began or ended before the event of that index: ``loaded``, ``step``, ``forward``, ``forward end``, ..."""
+
+    event: int
+    name: str
+    step: int
+
+
 @dataclass(slots=True)
 class Tape:
     """A stream of events and, for each allocation, its origin and what it turned out to hold (``labels``, see the ledger)."""
@@ -41,3 +49,4 @@ class Tape:
     events: list[Event] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)

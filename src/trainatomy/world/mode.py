@@ -1,0 +1,58 @@
+"""The function mode: what Python calls, before autograd sees it.
+
+Python functions of torch (``torch.nn.functional``, ...) would be handed to the mode whole and then run with it off; while the world is open
+they are told that nothing overrides them (``driver``), so that only the builtins inside arrive here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from trainatomy.world.autocast import Autocast
+from trainatomy.world.placement import META, Handler, names_cuda
+
+
+class CudaFunctions(TorchFunctionMode):
+    """Answers for devices, makes autocast's casts, and swaps composite functions for what CUDA runs."""
+
+    def __init__(self, handlers: dict[Any, Handler], composites: dict[Any, Callable[..., Any]], autocast: Autocast, arrive: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self._handlers = handlers
+        self._composites = composites
+        self._autocast = autocast
+        self._arrive = arrive
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        handler = self._handlers.get(func)
+        if handler is not None:
+            return handler(func, args, kwargs)
+        composite = self._composites.get(func)
+        autocast = self._autocast.enabled
+        if composite is not None:
+            if autocast:
+                args, kwargs = self._autocast.cast(func, args, kwargs)
+            with self:
+                return composite(*args, **kwargs)
+        if "device" in kwargs and names_cuda(kwargs["device"]):
+            return self._make(func, args, {**kwargs, "device": META})
+        if autocast:
+            args, kwargs = self._autocast.cast(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A tensor made on the device: by a factory, or from data (``torch.tensor(..., device="cuda")``)."""
+        if func in (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor):
+            host = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory")}
+            made = func(*args, **host, device="cpu") if func is not torch.Tensor.new_tensor else torch.tensor(args[1], **host)
+            made = made.to(META)
+            made.requires_grad_(kwargs.get("requires_grad", False))
+            return made
+        kwargs.pop("pin_memory", None)
+        if isinstance(kwargs.get("generator"), torch.Generator):
+            kwargs = {**kwargs, "generator": None}
+        return func(*args, **kwargs)

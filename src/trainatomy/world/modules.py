@@ -1,0 +1,62 @@
+"""Which module is at work: by hooks in forward, by the sequence numbers of autograd's nodes in backward."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+
+class ModuleTracker:
+    """Keeps a stack of the modules that are being called; ``current()`` is the path of the innermost."""
+
+    def __init__(self) -> None:
+        self._paths: dict[int, str] = {}
+        self._stack: list[str] = []
+        self._depth_before_backward = 0
+        self._by_sequence: dict[int, str] = {}
+        self._handles: list[Any] = []
+
+    def learn(self, model: nn.Module) -> None:
+        """Take the names of a model's modules."""
+        for name, module in model.named_modules():
+            self._paths.setdefault(id(module), name)
+
+    def __enter__(self) -> ModuleTracker:
+        self._handles = [register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave, always_call=True)]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    @property
+    def recomputing(self) -> bool:
+        """Whether a module is being called (asked during backward: a checkpointed forward runs again)."""
+        return bool(self._stack)
+
+    def operation(self) -> None:
+        """An operation ran: remember for its autograd node, if one was made, which module it belongs to."""
+        if self._stack and torch.is_grad_enabled():
+            self._by_sequence[torch.autograd._get_sequence_nr() - 1] = self._stack[-1]
+
+    def current(self) -> str:
+        """Path of the module at work, '' for none."""
+        if self._stack:
+            return self._stack[-1]
+        if torch._C._current_graph_task_id() != -1:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                return self._by_sequence.get(node._sequence_nr(), "")
+        return ""
+
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        self._stack.append(self._paths.get(id(module), type(module).__name__))
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._stack:
+            self._stack.pop()

@@ -1,0 +1,112 @@
+"""Where tensors are: the answers that Python gets when it asks for a device, and moves between host and device.
+
+Handlers run with the world's function mode popped, so the calls inside see meta tensors as what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainatomy.world.storages import Storages
+
+CUDA = torch.device("cuda:0")
+CPU = torch.device("cpu")
+META = torch.device("meta")
+Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+def names_cuda(device: Any) -> bool:
+    """Whether a ``device`` argument of any kind (string, index, torch.device) means the GPU."""
+    if device is None or isinstance(device, bool):
+        return False
+    if isinstance(device, int):
+        return True
+    return torch.device(device).type == "cuda"
+
+
+class Placement:
+    """The handlers of one world, by function; ``move`` tells the recorder that a result lives elsewhere than its source."""
+
+    def __init__(self, storages: Storages, arriving: Callable[[torch.Tensor], None]) -> None:
+        self._storages = storages
+        self._arriving = arriving
+
+    def handlers(self) -> dict[Any, Handler]:
+        """All handlers by the function (or property getter) that they answer for."""
+        t = torch.Tensor
+        table: dict[Any, Handler] = {
+            t.device.__get__: self._device,
+            t.is_cuda.__get__: self._is_cuda,
+            t.is_meta.__get__: lambda f, a, k: False,
+            t.is_cpu.__get__: self._is_cpu,
+            t.get_device: lambda f, a, k: 0 if self._is_cuda(f, a, k) else -1,
+            t.to: self._to,
+            t.cuda: lambda f, a, k: self._move(a[0], CUDA),
+            t.cpu: lambda f, a, k: self._move(a[0], CPU),
+            t.pin_memory: lambda f, a, k: a[0],
+            t.is_pinned: lambda f, a, k: False,
+            t.record_stream: lambda f, a, k: None,
+            t.type: self._type,
+        }
+        return table
+
+    def is_device(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor stands for one in GPU memory."""
+        return tensor.is_meta and self._storages.on_device(tensor)
+
+    def _device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+        tensor = args[0]
+        if not tensor.is_meta:
+            return tensor.device
+        return CUDA if self._storages.on_device(tensor) else CPU
+
+    def _is_cuda(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return self.is_device(args[0])
+
+    def _is_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return not self.is_device(args[0])
+
+    def _type(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) > 1 or kwargs:
+            return func(*args, **kwargs)
+        name: str = func(*args)
+        return name.replace("torch.", "torch.cuda.", 1) if self.is_device(args[0]) else name
+
+    def _to(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor, rest = args[0], args[1:]
+        if rest and isinstance(rest[0], torch.Tensor):
+            other = rest[0]
+            target = CUDA if self.is_device(other) else CPU
+            return self._move(tensor, target, other.dtype, **kwargs)
+        if (rest and isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool)) or kwargs.get("device") is not None:
+            device = torch.device(kwargs["device"] if kwargs.get("device") is not None else rest[0])
+            if device.type == "meta":
+                return func(*args, **kwargs)
+            rest = rest[1:] if kwargs.get("device") is None else rest
+            options = {k: v for k, v in kwargs.items() if k != "device"}
+            names = ("dtype", "non_blocking", "copy") if "dtype" not in options else ("non_blocking", "copy")
+            options.update(zip(names, rest, strict=False))
+            dtype = options.pop("dtype", None)
+            return self._move(tensor, device, dtype, **options)
+        return func(*args, **kwargs)
+
+    def _move(
+        self, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None, non_blocking: bool = False, copy: bool = False, **options: Any
+    ) -> torch.Tensor:
+        here = self.is_device(tensor)
+        there = device.type == "cuda"
+        dtype = dtype or tensor.dtype
+        if here == there:
+            return tensor.to(dtype, copy=copy, **options)
+        if not tensor.is_meta:
+            moved = tensor.detach().to(META, dtype, **options) if not tensor.requires_grad else tensor.to(META, dtype, **options)
+        else:
+            moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **options)
+        if there:
+            self._arriving(moved)
+        else:
+            self._storages.mark_host([moved])
+        return moved

@@ -1,0 +1,156 @@
+"""Sees every aten operation below autograd and writes to the tape what it allocates on the device, and when that is given back."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainatomy.results.tape import Event, Mark, Origin, Tape
+from trainatomy.world.kernels.plan import Call, Free, Out, Processor, Rule, Scratch
+from trainatomy.world.modules import ModuleTracker
+from trainatomy.world.storages import Storages
+
+_DISABLED = torch._C.DisableTorchFunction
+
+
+class Recorder(TorchDispatchMode):
+    """Writes the tape. ``answers`` maps operations that ask for a value, which does not exist, to what is answered."""
+
+    def __init__(
+        self,
+        storages: Storages,
+        modules: ModuleTracker,
+        rules: dict[str, Rule],
+        answers: dict[str, Callable[..., Any]],
+        processor: Processor,
+        workspaces: Callable[[str, bool], list[tuple[int, str]]],
+    ) -> None:
+        super().__init__()
+        self.tape = Tape()
+        self.step = -1
+        self.stage = "load"
+        self._storages = storages
+        self._modules = modules
+        self._rules = rules
+        self._answers = answers
+        self._processor = processor
+        self._workspaces = workspaces
+        self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+
+    # -- the tape ---------------------------------------------------------------------------------------------------------------------
+
+    def mark(self, name: str) -> None:
+        """Note that something began or ended here."""
+        self.tape.marks.append(Mark(len(self.tape.events), name, self.step))
+
+    def allocate(self, size: int, operation: str) -> int:
+        """A request of ``size`` bytes; gives its number on the tape, -1 for an empty one (PyTorch takes nothing for it)."""
+        if size == 0:
+            return -1
+        number = len(self.tape.origins)
+        self.tape.origins.append(Origin(operation, self._modules.current(), self.phase, self.step))
+        self.tape.events.append(Event("alloc", number, size))
+        return number
+
+    def release(self, number: int) -> None:
+        """The allocation of that number is given back."""
+        if number >= 0:
+            self.tape.events.append(Event("free", number, 0))
+
+    @property
+    def phase(self) -> str:
+        """What is going on: recompute and backward are seen from autograd's state, the rest is told."""
+        if torch._C._current_graph_task_id() != -1:
+            return "recompute" if self._modules.recomputing else "backward"
+        return self.stage
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """The allocation that holds a tensor, if it is on the device."""
+        with _DISABLED():
+            known = self._known.get(tensor.untyped_storage()._cdata) if tensor.is_meta else None
+        return known[0] if known else None
+
+    def hold(self, tensor: torch.Tensor, operation: str, size: int | None = None) -> int | None:
+        """A tensor has come to life on the device; its storage's death will release it."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return None
+        number = self.allocate(storage.nbytes() if size is None else size, operation)
+
+        def died(_: object, key: int = key, number: int = number) -> None:
+            self._known.pop(key, None)
+            self.release(number)
+
+        self._known[key] = (number, weakref.ref(storage, died))
+        return number
+
+    def label(self, tensor: torch.Tensor, label: str) -> None:
+        """Say what the allocation behind a tensor holds."""
+        number = self.number_of(tensor)
+        if number is not None and number >= 0:
+            self.tape.labels.setdefault(number, label)
+
+    # -- operations -------------------------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        with _DISABLED():
+            name = func._schema.name
+            answer = self._answers.get(name)
+            result = answer(func, args, kwargs) if answer is not None else None
+            if result is None:
+                for size, what in self._workspaces(name, torch._C._current_graph_task_id() != -1):
+                    number = self.allocate(size, what)
+                    self.tape.labels[number] = what
+                result = func(*args, **kwargs)
+            self._modules.operation()
+            outputs = _tensors(result)
+            if outputs:
+                if self._from_host(args, outputs):
+                    self._storages.mark_host(outputs)
+                else:
+                    self._write(name, func, args, kwargs, outputs)
+        return result
+
+    def _from_host(self, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> bool:
+        """Results of meta tensors that all stand for the host's stay there."""
+        if self.stage == "host":
+            return True
+        if not self._storages._host:
+            return False
+        sources = [t for t in _tensors(args) if t.is_meta]
+        return bool(sources) and not any(self._storages.on_device(t) for t in sources)
+
+    def _write(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]) -> None:
+        rule = self._rules.get(name)
+        if rule is None:
+            for tensor in outputs:
+                self.hold(tensor, name)
+            return
+        scratch: list[tuple[str, int]] = []
+        for item in rule(Call(func, args, kwargs, tuple(outputs), self._processor)):
+            if isinstance(item, Scratch):
+                scratch.append((item.name, self.allocate(item.bytes, f"{name} ({item.name})")))
+            elif isinstance(item, Out):
+                if item.index < len(outputs):
+                    self.hold(outputs[item.index], name, item.bytes)
+            elif isinstance(item, Free):
+                found = next(i for i, (key, _) in enumerate(scratch) if key == item.name)
+                self.release(scratch.pop(found)[1])
+        for tensor in outputs:
+            self.hold(tensor, name)
+        for _, number in reversed(scratch):
+            self.release(number)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_meta else []
+    if isinstance(value, (list, tuple)):
+        return [t for v in value for t in _tensors(v)]
+    return []

@@ -1,0 +1,77 @@
+"""The world in which a step runs without a GPU: driver, function mode, recorder and module tracker, entered and left together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from trainatomy.results.tape import Event, Tape
+from trainatomy.world.answers import ANSWERS
+from trainatomy.world.autocast import Autocast
+from trainatomy.world.driver import Properties, simulated_driver
+from trainatomy.world.functions import composites
+from trainatomy.world.kernels.plan import Processor, Rule
+from trainatomy.world.mode import CudaFunctions
+from trainatomy.world.modules import ModuleTracker
+from trainatomy.world.placement import Placement
+from trainatomy.world.recorder import Recorder
+from trainatomy.world.storages import Storages
+
+
+@dataclass
+class World:
+    """One simulated process with one GPU."""
+
+    name: str
+    total_memory: int
+    processor: Processor
+    rules: dict[str, Rule] = field(default_factory=dict)
+    workspaces: Callable[[str, bool], list[tuple[int, str]]] = lambda name, backward: []
+
+    def __post_init__(self) -> None:
+        self.storages = Storages()
+        self.modules = ModuleTracker()
+        self.recorder = Recorder(self.storages, self.modules, self.rules, ANSWERS, self.processor, self.workspaces)
+        self.autocast = Autocast(self.storages, self.processor.torch_version, lambda t: self.recorder.label(t, "weight_copy"))
+        self.placement = Placement(self.storages, self._arrive)
+        self.functions = CudaFunctions(self.placement.handlers(), composites(), self.autocast, self._arrive)
+
+    @property
+    def tape(self) -> Tape:
+        """What was allocated so far."""
+        return self.recorder.tape
+
+    def _arrive(self, tensor: torch.Tensor) -> None:
+        """A tensor came over from the host: the recorder did not see it as the device's."""
+        with torch._C.DisableTorchFunction():
+            self.storages.forget(tensor)
+            self.recorder.hold(tensor, "copy to device")
+        self.recorder.label(tensor, "input")
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[World]:
+        """Everything inside runs in this world."""
+        properties = Properties(self.name, self.total_memory, self.processor)
+        empty = lambda: self.recorder.tape.events.append(Event("empty_cache", -1, 0))  # noqa: E731
+        with simulated_driver(properties, empty, self.autocast.clear), self.modules, self.recorder, self.functions:
+            yield self
+
+    @contextlib.contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Meta tensors made inside stand for tensors in host memory: a model that is built before it is moved."""
+        before, self.recorder.stage = self.recorder.stage, "host"
+        try:
+            with torch.device("meta"):
+                yield
+        finally:
+            self.recorder.stage = before
+
+    def adopt(self, model: nn.Module) -> None:
+        """Take a model on meta tensors that was built elsewhere: it lies on the host."""
+        with torch._C.DisableTorchFunction():
+            self.storages.mark_host([*model.parameters(), *model.buffers()])
+        self.modules.learn(model)
