@@ -1,0 +1,9 @@
+"""The twin of PyTorch's CUDA caching allocator: requests in, block sizes, peaks and fragmentation out (no torch needed)."""
+
+from trainatomy.allocator.outofmemory import OutOfMemory
+from trainatomy.allocator.replay import Replay, replay
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.allocator.snapshot import BlockView, SegmentView
+from trainatomy.allocator.twin import CachingAllocator
+
+__all__ = ["AllocatorSettings", "BlockView", "CachingAllocator", "OutOfMemory", "Replay", "SegmentView", "replay"]

@@ -1,0 +1,117 @@
+"""Blocks and the pools of free ones.
+
+A segment is a doubly linked list of blocks in address order; free neighbours are always merged.  A pool keeps the free
+blocks of one kind (small or large) and one stream in best-fit order: by size, then by address (``BlockComparatorSize`` in
+c10/cuda/CUDACachingAllocator.cpp).  PyTorch's set holds all streams and never crosses from one to the next while it
+searches, so one sorted list for each stream is the same thing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from trainatomy.allocator.expandable import ExpandableSegment
+
+ADDRESS_BITS: Final = 48
+ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
+
+FREE: Final = 0
+ALLOCATED: Final = 1
+UNMAPPED: Final = 2
+"""Address space of an expandable segment without memory behind it."""
+
+
+class Block:
+    """A range of one segment: free, allocated or unmapped; ``requested`` is what the program asked for."""
+
+    __slots__ = ("address", "expandable", "inserted_at", "next", "pool", "prev", "requested", "size", "state")
+
+    def __init__(self, pool: Pool, address: int, size: int, expandable: ExpandableSegment | None = None) -> None:
+        self.pool = pool
+        self.address = address
+        self.size = size
+        self.expandable = expandable
+        self.requested = 0
+        self.state = FREE
+        self.inserted_at = 0
+        self.prev: Block | None = None
+        self.next: Block | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the segment holds other blocks as well."""
+        return self.prev is not None or self.next is not None
+
+
+@dataclass(slots=True)
+class SearchCount:
+    """How often a free block was looked for in all pools of one kind: the clock of garbage collection."""
+
+    searches: int = 0
+
+
+class Pool:
+    """The free blocks of one kind and stream, and the unmapped ranges of its expandable segments.
+
+    ``keys`` is sorted; a key is ``size << 48 | address``, one integer that orders as the pair does.
+    ``min_rest`` is the smallest remainder that is split off.
+    """
+
+    __slots__ = ("blocks", "clock", "is_small", "keys", "min_rest", "page_bytes", "stream", "unmapped")
+
+    def __init__(self, is_small: bool, stream: int, min_rest: int, page_bytes: int, clock: SearchCount) -> None:
+        self.is_small = is_small
+        self.stream = stream
+        self.min_rest = min_rest
+        self.page_bytes = page_bytes
+        self.clock = clock
+        self.keys: list[int] = []
+        self.blocks: dict[int, Block] = {}
+        self.unmapped: dict[int, Block] = {}
+
+    def insert(self, block: Block) -> None:
+        """Add a free block."""
+        block.inserted_at = self.clock.searches
+        insort(self.keys, block.size << ADDRESS_BITS | block.address)
+        self.blocks[block.address] = block
+
+    def remove(self, block: Block) -> None:
+        """Take a free block out."""
+        del self.keys[bisect_left(self.keys, block.size << ADDRESS_BITS | block.address)]
+        del self.blocks[block.address]
+
+    def in_order(self) -> list[Block]:
+        """The free blocks by size and address; the pool may change while the list is walked."""
+        return [self.blocks[key & ADDRESS_MASK] for key in self.keys]
+
+
+def merge(block: Block, neighbour: Block | None) -> None:
+    """Let ``block`` (in no pool) swallow a neighbour that is free or unmapped as it is (``try_merge_blocks``)."""
+    if neighbour is None or neighbour.state != block.state:
+        return
+    if neighbour.state == FREE:
+        block.pool.remove(neighbour)
+    else:
+        del block.pool.unmapped[neighbour.address]
+    if block.prev is neighbour:
+        block.address = neighbour.address
+        block.prev = neighbour.prev
+        if block.prev is not None:
+            block.prev.next = block
+    else:
+        block.next = neighbour.next
+        if block.next is not None:
+            block.next.prev = block
+    block.size += neighbour.size
+
+
+def splice(block: Block, before: Block | None, after: Block | None) -> None:
+    """Link ``block`` between two neighbours."""
+    block.prev, block.next = before, after
+    if before is not None:
+        before.next = block
+    if after is not None:
+        after.prev = block

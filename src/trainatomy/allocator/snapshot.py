@@ -1,0 +1,58 @@
+"""What the allocator holds at one moment, as frozen values: where memory is reserved but not allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trainatomy.allocator.blocks import ALLOCATED, UNMAPPED, Block
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """A block: ``requested`` is 0 for a free one; all sizes in bytes."""
+
+    address: int
+    size: int
+    requested: int
+    is_allocated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentView:
+    """A contiguous range of reserved memory: one ``cudaMalloc``, or one mapped stretch of an expandable segment."""
+
+    address: int
+    size: int
+    stream: int
+    is_small: bool
+    is_expandable: bool
+    blocks: tuple[BlockView, ...]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The sum of the allocated blocks."""
+        return sum(block.size for block in self.blocks if block.is_allocated)
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """The largest request that this segment can serve without growing."""
+        return max((block.size for block in self.blocks if not block.is_allocated), default=0)
+
+
+def segments_of(blocks: Iterable[Block]) -> tuple[SegmentView, ...]:
+    """Segments by address, from all mapped blocks (``snapshot`` in c10/cuda/CUDACachingAllocator.cpp)."""
+    heads = (block for block in blocks if block.prev is None or block.prev.state == UNMAPPED)
+    return tuple(sorted(map(_segment_from, heads), key=lambda segment: segment.address))
+
+
+def _segment_from(head: Block) -> SegmentView:
+    views = []
+    block: Block | None = head
+    while block is not None and block.state != UNMAPPED:
+        is_allocated = block.state == ALLOCATED
+        views.append(BlockView(block.address, block.size, block.requested if is_allocated else 0, is_allocated))
+        block = block.next
+    size = sum(view.size for view in views)
+    pool = head.pool
+    return SegmentView(head.address, size, pool.stream, pool.is_small, head.expandable is not None, tuple(views))
