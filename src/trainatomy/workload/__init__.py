@@ -1,0 +1,30 @@
+"""What is trained: the description of a training as a value, and the ways to write one.
+
+A YAML file (``read``), flags over it (``merge``), a mapping (``Workload.from_mapping``) or the notebook's nine rows (``notebook``).
+Nothing here imports torch or transformers, and no code of the user's is loaded.
+"""
+
+from trainatomy.workload.reading import read, read_all
+from trainatomy.workload.schema import (
+    DEFAULT_SEQUENCE_LENGTH,
+    CardOverride,
+    DataSpec,
+    LoraSpec,
+    ModelSpec,
+    SoftwareSpec,
+    TrainSpec,
+    Workload,
+)
+
+__all__ = [
+    "DEFAULT_SEQUENCE_LENGTH",
+    "CardOverride",
+    "DataSpec",
+    "LoraSpec",
+    "ModelSpec",
+    "SoftwareSpec",
+    "TrainSpec",
+    "Workload",
+    "read",
+    "read_all",
+]

@@ -1,0 +1,47 @@
+"""Which names of ``TrainingArguments`` and which optimizers exist, and what trainatomy does with each (``arguments.yaml``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The facts of ``arguments.yaml``; every mapping goes from a name to a reason or a replacement."""
+
+    ignored: Mapping[str, str]
+    refused: Mapping[str, str]
+    renamed: Mapping[str, str]
+    optimizers: Mapping[str, str | None]
+    refused_optimizers: Mapping[str, str]
+
+    def sets_aside(self, name: str, value: Any) -> bool:
+        """Whether ``name`` may be given and changes nothing: ignored, or refused but empty or false."""
+        return name in self.ignored or (name in self.refused and _is_off(value))
+
+    def names(self) -> tuple[str, ...]:
+        """Names that are known without being keys of ``train``."""
+        return (*self.ignored, *self.refused, *self.renamed)
+
+
+def _is_off(value: Any) -> bool:
+    return not value or (isinstance(value, str) and value.lower() in {"false", "no", "none", "null"})
+
+
+@cache
+def arguments() -> Arguments:
+    """Read ``arguments.yaml`` once."""
+    raw = yaml.safe_load(files(__package__).joinpath("arguments.yaml").read_text(encoding="utf-8"))
+    return Arguments(
+        ignored={name: reason for reason, names in raw["ignored"].items() for name in names},
+        refused=raw["refused"],
+        renamed=raw["renamed"],
+        optimizers=raw["optimizers"],
+        refused_optimizers=raw["refused_optimizers"],
+    )

@@ -1,0 +1,121 @@
+"""YAML (and so JSON) as plain values, with the line of every key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from trainatomy.errors import WorkloadError
+from trainatomy.workload.section import Path
+
+_DEEPEST = 40
+_LARGEST = 100_000
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a file says.  ``lines`` gives the line (from 1) of every key and list item by its path."""
+
+    source: str
+    value: Any
+    lines: dict[Path, int]
+
+    def line(self, path: Path) -> int:
+        """The line of ``path``, or of the nearest key around it that the file has."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+    def error(self, path: Path, message: str) -> str:
+        """One line of an error message: ``file.yaml:7: train.fp16: message``."""
+        where = ".".join(map(str, path))
+        return f"{self.source}:{self.line(path)}: {where}: {message}" if where else f"{self.source}:{self.line(path)}: {message}"
+
+
+def parse(text: str, source: str) -> Document:
+    """Read one YAML document.
+
+    Raises ``WorkloadError`` (with line and column) for what is not YAML, for keys given twice and for keys that are not words.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            raise WorkloadError(f"{source}: the file is empty; a workload names at least a model")
+        walk = _Walk(source)
+        walk.visit(node, ())
+        if walk.problems:
+            raise WorkloadError("\n".join(walk.problems))
+        return Document(source, loader.construct_document(node), walk.lines)
+    except yaml.MarkedYAMLError as error:
+        raise WorkloadError(_malformed(error, text, source)) from None
+    except yaml.YAMLError as error:
+        raise WorkloadError(f"{source}: is not text that YAML can hold: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise WorkloadError(f"{source}: is nested too deeply to be a workload") from None
+    except ValueError as error:  # SafeLoader on a date such as 2024-13-45
+        raise WorkloadError(f"{source}: holds a value that YAML cannot read: {error}") from None
+
+
+class _Walk:
+    """Collects the lines of keys, and what YAML lets pass that a workload must not hold."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.lines: dict[Path, int] = {}
+        self.problems: list[str] = []
+        self.visited = 0
+
+    def visit(self, node: Node, path: Path) -> None:
+        """Note the line of ``node`` and of everything in it."""
+        self.visited += 1
+        if len(path) > _DEEPEST or self.visited > _LARGEST:
+            raise WorkloadError(f"{self.source}:{_line(node)}: is nested too deeply to be a workload")
+        self.lines.setdefault(path, _line(node))
+        if isinstance(node, SequenceNode):
+            for index, item in enumerate(node.value):
+                self.visit(item, (*path, index))
+        elif isinstance(node, MappingNode):
+            self._visit_mapping(node, path)
+
+    def _visit_mapping(self, node: MappingNode, path: Path) -> None:
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = _line(key)
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if not isinstance(key, ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+                found = repr(key.value) if isinstance(key, ScalarNode) else "a list or mapping"
+                if len(path) < 2:  # deeper mappings (a model's own configuration) may have numbers as keys
+                    self.problems.append(f"{self.source}:{line}: a key must be a word, found {found}")
+                    continue
+            name = str(key.value)
+            if name in seen:
+                where = ".".join(map(str, (*path, name)))
+                self.problems.append(f"{self.source}:{line}: {where}: is given twice (first in line {seen[name]})")
+            seen.setdefault(name, line)
+            self.lines[*path, name] = line
+            self.visit(value, (*path, name))
+
+
+def _line(node: Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _malformed(error: yaml.MarkedYAMLError, text: str, source: str) -> str:
+    """Line, column, what YAML says, and the text with a mark under the place."""
+    mark = error.problem_mark or error.context_mark
+    said = error.problem or error.context or "malformed"
+    if "\\t" in said:
+        said = "a tab; YAML is indented with spaces"
+    if "single document" in str(error.context):
+        said = "a second document begins; a workload file holds one"
+    if mark is None:
+        return f"{source}: malformed YAML: {said}"
+    lines = text.splitlines()
+    offending = lines[mark.line] if mark.line < len(lines) else ""
+    shown = f"\n    {offending.expandtabs(1)}\n    {' ' * mark.column}^" if offending.strip() else ""
+    return f"{source}:{mark.line + 1}:{mark.column + 1}: malformed YAML: {said}{shown}"

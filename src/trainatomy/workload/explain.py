@@ -1,0 +1,134 @@
+"""What is wrong with a description, in our words: pydantic's errors as problems, each with its key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from trainatomy.workload.arguments import arguments
+from trainatomy.workload.keys import keys, section_at
+from trainatomy.workload.nearest import nearest, suggestion
+from trainatomy.workload.section import Path, Problem, Section
+
+_KINDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "string": "a text",
+    "dict": "a mapping of names to values",
+    "model": "a mapping of names to values",
+    "tuple": "a list",
+    "list": "a list",
+    "number": "a number",
+}
+_BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le"), "less_than": ("below", "lt")}
+
+
+def explain(error: ValidationError, given: Any, root: type[Section]) -> list[Problem]:
+    """Every problem in ``given`` once, in the order of ``error``; paths are keys of ``given``."""
+    by_path: dict[Path, list[str]] = {}
+    for detail in error.errors(include_url=False):
+        path = _keys_in(detail, given)
+        for problem in _problems(detail, path, root):
+            by_path.setdefault(problem.path, []).append(problem.message)
+    return [Problem(path, _either(messages)) for path, messages in by_path.items()]
+
+
+def _keys_in(detail: ErrorDetails, given: Any) -> Path:
+    """The parts of pydantic's location that are keys of ``given`` (it also names the members of unions)."""
+    path: list[str | int] = []
+    *inner, last = detail["loc"] or ("",)
+    for part in (*inner, last):
+        held = given.get(part, ...) if isinstance(given, Mapping) else ...
+        if isinstance(given, list | tuple) and isinstance(part, int) and part < len(given):
+            held = given[part]
+        if held is not ... or (part is last and detail["type"] == "missing"):
+            path.append(part)
+            given = held
+    return tuple(path)
+
+
+def _problems(detail: ErrorDetails, path: Path, root: type[Section]) -> list[Problem]:
+    if detail["type"] == "contradiction":
+        return [Problem((*path, *inner), message) for inner, message in detail["ctx"]["problems"]]
+    return [Problem(path, _message(detail, path, root))]
+
+
+def _message(detail: ErrorDetails, path: Path, root: type[Section]) -> str:
+    kind, found, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown(str(path[-1]), path[:-1], root)
+    if kind == "missing":
+        return "is missing"
+    if kind == "literal_error":
+        return f"must be {context['expected']}, {_found(found)}{_meant(found, context['expected'])}"
+    if kind in _BOUNDS:
+        words, bound = _BOUNDS[kind]
+        return f"must be {words} {context[bound]:g}, {_found(found)}"
+    if kind == "string_too_short":
+        return "is empty"
+    if kind == "finite_number":
+        return f"must be a finite number, {_found(found)}"
+    expected = _KINDS.get(kind.partition("_")[0])
+    if expected is not None and kind != "optim_args":
+        return f"must be {expected}, {_found(found)}"
+    return detail["msg"]
+
+
+def _unknown(name: str, section: Path, root: type[Section]) -> str:
+    """A key that does not exist: why, where it lies instead, or the nearest names."""
+    known = arguments()
+    if section == ("train",) and (reason := known.refused.get(name)):
+        return f"not supported: {reason}"
+    if section == ("train",) and (replacement := known.renamed.get(name)):
+        return f"is called {replacement} today"
+    here = section_at(root, section)
+    names = list(keys(here)) if here else []
+    if not nearest(name, names) and (place := _elsewhere(name, section, root)):
+        return f"unknown key here; it belongs under {place}"
+    return f"unknown key{suggestion(name, names)}"
+
+
+def _elsewhere(name: str, section: Path, root: type[Section]) -> str | None:
+    """The section that does have this key."""
+    if section != ("train",) and name in arguments().names():
+        return "`train`"
+    places: list[Path] = [("train",), ("model",), ("data",), ("model", "lora"), ("software",), ()]
+    for place in places:
+        there = section_at(root, place)
+        if place != section and there is not None and name in keys(there):
+            return f"`{'.'.join(map(str, place))}`" if place else "no section: write it at the start of a line"
+    return None
+
+
+def _meant(found: Any, expected: str) -> str:
+    """The nearest of ``'a', 'b' or 'c'``."""
+    choices = [choice.strip("'\" ") for choice in expected.replace(" or ", ",").split(",")]
+    close = nearest(found, choices, limit=1) if isinstance(found, str) and len(choices) > 2 else []
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _found(value: Any) -> str:
+    if value is None:
+        return "found nothing"
+    if isinstance(value, Mapping):
+        return "found a mapping"
+    if isinstance(value, list | tuple):
+        return "found a list"
+    if isinstance(value, bool):
+        return f"found {str(value).lower()}"
+    text = repr(value)
+    return f"found {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def _either(messages: list[str]) -> str:
+    """One message from those of a union's members: ``must be a text, found 3`` or ``must be a list, found 3``."""
+    unique = list(dict.fromkeys(messages))
+    parts = [message.removeprefix("must be ").rpartition(", found ") for message in unique]
+    if len(unique) > 1 and all(m.startswith("must be ") and ", found " in m for m in unique):
+        return f"must be {' or '.join(part[0] for part in parts)}, found {parts[0][2]}"
+    return "; ".join(unique)
+

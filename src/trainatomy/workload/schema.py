@@ -1,0 +1,158 @@
+"""A workload: one training (or inference) on one card, as a value.
+
+``Workload`` is frozen, is made from a mapping with the keys of the YAML file, and can be written as one again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+from pydantic_core import PydanticCustomError
+
+from trainatomy.errors import WorkloadError
+from trainatomy.workload.allocator_options import AllocatorOptions
+from trainatomy.workload.card import CardOverride
+from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
+from trainatomy.workload.explain import explain
+from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
+from trainatomy.workload.section import Count, Problem, Section, Text, _text
+from trainatomy.workload.train import TrainSpec
+
+__all__ = [
+    "DEFAULT_SEQUENCE_LENGTH",
+    "CardOverride",
+    "DataSpec",
+    "Dtype",
+    "LoraSpec",
+    "ModelSpec",
+    "SoftwareSpec",
+    "TrainSpec",
+    "Workload",
+]
+
+FUSED_OPTIMIZERS = frozenset({"adamw_torch_fused"})
+
+
+def _version(value: Any) -> Any:
+    """A version must be quoted in YAML, which reads 2.10 as the number 2.1."""
+    if isinstance(value, int | float):
+        raise PydanticCustomError("version", 'is read as a number: put it in quotes, as in torch: "2.10"')
+    if isinstance(value, str) and not re.fullmatch(r"\d+\.\d+(\.\d+)?([a-z+.-]\S*)?", value):
+        raise PydanticCustomError("version", 'must be a version such as "2.11" or "2.11.0"')
+    return value
+
+
+class SoftwareSpec(Section):
+    """The software whose rules are simulated."""
+
+    torch: Annotated[str, BeforeValidator(_version)] | None = Field(
+        None, description='version of PyTorch whose allocator is simulated, such as `"2.11"`; without it, the installed'
+    )
+
+
+def _kind_of_card(value: Any) -> str:
+    return "changed" if isinstance(value, Mapping | CardOverride) else "named"
+
+
+Card = Annotated[Annotated[Text, Tag("named")] | Annotated[CardOverride, Tag("changed")], Discriminator(_kind_of_card)]
+
+
+class Workload(Section):
+    """The description of a training."""
+
+    name: Text | None = Field(None, description="what to call it in tables")
+    model: ModelSpec = Field(description="the model")
+    data: DataSpec = Field(default_factory=DataSpec, description="the batch")
+    loop: Literal["trainer", "pytorch"] = Field(
+        "trainer", description="`trainer`: the step of the Hugging Face Trainer; `pytorch`: a plain loop"
+    )
+    mode: Literal["training", "inference"] = Field("training", description="`training` or `inference`")
+    zero_grad_set_to_none: bool = Field(True, description="gradients are released after a step, not filled with zeros")
+    train: TrainSpec = Field(default_factory=TrainSpec, description="the training's settings")
+    gpu: Card = Field("h200", description="name of a card (`trainatomy gpus` lists them), or a mapping that changes one")
+    allocator: AllocatorOptions = Field(
+        "", description='PyTorch\'s allocator settings (`PYTORCH_ALLOC_CONF`), such as `"expandable_segments:True"`'
+    )
+    software: SoftwareSpec = Field(default_factory=SoftwareSpec, description="the software that is simulated")
+    steps: Count | None = Field(None, description="optimizer steps to execute; without it, as many as the peak needs")
+    era: Annotated[Literal["2022"], BeforeValidator(_text)] | None = Field(
+        None, description='`"2022"`: what the software of the notebook\'s day did; without it, today\'s'
+    )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in one forward: of training, or of inference, where the training's is the default."""
+        train = self.train
+        if self.mode == "inference" and train.per_device_eval_batch_size is not None:
+            return train.per_device_eval_batch_size
+        return train.per_device_train_batch_size
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Make a workload from nested mappings with the keys of the YAML file.
+
+        Raises ``WorkloadError`` that lists every problem, one a line.
+        """
+        try:
+            return cls.model_validate(mapping)
+        except ValidationError as error:
+            raise WorkloadError("\n".join(str(problem) for problem in explain(error, mapping, cls))) from None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Only what differs from the defaults, with the keys of the YAML file; ``from_mapping`` gives the workload back."""
+        mapping = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        if self.train._ignored:
+            mapping["train"] = mapping.get("train", {}) | self.train._ignored
+        return mapping
+
+    def to_yaml(self) -> str:
+        """``to_mapping`` as the text of a workload file."""
+        return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True)
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of what a prediction depends on: equal for equal trainings, whatever their name."""
+        mapping = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"name"})
+        return hashlib.sha256(json.dumps(mapping, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def contradictions(self) -> list[Problem]:
+        """What no section sees alone."""
+        return [*self._unscalable_gradients(), *self._trainer_only(), *self._targets()]
+
+    def _unscalable_gradients(self) -> list[Problem]:
+        """GradScaler refuses float16 gradients when it unscales them (torch/amp/grad_scaler.py, ``_unscale_grads_``).
+
+        It does so before clipping, and before the step of every optimizer that does not unscale inside its kernel.
+        """
+        model, train = self.model, self.train
+        trains_halves = model.dtype == "float16" and model.lora is None
+        unscales = train.max_grad_norm > 0 or train.optim not in FUSED_OPTIMIZERS
+        if not (self.mode == "training" and train.fp16 and trains_halves and unscales):
+            return []
+        message = (
+            "gradient scaling cannot unscale the float16 gradients of float16 weights "
+            "(PyTorch raises `Attempting to unscale FP16 gradients.`): use dtype float32, or bf16, or leave fp16 out"
+        )
+        return [Problem(("train", "fp16"), message)]
+
+    def _trainer_only(self) -> list[Problem]:
+        """What the Trainer does around the model does not exist in a plain loop."""
+        if self.loop == "trainer":
+            return []
+        given = {
+            "neftune_noise_alpha": self.train.neftune_noise_alpha is not None,
+            "label_smoothing_factor": self.train.label_smoothing_factor > 0,
+            "torch_empty_cache_steps": self.train.torch_empty_cache_steps is not None,
+        }
+        message = "is something that the Trainer does; `loop: pytorch` does not"
+        return [Problem(("train", name), message) for name, is_given in given.items() if is_given]
+
+    def _targets(self) -> list[Problem]:
+        if self.model.lora is not None and self.model.freeze:
+            return [Problem(("model", "freeze"), "cannot stand beside lora, which freezes all but the adapters")]
+        return []

@@ -1,0 +1,131 @@
+"""The settings of the training: names, meaning and defaults of transformers' ``TrainingArguments`` (5.17)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
+
+from trainatomy.workload.arguments import arguments
+from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.section import Amount, Count, Decay, Fraction, Index, Problem, Section, Settings
+
+
+def _optimizer(name: str) -> str:
+    """Check a name of ``optim``."""
+    known = arguments()
+    if name in known.optimizers:
+        return name
+    if reason := known.refused_optimizers.get(name):
+        raise PydanticCustomError("optimizer", "{name} {reason}", {"name": name, "reason": reason})
+    hint = suggestion(name, known.optimizers)
+    raise PydanticCustomError("optimizer", "unknown optimizer {name}{hint}", {"name": repr(name), "hint": hint})
+
+
+def _optimizer_arguments(text: str) -> str:
+    """Check the form of ``optim_args``."""
+    for part in filter(None, text.replace(" ", "").split(",")):
+        name, equals, value = part.partition("=")
+        if not (name.isidentifier() and equals and value):
+            message = 'must look like "momentum=0.9,nesterov=True"; found {part}'
+            raise PydanticCustomError("optim_args", message, {"part": repr(part)})
+    return text
+
+
+class TrainSpec(Section):
+    """``TrainingArguments``: those that change what a step holds or how long it takes.
+
+    Others that exist (``output_dir``, ``logging_steps``, …) are accepted and set aside in ``ignored``.
+    """
+
+    per_device_train_batch_size: Count = Field(8, description="samples in a batch")
+    per_device_eval_batch_size: Count | None = Field(
+        None, description="samples in a batch of inference; without it, `per_device_train_batch_size`"
+    )
+    gradient_accumulation_steps: Count = Field(1, description="batches whose gradients are summed before a step")
+    gradient_checkpointing: bool = Field(False, description="forget activations and compute them again in backward")
+    gradient_checkpointing_kwargs: Settings | None = Field(
+        None, description="`{use_reentrant: true}` or false: which of PyTorch's two ways of checkpointing"
+    )
+    fp16: bool = Field(False, description="mixed precision: float16 autocast with gradient scaling")
+    bf16: bool = Field(False, description="mixed precision: bfloat16 autocast")
+    tf32: bool | None = Field(None, description="TF32 matrix multiplications; without it, PyTorch's default")
+    fp16_full_eval: bool = Field(False, description="inference with the weights in float16")
+    bf16_full_eval: bool = Field(False, description="inference with the weights in bfloat16")
+    optim: Annotated[str, AfterValidator(_optimizer)] = Field("adamw_torch_fused", description="the optimizer")
+    optim_args: Annotated[str, AfterValidator(_optimizer_arguments)] | None = Field(
+        None, description='arguments of the optimizer, such as `"momentum=0.9"` or `"foreach=True"`'
+    )
+    optim_target_modules: str | tuple[str, ...] | None = Field(
+        None, description="modules that GaLore and APOLLO project: names, a regular expression, or `all-linear`"
+    )
+    max_grad_norm: Amount = Field(1.0, description="gradients are clipped to this norm; 0: no clipping")
+    learning_rate: Amount = Field(5e-5, description="step size")
+    weight_decay: Amount = Field(0.0, description="weight decay")
+    adam_beta1: Decay = Field(0.9, description="Adam's first decay")
+    adam_beta2: Decay = Field(0.999, description="Adam's second decay")
+    adam_epsilon: Amount = Field(1e-8, description="Adam's epsilon")
+    label_smoothing_factor: Fraction = Field(0.0, description="label smoothing, computed by the Trainer")
+    neftune_noise_alpha: Amount | None = Field(None, description="noise that the Trainer adds to embeddings")
+    use_cache: bool = Field(False, description="keep keys and values of past tokens (`model.config.use_cache`)")
+    average_tokens_across_devices: bool = Field(True, description="count tokens over all GPUs for the loss")
+    logging_nan_inf_filter: bool = Field(True, description="leave losses that are not finite out of the logged mean")
+    torch_empty_cache_steps: Count | None = Field(None, description="empty the allocator's cache every so many steps")
+    dataloader_pin_memory: bool = Field(True, description="batches are copied from pinned host memory")
+    dataloader_num_workers: Index = Field(0, description="processes that load batches")
+    seed: Index = Field(42, description="seed of the random numbers")
+
+    _ignored: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of ``TrainingArguments`` that were given and change nothing in a prediction."""
+        return tuple(self._ignored)
+
+    def optimizer_arguments(self) -> dict[str, Any]:
+        """``optim_args`` as values: ``"foreach=False,momentum=0.9"`` gives ``{"foreach": False, "momentum": 0.9}``."""
+        pairs = (part.partition("=") for part in (self.optim_args or "").replace(" ", "").split(",") if part)
+        return {name: _literal(value) for name, _, value in pairs}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _set_aside(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Take the arguments that change nothing out before the rest is checked."""
+        if not isinstance(given, Mapping):
+            return handler(given)
+        aside = {name: value for name, value in given.items() if arguments().sets_aside(name, value)}
+        train = handler({name: value for name, value in given.items() if name not in aside})
+        train._ignored = aside
+        return train
+
+    def contradictions(self) -> list[Problem]:
+        """One precision at a time, and only the keyword arguments that PyTorch's checkpointing has."""
+        problems = []
+        if self.fp16 and self.bf16:
+            problems.append(Problem(("fp16",), "cannot stand beside bf16: choose one precision"))
+        if self.fp16_full_eval and self.bf16_full_eval:
+            problems.append(Problem(("fp16_full_eval",), "cannot stand beside bf16_full_eval: choose one precision"))
+        return problems + self._checkpointing_problems()
+
+    def _checkpointing_problems(self) -> list[Problem]:
+        here = "gradient_checkpointing_kwargs"
+        allowed = {"use_reentrant": bool, "preserve_rng_state": bool, "determinism_check": str}
+        problems = []
+        for name, value in (self.gradient_checkpointing_kwargs or {}).items():
+            if name not in allowed:
+                problems.append(Problem((here, name), f"unknown key{suggestion(name, allowed)}"))
+            elif not isinstance(value, allowed[name]):
+                wanted = "true or false" if allowed[name] is bool else "a text"
+                problems.append(Problem((here, name), f"must be {wanted}, found {value!r}"))
+        return problems
+
+
+def _literal(text: str) -> Any:
+    """``0.9``, ``True`` and ``(0.9, 0.99)`` are values; everything else is a text."""
+    try:
+        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text, text))
+    except (ValueError, SyntaxError):
+        return text
