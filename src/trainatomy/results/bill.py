@@ -171,8 +171,9 @@ class Prediction:
 class Measurement:
     """The same step on a GPU. ``None`` where it could not be read. ``status``: completed or out of memory.
 
-    ``device_bytes`` is what nvidia-smi shows for the process (NVML, the driver's own reservation taken off); ``nvml_used_bytes`` is the raw
-    ``used`` of the first NVML call; ``idle_bytes`` what NVML said before the first tensor; ``context_bytes`` what the first tensor cost.
+    ``device_bytes`` is what nvidia-smi shows for the process (NVML, the driver's own reservation taken off); ``process_bytes`` NVML's own figure
+    for the process; ``nvml_used_bytes`` is the raw ``used`` of the first NVML call; ``idle_bytes`` what NVML said before the first tensor;
+    ``context_bytes`` what the first tensor cost outside of PyTorch's allocator.
     """
 
     name: str
@@ -185,6 +186,7 @@ class Measurement:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     device_bytes: int | None
+    process_bytes: int | None
     nvml_used_bytes: int | None
     idle_bytes: int | None
     context_bytes: int | None
