@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -11,12 +12,15 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 
 class ModuleTracker:
-    """Keeps a stack of the modules that are being called; ``current()`` is the path of the innermost."""
+    """Keeps a stack of the modules that are being called; ``current()`` is the path of the innermost.
 
-    def __init__(self) -> None:
+    ``recomputation(True)`` is called when a checkpointed forward begins inside backward, ``recomputation(False)`` when it ends.
+    """
+
+    def __init__(self, recomputation: Callable[[bool], None]) -> None:
+        self._recomputation = recomputation
         self._paths: dict[int, str] = {}
         self._stack: list[str] = []
-        self._depth_before_backward = 0
         self._by_sequence: dict[int, str] = {}
         self._handles: list[Any] = []
 
@@ -55,8 +59,12 @@ class ModuleTracker:
         return ""
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
+        if not self._stack and torch._C._current_graph_task_id() != -1:
+            self._recomputation(True)
         self._stack.append(self._paths.get(id(module), type(module).__name__))
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self._stack:
             self._stack.pop()
+            if not self._stack and torch._C._current_graph_task_id() != -1:
+                self._recomputation(False)

@@ -34,7 +34,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.storages = Storages()
-        self.modules = ModuleTracker()
+        self.modules = ModuleTracker(lambda begins: self.recorder.mark("recompute" if begins else "recompute end"))
         self.recorder = Recorder(self.storages, self.modules, self.rules, ANSWERS, self.processor, self.workspaces)
         self.autocast = Autocast(self.storages, self.processor.torch_version, lambda t: self.recorder.label(t, "weight_copy"))
         self.placement = Placement(self.storages, self._arrive)
