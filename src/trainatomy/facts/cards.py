@@ -1,0 +1,187 @@
+"""Cards: what trainatomy knows of a GPU, with the source of every number.
+
+A card is one file in ``cards/``; its name is the card's id, and ``cards/index.yaml`` holds the aliases.
+Units: bytes, bytes per second, floating-point operations per second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from trainatomy.errors import WorkloadError
+from trainatomy.facts.data import close_names, read_yaml
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+_SAME_KERNELS = {"tf32": "fp32", "bf16": "fp16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Memory that a process holds on the card outside PyTorch's allocator: the CUDA context and the kernels loaded so far.
+
+    ``after_training_bytes`` is keyed by precision (fp32, fp16), because each loads its own kernels.
+    """
+
+    era: str
+    first_tensor_bytes: int
+    after_training_bytes: Mapping[str, int]
+    environment: str
+
+    def after_training(self, precision: str = "fp32") -> int:
+        """Bytes held at the end of a training in ``precision``; tf32 counts as fp32 and bf16 as fp16, whose kernels they share."""
+        return self.after_training_bytes[_SAME_KERNELS.get(precision, precision)]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU.
+
+    ``memory_bytes`` is what CUDA offers to processes (``total_memory`` of torch's device properties), ``nvidia_smi_bytes`` the total that
+    nvidia-smi shows; what the driver keeps for itself is the difference, or ``driver_reserved_bytes`` where it was measured.
+    ``rates`` are dense peaks by precision (fp64, fp32 without tensor cores; tf32, fp16, bf16, fp8 with them); a missing one: not offered.
+    ``sources`` and ``assumed`` are keyed by dotted field name; a field's parent speaks for it.
+    """
+
+    id: str
+    name: str
+    device_name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    memory_bytes: int
+    nvidia_smi_bytes: int | None = None
+    driver_reserved_bytes: int | None = None
+    bandwidth_bytes_per_second: float = 0.0
+    rates: Mapping[str, float] = field(default_factory=lambda: _EMPTY, hash=False)
+    l2_bytes: int | None = None
+    links: Mapping[str, float] = field(default_factory=lambda: _EMPTY, hash=False)
+    contexts: Mapping[str, Context] = field(default_factory=lambda: _EMPTY, hash=False)
+    aliases: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=lambda: _EMPTY, hash=False, repr=False)
+    assumed: Mapping[str, str] = field(default_factory=lambda: _EMPTY, hash=False, repr=False)
+
+    def context(self, era: str = "lazy") -> Context:
+        """The context under an era's software: ``lazy`` (today's), or ``eager-cuda-11`` where known; raises WorkloadError."""
+        try:
+            return self.contexts[era]
+        except KeyError:
+            raise WorkloadError(f"no context of {self.id} is known for {era!r}; known: {', '.join(self.contexts) or 'none'}") from None
+
+    def source(self, name: str) -> str:
+        """Where a field comes from: its own entry or its nearest parent's, ``assumed: …`` for an assumption, else ``unknown``."""
+        while name:
+            if name in self.assumed:
+                return f"assumed: {self.assumed[name]}"
+            if name in self.sources:
+                return self.sources[name]
+            name = name.rpartition(".")[0]
+        return "unknown"
+
+
+def card(name: str) -> Card:
+    """The card of that id or alias (case, spaces and underscores do not matter); WorkloadError names the nearest ones."""
+    card_id = _ids_by_name().get(_normal(name))
+    if card_id is None:
+        near = close_names(_normal(name), _ids_by_name())
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_index())}"
+        raise WorkloadError(f"unknown card {name!r}; {hint} (`trainatomy gpus` lists all)")
+    return _load(card_id)
+
+
+def cards() -> tuple[Card, ...]:
+    """All cards that ship, oldest first."""
+    return tuple(_load(card_id) for card_id in _index())
+
+
+def card_from_mapping(mapping: Mapping[str, Any], base: str | Card | None = None) -> Card:
+    """A card that the user describes: keys as in the files of ``cards/``, what is missing taken from ``base`` (default: the H200).
+
+    Every key that is given counts as assumed, "given by the user".  A changed ``memory_bytes`` drops what nvidia-smi would show of the base.
+    Raises WorkloadError for an unknown key or a value that is not of the key's kind.
+    """
+    origin = base if isinstance(base, Card) else card(base or "h200")
+    unknown = [key for key in mapping if key not in _KEYS]
+    if unknown:
+        near = close_names(unknown[0], _KEYS)
+        raise WorkloadError(f"a card has no key {unknown[0]!r}; did you mean {near[0]!r}?" if near else
+                            f"a card has no key {unknown[0]!r}; keys: {', '.join(_KEYS)}")
+    given: dict[str, Any] = {}
+    for key, value in mapping.items():
+        try:
+            given[_FIELDS.get(key, key)] = _KEYS[key](value)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise WorkloadError(f"card: {key}: {value!r} is not a valid value ({error})") from None
+    if "memory_bytes" in given:
+        given.setdefault("nvidia_smi_bytes", None)
+    for key in ("rates", "links", "contexts"):
+        if key in given:
+            given[key] = MappingProxyType({**getattr(origin, key), **given[key]})
+    name = given.setdefault("name", f"{origin.name}, altered")
+    given.setdefault("id", _normal(name))
+    names = [f"{_FIELDS.get(key, key)}{part}" for key, value in mapping.items() for part in _parts(value)]
+    assumed = {**origin.assumed, **dict.fromkeys(names, "given by the user")}
+    return replace(origin, aliases=(), assumed=MappingProxyType(assumed), **given)
+
+
+def _parts(value: Any) -> list[str]:
+    return [f".{part}" for part in value] if isinstance(value, Mapping) else [""]
+
+
+def _normal(name: str) -> str:
+    words = re.sub(r"[\s_]+", "-", name.strip().lower())
+    return re.sub(r"^(nvidia-)?((geforce|tesla)-)?", "", words)
+
+
+def _index() -> Mapping[str, list[Any]]:
+    index: Mapping[str, list[Any]] = read_yaml("cards", "index.yaml")
+    return index
+
+
+@lru_cache(maxsize=1)
+def _ids_by_name() -> Mapping[str, str]:
+    return {str(name): card_id for card_id, aliases in _index().items() for name in (card_id, *aliases)}
+
+
+@lru_cache(maxsize=None)
+def _load(card_id: str) -> Card:
+    data = dict(read_yaml("cards", f"{card_id}.yaml"))
+    sources = {_field(name): entry["source"].strip() for entry in data.pop("sources") for name in entry["gives"]}
+    assumed = {_field(name): why.strip() for name, why in data.pop("assumed").items()}
+    fields = {_FIELDS.get(key, key): _KEYS[key](value) for key, value in data.items()}
+    aliases = tuple(str(alias) for alias in _index()[card_id])
+    return Card(id=card_id, aliases=aliases, sources=MappingProxyType(sources), assumed=MappingProxyType(assumed), **fields)
+
+
+def _field(dotted: str) -> str:
+    head, dot, tail = dotted.partition(".")
+    return _FIELDS.get(head, head) + dot + tail
+
+
+def _capability(value: Iterable[Any]) -> tuple[int, int]:
+    major, minor = str(value).split(".") if isinstance(value, str | float) else value
+    return int(major), int(minor)
+
+
+def _numbers(value: Mapping[str, Any]) -> Mapping[str, float]:
+    return MappingProxyType({str(key): float(number) for key, number in value.items()})
+
+
+def _contexts(value: Mapping[str, Any]) -> Mapping[str, Context]:
+    def one(era: str, entry: Mapping[str, Any]) -> Context:
+        after = {str(precision): int(size) for precision, size in entry["after_training_bytes"].items()}
+        return Context(era, int(entry["first_tensor_bytes"]), MappingProxyType(after), str(entry.get("environment", "")))
+
+    return MappingProxyType({era: one(era, entry) for era, entry in value.items()})
+
+
+# What a card's file may hold, and how each value is read; fields of Card whose name is shorter than the file's key.
+_KEYS = {
+    "name": str, "device_name": str, "capability": _capability, "multiprocessors": int, "memory_bytes": int, "nvidia_smi_bytes": int,
+    "driver_reserved_bytes": int, "bandwidth_bytes_per_second": float, "rates_flop_per_second": _numbers, "l2_bytes": int,
+    "link_bytes_per_second": _numbers, "context": _contexts,
+}  # fmt: skip
+_FIELDS = {"rates_flop_per_second": "rates", "link_bytes_per_second": "links", "context": "contexts"}

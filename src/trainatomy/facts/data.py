@@ -1,0 +1,30 @@
+"""How a data file of this package is found and read, installed or from a checkout."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_text(*path: str) -> str:
+    """The text of a data file below this package; raises FileNotFoundError."""
+    return files(__package__).joinpath(*path).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=None)
+def read_yaml(*path: str) -> Any:
+    """The contents of a YAML file below this package, read once; treat them as read-only."""
+    return yaml.load(read_text(*path), Loader=_Loader)  # noqa: S506 - a safe loader, in C where there is one
+
+
+def close_names(asked: str, known: Iterable[str], count: int = 4) -> list[str]:
+    """Known names that resemble ``asked``, nearest first, whatever their case."""
+    by_key = {name.lower(): name for name in known}
+    return [by_key[key] for key in difflib.get_close_matches(asked.lower(), by_key, n=count, cutoff=0.5)]
