@@ -1,0 +1,84 @@
+"""Predicts, without a GPU, what every part of GPU memory holds during a training step, to the byte.
+
+Names are resolved when they are first used (PEP 562), so that ``import trainatomy`` loads neither torch nor transformers nor pydantic.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainatomy.api import compare, measure, predict
+    from trainatomy.errors import (
+        DeviceError,
+        DoesNotFit,
+        FactoryError,
+        MissingLibrary,
+        NetworkError,
+        SimulationError,
+        TrainatomyError,
+        WorkloadError,
+    )
+    from trainatomy.faces.json import to_json
+    from trainatomy.facts.architectures import architectures
+    from trainatomy.facts.cards import card, cards
+    from trainatomy.results.bill import Components, Measurement, Memory, Prediction
+    from trainatomy.workload.notebook import notebook
+    from trainatomy.workload.reading import read as read_workload
+    from trainatomy.workload.schema import Workload
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Components",
+    "DeviceError",
+    "DoesNotFit",
+    "FactoryError",
+    "Measurement",
+    "Memory",
+    "MissingLibrary",
+    "NetworkError",
+    "Prediction",
+    "SimulationError",
+    "TrainatomyError",
+    "Workload",
+    "WorkloadError",
+    "__version__",
+    "architectures",
+    "card",
+    "cards",
+    "compare",
+    "measure",
+    "notebook",
+    "predict",
+    "read_workload",
+    "to_json",
+]
+
+_HOMES = {
+    **dict.fromkeys(("predict", "compare", "measure"), "api"),
+    **dict.fromkeys([name for name in __all__ if name.endswith("Error")], "errors"),
+    **dict.fromkeys(("DoesNotFit", "MissingLibrary"), "errors"),
+    **dict.fromkeys(("Components", "Measurement", "Memory", "Prediction"), "results.bill"),
+    **dict.fromkeys(("card", "cards"), "facts.cards"),
+    "architectures": "facts.architectures",
+    "to_json": "faces.json",
+    "Workload": "workload.schema",
+    "notebook": "workload.notebook",
+    "read_workload": "workload.reading",
+}
+_NAMES_AT_HOME = {"read_workload": "read"}
+
+
+def __getattr__(name: str) -> object:
+    """Import the module that defines ``name``; raises ``AttributeError`` for what is not public."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), _NAMES_AT_HOME.get(name, name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

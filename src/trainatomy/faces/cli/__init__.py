@@ -1,0 +1,27 @@
+"""The command line: one small file per command; what is asked goes to ``trainatomy.api``, what comes back to ``faces.text`` or ``faces.json``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+DEBUG = "--debug"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; returns its exit code (docs/exit-codes.md) and raises nothing that an ``except Exception`` would miss."""
+    from trainatomy.faces.cli.app import app
+    from trainatomy.faces.cli.exits import explain_exit, report
+
+    try:
+        outcome = app()(list(arguments), prog_name="trainatomy", standalone_mode=False)
+        sys.stdout.flush()
+    except BaseException as error:
+        return report(error, debug=DEBUG in arguments)
+    return explain_exit(outcome if isinstance(outcome, int) else 0)
+
+
+def run() -> NoReturn:
+    """The entry point of the ``trainatomy`` command."""
+    sys.exit(main(sys.argv[1:]))
