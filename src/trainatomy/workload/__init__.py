@@ -4,6 +4,9 @@ A YAML file (``read``), flags over it (``merge``), a mapping (``Workload.from_ma
 Nothing here imports torch or transformers, and no code of the user's is loaded.
 """
 
+from trainatomy.workload.flags import FLAGS, Flag
+from trainatomy.workload.notebook import notebook
+from trainatomy.workload.overrides import merge
 from trainatomy.workload.reading import read, read_all
 from trainatomy.workload.schema import (
     DEFAULT_SEQUENCE_LENGTH,
@@ -18,13 +21,17 @@ from trainatomy.workload.schema import (
 
 __all__ = [
     "DEFAULT_SEQUENCE_LENGTH",
+    "FLAGS",
     "CardOverride",
     "DataSpec",
+    "Flag",
     "LoraSpec",
     "ModelSpec",
     "SoftwareSpec",
     "TrainSpec",
     "Workload",
+    "merge",
+    "notebook",
     "read",
     "read_all",
 ]

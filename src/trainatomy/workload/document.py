@@ -9,7 +9,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.section import Path
+from trainatomy.workload.section import Path, Problem
 
 _DEEPEST = 40
 _LARGEST = 100_000
@@ -31,8 +31,7 @@ class Document:
 
     def error(self, path: Path, message: str) -> str:
         """One line of an error message: ``file.yaml:7: train.fp16: message``."""
-        where = ".".join(map(str, path))
-        return f"{self.source}:{self.line(path)}: {where}: {message}" if where else f"{self.source}:{self.line(path)}: {message}"
+        return f"{self.source}:{self.line(path)}: {Problem(path, message)}"
 
 
 def parse(text: str, source: str) -> Document:
@@ -107,15 +106,19 @@ def _line(node: Node) -> int:
 
 def _malformed(error: yaml.MarkedYAMLError, text: str, source: str) -> str:
     """Line, column, what YAML says, and the text with a mark under the place."""
-    mark = error.problem_mark or error.context_mark
-    said = error.problem or error.context or "malformed"
-    if "\\t" in said:
+    mark, said = error.problem_mark or error.context_mark, error.problem or "malformed"
+    lines = text.splitlines()
+    began = error.context_mark
+    if "'\\t'" in said:
         said = "a tab; YAML is indented with spaces"
-    if "single document" in str(error.context):
+    elif "single document" in str(error.context):
         said = "a second document begins; a workload file holds one"
+    elif began is not None and mark is not None and mark.line >= len(lines):
+        mark, said = began, f"{error.context}, which begins here and does not end"
+    elif began is not None and mark is not None and began.line != mark.line:
+        said = f"{said} ({error.context} that begins in line {began.line + 1})"
     if mark is None:
         return f"{source}: malformed YAML: {said}"
-    lines = text.splitlines()
     offending = lines[mark.line] if mark.line < len(lines) else ""
     shown = f"\n    {offending.expandtabs(1)}\n    {' ' * mark.column}^" if offending.strip() else ""
     return f"{source}:{mark.line + 1}:{mark.column + 1}: malformed YAML: {said}{shown}"

@@ -28,13 +28,45 @@ _BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at mos
 
 
 def explain(error: ValidationError, given: Any, root: type[Section]) -> list[Problem]:
-    """Every problem in ``given`` once, in the order of ``error``; paths are keys of ``given``."""
-    by_path: dict[Path, list[str]] = {}
+    """Every problem in ``given`` once; paths are keys of ``given``.
+
+    Contradictions are only looked for between valid keys, so what is invalid is taken out and the rest is checked again.
+    """
+    found: dict[Path, list[str]] = {}
+    while True:
+        problems = _problems(error, given, root)
+        for path, message in problems:
+            if not any(path[: len(known)] == known or known[: len(path)] == path for known in found if known != path):
+                found.setdefault(path, []).append(message)
+        rest = without(given, [path for path, _ in problems])
+        if rest == given:
+            break
+        given = rest
+        try:
+            root.model_validate(given)
+            break
+        except ValidationError as next_error:
+            error = next_error
+    return [Problem(path, _either(messages)) for path, messages in found.items()]
+
+
+def without(given: Any, paths: list[Path]) -> Any:
+    """``given`` less the keys at ``paths``."""
+    if not isinstance(given, Mapping):
+        return given
+    below = {key: [path[1:] for path in paths if path and path[0] == key and len(path) > 1] for key in given}
+    return {key: without(value, below[key]) for key, value in given.items() if (key,) not in paths}
+
+
+def _problems(error: ValidationError, given: Any, root: type[Section]) -> list[Problem]:
+    problems = []
     for detail in error.errors(include_url=False):
         path = _keys_in(detail, given)
-        for problem in _problems(detail, path, root):
-            by_path.setdefault(problem.path, []).append(problem.message)
-    return [Problem(path, _either(messages)) for path, messages in by_path.items()]
+        if detail["type"] == "contradiction":
+            problems += [Problem((*path, *inner), message) for inner, message in detail["ctx"]["problems"]]
+        else:
+            problems.append(Problem(path, _message(detail, path, root)))
+    return problems
 
 
 def _keys_in(detail: ErrorDetails, given: Any) -> Path:
@@ -51,18 +83,14 @@ def _keys_in(detail: ErrorDetails, given: Any) -> Path:
     return tuple(path)
 
 
-def _problems(detail: ErrorDetails, path: Path, root: type[Section]) -> list[Problem]:
-    if detail["type"] == "contradiction":
-        return [Problem((*path, *inner), message) for inner, message in detail["ctx"]["problems"]]
-    return [Problem(path, _message(detail, path, root))]
-
-
 def _message(detail: ErrorDetails, path: Path, root: type[Section]) -> str:
     kind, found, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown(str(path[-1]), path[:-1], root)
     if kind == "missing":
-        return "is missing"
+        return "is missing: a workload names a model, such as `model: {id: gpt2}`" if path == ("model",) else "is missing"
+    if kind == "model_type" and path == ("model",) and isinstance(found, str):
+        return f"must be a mapping; write `model: {{id: {found}}}`"
     if kind == "literal_error":
         return f"must be {context['expected']}, {_found(found)}{_meant(found, context['expected'])}"
     if kind in _BOUNDS:

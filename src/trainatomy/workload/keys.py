@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -40,13 +40,14 @@ def leaves(section: type[Section], prefix: Path = ()) -> Iterator[tuple[Path, Fi
     """Every key that is not itself a section, with its path; a key that may be either comes before its section's keys."""
     for key, field in keys(section).items():
         inner = section_of(field.annotation)
-        if inner is None or str in _members(field.annotation):
+        if inner is None or str in members(field.annotation):
             yield (*prefix, key), field
         if inner is not None:
             yield from leaves(inner, (*prefix, key))
 
 
-def _members(annotation: Any) -> set[Any]:
-    """All types that take part in an annotation."""
-    found = {annotation} if isinstance(annotation, type) else set()
-    return found.union(*map(_members, get_args(annotation)))
+def members(annotation: Any) -> set[type]:
+    """All types that take part in an annotation; of ``tuple[str, ...] | None`` tuple, str and NoneType."""
+    origin = get_origin(annotation)
+    found = {each for each in (annotation, origin) if isinstance(each, type)}
+    return found.union(*map(members, get_args(annotation)))

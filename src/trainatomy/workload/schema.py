@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
 from trainatomy.errors import WorkloadError
@@ -85,6 +85,12 @@ class Workload(Section):
         None, description='`"2022"`: what the software of the notebook\'s day did; without it, today\'s'
     )
 
+    @field_validator("data", "train", "software", mode="before")
+    @classmethod
+    def _empty_section(cls, section: Any) -> Any:
+        """``train:`` with nothing under it is a section without keys."""
+        return {} if section is None else section
+
     @property
     def batch_size(self) -> int:
         """Samples in one forward: of training, or of inference, where the training's is the default."""
@@ -102,7 +108,7 @@ class Workload(Section):
         try:
             return cls.model_validate(mapping)
         except ValidationError as error:
-            raise WorkloadError("\n".join(str(problem) for problem in explain(error, mapping, cls))) from None
+            raise WorkloadError("\n".join(map(str, explain(error, mapping, cls)))) from None
 
     def to_mapping(self) -> dict[str, Any]:
         """Only what differs from the defaults, with the keys of the YAML file; ``from_mapping`` gives the workload back."""

@@ -1,0 +1,108 @@
+"""Every key of a workload as a command-line flag, derived from the schema: the one list that the command line is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from trainatomy.workload.keys import leaves, members
+from trainatomy.workload.schema import Workload
+from trainatomy.workload.section import Path
+
+Kind = Literal["switch", "integer", "number", "choice", "text", "list", "pairs"]
+
+_NAMES: dict[Path, str] = {("model", "id"): "model", ("model", "lora", "lora_bias"): "lora_use_bias"}
+_PREFIXED = {("model", "class"), ("model", "factory"), ("data", "factory")}
+_FILE_ONLY = {
+    ("gpu", "base"),
+    *(("model", "lora", key) for key in ("trainable_token_indices", "layer_replication", "layers_to_transform")),
+}
+_PANELS = {"model": "Model", "lora": "LoRA", "data": "Data", "train": "TrainingArguments"}
+_METAVARS: dict[str, str] = {"integer": "INT", "number": "FLOAT", "text": "TEXT", "list": "NAME", "pairs": "KEY=VALUE"}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag.  ``name`` has underscores (``per_device_train_batch_size``); ``path`` says which key it sets.
+
+    A ``switch`` is given as ``--fp16``, ``--no-fp16`` or ``--fp16 false``; a ``list`` and ``pairs`` may be repeated.
+    """
+
+    name: str
+    path: Path
+    kind: Kind
+    help: str
+    panel: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def option(self) -> str:
+        """``--per-device-train-batch-size``."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The flag with hyphens and, where that differs, with underscores."""
+        return tuple(dict.fromkeys((self.option, f"--{self.name}")))
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether several values may be given."""
+        return self.kind in ("list", "pairs")
+
+    @property
+    def metavar(self) -> str:
+        """What to call the value in help."""
+        return "|".join(self.choices) if self.choices else _METAVARS.get(self.kind, "BOOL")
+
+
+def _name(path: Path) -> str:
+    """The flag of a key: its own name, with its section's in front where that alone would not say enough."""
+    section, key = (path[-2] if len(path) > 1 else "", str(path[-1]))
+    if path in _NAMES:
+        return _NAMES[path]
+    if path in _PREFIXED or section == "gpu":
+        return f"{section}_{key}"
+    return key if section != "lora" or key.startswith("lora_") else f"lora_{key}"
+
+
+def _kind(path: Path, field: FieldInfo) -> Kind:
+    types = members(field.annotation)
+    if _choices(field):
+        return "choice"
+    if str(path[-1]).endswith("_bytes"):
+        return "text"  # "80 GiB" is a size too
+    if dict in types and tuple not in types:
+        return "pairs"
+    if tuple in types:
+        return "list"
+    if bool in types and str not in types:
+        return "switch"
+    if float in types:
+        return "number"
+    return "integer" if int in types else "text"
+
+
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    def literals(annotation: Any) -> tuple[str, ...]:
+        if get_origin(annotation) is Literal:
+            return get_args(annotation)
+        return tuple(value for inner in get_args(annotation) for value in literals(inner))
+
+    return literals(field.annotation)
+
+
+def _panel(path: Path) -> str:
+    return next((_PANELS[str(part)] for part in reversed(path[:-1]) if part in _PANELS), "Run")
+
+
+FLAGS: tuple[Flag, ...] = tuple(
+    Flag(_name(path), path, _kind(path, field), field.description or "", _panel(path), _choices(field))
+    for path, field in leaves(Workload)
+    if path not in _FILE_ONLY
+)
+"""Every flag, in the order of the schema; keys that only a file can say plainly are left out."""
+
+BY_NAME: dict[str, Flag] = {flag.name: flag for flag in FLAGS}

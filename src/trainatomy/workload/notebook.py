@@ -1,0 +1,29 @@
+"""The nine trainings of the notebook that trainatomy is measured against (``notebook.yaml``)."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any, Literal
+
+import yaml
+
+from trainatomy.workload.reading import ROWS, overlay
+from trainatomy.workload.schema import Workload
+
+Era = Literal["today", "2022"]
+
+
+def notebook(era: Era = "today", gpu: str | None = None) -> tuple[Workload, ...]:
+    """The notebook's rows in its order, run with today's software or with that of its day; ``gpu`` replaces the card."""
+    document = _data("notebook.yaml")
+    rows = document.pop(ROWS)
+    if era == "2022":
+        document = overlay(document, _data("notebook-2022.yaml"))
+    if gpu is not None:
+        document["gpu"] = gpu
+    return tuple(Workload.from_mapping(overlay(document, row)) for row in rows)
+
+
+def _data(name: str) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(files(__package__).joinpath(name).read_text(encoding="utf-8"))
+    return read
