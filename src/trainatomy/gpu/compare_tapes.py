@@ -1,18 +1,21 @@
 """Two tapes of the same training side by side: what differs between a simulated and a real run, by size of allocation.
 
-An allocation has no name that both worlds share, but its size is shared to the byte.  So for one step, count how often each size is
-allocated, and for the instant of the peak, how many blocks of each size are alive: what is missing or too much shows at once, and
-the origins (operations of the one, stacks of the other) say where to look.
+An allocation has no name that both worlds share, but its size is shared to the byte.  So for one step, count how often
+each size is allocated, and for the instant of the peak, how many blocks of each size are alive: what is missing or too
+much shows at once, and the origins (operations of the one, stacks of the other) say where to look.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from trainatomy.results.tape import Tape
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from trainatomy.results.tape import Tape
 
 BLOCK_BYTES = 512
 """The allocator's grain (kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp)."""
@@ -20,7 +23,7 @@ BLOCK_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A size (bytes, as requested) that one side has more often: how often each has it, and where it comes from (commonest first)."""
+    """A size (bytes, as requested) that one side has more often: how often each has it, and where it comes from."""
 
     bytes: int
     simulated: int
@@ -35,12 +38,12 @@ class Difference:
 
 
 def compare_step(simulated: Tape, real: Tape, step: int | None = None) -> list[Difference]:
-    """Sizes that are not allocated equally often in ``step`` (``None``: in the whole run), largest difference in bytes first."""
+    """Sizes not allocated equally often in ``step`` (``None``: in the whole run), largest difference in bytes first."""
     return _differences(simulated, _allocated(simulated, step), real, _allocated(real, step))
 
 
 def compare_peak(simulated: Tape, real: Tape) -> list[Difference]:
-    """Sizes of which unequally many are alive when each tape's sum of rounded sizes is at its peak, largest difference first."""
+    """Sizes of which unequally many are alive when each tape is at its peak, largest difference in bytes first."""
     return _differences(simulated, alive_at_peak(simulated), real, alive_at_peak(real))
 
 

@@ -2,12 +2,12 @@
 
 Three figures answer "how much is used", and they differ on purpose:
 
-* ``nvmlDeviceGetMemoryInfo`` in its first form counts what the driver keeps for itself as *used*.  An idle H200 with driver 580 says
-  644,939,776 bytes although no process runs on it.
-* Its second form (``nvmlDeviceGetMemoryInfo_v2``) reports that share apart, as *reserved*; its *used* is what ``nvidia-smi`` prints:
-  0 on the same idle card.
-* ``nvmlDeviceGetComputeRunningProcesses`` says what each process holds.  It is the only figure that stays right while other
-  processes use the card; inside some containers the driver answers "not available".
+* ``nvmlDeviceGetMemoryInfo`` in its first form counts what the driver keeps for itself as *used*.  An idle H200 with
+  driver 580 says 644,939,776 bytes although no process runs on it.
+* Its second form (``nvmlDeviceGetMemoryInfo_v2``) reports that share apart, as *reserved*; its *used* is what
+  ``nvidia-smi`` prints: 0 on the same idle card.
+* ``nvmlDeviceGetComputeRunningProcesses`` says what each process holds.  It is the only figure that stays right while
+  other processes use the card; inside some containers the driver answers "not available".
 
 All sizes are bytes.  Nothing here initialises CUDA, so nothing here takes memory on the card.
 """
@@ -15,18 +15,21 @@ All sizes are bytes.  Nothing here initialises CUDA, so nothing here takes memor
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import DeviceError, MissingLibrary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Memory of one card at one moment. ``used_bytes``: first form of the call, the driver's share included;
-    ``used_apart_bytes`` and ``driver_bytes``: second form; ``process_bytes``: this process alone. ``None``: not available.
+    ``used_apart_bytes`` and ``driver_bytes``: second form; ``process_bytes``: this process alone. ``None``: not
+    available.
     """
 
     used_bytes: int
@@ -50,7 +53,7 @@ class Card:
         try:
             apart = self.library.nvmlDeviceGetMemoryInfo(self.handle, version=self.library.nvmlMemory_v2)
             used_apart, driver = int(apart.used), int(apart.reserved)
-        except (self.library.NVMLError, AttributeError, TypeError):  # driver before 510, or a library without the second form
+        except (self.library.NVMLError, AttributeError, TypeError):  # driver before 510, or an old binding
             used_apart = driver = None
         return Reading(used, used_apart, driver, self._process_bytes(os.getpid() if pid is None else pid))
 
@@ -89,7 +92,9 @@ def session() -> Iterator[Driver]:
         count = library.nvmlDeviceGetCount()
         if count == 0:
             raise DeviceError("The NVIDIA driver answers, but shows no GPU on this machine.")
-        yield Driver(_text(library.nvmlSystemGetDriverVersion()), tuple(_card(library, index) for index in range(count)))
+        yield Driver(
+            _text(library.nvmlSystemGetDriverVersion()), tuple(_card(library, index) for index in range(count))
+        )
     finally:
         library.nvmlShutdown()
 

@@ -17,13 +17,15 @@ from __future__ import annotations
 import gzip
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainatomy.gpu.stacks import shorten
 from trainatomy.results.tape import Event, Origin, Tape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
 GROWS = frozenset({"segment_alloc", "segment_map", "oom"})
 SHRINKS = frozenset({"segment_free", "segment_unmap"})
@@ -40,7 +42,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A real run's history: what was run, its events, where steps begin, and where each event came from (if recorded)."""
+    """A real run's history: what was run, its events, where steps begin, and where each event came from (if known)."""
 
     case: Mapping[str, Any]
     events: Sequence[Entry]
@@ -49,13 +51,15 @@ class History:
     stack: Sequence[int] = ()
 
     def origin(self, index: int) -> Origin:
-        """Where event ``index`` came from: its stack as the operation, its step (-1 before the first; 0 where none is marked)."""
+        """Where event ``index`` came from: stack as operation; step, -1 before the first, 0 where none is marked."""
         known = self.stack[index] if self.stack else -1
         step = bisect_right(self.steps, index) - 1 if self.steps else 0
         return Origin(operation=self.stacks[known] if known >= 0 else "", module="", phase="other", step=step)
 
 
-def from_trace(case: Mapping[str, Any], trace: Iterable[Mapping[str, Any]], step_times_us: Sequence[int] = ()) -> History:
+def from_trace(
+    case: Mapping[str, Any], trace: Iterable[Mapping[str, Any]], step_times_us: Sequence[int] = ()
+) -> History:
     """The history from one device's list in ``torch.cuda.memory._snapshot()["device_traces"]``.
 
     ``step_times_us``: when each step began, microseconds since 1970, the clock of the history's own ``time_us``.
@@ -88,15 +92,17 @@ def read(path: Path) -> History:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         content = json.load(file)
     events = [Entry(*event) for event in content["events"]]
-    return History(content["case"], events, content.get("steps", ()), content.get("stacks", ()), content.get("stack", ()))
+    return History(
+        content["case"], events, content.get("steps", ()), content.get("stacks", ()), content.get("stack", ())
+    )
 
 
 def to_tape(history: History) -> Tape:
     """Number the allocations: an address that is used again is another allocation.
 
-    A block is free for others at ``free_completed`` (with one stream the same moment as ``free_requested``).  Releases of what was
-    allocated before the history began are left out.  Segments that are given back with no growth after them were given back by
-    ``empty_cache``; before a growth, the allocator did it by itself, and a twin will do the same.
+    A block is free for others at ``free_completed`` (with one stream the same moment as ``free_requested``).  Releases
+    of what was allocated before the history began are left out.  Segments that are given back with no growth after them
+    were given back by ``empty_cache``; before a growth, the allocator did it by itself, and a twin will do the same.
     """
     tape = Tape()
     live: dict[int, int] = {}
