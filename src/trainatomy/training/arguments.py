@@ -1,0 +1,50 @@
+"""``TrainingArguments`` of a workload, for the real Trainer and for the optimizer of the plain loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.workload.schema import Workload
+from trainatomy.workload.train import TrainSpec
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+_QUIET: dict[str, Any] = {
+    "report_to": "none",
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "logging_strategy": "no",
+    "disable_tqdm": True,
+    "log_level": "error",
+}
+"""Nothing but the step: no reports, no files, no evaluation, no progress bar."""
+
+
+def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_cpu: bool) -> TrainingArguments:
+    """The arguments of a training of ``steps`` optimizer steps.
+
+    Raises ``WorkloadError`` where transformers refuses a value (its own words follow), ``MissingLibrary`` without accelerate.
+    """
+    try:
+        from transformers import TrainingArguments
+
+        known = {field.name for field in dataclasses.fields(TrainingArguments)}
+        given = {name: value for name, value in _given(workload.train).items() if name in known}
+        return TrainingArguments(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **given)
+    except ImportError as error:
+        raise MissingLibrary(f"the Trainer needs accelerate: pip install accelerate ({error})") from error
+    except ValueError as error:
+        raise WorkloadError(f"train: {error}") from error
+
+
+def _given(train: TrainSpec) -> dict[str, Any]:
+    """The settings as transformers takes them.  Pinned host memory is left out unless asked for: no byte of the GPU's."""
+    values = {name: value for name, value in train if value is not None}
+    if "dataloader_pin_memory" not in train.model_fields_set:
+        values["dataloader_pin_memory"] = False
+    if isinstance(values.get("optim_target_modules"), tuple):
+        values["optim_target_modules"] = list(values["optim_target_modules"])
+    return values

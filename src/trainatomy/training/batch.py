@@ -1,0 +1,150 @@
+"""The batches of a workload: real tensors on the CPU, drawn when they are asked for.
+
+As in the guide, a batch holds the inputs and the labels, and no attention mask unless the workload wants one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+from trainatomy.errors import FactoryError
+from trainatomy.training import factory
+from trainatomy.training.labels import IGNORED, draw_decoder_inputs, draw_labels
+from trainatomy.training.model import unwrap
+from trainatomy.training.positions import lengths
+from trainatomy.training.samples import PADDED_SHARE, Shape, draw_inputs, shape_of
+from trainatomy.workload.schema import Workload
+
+Sample = Mapping[str, Any]
+Batch = dict[str, Any]
+
+
+class SyntheticDataset(Dataset[Sample]):
+    """``size`` samples, each drawn from its index, with the function that joins them into a batch.
+
+    A sample is a dict of CPU tensors without the batch dimension; ``collate`` stacks them.
+    """
+
+    def __init__(self, size: int, draw: Callable[[int], Sample], collate: Callable[[Sequence[Any]], Batch]) -> None:
+        self.size = size
+        self.draw = draw
+        self.collate = collate
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.draw(index)
+
+
+def build_dataset(workload: Workload, model: nn.Module, size: int) -> SyntheticDataset:
+    """A dataset of ``size`` samples for ``model``.
+
+    Raises ``WorkloadError`` (a length that the model has no positions for, an input that must come from ``data.factory``).
+    """
+    if workload.data.factory is not None:
+        return _from_factory(workload.data.factory, size)
+    shape = shape_of(model, lengths(workload.data, unwrap(model)))
+    draw = _Drawing(workload, shape)
+    draw(0)  # tells at once where a sample cannot be drawn
+    return SyntheticDataset(size, draw, _Collation(shape))
+
+
+def build_batch(workload: Workload, model: nn.Module) -> Batch:
+    """One batch of the workload's size: ``[batch, …]`` tensors on the CPU by the name of the model's argument."""
+    size = workload.batch_size
+    dataset = build_dataset(workload, model, size)
+    return dataset.collate([dataset[index] for index in range(size)])
+
+
+def _from_factory(reference: str, size: int) -> SyntheticDataset:
+    """Samples are placeholders; each batch is one call of the user's function."""
+    make = factory.load(reference, "data.factory")
+
+    def collate(samples: Sequence[Any]) -> Batch:
+        with factory.user_code(f"data.factory: {reference}"):
+            batch = make(len(samples))
+        if not isinstance(batch, Mapping) or not batch:
+            found = type(batch).__name__
+            raise FactoryError(f"data.factory: {reference} must return a dict of tensors, not {found}")
+        return dict(batch)
+
+    return SyntheticDataset(size, lambda index: _Placeholder(), collate)
+
+
+class _Placeholder(dict[str, Any]):
+    """A sample of a dataset whose batches come whole; it has no columns that the Trainer could remove."""
+
+
+class _Drawing:
+    """Draws the sample of an index, always the same for the same index."""
+
+    def __init__(self, workload: Workload, shape: Shape) -> None:
+        self.shape = shape
+        self.with_labels = workload.mode == "training"
+        self.with_mask = workload.data.has_mask
+        self.is_padded = workload.data.padding
+        self.float_dtype = _input_dtype(workload)
+
+    def __call__(self, index: int) -> Sample:
+        generator = torch.Generator().manual_seed(index)
+        inputs = draw_inputs(self.shape, generator)
+        targets = (
+            draw_labels(self.shape, inputs, generator)
+            if self.with_labels
+            else draw_decoder_inputs(self.shape, generator)
+        )
+        sample = {**inputs, **self._mask(inputs), **targets}
+        if self.is_padded:
+            _pad(sample)
+        return {name: self._cast(value) for name, value in sample.items()}
+
+    def _mask(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``[S]`` int64 ones, as a tokenizer returns them, for models that read text."""
+        if not self.with_mask or "input_ids" not in inputs or "attention_mask" not in self.shape.parameters:
+            return {}
+        return {"attention_mask": torch.ones_like(inputs["input_ids"])}
+
+    def _cast(self, value: Tensor) -> Tensor:
+        return value.to(self.float_dtype) if value.is_floating_point() else value
+
+
+class _Collation:
+    """PyTorch's default collation; joint models of text and images are asked for their loss by an argument."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.asks_for_loss = "return_loss" in shape.parameters and "labels" not in shape.parameters
+
+    def __call__(self, samples: Sequence[Sample]) -> Batch:
+        batch: Batch = default_collate([dict(sample) for sample in samples])
+        if self.asks_for_loss:
+            batch["return_loss"] = True
+        return batch
+
+
+def _input_dtype(workload: Workload) -> torch.dtype:
+    """Floats follow weights of 16 bits, unless autocast casts them on the way in (a convolution wants one dtype)."""
+    train = workload.train
+    if workload.mode == "inference" and (train.fp16_full_eval or train.bf16_full_eval):
+        return torch.float16 if train.fp16_full_eval else torch.bfloat16
+    if train.fp16 or train.bf16:
+        return torch.float32
+    dtype = getattr(torch, workload.model.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _pad(sample: dict[str, Tensor]) -> None:
+    """Mask the end of the text out, and its labels with it."""
+    length = sample["attention_mask"].shape[0] if "attention_mask" in sample else 0
+    kept = length - length // PADDED_SHARE
+    if length == 0:
+        return
+    sample["attention_mask"][kept:] = 0
+    if "labels" in sample and sample["labels"].shape == sample["attention_mask"].shape:
+        sample["labels"][kept:] = IGNORED

@@ -1,0 +1,111 @@
+"""The class of a transformers model: by name, or the one that its configuration was trained with.
+
+Classes are taken one by one from the lazy ``transformers`` module, so that only the files of that model are imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.workload.nearest import suggestion
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_HEADS = (
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_FOR_CTC_MAPPING_NAMES",
+    "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+)
+"""Tables of transformers that give a class with a loss for a model type; the first that knows the type decides.
+
+Encoders (in the table of masked language models) come before decoders, because most encoders are in both."""
+
+
+def transformers_class(name: str) -> Any:
+    """The class called ``name``; raises ``WorkloadError`` with the nearest names, or ``MissingLibrary``."""
+    import transformers
+
+    found = getattr(transformers, name, None)
+    if found is None or not isinstance(found, type):
+        raise WorkloadError(f"model.class: transformers {transformers.__version__} has no {name!r}{_near(name)}")
+    if found.__module__.startswith("transformers.utils.dummy"):
+        backends = ", ".join(getattr(found, "_backends", ["?"]))
+        raise MissingLibrary(f"model.class: {name} needs {backends}: pip install {backends.replace(',', '')}")
+    return found
+
+
+def _near(name: str) -> str:
+    import transformers
+
+    suffixes = ("Model", "LMHeadModel")
+    models = [each for each in dir(transformers) if "For" in each or each.endswith(suffixes)]
+    return suggestion(name, models)
+
+
+def model_class(config: PreTrainedConfig, name: str | None, *, trust_remote_code: bool = False) -> Any:
+    """The class to build: ``name`` where it is given, else the configuration's own, else one with a sensible head."""
+    if name is not None:
+        return _checked(transformers_class(name), config, name)
+    if trust_remote_code and (remote := _remote_class(config)) is not None:
+        return remote
+    import transformers
+
+    for own in config.architectures or ():
+        found = getattr(transformers, own, None)
+        if found is not None and _has_loss(own):
+            return found
+    return _class_with_head(config)
+
+
+def _checked(found: Any, config: PreTrainedConfig, name: str) -> Any:
+    """Resolve ``AutoModelFor…`` for this configuration, and refuse a class that belongs to another model."""
+    mapping = getattr(found, "_model_mapping", None)
+    if mapping is not None:
+        if type(config) not in mapping:
+            raise WorkloadError(f"model.class: {name} has no class for a {config.model_type} model")
+        resolved = mapping[type(config)]
+        return resolved[0] if isinstance(resolved, tuple) else resolved
+    expected = getattr(found, "config_class", None)
+    if expected is None or not hasattr(found, "_from_config"):
+        raise WorkloadError(f"model.class: {name} is not a model")
+    if not isinstance(config, expected):
+        raise WorkloadError(
+            f"model.class: {name} is built from a {expected.__name__}, but model.id has a {type(config).__name__}"
+        )
+    return found
+
+
+def _has_loss(name: str) -> bool:
+    """A bare ``…Model`` computes hidden states only; heads carry ``For`` or ``LMHead`` in their name (CLIP has a loss)."""
+    return "For" in name or "LMHead" in name or "DoubleHeads" in name or name in {"CLIPModel", "SiglipModel"}
+
+
+def _class_with_head(config: PreTrainedConfig) -> Any:
+    from transformers.models.auto import modeling_auto
+
+    for table in _HEADS:
+        entry = getattr(modeling_auto, table, {}).get(config.model_type)
+        if entry is not None:
+            return transformers_class(entry if isinstance(entry, str) else entry[0])
+    raise WorkloadError(
+        f"model.class: a {config.model_type} model has no head that trainatomy would choose by itself: name a class"
+    )
+
+
+def _remote_class(config: PreTrainedConfig) -> Any | None:
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    auto_map = getattr(config, "auto_map", None) or {}
+    heads = [key for key in auto_map if key.startswith("AutoModelFor")]
+    if not heads:
+        return None
+    chosen = "AutoModelForCausalLM" if "AutoModelForCausalLM" in heads else heads[0]
+    return get_class_from_dynamic_module(auto_map[chosen], config._name_or_path)

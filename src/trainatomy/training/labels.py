@@ -1,0 +1,97 @@
+"""What the labels of a sample look like, by the head of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from trainatomy.errors import WorkloadError
+from trainatomy.training.samples import Shape, draw_tokens
+
+Labels = dict[str, Tensor]
+Maker = Callable[[Shape, Labels, torch.Generator], Labels]
+
+IGNORED = -100
+"""The label that cross-entropy leaves out."""
+
+
+def _class(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """One class a sample: int64 scalar; a float for a regression, a float vector for several labels at once."""
+    count = int(shape.config.num_labels)
+    if getattr(shape.config, "problem_type", None) == "multi_label_classification":
+        return {"labels": torch.randint(0, 2, (count,), generator=generator).float()}
+    if count == 1:
+        return {"labels": torch.rand((), generator=generator)}
+    return {"labels": torch.randint(0, count, (), generator=generator)}
+
+
+def _class_per_token(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    return {"labels": torch.randint(0, int(shape.config.num_labels), inputs["input_ids"].shape, generator=generator)}
+
+
+def _token(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """A token for each position: of the decoder ``[T]``, of a masked model a token drawn anew, else the input itself."""
+    if shape.is_encoder_decoder:
+        return {"labels": draw_tokens(shape.text, shape.lengths.target, generator)}
+    if "MaskedLM" in shape.class_name:
+        return {"labels": draw_tokens(shape.text, shape.lengths.sequence, generator)}
+    return {"labels": inputs["input_ids"].clone()}
+
+
+def _span(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    ends = torch.randint(0, shape.lengths.sequence, (2,), generator=generator).sort().values
+    return {"start_positions": ends[0].clone(), "end_positions": ends[1].clone()}
+
+
+def _pretraining(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """BERT's pre-training: a token for each position and whether the second sentence follows the first."""
+    labels = {"labels": draw_tokens(shape.text, shape.lengths.sequence, generator)}
+    for name in ("next_sentence_label", "sentence_order_label"):
+        if name in shape.parameters:
+            labels[name] = torch.randint(0, 2, (), generator=generator)
+    return labels
+
+
+def _none(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    return {}
+
+
+MAKERS: tuple[tuple[str, Maker], ...] = (
+    ("ForTokenClassification", _class_per_token),
+    ("SequenceClassification", _class),
+    ("ImageClassification", _class),
+    ("AudioClassification", _class),
+    ("NextSentencePrediction", _class),
+    ("ForQuestionAnswering", _span),
+    ("ForPreTraining", _pretraining),
+    ("MaskedLM", _token),
+    ("CausalLM", _token),
+    ("LMHead", _token),
+    ("ForConditionalGeneration", _token),
+    ("ForSpeechSeq2Seq", _token),
+    ("CLIPModel", _none),
+    ("SiglipModel", _none),
+)
+"""Part of a class's name → what its labels look like; the first that fits decides."""
+
+
+def draw_labels(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """The labels of one sample; raises ``WorkloadError`` for a head that is not in ``MAKERS``."""
+    for part, make in MAKERS:
+        if part in shape.class_name:
+            return make(shape, inputs, generator)
+    if "labels" in shape.parameters and hasattr(shape.text, "vocab_size") and "input_ids" in inputs:
+        return _token(shape, inputs, generator)
+    raise WorkloadError(
+        f"data.factory: trainatomy does not know what the labels of {shape.class_name} look like: "
+        "name a function that makes the batch"
+    )
+
+
+def draw_decoder_inputs(shape: Shape, generator: torch.Generator) -> Labels:
+    """What a decoder is given where there are no labels (inference)."""
+    if not shape.is_encoder_decoder:
+        return {}
+    return {"decoder_input_ids": draw_tokens(shape.text, shape.lengths.target, generator)}

@@ -1,0 +1,1 @@
+"""The loops: the Hugging Face Trainer's, a plain one, and inference."""

@@ -1,0 +1,40 @@
+"""``mode: inference``: the forward alone, in evaluation mode and without gradients.
+
+Without labels, as in use.  Outputs are let go after each forward.  With ``fp16_full_eval`` or ``bf16_full_eval`` the whole
+model is cast on its way to the device, as the Trainer's evaluation does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainatomy.training.batch import build_batch
+from trainatomy.training.loops.pytorch import to_device
+from trainatomy.training.observer import Observer
+from trainatomy.training.precision import autocast, full_precision_of_inference
+from trainatomy.workload.schema import Workload
+
+
+def infer(workload: Workload, model: nn.Module, *, device: str, steps: int, observer: Observer) -> None:
+    """Run the forward of ``model`` ``steps`` times on ``device``."""
+    batch = build_batch(workload, model)
+    dtype = full_precision_of_inference(workload.train)
+    model.to(device) if dtype is None else model.to(device, dtype)
+    observer.loaded(model)
+    observer.ready(model, None)
+    model.eval()
+    for step in range(steps):
+        observer.step_begin(step)
+        observer.micro_step_begin(0)
+        _forward(workload, model, to_device(batch, device), torch.device(device).type)
+        observer.forward_end()
+        observer.micro_step_end(0)
+        observer.step_end(step)
+
+
+def _forward(workload: Workload, model: nn.Module, batch: dict[str, Any], device_type: str) -> None:
+    with torch.no_grad(), autocast(workload.train, device_type):
+        model(**batch)

@@ -1,0 +1,88 @@
+"""``loop: pytorch``: the loop that one writes by hand, as in the guide, with PyTorch's own mixed precision.
+
+Nothing outlives the line that needs it, except what does so in everybody's loop: the last batch and the last loss.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from trainatomy.training.arguments import training_arguments
+from trainatomy.training.batch import Batch, build_dataset
+from trainatomy.training.gradients import check_checkpointing
+from trainatomy.training.observer import Observer
+from trainatomy.training.optimizer import create_optimizer
+from trainatomy.training.outputs import loss_of
+from trainatomy.training.precision import autocast
+from trainatomy.workload.schema import Workload
+
+
+def train(workload: Workload, model: nn.Module, *, device: str, steps: int, observer: Observer) -> None:
+    """Train ``model`` for ``steps`` optimizer steps on ``device``."""
+    settings = workload.train
+    accumulation = settings.gradient_accumulation_steps
+    check_checkpointing(model, settings)
+    batches = _batches(workload, model, device, steps * accumulation)
+    model.to(device)
+    observer.loaded(model)
+    optimizer = _prepare(workload, model, device, steps)
+    observer.ready(model, optimizer)
+    kind = torch.device(device).type
+    scaler = torch.amp.GradScaler(kind, enabled=settings.fp16)
+
+    for step in range(steps):
+        observer.step_begin(step)
+        for micro_step in range(accumulation):
+            batch = next(batches)
+            observer.micro_step_begin(micro_step)
+            with autocast(settings, kind):
+                loss = loss_of(model(**batch))
+            observer.forward_end()
+            scaler.scale(loss / accumulation).backward()
+            observer.micro_step_end(micro_step)
+        if settings.max_grad_norm > 0:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        observer.optimizer_begin()
+        scaler.step(optimizer)
+        scaler.update()
+        observer.optimizer_end()
+        observer.zero_grad_begin()
+        optimizer.zero_grad(set_to_none=workload.zero_grad_set_to_none)
+        observer.zero_grad_end()
+        observer.step_end(step)
+
+
+def _prepare(workload: Workload, model: nn.Module, device: str, steps: int) -> torch.optim.Optimizer:
+    """Training mode, checkpointing and the optimizer."""
+    settings = workload.train
+    model.train()
+    if settings.gradient_checkpointing:
+        enable: Any = model.gradient_checkpointing_enable
+        if settings.gradient_checkpointing_kwargs is None:
+            enable()
+        else:
+            enable(gradient_checkpointing_kwargs=settings.gradient_checkpointing_kwargs)
+    use_cpu = torch.device(device).type == "cpu"
+    with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
+        arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=use_cpu)
+        return create_optimizer(settings, arguments, model)
+
+
+def _batches(workload: Workload, model: nn.Module, device: str, count: int) -> Iterator[Batch]:
+    """``count`` batches, moved to the device one by one."""
+    size = workload.batch_size
+    dataset = build_dataset(workload, model, size * count)
+    loader = DataLoader(dataset, batch_size=size, collate_fn=dataset.collate)
+    return (to_device(batch, device) for batch in loader)
+
+
+def to_device(batch: Batch, device: str) -> Batch:
+    """The tensors of ``batch`` on ``device``; what is no tensor stays."""
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}

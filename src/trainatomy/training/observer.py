@@ -1,0 +1,75 @@
+"""What a loop tells whoever watches it, and nothing more.
+
+The order of calls in one run (``n`` optimizer steps of ``m`` micro-batches)::
+
+    loaded, ready, n × [ step_begin,
+                         m × (micro_step_begin, forward_end, micro_step_end),
+                         optimizer_begin, optimizer_end, zero_grad_begin, zero_grad_end,
+                         step_end ]
+
+Between the last ``micro_step_end`` and ``optimizer_begin`` gradients are unscaled and clipped.  The Trainer moves the
+batches of a step to the device before ``step_begin``, and zeroes gradients once before the first step.  Inference has no
+optimizer: ``ready`` gets ``None``, and a step is ``step_begin, micro_step_begin, forward_end, micro_step_end, step_end``.
+
+A loop hands no tensor to its observer, so that watching cannot prolong the life of one.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+
+class Observer(Protocol):
+    """Hooks into a loop; each is called on the thread of the loop, at the instant that its name says."""
+
+    def loaded(self, model: nn.Module) -> None:
+        """The model is on the device, in the dtype in which it stays."""
+
+    def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        """The optimizer exists.  Read ``optimizer.state`` only when it is needed: the Trainer replaces it once."""
+
+    def step_begin(self, step: int) -> None:
+        """Optimizer step ``step`` (from 0) begins."""
+
+    def micro_step_begin(self, micro_step: int) -> None:
+        """Micro-batch ``micro_step`` (from 0 in each step) begins: its forward is next."""
+
+    def forward_end(self) -> None:
+        """The loss is computed and the model's other outputs have been let go; backward is next."""
+
+    def micro_step_end(self, micro_step: int) -> None:
+        """Backward of this micro-batch is over."""
+
+    def optimizer_begin(self) -> None:
+        """Gradients are clipped; the optimizer's step is next."""
+
+    def optimizer_end(self) -> None:
+        """The optimizer's step is over."""
+
+    def zero_grad_begin(self) -> None:
+        """Gradients are about to be zeroed or let go."""
+
+    def zero_grad_end(self) -> None:
+        """Gradients have been zeroed or let go."""
+
+    def step_end(self, step: int) -> None:
+        """Optimizer step ``step`` is over."""
+
+
+class Silent:
+    """An observer that does nothing; a base for those that watch only some of it."""
+
+    def loaded(self, model: nn.Module) -> None: ...
+    def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None: ...
+    def step_begin(self, step: int) -> None: ...
+    def micro_step_begin(self, micro_step: int) -> None: ...
+    def forward_end(self) -> None: ...
+    def micro_step_end(self, micro_step: int) -> None: ...
+    def optimizer_begin(self) -> None: ...
+    def optimizer_end(self) -> None: ...
+    def zero_grad_begin(self) -> None: ...
+    def zero_grad_end(self) -> None: ...
+    def step_end(self, step: int) -> None: ...

@@ -1,0 +1,87 @@
+"""The optimizer that ``train.optim`` names, made as the Trainer makes it: its classes, its groups, its defaults.
+
+The Trainer hands ``optim_args`` to some optimizers only, and AdamW is not among them.  Here every argument that the
+optimizer's class has is passed on, so that ``optim: adamw_torch`` with ``optim_args: "foreach=False,fused=False"`` is AdamW
+as a loop over parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.workload.arguments import arguments as known_arguments
+from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.train import TrainSpec
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+Choice = tuple[Any, dict[str, Any]]
+"""A class (or a factory of the Trainer's) and the keyword arguments that it gets."""
+
+
+def choose_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.Module) -> Choice:
+    """The class and its arguments; raises ``MissingLibrary`` or ``WorkloadError``."""
+    from transformers import Trainer
+
+    try:
+        chosen, keywords = Trainer.get_optimizer_cls_and_kwargs(arguments, model)  # type: ignore[arg-type]
+    except ImportError as error:
+        raise _missing(train.optim, error) from error
+    except ValueError as error:
+        package = known_arguments().optimizers.get(train.optim)
+        if package is not None and ("install" in str(error) or "import" in str(error)):
+            raise _missing(train.optim, error) from error
+        raise WorkloadError(f"train.optim: {train.optim}: {error}") from error
+    return chosen, {**keywords, **_more(train, chosen, keywords)}
+
+
+def _missing(name: str, error: Exception) -> MissingLibrary:
+    package = known_arguments().optimizers.get(name)
+    command = f"pip install {package}" if package else str(error)
+    return MissingLibrary(f"train.optim: {name} needs a library that is not installed: {command}")
+
+
+def _more(train: TrainSpec, chosen: Any, keywords: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of ``optim_args`` that the Trainer leaves aside and the class has."""
+    if not (isinstance(chosen, type) and chosen.__module__.startswith("torch.optim")):
+        return {}
+    accepted = set(inspect.signature(chosen.__init__).parameters) - {"self", "params"}  # type: ignore[misc]
+    given = train.optimizer_arguments()
+    for name in given:
+        if name not in accepted:
+            raise WorkloadError(f"train.optim_args: {chosen.__name__} has no {name!r}{suggestion(name, accepted)}")
+    more = {name: value for name, value in given.items() if name not in keywords or name in {"foreach", "fused"}}
+    if more.get("foreach") and keywords.get("fused") and "fused" not in more:
+        raise WorkloadError(f"train.optim_args: foreach=True cannot stand beside {train.optim}: use adamw_torch")
+    return more
+
+
+def create_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer over the trainable parameters of ``model``, by ``Trainer.create_optimizer`` itself.
+
+    Without a Trainer around it: only what that method reads is set.
+    """
+    from transformers import Trainer
+
+    maker = Trainer.__new__(Trainer)
+    maker.model = model  # type: ignore[assignment]
+    maker.args = arguments
+    maker.optimizer = None  # type: ignore[assignment]
+    maker.optimizer_cls_and_kwargs = choose_optimizer(train, arguments, model)
+    return checked(train, maker.create_optimizer)
+
+
+def checked(train: TrainSpec, create: Any) -> torch.optim.Optimizer:
+    """Call ``create``; what an optimizer's constructor refuses is the workload's fault."""
+    try:
+        optimizer = create()
+    except (ValueError, TypeError) as error:
+        raise WorkloadError(f"train.optim: {train.optim}: {error}") from error
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    return optimizer

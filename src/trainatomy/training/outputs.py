@@ -1,0 +1,50 @@
+"""Find the loss in what a model returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainatomy.errors import FactoryError
+
+
+def loss_of(outputs: Any) -> Tensor:
+    """The loss: the output itself, its ``"loss"``, its ``.loss`` or its first element.
+
+    Raises ``FactoryError`` where there is none, or where it is not one number.
+    """
+    loss = _find(outputs)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise FactoryError(
+            f"the model's forward returned {found} for its loss: it must return the loss (one number), a dict with "
+            '"loss", or an object with .loss'
+        )
+    return loss
+
+
+def _find(outputs: Any) -> Any:
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, Mapping):
+        return outputs.get("loss")
+    if hasattr(outputs, "loss"):
+        return outputs.loss
+    return outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+
+
+@contextmanager
+def returning_loss(model: nn.Module) -> Iterator[None]:
+    """Let ``model`` return ``{"loss": …}`` in every case, which the Trainer understands; a dict with a loss passes as it is."""
+
+    def rewrap(module: nn.Module, arguments: Any, outputs: Any) -> Any:
+        return outputs if isinstance(outputs, dict) and "loss" in outputs else {"loss": loss_of(outputs)}
+
+    handle = model.register_forward_hook(rewrap)
+    try:
+        yield
+    finally:
+        handle.remove()

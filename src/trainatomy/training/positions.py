@@ -1,0 +1,92 @@
+"""How many positions a model has, and the length of sequences that follows.
+
+Only learned and tabulated positions end a sequence: a lookup beyond the table is an error on the GPU.  Rotary and relative
+positions go on, so that ``max_position_embeddings`` of such a model is a note, not a limit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import nn
+
+from trainatomy.errors import WorkloadError
+from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
+
+
+class Lengths(NamedTuple):
+    """Tokens of a sample: of the text that goes in, and of the decoder in an encoder–decoder."""
+
+    sequence: int
+    target: int
+
+
+class Limits(NamedTuple):
+    """Rows of the position tables that text meets (``None``: no table)."""
+
+    sequence: int | None
+    target: int | None
+
+
+def lengths(data: DataSpec, model: nn.Module) -> Lengths:
+    """The lengths that ``data`` asks for; without a request, 512 or what the model has.
+
+    Raises ``WorkloadError`` where a length that was asked for exceeds the model's positions.
+    """
+    limits = position_limits(model)
+    name = type(model).__name__
+    _refuse_beyond("data.sequence_length", data.sequence_length, limits.sequence, name)
+    _refuse_beyond("data.target_length", data.target_length, limits.target, name)
+    sequence = data.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, limits.sequence or DEFAULT_SEQUENCE_LENGTH)
+    target = data.target_length or min(sequence, limits.target or sequence)
+    return Lengths(sequence, target)
+
+
+def _refuse_beyond(key: str, length: int | None, limit: int | None, model: str) -> None:
+    if length is not None and limit is not None and length > limit:
+        raise WorkloadError(f"{key}: {length} is longer than the {limit} positions of {model}")
+
+
+def position_limits(model: nn.Module) -> Limits:
+    """The smallest position table on the way of the input text, and of the decoder's text."""
+    config = getattr(model, "config", None)
+    has_decoder = bool(getattr(config, "is_encoder_decoder", False))
+    sequence: list[int] = []
+    target: list[int] = []
+    for name, module in model.named_modules():
+        rows = _rows(name, module)
+        if rows is None or _is_of_images_or_audio(name, model, has_decoder):
+            continue
+        (target if has_decoder and "decoder" in name.split(".") else sequence).append(rows)
+    return Limits(min(sequence, default=None), min(target, default=None))
+
+
+def _rows(name: str, module: nn.Module) -> int | None:
+    """Usable rows of a table of positions: OPT and BART keep 2 rows in front, RoBERTa those up to the padding index."""
+    weight = getattr(module, "weight", None)
+    leaf = name.rpartition(".")[2]
+    if weight is None or weight.ndim != 2 or not isinstance(module, nn.Embedding):
+        return None
+    if leaf not in {"wpe", "embed_positions", "position_embeddings", "position_embedding", "positions_embed"}:
+        return None
+    rows = int(weight.shape[0])
+    if hasattr(module, "offset"):
+        return rows - int(module.offset)
+    return rows if module.padding_idx is None else rows - module.padding_idx - 1
+
+
+def _is_of_images_or_audio(name: str, model: nn.Module, has_decoder: bool) -> bool:
+    parts = name.split(".")
+    if any(part.startswith(("vision", "audio")) for part in parts):
+        return True
+    takes_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
+    return not takes_text and not (has_decoder and "decoder" in parts) and "text_model" not in parts
+
+
+def sequence_note(data: DataSpec, model: nn.Module) -> str | None:
+    """What to tell where a sequence is longer than a model with rotary positions was made for."""
+    made_for = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    length = data.sequence_length
+    if not isinstance(made_for, int) or length is None or length <= made_for:
+        return None
+    return f"data.sequence_length {length} is beyond the {made_for} positions that {type(model).__name__} was made for"
