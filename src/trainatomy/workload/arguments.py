@@ -1,14 +1,16 @@
-"""Which names of ``TrainingArguments`` and which optimizers exist, and what trainatomy does with each (``arguments.yaml``)."""
+"""Names of ``TrainingArguments`` and optimizers, and what trainatomy does with each (``arguments.yaml``)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,16 @@
-"""A card that differs from one that ships as data."""
+"""The card of a workload: one of the list, or one with some facts changed."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from trainatomy.errors import WorkloadError
+from trainatomy.facts.cards import Card, card, card_from_mapping
 from trainatomy.workload.section import Count, Index, Problem, Section, Text
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -15,36 +18,49 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def _bytes(value: Any) -> Any:
-    """``80 GiB`` in bytes; a plain number is bytes already."""
+    """``80 GiB`` in bytes; a number without a unit is bytes already."""
     if not isinstance(value, str):
         return value
     found = _SIZE.fullmatch(value.strip().replace("_", ""))
-    if found is None or found[2] not in _UNITS:
-        units = ", ".join(list(_UNITS)[2:])
-        message = 'must be bytes, or a size such as "80 GiB" (units: {units})'
-        raise PydanticCustomError("size", message, {"units": units})
-    return round(float(found[1]) * _UNITS[found[2]]) if found[2] else int(float(found[1]))
+    if found is None or found[2] not in _UNITS or (not found[2] and "." in found[1]):
+        raise PydanticCustomError("size", 'must be bytes, or a size such as "80 GiB" (KiB, MiB, GiB or TiB)')
+    return round(float(found[1]) * _UNITS[found[2]]) if found[2] else int(found[1])
 
 
 def _capability(value: Any) -> Any:
-    if isinstance(value, str) and not re.fullmatch(r"\d+\.\d", value) or isinstance(value, bool | int):
+    """``9.0``, which YAML reads as a number, is the text ``9.0``."""
+    text = str(value) if isinstance(value, float) else value
+    if not isinstance(text, str) or not re.fullmatch(r"\d+\.\d", text):
         raise PydanticCustomError("capability", "must be a compute capability such as 9.0")
-    return f"{value:.1f}" if isinstance(value, float) else value
+    return text
+
+
+def _known(name: str) -> str:
+    """Refuse the name of a card that is not in the list, with the nearest names."""
+    try:
+        card(name)
+    except WorkloadError as error:
+        raise PydanticCustomError("card", "{reason}", {"reason": str(error)}) from None
+    return name
+
+
+CardName = Annotated[Text, AfterValidator(_known)]
+"""The id or an alias of a card that ships as data."""
 
 
 class CardOverride(Section):
     """A card of the list with some facts changed; what is left out is the card's own."""
 
-    base: Text = Field("h200", description="the card to start from")
+    base: CardName = Field(default="h200", description="the card to start from")
     memory_bytes: Annotated[Count, BeforeValidator(_bytes)] | None = Field(
-        None, description='memory that CUDA can use: bytes, or a text such as `"80 GiB"`'
+        default=None, description='memory that CUDA offers: bytes, or a text such as `"80 GiB"`'
     )
     context_bytes: Annotated[Index, BeforeValidator(_bytes)] | None = Field(
-        None, description="what the process holds outside PyTorch's allocator: bytes or a text"
+        default=None, description="what the process holds outside PyTorch's allocator: bytes or a text"
     )
-    multiprocessors: Count | None = Field(None, description="number of streaming multiprocessors")
-    compute_capability: Annotated[str, BeforeValidator(_capability)] | None = Field(
-        None, description="compute capability, such as `9.0`"
+    multiprocessors: Count | None = Field(default=None, description="number of streaming multiprocessors")
+    capability: Annotated[str, BeforeValidator(_capability)] | None = Field(
+        default=None, description="compute capability, such as `9.0`"
     )
 
     def contradictions(self) -> list[Problem]:
@@ -52,3 +68,26 @@ class CardOverride(Section):
         if self.memory_bytes is not None and (self.context_bytes or 0) >= self.memory_bytes:
             return [Problem(("context_bytes",), "is as large as the card's memory")]
         return []
+
+    def card(self) -> Card:
+        """The card with these changes."""
+        changes = self.model_dump(exclude_none=True, exclude={"base", "context_bytes"})
+        if self.context_bytes is not None:
+            changes["context"] = {era: _context(self.context_bytes) for era in card(self.base).contexts}
+        return card_from_mapping(changes, self.base)
+
+
+def _context(size: int) -> dict[str, Any]:
+    """A context that does not grow while kernels load."""
+    after = {"fp32": size, "fp16": size}
+    return {"first_tensor_bytes": size, "after_training_bytes": after, "environment": "given by the user"}
+
+
+def _kind(value: Any) -> str:
+    return "changed" if isinstance(value, Mapping | CardOverride) else "named"
+
+
+CardChoice = Annotated[
+    Annotated[CardName, Tag("named")] | Annotated[CardOverride, Tag("changed")], Discriminator(_kind)
+]
+"""A card by name, or a mapping that changes one."""

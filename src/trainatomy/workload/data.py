@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trainatomy.workload.factory import Factory
+from trainatomy.workload.factory import Factory  # noqa: TC001 - pydantic reads annotations when it runs
 from trainatomy.workload.section import Count, Problem, Section
 
 DEFAULT_SEQUENCE_LENGTH = 512
@@ -15,21 +15,21 @@ class DataSpec(Section):
     """What one sample looks like.  Images and audio follow the model's configuration."""
 
     sequence_length: Count | None = Field(
-        None,
+        default=None,
         description="tokens in a sample of text; without it, "
         f"{DEFAULT_SEQUENCE_LENGTH}, or the model's positions where it has fewer",
     )
     target_length: Count | None = Field(
-        None, description="tokens of the decoder in an encoder-decoder; without it, `sequence_length`"
+        default=None, description="tokens of the decoder in an encoder-decoder; without it, `sequence_length`"
     )
     attention_mask: bool = Field(
-        False, description="the batch has an attention mask (all ones), as a tokenizer returns it"
+        default=False, description="the batch has an attention mask (all ones), as a tokenizer returns it"
     )
     padding: bool = Field(
-        False, description="samples are padded, so that the mask has zeros and attention cannot ignore it"
+        default=False, description="samples are padded, so that the mask has zeros and attention cannot ignore it"
     )
     factory: Factory | None = Field(
-        None,
+        default=None,
         description="`package.module:batch` or `path/to/file.py:batch`, a function that takes the batch size "
         "and returns a dict of tensors",
     )

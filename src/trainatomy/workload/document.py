@@ -29,6 +29,12 @@ class Document:
             path = path[:-1]
         return self.lines.get(path, 1)
 
+    def places(self, row: Path = ()) -> dict[Path, str]:
+        """Where every key is written (``file.yaml:7: train.fp16``): in the file, or in one row and above the rows."""
+        keys = {path: line for path, line in self.lines.items() if path and path[0] != (row or (None,))[0]}
+        keys |= {path[len(row) :]: line for path, line in self.lines.items() if row and path[: len(row)] == row != path}
+        return {path: f"{self.source}:{line}: {'.'.join(map(str, path))}" for path, line in keys.items()}
+
     def error(self, path: Path, message: str) -> str:
         """One line of an error message: ``file.yaml:7: train.fp16: message``."""
         return f"{self.source}:{self.line(path)}: {Problem(path, message)}"
@@ -37,7 +43,7 @@ class Document:
 def parse(text: str, source: str) -> Document:
     """Read one YAML document.
 
-    Raises ``WorkloadError`` (with line and column) for what is not YAML, for keys given twice and for keys that are not words.
+    Raises ``WorkloadError`` with line and column for what is not YAML, and for keys given twice or that are no words.
     """
     try:
         loader = yaml.SafeLoader(text)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.keys import keys, section_at
 from trainatomy.workload.nearest import nearest, suggestion
 from trainatomy.workload.section import Path, Problem, Section
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _KINDS = {
     "bool": "true or false",
@@ -30,13 +32,14 @@ _BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at mos
 def explain(error: ValidationError, given: Any, root: type[Section]) -> list[Problem]:
     """Every problem in ``given`` once; paths are keys of ``given``.
 
-    Contradictions are only looked for between valid keys, so what is invalid is taken out and the rest is checked again.
+    Contradictions are looked for between valid keys only, so what is invalid is taken out and the rest checked again.
     """
     found: dict[Path, list[str]] = {}
     while True:
         problems = _problems(error, given, root)
+        known = list(found)
         for path, message in problems:
-            if not any(path[: len(known)] == known or known[: len(path)] == path for known in found if known != path):
+            if not any(path[: len(other)] == other or other[: len(path)] == path for other in known):
                 found.setdefault(path, []).append(message)
         rest = without(given, [path for path, _ in problems])
         if rest == given:
@@ -88,7 +91,8 @@ def _message(detail: ErrorDetails, path: Path, root: type[Section]) -> str:
     if kind == "extra_forbidden":
         return _unknown(str(path[-1]), path[:-1], root)
     if kind == "missing":
-        return "is missing: a workload names a model, such as `model: {id: gpt2}`" if path == ("model",) else "is missing"
+        hint = ": a workload names a model, such as `model: {id: gpt2}`"
+        return f"is missing{hint if path == ('model',) else ''}"
     if kind == "model_type" and path == ("model",) and isinstance(found, str):
         return f"must be a mapping; write `model: {{id: {found}}}`"
     if kind == "literal_error":
@@ -159,4 +163,3 @@ def _either(messages: list[str]) -> str:
     if len(unique) > 1 and all(m.startswith("must be ") and ", found " in m for m in unique):
         return f"must be {' or '.join(part[0] for part in parts)}, found {parts[0][2]}"
     return "; ".join(unique)
-

@@ -1,19 +1,22 @@
-"""Every key of a workload as a command-line flag, derived from the schema: the one list that the command line is built from."""
+"""Every key of a workload as a flag, derived from the schema: the one list that the command line is built from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
-
-from pydantic.fields import FieldInfo
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from trainatomy.workload.keys import leaves, members
 from trainatomy.workload.schema import Workload
-from trainatomy.workload.section import Path
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from trainatomy.workload.section import Path
 
 Kind = Literal["switch", "integer", "number", "choice", "text", "list", "pairs"]
 
 _NAMES: dict[Path, str] = {("model", "id"): "model", ("model", "lora", "lora_bias"): "lora_use_bias"}
+_ALIASES: dict[Path, tuple[str, ...]] = {("model", "class"): ("class",)}
 _PREFIXED = {("model", "class"), ("model", "factory"), ("data", "factory")}
 _FILE_ONLY = {
     ("gpu", "base"),
@@ -36,6 +39,7 @@ class Flag:
     help: str
     panel: str
     choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
     @property
     def option(self) -> str:
@@ -44,8 +48,9 @@ class Flag:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The flag with hyphens and, where that differs, with underscores."""
-        return tuple(dict.fromkeys((self.option, f"--{self.name}")))
+        """The flag and its aliases with hyphens and, where that differs, with underscores."""
+        names = (self.name, *self.aliases)
+        return tuple(dict.fromkeys(f"--{form}" for name in names for form in (name.replace("_", "-"), name)))
 
     @property
     def repeatable(self) -> bool:
@@ -98,11 +103,20 @@ def _panel(path: Path) -> str:
     return next((_PANELS[str(part)] for part in reversed(path[:-1]) if part in _PANELS), "Run")
 
 
-FLAGS: tuple[Flag, ...] = tuple(
-    Flag(_name(path), path, _kind(path, field), field.description or "", _panel(path), _choices(field))
-    for path, field in leaves(Workload)
-    if path not in _FILE_ONLY
-)
+def _flag(path: Path, field: FieldInfo) -> Flag:
+    return Flag(
+        name=_name(path),
+        path=path,
+        kind=_kind(path, field),
+        help=field.description or "",
+        panel=_panel(path),
+        choices=_choices(field),
+        aliases=_ALIASES.get(path, ()),
+    )
+
+
+FLAGS: tuple[Flag, ...] = tuple(_flag(path, field) for path, field in leaves(Workload) if path not in _FILE_ONLY)
 """Every flag, in the order of the schema; keys that only a file can say plainly are left out."""
 
-BY_NAME: dict[str, Flag] = {flag.name: flag for flag in FLAGS}
+BY_NAME: dict[str, Flag] = {name: flag for flag in FLAGS for name in (flag.name, *flag.aliases)}
+"""Flags by name and by alias."""

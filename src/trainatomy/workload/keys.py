@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, get_args, get_origin
-
-from pydantic.fields import FieldInfo
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from trainatomy.workload.section import Path, Section
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic.fields import FieldInfo
 
 
 def key_of(name: str, field: FieldInfo) -> str:
@@ -37,7 +39,7 @@ def section_at(root: type[Section], path: Path) -> type[Section] | None:
 
 
 def leaves(section: type[Section], prefix: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
-    """Every key that is not itself a section, with its path; a key that may be either comes before its section's keys."""
+    """Every key that holds a value, with its path; one that may also be a section (``gpu``) comes before its keys."""
     for key, field in keys(section).items():
         inner = section_of(field.annotation)
         if inner is None or str in members(field.annotation):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Up to ``limit`` of the ``known`` names that are spelt like ``name``, the nearest first; case and hyphens do not count."""
+    """Up to ``limit`` of the ``known`` names spelt like ``name``, nearest first; case and hyphens do not count."""
     folded = {_fold(each): each for each in reversed(list(known))}
     return [folded[match] for match in get_close_matches(_fold(name), folded, n=limit, cutoff=0.6)]
 

@@ -14,7 +14,7 @@ Era = Literal["today", "2022"]
 
 
 def notebook(era: Era = "today", gpu: str | None = None) -> tuple[Workload, ...]:
-    """The notebook's rows in its order, run with today's software or with that of its day; ``gpu`` replaces the card."""
+    """The notebook's rows in its order, with today's software or with that of its day; ``gpu`` replaces the card."""
     document = _data("notebook.yaml")
     rows = document.pop(ROWS)
     if era == "2022":

@@ -38,11 +38,11 @@ _DISPLACES: dict[Path, tuple[Path, ...]] = {
 def merge(base: Workload | None, overrides: Mapping[str, Any]) -> Workload:
     """``base`` (or nothing) with flags over it.
 
-    ``overrides`` goes from names (hyphens or underscores, with or without ``--``) to values, typed or as typed in a shell;
-    None means that the flag was not given.  Names of ``TrainingArguments`` that change nothing are accepted too.
+    ``overrides`` goes from names (hyphens or underscores, with or without ``--``) to values, as Python's or as typed in
+    a shell; None means that the flag was not given.  Names of ``TrainingArguments`` that change nothing are accepted.
     Raises ``WorkloadError`` that names the flag.
     """
-    given = {_plain(name): value for name, value in overrides.items() if value is not None and value != () and value != []}
+    given = {_plain(name): value for name, value in overrides.items() if value is not None and value not in ((), [])}
     mapping = base.to_mapping() if base else {}
     problems, placed = [], dict[Path, Flag]()
     for name, value in given.items():
@@ -62,7 +62,7 @@ def merge(base: Workload | None, overrides: Mapping[str, Any]) -> Workload:
         problems += [_say(problem, placed) for problem in explain(error, mapping, Workload)]
     if problems:
         raise WorkloadError("\n".join(problems))
-    return workload
+    return workload.placed((base._places if base else {}) | {path: flag.option for path, flag in placed.items()})
 
 
 def _plain(name: str) -> str:
@@ -122,7 +122,7 @@ def _read(flag: Flag, value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """``q_proj,v_proj``, or several values; what holds signs of a regular expression, or is ``all-linear``, stays one text."""
+    """``q_proj,v_proj``, or several values; a regular expression, or ``all-linear``, stays one text."""
     if isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     if not isinstance(value, str):

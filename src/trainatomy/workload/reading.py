@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -15,11 +15,14 @@ from trainatomy.workload.explain import explain
 from trainatomy.workload.factory import resolve
 from trainatomy.workload.schema import Workload
 
+if TYPE_CHECKING:
+    from trainatomy.workload.section import Path
+
 ROWS = "rows"
 """The key of a file that describes several workloads: each row changes what stands above it."""
 
 
-def read(path: str | Path) -> Workload:
+def read(path: str | FilePath) -> Workload:
     """Read the one workload that a file describes.
 
     Relative files of factories and model folders that begin with ``./`` or ``../`` are looked for beside the file.
@@ -31,21 +34,29 @@ def read(path: str | Path) -> Workload:
     return workloads[0]
 
 
-def read_all(path: str | Path) -> tuple[Workload, ...]:
+def read_all(path: str | FilePath) -> tuple[Workload, ...]:
     """Read every workload that a file describes: itself, or each entry of ``rows`` on top of the file's other keys."""
-    path = Path(path)
+    path = FilePath(path)
     document = parse(_text(path), str(path))
     if not isinstance(document.value, Mapping):
         raise WorkloadError(document.error((), "a workload is a mapping of keys (model, data, train, …) to values"))
     if ROWS not in document.value:
-        return (_workload(document, document.value, (), path.parent),)
+        return _valid([_workload(document, document.value, (), path.parent)])
     rows = document.value[ROWS]
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
         raise WorkloadError(document.error((ROWS,), "must be a list of workloads, each a mapping of keys to values"))
     common = {key: value for key, value in document.value.items() if key != ROWS}
-    return tuple(
-        _workload(document, overlay(common, row), (ROWS, index), path.parent) for index, row in enumerate(rows)
+    return _valid(
+        [_workload(document, overlay(common, row), (ROWS, index), path.parent) for index, row in enumerate(rows)]
     )
+
+
+def _valid(read: list[Workload | list[str]]) -> tuple[Workload, ...]:
+    """The workloads, or one error with everything that is wrong in any of them."""
+    problems = [problem for each in read if isinstance(each, list) for problem in each]
+    if problems:
+        raise WorkloadError("\n".join(dict.fromkeys(problems)))
+    return tuple(each for each in read if isinstance(each, Workload))
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +68,7 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _text(path: Path) -> str:
+def _text(path: FilePath) -> str:
     """The file's text, or the reason why there is none."""
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -71,19 +82,19 @@ def _text(path: Path) -> str:
         raise WorkloadError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _workload(document: Document, given: Mapping[str, Any], row: tuple[str | int, ...], folder: Path) -> Workload:
-    """Validate one workload; a problem is shown in the row where the row has its key, else above the rows."""
+def _workload(document: Document, given: Mapping[str, Any], row: Path, folder: FilePath) -> Workload | list[str]:
+    """One workload, or what is wrong: shown in the row where the row has the key's section, else above the rows."""
     try:
-        return Workload.model_validate(_beside(given, folder))
+        return Workload.model_validate(_beside(given, folder)).placed(document.places(row))
     except ValidationError as error:
-        messages = []
-        for key, message in explain(error, given, Workload):
-            path = (*row, *key) if not key or (*row, key[0]) in document.lines else key
-            messages.append(document.error(path, message))
-        raise WorkloadError("\n".join(messages)) from None
+        problems = explain(error, given, Workload)
+        return [
+            document.error((*row, *path) if not path or (*row, path[0]) in document.lines else path, message)
+            for path, message in problems
+        ]
 
 
-def _beside(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _beside(given: Mapping[str, Any], folder: FilePath) -> dict[str, Any]:
     """Relative places as absolute ones, starting from the folder of the file."""
     placed = overlay(given, {})
     for section in ("model", "data"):

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator
 
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.allocator_options import AllocatorOptions
-from trainatomy.workload.card import CardOverride
+from trainatomy.facts.cards import Card, card
+from trainatomy.workload.card import CardChoice, CardOverride
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
 from trainatomy.workload.explain import explain
 from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
-from trainatomy.workload.section import Count, Problem, Section, Text, _text
+from trainatomy.workload.section import Count, Path, Problem, Section, Text, number_as_text
+from trainatomy.workload.software import AllocatorSettings, SoftwareSpec
 from trainatomy.workload.train import TrainSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "DEFAULT_SEQUENCE_LENGTH",
@@ -39,51 +40,36 @@ __all__ = [
 FUSED_OPTIMIZERS = frozenset({"adamw_torch_fused"})
 
 
-def _version(value: Any) -> Any:
-    """A version must be quoted in YAML, which reads 2.10 as the number 2.1."""
-    if isinstance(value, int | float):
-        raise PydanticCustomError("version", 'is read as a number: put it in quotes, as in torch: "2.10"')
-    if isinstance(value, str) and not re.fullmatch(r"\d+\.\d+(\.\d+)?([a-z+.-]\S*)?", value):
-        raise PydanticCustomError("version", 'must be a version such as "2.11" or "2.11.0"')
-    return value
-
-
-class SoftwareSpec(Section):
-    """The software whose rules are simulated."""
-
-    torch: Annotated[str, BeforeValidator(_version)] | None = Field(
-        None, description='version of PyTorch whose allocator is simulated, such as `"2.11"`; without it, the installed'
-    )
-
-
-def _kind_of_card(value: Any) -> str:
-    return "changed" if isinstance(value, Mapping | CardOverride) else "named"
-
-
-Card = Annotated[Annotated[Text, Tag("named")] | Annotated[CardOverride, Tag("changed")], Discriminator(_kind_of_card)]
-
-
 class Workload(Section):
     """The description of a training."""
 
-    name: Text | None = Field(None, description="what to call it in tables")
+    name: Text | None = Field(default=None, description="what to call it in tables")
     model: ModelSpec = Field(description="the model")
     data: DataSpec = Field(default_factory=DataSpec, description="the batch")
     loop: Literal["trainer", "pytorch"] = Field(
-        "trainer", description="`trainer`: the step of the Hugging Face Trainer; `pytorch`: a plain loop"
+        default="trainer", description="`trainer`: the step of the Hugging Face Trainer; `pytorch`: a plain loop"
     )
-    mode: Literal["training", "inference"] = Field("training", description="`training` or `inference`")
-    zero_grad_set_to_none: bool = Field(True, description="gradients are released after a step, not filled with zeros")
+    mode: Literal["training", "inference"] = Field(default="training", description="`training` or `inference`")
+    zero_grad_set_to_none: bool = Field(
+        default=True, description="gradients are released after a step, not filled with zeros"
+    )
     train: TrainSpec = Field(default_factory=TrainSpec, description="the training's settings")
-    gpu: Card = Field("h200", description="name of a card (`trainatomy gpus` lists them), or a mapping that changes one")
-    allocator: AllocatorOptions = Field(
-        "", description='PyTorch\'s allocator settings (`PYTORCH_ALLOC_CONF`), such as `"expandable_segments:True"`'
+    gpu: CardChoice = Field(
+        default="h200", description="a card (`trainatomy gpus` lists them), or a mapping that changes one"
+    )
+    allocator: AllocatorSettings = Field(
+        default="",
+        description='PyTorch\'s allocator settings (`PYTORCH_ALLOC_CONF`), such as `"expandable_segments:True"`',
     )
     software: SoftwareSpec = Field(default_factory=SoftwareSpec, description="the software that is simulated")
-    steps: Count | None = Field(None, description="optimizer steps to execute; without it, as many as the peak needs")
-    era: Annotated[Literal["2022"], BeforeValidator(_text)] | None = Field(
-        None, description='`"2022"`: what the software of the notebook\'s day did; without it, today\'s'
+    steps: Count | None = Field(
+        default=None, description="optimizer steps to execute; without it, as many as the peak needs"
     )
+    era: Annotated[Literal["2022"], BeforeValidator(number_as_text)] | None = Field(
+        default=None, description="`\"2022\"`: what the software of the notebook's day did; without it, today's"
+    )
+
+    _places: dict[Path, str] = PrivateAttr(default_factory=dict)
 
     @field_validator("data", "train", "software", mode="before")
     @classmethod
@@ -99,6 +85,19 @@ class Workload(Section):
             return train.per_device_eval_batch_size
         return train.per_device_train_batch_size
 
+    def card(self) -> Card:
+        """The card: one that ships as data, or one of those with the changes that the workload names."""
+        return card(self.gpu) if isinstance(self.gpu, str) else self.gpu.card()
+
+    def where(self, *path: str | int) -> str:
+        """Where a key was written, for messages: ``file.yaml:9: train.fp16``, ``--fp16``, or ``train.fp16``."""
+        return self._places.get(path, ".".join(map(str, path)))
+
+    def placed(self, places: Mapping[Path, str]) -> Self:
+        """The same workload, which knows where its keys were written."""
+        self._places.update(places)
+        return self
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Make a workload from nested mappings with the keys of the YAML file.
@@ -111,7 +110,7 @@ class Workload(Section):
             raise WorkloadError("\n".join(map(str, explain(error, mapping, cls)))) from None
 
     def to_mapping(self) -> dict[str, Any]:
-        """Only what differs from the defaults, with the keys of the YAML file; ``from_mapping`` gives the workload back."""
+        """What differs from the defaults, with the keys of the YAML file; ``from_mapping`` gives the workload back."""
         mapping = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         if self.train._ignored:
             mapping["train"] = mapping.get("train", {}) | self.train._ignored
@@ -125,6 +124,13 @@ class Workload(Section):
         """SHA-256 (hex) of what a prediction depends on: equal for equal trainings, whatever their name."""
         mapping = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"name"})
         return hashlib.sha256(json.dumps(mapping, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        """Equal descriptions, wherever they were written."""
+        return isinstance(other, Workload) and self.to_mapping() == other.to_mapping()
+
+    def __hash__(self) -> int:
+        return hash(self.digest())
 
     def contradictions(self) -> list[Problem]:
         """What no section sees alone."""

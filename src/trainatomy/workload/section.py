@@ -53,7 +53,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _text(value: Any) -> Any:
+def number_as_text(value: Any) -> Any:
     """YAML reads ``name: 2022`` as a number; where a text is wanted, it is that text."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
@@ -85,7 +85,7 @@ Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
 Decay = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1)]
 """From 0 to just below 1, as the betas of Adam."""
 
-Text = Annotated[str, BeforeValidator(_text), Field(min_length=1)]
+Text = Annotated[str, BeforeValidator(number_as_text), Field(min_length=1)]
 """A text that is not empty."""
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]

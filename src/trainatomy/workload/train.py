@@ -41,42 +41,50 @@ class TrainSpec(Section):
     Others that exist (``output_dir``, ``logging_steps``, …) are accepted and set aside in ``ignored``.
     """
 
-    per_device_train_batch_size: Count = Field(8, description="samples in a batch")
+    per_device_train_batch_size: Count = Field(default=8, description="samples in a batch")
     per_device_eval_batch_size: Count | None = Field(
-        None, description="samples in a batch of inference; without it, `per_device_train_batch_size`"
+        default=None, description="samples in a batch of inference; without it, `per_device_train_batch_size`"
     )
-    gradient_accumulation_steps: Count = Field(1, description="batches whose gradients are summed before a step")
-    gradient_checkpointing: bool = Field(False, description="forget activations and compute them again in backward")
+    gradient_accumulation_steps: Count = Field(
+        default=1, description="batches whose gradients are summed before a step"
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="forget activations and compute them again in backward"
+    )
     gradient_checkpointing_kwargs: Settings | None = Field(
-        None, description="`{use_reentrant: true}` or false: which of PyTorch's two ways of checkpointing"
+        default=None, description="`{use_reentrant: true}` or false: which of PyTorch's two ways of checkpointing"
     )
-    fp16: bool = Field(False, description="mixed precision: float16 autocast with gradient scaling")
-    bf16: bool = Field(False, description="mixed precision: bfloat16 autocast")
-    tf32: bool | None = Field(None, description="TF32 matrix multiplications; without it, PyTorch's default")
-    fp16_full_eval: bool = Field(False, description="inference with the weights in float16")
-    bf16_full_eval: bool = Field(False, description="inference with the weights in bfloat16")
-    optim: Annotated[str, AfterValidator(_optimizer)] = Field("adamw_torch_fused", description="the optimizer")
+    fp16: bool = Field(default=False, description="mixed precision: float16 autocast with gradient scaling")
+    bf16: bool = Field(default=False, description="mixed precision: bfloat16 autocast")
+    tf32: bool | None = Field(default=None, description="TF32 matrix multiplications; without it, PyTorch's default")
+    fp16_full_eval: bool = Field(default=False, description="inference with the weights in float16")
+    bf16_full_eval: bool = Field(default=False, description="inference with the weights in bfloat16")
+    optim: Annotated[str, AfterValidator(_optimizer)] = Field(default="adamw_torch_fused", description="the optimizer")
     optim_args: Annotated[str, AfterValidator(_optimizer_arguments)] | None = Field(
-        None, description='arguments of the optimizer, such as `"momentum=0.9"` or `"foreach=True"`'
+        default=None, description='arguments of the optimizer, such as `"momentum=0.9"` or `"foreach=True"`'
     )
     optim_target_modules: str | tuple[str, ...] | None = Field(
-        None, description="modules that GaLore and APOLLO project: names, a regular expression, or `all-linear`"
+        default=None, description="modules that GaLore and APOLLO project: names, a regular expression, or `all-linear`"
     )
-    max_grad_norm: Amount = Field(1.0, description="gradients are clipped to this norm; 0: no clipping")
-    learning_rate: Amount = Field(5e-5, description="step size")
-    weight_decay: Amount = Field(0.0, description="weight decay")
-    adam_beta1: Decay = Field(0.9, description="Adam's first decay")
-    adam_beta2: Decay = Field(0.999, description="Adam's second decay")
-    adam_epsilon: Amount = Field(1e-8, description="Adam's epsilon")
-    label_smoothing_factor: Fraction = Field(0.0, description="label smoothing, computed by the Trainer")
-    neftune_noise_alpha: Amount | None = Field(None, description="noise that the Trainer adds to embeddings")
-    use_cache: bool = Field(False, description="keep keys and values of past tokens (`model.config.use_cache`)")
-    average_tokens_across_devices: bool = Field(True, description="count tokens over all GPUs for the loss")
-    logging_nan_inf_filter: bool = Field(True, description="leave losses that are not finite out of the logged mean")
-    torch_empty_cache_steps: Count | None = Field(None, description="empty the allocator's cache every so many steps")
-    dataloader_pin_memory: bool = Field(True, description="batches are copied from pinned host memory")
-    dataloader_num_workers: Index = Field(0, description="processes that load batches")
-    seed: Index = Field(42, description="seed of the random numbers")
+    max_grad_norm: Amount = Field(default=1.0, description="gradients are clipped to this norm; 0: no clipping")
+    learning_rate: Amount = Field(default=5e-5, description="step size")
+    weight_decay: Amount = Field(default=0.0, description="weight decay")
+    adam_beta1: Decay = Field(default=0.9, description="Adam's first decay")
+    adam_beta2: Decay = Field(default=0.999, description="Adam's second decay")
+    adam_epsilon: Amount = Field(default=1e-8, description="Adam's epsilon")
+    label_smoothing_factor: Fraction = Field(default=0.0, description="label smoothing, computed by the Trainer")
+    neftune_noise_alpha: Amount | None = Field(default=None, description="noise that the Trainer adds to embeddings")
+    use_cache: bool = Field(default=False, description="keep keys and values of past tokens (`model.config.use_cache`)")
+    average_tokens_across_devices: bool = Field(default=True, description="count tokens over all GPUs for the loss")
+    logging_nan_inf_filter: bool = Field(
+        default=True, description="leave losses that are not finite out of the logged mean"
+    )
+    torch_empty_cache_steps: Count | None = Field(
+        default=None, description="empty the allocator's cache every so many steps"
+    )
+    dataloader_pin_memory: bool = Field(default=True, description="batches are copied from pinned host memory")
+    dataloader_num_workers: Index = Field(default=0, description="processes that load batches")
+    seed: Index = Field(default=42, description="seed of the random numbers")
 
     _ignored: dict[str, Any] = PrivateAttr(default_factory=dict)
 
