@@ -1,0 +1,96 @@
+"""The grid: rows of ``grid.yaml`` as workloads, and the draw that holds some of them out from tuning.
+
+A row is held out when a hash of ``SEED`` and its name says so.  So the draw can be repeated by anyone, a row that is added later
+moves no other, and nobody chose.  Held-out rows are measured and reported; nothing may be changed because of what they show one by one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainatomy.workload.factory import resolve
+from trainatomy.workload.schema import Workload
+
+HERE = Path(__file__).resolve().parent
+SEED = "trainatomy accuracy grid, first draw"
+HELD_OUT_SHARE = 0.4
+"""More than a third, so that at least 40 rows are held out."""
+
+PRECISIONS: Mapping[str, Mapping[str, Any]] = {
+    "fp32": {},
+    "tf32": {"train": {"tf32": True}},
+    "fp16": {"train": {"fp16": True}},
+    "bf16": {"train": {"bf16": True}},
+    "bf16-weights": {"model": {"dtype": "bfloat16"}},
+}
+SHORT = {
+    "batch": ("train", "per_device_train_batch_size"),
+    "sequence": ("data", "sequence_length"),
+    "target": ("data", "target_length"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One training of the grid. ``mapping``: as in a workload file; ``alone``: to be measured with no other process on the card."""
+
+    name: str
+    family: str
+    mapping: Mapping[str, Any]
+    alone: bool
+    held_out: bool
+
+    def workload(self) -> Workload:
+        """The row as a workload; factories are found beside this file."""
+        mapping = deepcopy(dict(self.mapping))
+        for section in ("model", "data"):
+            if "factory" in mapping.get(section, {}):
+                mapping[section]["factory"] = resolve(mapping[section]["factory"], HERE)
+        return Workload.from_mapping(mapping)
+
+
+def rows(path: Path = HERE / "grid.yaml") -> list[Row]:
+    """All rows of the grid, in the order of the file. Raises ``ValueError`` for a row that is not understood."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return [_row(name, written, content["models"]) for name, written in content["rows"].items()]
+
+
+def is_held_out(name: str) -> bool:
+    """Whether the row of this name is held out: a fraction drawn from seed and name is below ``HELD_OUT_SHARE``."""
+    digest = hashlib.sha256(f"{SEED}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64 < HELD_OUT_SHARE
+
+
+def _row(name: str, written: Mapping[str, Any], models: Mapping[str, Any]) -> Row:
+    rest = dict(written)
+    family = rest.pop("of")
+    alone = rest.pop("alone", False)
+    mapping: dict[str, Any] = {"name": name}
+    for part in (models[family], PRECISIONS[rest.pop("precision", "fp32")], _shorts(rest), rest):
+        mapping = _merge(mapping, part)
+    return Row(name, family, mapping, alone, is_held_out(name))
+
+
+def _shorts(rest: dict[str, Any]) -> dict[str, Any]:
+    """Take the short keys out of ``rest`` and write them where a workload has them."""
+    long: dict[str, Any] = {}
+    for short, (section, key) in SHORT.items():
+        if short in rest:
+            long.setdefault(section, {})[key] = rest.pop(short)
+    return long
+
+
+def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Both mappings, section by section; what both give, the other decides."""
+    merged = {**one, **other}
+    for key in one.keys() & other.keys():
+        if isinstance(one[key], Mapping) and isinstance(other[key], Mapping):
+            merged[key] = _merge(one[key], other[key])
+    return merged
