@@ -1,0 +1,20 @@
+"""Rules by operator: attention, matrix products, convolutions, recurrent layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainatomy.world.kernels import attention, efficient_attention
+
+if TYPE_CHECKING:
+    from trainatomy.world.kernels.plan import Rule
+
+RULES_B: dict[str, Rule] = {
+    "aten::_scaled_dot_product_flash_attention": attention.flash_forward,
+    "aten::_scaled_dot_product_flash_attention_backward": attention.flash_backward,
+    "aten::_scaled_dot_product_cudnn_attention": attention.cudnn_forward,
+    "aten::_scaled_dot_product_cudnn_attention_backward": attention.cudnn_backward,
+    "aten::_safe_softmax": attention.safe_softmax,
+    "aten::_scaled_dot_product_efficient_attention": efficient_attention.efficient_forward,
+    "aten::_scaled_dot_product_efficient_attention_backward": efficient_attention.efficient_backward,
+}
