@@ -1,0 +1,66 @@
+"""Layer, RMS, batch and group norm: contiguous copies, partial sums of weight gradients, per-channel coefficients."""
+
+from __future__ import annotations
+
+from trainatomy.world.kernels.arguments import bound, ceil_div, compute_type, contiguous_copies, dense_bytes
+from trainatomy.world.kernels.iterator import Layout, reduction_iterator
+from trainatomy.world.kernels.plan import Call, Free, Out, Plan, Scratch
+from trainatomy.world.kernels.reduction import Kernel, reduction_scratch
+
+_MANY_ROWS = 64 * 1024
+_COLUMNS_PER_BLOCK = 32
+_ROWS_PER_BLOCK = 32
+_BLOCKS_AT_MOST = 32 * 1024
+
+
+def layer_norm(call: Call) -> Plan:
+    """``native_layer_norm`` and ``_fused_rms_norm``: nothing but copies of what is not contiguous, before the results.
+
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``layer_norm_cuda``; the statistics have the compute type (fp32).
+    """
+    named = bound(call)
+    copies = contiguous_copies(named["input"], named["weight"], named.get("bias"))
+    return [*copies, *(Out(index) for index in range(len(call.outputs)))]
+
+
+def layer_norm_backward(call: Call) -> Plan:
+    """``native_layer_norm_backward`` and ``_fused_rms_norm_backward``.
+
+    With more than 65,536 rows M and few columns N (⌊N/32⌋ < ⌊multiprocessors/2⌋) the gradients of weight and bias are
+    summed over min(⌈M/32⌉, ⌊32768/⌈N/32⌉⌋) parts, then these into new tensors; those allocated before are dropped.
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``LaunchGammaBetaBackwardCUDAKernel``.
+    """
+    named = bound(call)
+    input_ = named["input"]
+    copies = contiguous_copies(input_, named["weight"], named.get("bias"))
+    gradient = contiguous_copies(named["grad_out"], name="gradient")
+    columns = 1
+    for size in named["normalized_shape"]:
+        columns *= size
+    rows = input_.numel() // max(columns, 1)
+    first = 1 if named["output_mask"][0] else 0
+    weights = range(first, len(call.outputs))
+    blocks_wide = columns // _COLUMNS_PER_BLOCK
+    if rows <= _MANY_ROWS or blocks_wide >= call.processor.multiprocessors // 2 or not weights:
+        return [*copies, *(Out(index) for index in range(len(call.outputs))), *gradient]
+    parts = min(ceil_div(rows, _ROWS_PER_BLOCK), _BLOCKS_AT_MOST // ceil_div(columns, _COLUMNS_PER_BLOCK))
+    inputs = [Out(index) for index in range(first)]
+    return [*copies, *inputs, *_dropped(call, weights), *gradient, *_summed(call, weights, parts)]
+
+
+def _dropped(call: Call, weights: range) -> list[Scratch]:
+    return [Scratch(dense_bytes(call.outputs[index]), f"dropped {index}") for index in weights]
+
+
+def _summed(call: Call, weights: range, parts: int) -> list[Out | Scratch | Free]:
+    """Partial sums [parts, N] of every weight gradient, then each one's sum over the parts."""
+    plan: list[Out | Scratch | Free] = []
+    plan += [Scratch(parts * dense_bytes(call.outputs[index]), f"partial sums {index}") for index in weights]
+    for index in weights:
+        result = call.outputs[index]
+        size = result.dtype.itemsize
+        shape = (parts, result.numel())
+        iterator = reduction_iterator(Layout(shape, (result.numel(), 1), size), (True, False), (size,))
+        kernel = Kernel(compute_type(result.dtype).itemsize, size, 8 if size == 2 else 4)
+        plan += [Out(index), *reduction_scratch(iterator, kernel, call.processor, size), Free(f"dropped {index}")]
+    return plan
