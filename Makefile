@@ -50,10 +50,10 @@ $(DEV_SETUP): $(TEST_SETUP)
 
 demo: $(SETUP)
 	@echo '== The notebook of 2022 on its own card: predicted beside published =='
-	@$(BIN)/trainatomy compare notebook --gpu v100-16gb
+	@$(BIN)/trainatomy compare notebook --gpu v100-16gb --era 2022
 	@echo
 	@echo '== The same nine trainings on a card of today =='
-	@$(BIN)/trainatomy compare notebook --era today --gpu h200
+	@$(BIN)/trainatomy compare notebook --gpu h200
 	@echo
 	@echo '== The full bill of the first row =='
 	@$(BIN)/trainatomy predict --model google-bert/bert-large-uncased --class BertForSequenceClassification \

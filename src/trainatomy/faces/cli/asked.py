@@ -1,0 +1,39 @@
+"""From what was typed to workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainatomy.errors import WorkloadError
+from trainatomy.facts.cards import card
+from trainatomy.workload.notebook import notebook
+from trainatomy.workload.overrides import merge
+from trainatomy.workload.reading import read, read_all
+from trainatomy.workload.schema import Workload
+
+NOTEBOOK = "notebook"
+
+
+def one_workload(file: str | None, overrides: Mapping[str, Any]) -> Workload:
+    """The workload of a file with flags over it, or of flags alone; raises ``WorkloadError``."""
+    return merge(read(file) if file is not None else None, overrides)
+
+
+def several_workloads(files: Sequence[str], overrides: Mapping[str, Any]) -> tuple[Workload, ...]:
+    """Every workload of several files, or the notebook's nine rows, with flags over each of them; raises ``WorkloadError``."""
+    if NOTEBOOK in files:
+        if len(files) > 1:
+            raise WorkloadError(f"{NOTEBOOK!r} stands alone: it is nine trainings already (a file of that name: ./{NOTEBOOK})")
+        return _notebook(overrides)
+    return tuple(merge(workload, overrides) for file in files for workload in read_all(file))
+
+
+def _notebook(overrides: Mapping[str, Any]) -> tuple[Workload, ...]:
+    """On the notebook's own card and day, unless a card is named: then with today's software, or with ``--era 2022``."""
+    gpu, era = overrides.get("gpu"), overrides.get("era")
+    if gpu is not None:
+        card(gpu)
+    rows = notebook("2022" if era == "2022" or (gpu is None and era is None) else "today", gpu)
+    rest = {name: value for name, value in overrides.items() if name not in ("gpu", "era")}
+    return tuple(merge(row, rest | ({"era": era} if era not in (None, "2022") else {})) for row in rows)

@@ -1,0 +1,52 @@
+"""``trainatomy predict``: what one training holds at its peak, and whether it fits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from trainatomy.errors import DoesNotFit
+from trainatomy.faces.cli.asked import one_workload
+from trainatomy.faces.cli.options import Debug, Json, TrustRemoteCode, with_workload_options
+from trainatomy.faces.cli.output import progress, show, show_json
+from trainatomy.faces.cli.quiet import quiet_libraries
+from trainatomy.faces.json import to_json
+from trainatomy.faces.text import prediction_page, render
+from trainatomy.faces.text.verdict import verdict_line
+
+File = Annotated[str | None, typer.Argument(metavar="[WORKLOAD.yaml]", help="A file that describes the training.", show_default=False)]
+Check = Annotated[
+    bool, typer.Option("--check", help="Exit with code 8 where the training does not fit.", rich_help_panel="Output")
+]
+Timeline = Annotated[
+    bool, typer.Option("--timeline", help="Add memory by component over the step.", rich_help_panel="Output")
+]
+
+
+@with_workload_options
+def predict(
+    file: File = None,
+    check: Check = False,
+    timeline: Timeline = False,
+    json: Json = False,
+    trust_remote_code: TrustRemoteCode = False,
+    debug: Debug = False,
+    **overrides: Any,
+) -> None:
+    """Predict what every part of GPU memory holds at the peak of a training step, and whether the training fits.
+
+    The training is described by a file, by options, or by both: options win. Options carry the names of TrainingArguments, with
+    hyphens or underscores; docs/workload.md describes the file.
+    """
+    workload = one_workload(file, overrides)
+    with progress(f"executing {workload.name or 'the training'} on tensors without data"), quiet_libraries(debug=debug):
+        from trainatomy.api import predict as predicted
+
+        prediction = predicted(workload, timeline=timeline, trust_remote_code=trust_remote_code)
+    if json:
+        show_json(to_json(prediction))
+    else:
+        show(prediction_page(prediction))
+    if check and not prediction.fits:
+        raise DoesNotFit(render(verdict_line(prediction), width=1000).strip())

@@ -1,0 +1,96 @@
+"""The JSON Schema of what ``--json`` prints, derived from the dataclasses themselves (docs/schema/*.schema.json)."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from trainatomy.faces.json import COMPARED, COMPARISON, MEASUREMENT, PREDICTION
+from trainatomy.results.bill import Measurement, Prediction
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_SIMPLE = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null"}
+
+
+def prediction_schema() -> dict[str, Any]:
+    """Of one prediction."""
+    definitions: dict[str, Any] = {}
+    return _document("A prediction", _tagged(Prediction, PREDICTION, definitions), definitions)
+
+
+def comparison_schema() -> dict[str, Any]:
+    """Of ``compare --json``."""
+    definitions: dict[str, Any] = {}
+    definitions["Prediction"] = _tagged(Prediction, PREDICTION, definitions)
+    rows = {"type": "array", "items": {"$ref": "#/$defs/Prediction"}}
+    properties = {"schema": {"const": COMPARISON}, "rows": rows, "published": {"type": "array", "items": {"type": "object"}}}
+    return _document("A comparison", _object(properties, optional={"published"}), definitions)
+
+
+def measurement_schema() -> dict[str, Any]:
+    """Of ``measure --json``."""
+    definitions: dict[str, Any] = {}
+    definitions["Prediction"] = _tagged(Prediction, PREDICTION, definitions)
+    body = _tagged(Measurement, MEASUREMENT, definitions)
+    gap = _object({name: {"type": ["number", "null"]} for name in COMPARED})
+    body["properties"] |= {
+        "prediction": {"anyOf": [{"$ref": "#/$defs/Prediction"}, {"type": "null"}]},
+        "gap": {"anyOf": [gap, {"type": "null"}]},
+    }
+    body["required"] += ["prediction", "gap"]
+    return _document("A measurement", body, definitions)
+
+
+def _document(title: str, body: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    return {"$schema": DRAFT, "title": title, **body, "$defs": dict(sorted(definitions.items()))}
+
+
+def _tagged(kind: type, name: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a dataclass with its ``schema`` key in front."""
+    body = _dataclass(kind, definitions)
+    body["properties"] = {"schema": {"const": name}, **body["properties"]}
+    body["required"] = ["schema", *body["required"]]
+    return body
+
+
+def _object(properties: dict[str, Any], optional: frozenset[str] | set[str] = frozenset()) -> dict[str, Any]:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    body = _object({field.name: _of(hints[field.name], definitions) for field in fields(kind)})
+    return {"description": re.sub(r"\s+", " ", inspect.getdoc(kind) or "").replace("``", "`"), **body}
+
+
+def _of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one annotation; raises ``TypeError`` for one that JSON has no word for."""
+    if hint in _SIMPLE:
+        return {"type": _SIMPLE[hint]}
+    if hint is object or hint is Any:
+        return {}
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if isinstance(hint, UnionType):
+        return {"anyOf": [_of(each, definitions) for each in arguments]}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": _of(arguments[1], definitions)}
+    if origin is tuple:
+        return _tuple(arguments, definitions)
+    if is_dataclass(hint) and isinstance(hint, type):
+        if hint.__name__ not in definitions:
+            definitions[hint.__name__] = _dataclass(hint, definitions)
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+    raise TypeError(f"no JSON type is known for {hint!r}")
+
+
+def _tuple(arguments: tuple[Any, ...], definitions: dict[str, Any]) -> dict[str, Any]:
+    if arguments[-1] is Ellipsis:
+        return {"type": "array", "items": _of(arguments[0], definitions)}
+    items = [_of(each, definitions) for each in arguments]
+    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}

@@ -1,0 +1,26 @@
+"""Values as text: each function takes a value and returns something that rich can draw; ``render`` makes a string of a fixed width of it.
+
+    page.py          a prediction, whole
+    verdict.py       its answer in one line
+    bill.py          what device memory holds, component by component
+    evidence.py      where the peak is, which modules hold it, bytes per parameter, what it rests on
+    comparison.py    several predictions
+    measurement.py   a measurement beside its prediction
+    catalogue.py     cards and architectures
+"""
+
+from trainatomy.faces.text.catalogue import architectures_table, cards_table
+from trainatomy.faces.text.comparison import comparison_page
+from trainatomy.faces.text.measurement import measurement_page
+from trainatomy.faces.text.page import prediction_page
+from trainatomy.faces.text.rendering import console, render
+
+__all__ = [
+    "architectures_table",
+    "cards_table",
+    "comparison_page",
+    "console",
+    "measurement_page",
+    "prediction_page",
+    "render",
+]
