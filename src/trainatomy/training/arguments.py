@@ -6,11 +6,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import MissingLibrary, WorkloadError
-from trainatomy.workload.schema import Workload
-from trainatomy.workload.train import TrainSpec
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
+
+    from trainatomy.workload.schema import Workload
+    from trainatomy.workload.train import TrainSpec
 
 _QUIET: dict[str, Any] = {
     "report_to": "none",
@@ -26,7 +27,7 @@ _QUIET: dict[str, Any] = {
 def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_cpu: bool) -> TrainingArguments:
     """The arguments of a training of ``steps`` optimizer steps.
 
-    Raises ``WorkloadError`` where transformers refuses a value (its own words follow), ``MissingLibrary`` without accelerate.
+    Raises ``WorkloadError`` where transformers refuses a value (in its words), ``MissingLibrary`` without accelerate.
     """
     try:
         from transformers import TrainingArguments
@@ -41,7 +42,7 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
 
 
 def _given(train: TrainSpec) -> dict[str, Any]:
-    """The settings as transformers takes them.  Pinned host memory is left out unless asked for: no byte of the GPU's."""
+    """The settings as transformers takes them; host memory is pinned only on request, for it takes nothing of the GPU."""
     values = {name: value for name, value in train if value is not None}
     if "dataloader_pin_memory" not in train.model_fields_set:
         values["dataloader_pin_memory"] = False

@@ -6,7 +6,7 @@ As in the guide, a batch holds the inputs and the labels, and no attention mask 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,9 @@ from trainatomy.training.labels import IGNORED, draw_decoder_inputs, draw_labels
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
 from trainatomy.training.samples import PADDED_SHARE, Shape, draw_inputs, shape_of
-from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from trainatomy.workload.schema import Workload
 
 Sample = Mapping[str, Any]
 Batch = dict[str, Any]
@@ -45,7 +47,7 @@ class SyntheticDataset(Dataset[Sample]):
 def build_dataset(workload: Workload, model: nn.Module, size: int) -> SyntheticDataset:
     """A dataset of ``size`` samples for ``model``.
 
-    Raises ``WorkloadError`` (a length that the model has no positions for, an input that must come from ``data.factory``).
+    Raises ``WorkloadError``: a length beyond the model's positions, an input that only ``data.factory`` can make.
     """
     if workload.data.factory is not None:
         return _from_factory(workload.data.factory, size)

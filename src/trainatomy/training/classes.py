@@ -84,7 +84,7 @@ def _checked(found: Any, config: PreTrainedConfig, name: str) -> Any:
 
 
 def _has_loss(name: str) -> bool:
-    """A bare ``…Model`` computes hidden states only; heads carry ``For`` or ``LMHead`` in their name (CLIP has a loss)."""
+    """A bare ``…Model`` computes hidden states only; a head has ``For`` or ``LMHead`` in its name (CLIP has a loss)."""
     return "For" in name or "LMHead" in name or "DoubleHeads" in name or name in {"CLIPModel", "SiglipModel"}
 
 

@@ -1,25 +1,24 @@
 """The configuration of a transformers model: from a folder, from what ships, or from the hub; then the overrides.
 
-Weights are never fetched.  What ships is asked before the hub, so that the answer does not depend on a network: published
+Weights are never fetched.  What ships is asked before the hub, so that the answer does not depend on a network:
 configurations of published weights do not change.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.errors import NetworkError, WorkloadError
+from trainatomy.errors import WorkloadError
+from trainatomy.facts.architectures import architecture, nearest
 from trainatomy.training.hub import fetch_config
-from trainatomy.workload.model import ModelSpec
 from trainatomy.workload.nearest import suggestion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-logger = logging.getLogger(__name__)
+    from trainatomy.workload.model import ModelSpec
 
 Raw = dict[str, Any]
 """The content of a ``config.json``."""
@@ -65,12 +64,14 @@ def _raw(name: str) -> Raw:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _read_folder(folder)
-    shipped = shipped_config(name)
+    shipped = _shipped(name)
     if shipped is not None:
         return shipped
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise WorkloadError(f"model.id: there is no folder {folder}")
-    return fetch_config(name, hint=suggestion(name, shipped_names()))
+    shipped_names = nearest(name)
+    hint = f"; shipped under a similar name: {', '.join(shipped_names)}" if shipped_names else ""
+    return fetch_config(name, hint=hint)
 
 
 def _read_folder(folder: Path) -> Raw:
@@ -82,21 +83,12 @@ def _read_folder(folder: Path) -> Raw:
     return dict(raw)
 
 
-def shipped_config(name: str) -> Raw | None:
+def _shipped(name: str) -> Raw | None:
     """The configuration that ships under ``name``, or ``None``."""
-    from trainatomy.facts.architectures import architectures
-
-    for each in architectures():
-        if each.id == name:
-            return dict(each.config)
-    return None
-
-
-def shipped_names() -> list[str]:
-    """The names of all shipped architectures."""
-    from trainatomy.facts.architectures import architectures
-
-    return [each.id for each in architectures()]
+    found = architecture(name)
+    if found is None:
+        return None
+    return {"architectures": [found.class_name], **found.config}
 
 
 def _known_types() -> Mapping[str, Any]:
@@ -142,9 +134,7 @@ def _checked(overrides: Mapping[str, Any], raw: Raw, config_class: type[PreTrain
     for key, value in overrides.items():
         if key not in known:
             shown = sorted(name for name in known if not name.startswith("_"))
-            raise WorkloadError(
-                f"model.config.{key}: {config_class.__name__} has no such key{suggestion(key, shown)}"
-            )
+            raise WorkloadError(f"model.config.{key}: {config_class.__name__} has no such key{suggestion(key, shown)}")
         canonical[aliases.get(key, key)] = value
     return canonical
 
@@ -170,7 +160,6 @@ def _fit_layer_lists(raw: Raw, overrides: Raw, old_depth: int, depth: int) -> Ra
     return {
         key: [value[index % old_depth] for index in range(depth)]
         for key, value in raw.items()
-        if isinstance(value, list) and len(value) == old_depth > 0 and key.startswith(("layer", "mlp_layer")) and key not in overrides
+        if key.startswith(("layer", "mlp_layer")) and isinstance(value, list) and len(value) == old_depth > 0
+        if key not in overrides
     }
-
-

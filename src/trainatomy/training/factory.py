@@ -11,16 +11,18 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainatomy.errors import FactoryError, TrainatomyError, WorkloadError
 from trainatomy.workload.nearest import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
 
 _OURS = Path(__file__).resolve().parents[1]
 _INSTALLED = tuple(Path(path).resolve() for path in {*sysconfig.get_paths().values(), torch.__path__[0]})

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from trainatomy.errors import WorkloadError
-from trainatomy.training.observer import Observer
-from trainatomy.workload.train import TrainSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from trainatomy.training.observer import Observer
+    from trainatomy.workload.train import TrainSpec
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``config.json`` from the Hugging Face hub, and nothing else; a clear answer within seconds where there is no network."""
+"""``config.json`` from the Hugging Face hub, and nothing else; an answer within seconds where there is no network."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _TIMEOUT_SECONDS = 5.0
 def fetch_config(name: str, *, hint: str = "") -> dict[str, Any]:
     """The configuration of ``name``, from the hub's cache on this machine or from the hub.
 
-    ``hint`` ends the message where the name is unknown.  Raises ``WorkloadError`` (no such repository, no permission) or
-    ``NetworkError`` (the hub cannot be reached).
+    ``hint`` ends the message where the name is unknown.  Raises ``WorkloadError`` (no such repository, no permission)
+    or ``NetworkError`` (the hub cannot be reached).
     """
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

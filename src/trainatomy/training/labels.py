@@ -32,7 +32,7 @@ def _class_per_token(shape: Shape, inputs: Labels, generator: torch.Generator) -
 
 
 def _token(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """A token for each position: of the decoder ``[T]``, of a masked model a token drawn anew, else the input itself."""
+    """A token for each position: of the decoder ``[T]``, drawn anew for a masked model ``[S]``, else the input."""
     if shape.is_encoder_decoder:
         return {"labels": draw_tokens(shape.text, shape.lengths.target, generator)}
     if "MaskedLM" in shape.class_name:

@@ -1,7 +1,7 @@
 """Build the model of a workload, with random weights.
 
-The caller decides where: under ``torch.device("meta")`` a model of any size costs nothing; without it, weights are drawn on
-the CPU.  What is built is what ``from_pretrained(dtype=…)`` would load: the same dtypes, the same buffers.
+The caller decides where: under ``torch.device("meta")`` a model of any size costs nothing; without it, weights are
+drawn on the CPU.  What is built is what ``from_pretrained(dtype=…)`` would load: the same dtypes, the same buffers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from trainatomy.training import factory
 from trainatomy.training.classes import model_class
 from trainatomy.training.configuration import build_configuration
 from trainatomy.training.positions import lengths
-from trainatomy.workload.model import LoraSpec, ModelSpec
+from trainatomy.training.process import import_library
 from trainatomy.workload.nearest import suggestion
-from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+    from trainatomy.workload.model import LoraSpec, ModelSpec
+    from trainatomy.workload.schema import Workload
 
 
 def build_model(workload: Workload, *, trust_remote_code: bool = False) -> nn.Module:
@@ -95,12 +97,9 @@ def keep_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 def _adapt(model: nn.Module, lora: LoraSpec) -> nn.Module:
     """Low-rank adapters by peft, with its defaults: in float32 where the weights are in 16 bits."""
+    peft = import_library("peft", "model.lora")
     try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise MissingLibrary("model.lora needs peft: pip install peft") from error
-    try:
-        return get_peft_model(model, LoraConfig(**lora.arguments()))  # type: ignore[arg-type]
+        return peft.get_peft_model(model, peft.LoraConfig(**lora.arguments()))
     except (ValueError, TypeError) as error:
         raise WorkloadError(f"model.lora: peft refuses: {error}") from error
 

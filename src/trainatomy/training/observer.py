@@ -8,18 +8,19 @@ The order of calls in one run (``n`` optimizer steps of ``m`` micro-batches)::
                          step_end ]
 
 Between the last ``micro_step_end`` and ``optimizer_begin`` gradients are unscaled and clipped.  The Trainer moves the
-batches of a step to the device before ``step_begin``, and zeroes gradients once before the first step.  Inference has no
-optimizer: ``ready`` gets ``None``, and a step is ``step_begin, micro_step_begin, forward_end, micro_step_end, step_end``.
+batches of a step to the device before ``step_begin``, and zeroes gradients once between ``ready`` and the first step.
+Inference has no optimizer: ``ready`` gets ``None``, and a step has neither an optimizer's part nor gradients to zero.
 
 A loop hands no tensor to its observer, so that watching cannot prolong the life of one.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class Observer(Protocol):

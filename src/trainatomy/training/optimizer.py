@@ -1,8 +1,8 @@
 """The optimizer that ``train.optim`` names, made as the Trainer makes it: its classes, its groups, its defaults.
 
-The Trainer hands ``optim_args`` to some optimizers only, and AdamW is not among them.  Here every argument that the
-optimizer's class has is passed on, so that ``optim: adamw_torch`` with ``optim_args: "foreach=False,fused=False"`` is AdamW
-as a loop over parameters.
+The Trainer hands ``optim_args`` to some optimizers only, and AdamW is not among them.  Here every argument that a class
+of ``torch.optim`` has is passed on, so that ``optim: adamw_torch`` with ``optim_args: "foreach=False"`` is AdamW as a
+loop over parameters.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from torch import nn
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.workload.arguments import arguments as known_arguments
 from trainatomy.workload.nearest import suggestion
-from trainatomy.workload.train import TrainSpec
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
+
+    from trainatomy.workload.train import TrainSpec
 
 Choice = tuple[Any, dict[str, Any]]
 """A class (or a factory of the Trainer's) and the keyword arguments that it gets."""
@@ -30,7 +31,7 @@ def choose_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.M
     from transformers import Trainer
 
     try:
-        chosen, keywords = Trainer.get_optimizer_cls_and_kwargs(arguments, model)  # type: ignore[arg-type]
+        chosen, keywords = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
     except ImportError as error:
         raise _missing(train.optim, error) from error
     except ValueError as error:
@@ -51,7 +52,7 @@ def _more(train: TrainSpec, chosen: Any, keywords: dict[str, Any]) -> dict[str, 
     """Arguments of ``optim_args`` that the Trainer leaves aside and the class has."""
     if not (isinstance(chosen, type) and chosen.__module__.startswith("torch.optim")):
         return {}
-    accepted = set(inspect.signature(chosen.__init__).parameters) - {"self", "params"}  # type: ignore[misc]
+    accepted = set(inspect.signature(chosen).parameters) - {"params"}
     given = train.optimizer_arguments()
     for name in given:
         if name not in accepted:
@@ -70,9 +71,9 @@ def create_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.M
     from transformers import Trainer
 
     maker = Trainer.__new__(Trainer)
-    maker.model = model  # type: ignore[assignment]
+    maker.model = model
     maker.args = arguments
-    maker.optimizer = None  # type: ignore[assignment]
+    maker.optimizer = None
     maker.optimizer_cls_and_kwargs = choose_optimizer(train, arguments, model)
     return checked(train, maker.create_optimizer)
 

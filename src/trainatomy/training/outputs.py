@@ -38,7 +38,7 @@ def _find(outputs: Any) -> Any:
 
 @contextmanager
 def returning_loss(model: nn.Module) -> Iterator[None]:
-    """Let ``model`` return ``{"loss": …}`` in every case, which the Trainer understands; a dict with a loss passes as it is."""
+    """Let ``model`` return ``{"loss": …}``, which the Trainer understands; a dict with a loss passes as it is."""
 
     def rewrap(module: nn.Module, arguments: Any, outputs: Any) -> Any:
         return outputs if isinstance(outputs, dict) and "loss" in outputs else {"loss": loss_of(outputs)}

@@ -1,7 +1,7 @@
 """How many positions a model has, and the length of sequences that follows.
 
-Only learned and tabulated positions end a sequence: a lookup beyond the table is an error on the GPU.  Rotary and relative
-positions go on, so that ``max_position_embeddings`` of such a model is a note, not a limit.
+Only positions in a table end a sequence: a lookup beyond it is an error on the GPU.  Rotary and relative positions go
+on, so that ``max_position_embeddings`` of such a model is a note, not a limit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _rows(name: str, module: nn.Module) -> int | None:
         return None
     rows = int(weight.shape[0])
     if hasattr(module, "offset"):
-        return rows - int(module.offset)
+        return rows - int(module.offset)  # type: ignore[arg-type]
     return rows if module.padding_idx is None else rows - module.padding_idx - 1
 
 

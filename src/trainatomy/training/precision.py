@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
-from trainatomy.workload.train import TrainSpec
+if TYPE_CHECKING:
+    from trainatomy.workload.train import TrainSpec
 
 
 def autocast(train: TrainSpec, device_type: str) -> AbstractContextManager[object]:

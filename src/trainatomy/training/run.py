@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from trainatomy.training.factory import user_code
-from trainatomy.training.observer import Observer
 from trainatomy.training.process import own_process_settings
-from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainatomy.training.observer import Observer
+    from trainatomy.workload.schema import Workload
 
 
 def run(workload: Workload, model: nn.Module, *, device: str | None, steps: int, observer: Observer) -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.model import unwrap
-from trainatomy.training.positions import Lengths
+
+if TYPE_CHECKING:
+    from trainatomy.training.positions import Lengths
 
 FIRST_TOKEN, LAST_TOKEN = 100, 30_000
 """The guide draws its tokens from this range; a smaller vocabulary bounds it."""
@@ -58,7 +60,8 @@ def shape_of(model: nn.Module, lengths: Lengths) -> Shape:
     config = getattr(inner, "config", None)
     if config is None:
         raise WorkloadError(
-            f"data.factory: {type(inner).__name__} has no configuration to make a batch from: name a function that makes one"
+            f"data.factory: {type(inner).__name__} has no configuration that says what its batches look like: "
+            "name a function that makes one"
         )
     parameters = frozenset(inspect.signature(inner.forward).parameters)
     main_input = getattr(inner, "main_input_name", "input_ids")
@@ -95,7 +98,7 @@ def _input_features(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def _input_values(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[samples]`` float32: a waveform of 16 kHz; ``data.sequence_length`` counts the samples, 10 seconds without it."""
+    """``[samples]`` float32: 10 seconds of a waveform at 16 kHz."""
     return torch.rand((160_000,), generator=generator)
 
 

@@ -1,21 +1,23 @@
 """``mode: inference``: the forward alone, in evaluation mode and without gradients.
 
-Without labels, as in use.  Outputs are let go after each forward.  With ``fp16_full_eval`` or ``bf16_full_eval`` the whole
-model is cast on its way to the device, as the Trainer's evaluation does.
+Without labels, as in use.  Outputs are let go after each forward.  With ``fp16_full_eval`` or ``bf16_full_eval`` the
+whole model is cast on its way to the device, as the Trainer's evaluation does.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from trainatomy.training.batch import build_batch
 from trainatomy.training.loops.pytorch import to_device
-from trainatomy.training.observer import Observer
 from trainatomy.training.precision import autocast, full_precision_of_inference
-from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from trainatomy.training.observer import Observer
+    from trainatomy.workload.schema import Workload
 
 
 def infer(workload: Workload, model: nn.Module, *, device: str, steps: int, observer: Observer) -> None:

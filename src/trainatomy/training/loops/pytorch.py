@@ -6,8 +6,7 @@ Nothing outlives the line that needs it, except what does so in everybody's loop
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,11 +15,15 @@ from torch.utils.data import DataLoader
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import Batch, build_dataset
 from trainatomy.training.gradients import check_checkpointing
-from trainatomy.training.observer import Observer
 from trainatomy.training.optimizer import create_optimizer
 from trainatomy.training.outputs import loss_of
 from trainatomy.training.precision import autocast
-from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainatomy.training.observer import Observer
+    from trainatomy.workload.schema import Workload
 
 
 def train(workload: Workload, model: nn.Module, *, device: str, steps: int, observer: Observer) -> None:

@@ -1,7 +1,7 @@
 """``loop: trainer``: the Hugging Face Trainer itself, with an observer.
 
-The class below adds calls to the observer and nothing else: it keeps no tensor, and every tensor lives as long as it does
-under the plain Trainer.  The methods that it wraps hand their arguments on; their callers hold them anyway.
+The class below adds calls to the observer and nothing else: it keeps no tensor, and every tensor lives as long as it
+does under the plain Trainer.  The methods that it wraps hand their arguments on; their callers hold them anyway.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import tempfile
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-from trainatomy.errors import WorkloadError
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import SyntheticDataset, build_dataset
 from trainatomy.training.gradients import check_checkpointing, watched_zero_grad
-from trainatomy.training.observer import Observer
 from trainatomy.training.optimizer import checked, choose_optimizer
 from trainatomy.training.outputs import returning_loss
-from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from transformers import Trainer
+    import torch
+    from torch import nn
+
+    from trainatomy.training.observer import Observer
+    from trainatomy.workload.schema import Workload
 
 
 def train(workload: Workload, model: nn.Module, *, use_cpu: bool, steps: int, observer: Observer) -> None:
@@ -94,10 +92,10 @@ def _observed_trainer() -> Any:
             self._observer = observer
             self._micro_step = 0
             super().__init__(
-                model=model,  # type: ignore[arg-type]
+                model=model,
                 args=arguments,
                 train_dataset=dataset,
-                data_collator=dataset.collate,  # type: ignore[arg-type]
+                data_collator=dataset.collate,
                 callbacks=[Steps(observer)],
             )
 
@@ -107,9 +105,9 @@ def _observed_trainer() -> Any:
 
         def create_optimizer(self, *arguments: Any, **keywords: Any) -> torch.optim.Optimizer:
             train = self._workload.train
-            self.optimizer_cls_and_kwargs = choose_optimizer(train, self.args, self.model)  # type: ignore[arg-type]
+            self.optimizer_cls_and_kwargs = choose_optimizer(train, self.args, self.model)
             optimizer = checked(train, lambda: super(ObservedTrainer, self).create_optimizer(*arguments, **keywords))
-            self._observer.ready(self.model, optimizer)  # type: ignore[arg-type]
+            self._observer.ready(self.model, optimizer)
             return optimizer
 
         def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
