@@ -1,4 +1,4 @@
-"""The twin of PyTorch's CUDA caching allocator: requests in, block sizes, peaks and fragmentation out (no torch needed)."""
+"""The twin of PyTorch's CUDA caching allocator: requests in, block sizes, peaks and fragmentation out."""
 
 from trainatomy.allocator.outofmemory import OutOfMemory
 from trainatomy.allocator.replay import Replay, replay

@@ -1,8 +1,8 @@
 """Blocks and the pools of free ones.
 
 A segment is a doubly linked list of blocks in address order; free neighbours are always merged.  A pool keeps the free
-blocks of one kind (small or large) and one stream in best-fit order: by size, then by address (``BlockComparatorSize`` in
-c10/cuda/CUDACachingAllocator.cpp).  PyTorch's set holds all streams and never crosses from one to the next while it
+blocks of one kind (small or large) and one stream in best-fit order: by size, then by address (``BlockComparatorSize``
+in c10/cuda/CUDACachingAllocator.cpp).  PyTorch's set holds all streams and never crosses from one to the next while it
 searches, so one sorted list for each stream is the same thing.
 """
 
@@ -82,6 +82,10 @@ class Pool:
         """Take a free block out."""
         del self.keys[bisect_left(self.keys, block.size << ADDRESS_BITS | block.address)]
         del self.blocks[block.address]
+
+    def at(self, index: int) -> Block:
+        """The free block of ``keys[index]``."""
+        return self.blocks[self.keys[index] & ADDRESS_MASK]
 
     def in_order(self) -> list[Block]:
         """The free blocks by size and address; the pool may change while the list is walked."""

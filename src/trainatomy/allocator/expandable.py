@@ -2,17 +2,20 @@
 
 Source: ``ExpandableSegment``, ``find_expandable_block``, ``map_block``, ``try_allocate_expandable_block`` and
 ``unmap_block`` in c10/cuda/CUDACachingAllocator.cpp, the same in torch 2.9-2.13 (2.13: the page of the large pool is
-``large_segment_size_mb``).  A page is 2 MiB in the small pool and 20 MiB in the large one.  A request maps only the pages
-that it lacks after the free block before the unmapped range; the driver may refuse, and then the request fails whole.
+``large_segment_size_mb``).  A page is 2 MiB in the small pool and 20 MiB in the large one.  A request maps only the
+pages that it lacks after the free block before the unmapped range; the driver may refuse, and then the request fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trainatomy.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block, Pool, merge, splice
 from trainatomy.allocator.sizes import round_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,10 @@ def best_fit(pool: Pool, index: int) -> int:
 
     ``get_free_block``: the tail of a segment counts with all its address space, so that finished blocks come first.
     """
-    blocks = pool.in_order()
-    while index + 1 < len(blocks) and grown_size(blocks[index + 1]) < grown_size(blocks[index]):
+    size = grown_size(pool.at(index))
+    while index + 1 < len(pool.keys) and (after := grown_size(pool.at(index + 1))) < size:
         index += 1
+        size = after
     return index
 
 

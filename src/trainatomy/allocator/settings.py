@@ -6,13 +6,15 @@ Source: c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.h, torch 2
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trainatomy.allocator.sizes import LARGE_SEGMENT_BYTES, MIB, OWN_SEGMENT_BYTES
 from trainatomy.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROUNDUP_INTERVALS: Final = 16
 """1 MiB, 2 MiB, ... up to 32 GiB and more."""
@@ -192,4 +194,7 @@ _OPTIONS: Final[dict[str, Callable[[AllocatorSettings, str, str], AllocatorSetti
     "large_segment_size_mb": _large_segment,
 }
 
-_SINCE: Final[dict[str, tuple[int, int]]] = {"large_segment_size_mb": (2, 13)}
+_SINCE: Final[dict[str, tuple[int, int]]] = {
+    "large_segment_size_mb": (2, 13),
+    "per_process_memory_fraction": (2, 10),
+}

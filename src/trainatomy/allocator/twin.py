@@ -1,14 +1,15 @@
 """The twin of PyTorch's CUDA caching allocator: what its blocks and segments do, without a GPU.
 
-Source: ``DeviceCachingAllocator`` in c10/cuda/CUDACachingAllocator.cpp, torch 2.9-2.13; the rules are in README.md beside
-this file.  Left out: private pools (CUDA graphs, ``MemPool``), streams recorded on a block (``record_stream``: a free then
-waits for that stream, which cannot be known without running), callbacks that free memory, sharing between processes.
+Source: ``DeviceCachingAllocator`` in c10/cuda/CUDACachingAllocator.cpp, torch 2.9-2.13; README.md beside this file
+tells the rules.  Left out: private pools (CUDA graphs, ``MemPool``), streams recorded on a block (``record_stream``: a
+free then waits for that stream, which cannot be known without running), callbacks that free memory, sharing of memory
+between processes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from trainatomy.allocator.addresses import AddressPolicy, TopDownReservations
 from trainatomy.allocator.blocks import (
@@ -21,9 +22,9 @@ from trainatomy.allocator.blocks import (
     Pool,
     SearchCount,
 )
+from trainatomy.allocator.eviction import aged_blocks, oversize_blocks
 from trainatomy.allocator.expandable import ExpandableSegment, best_fit, find_room, grow, unmap
 from trainatomy.allocator.outofmemory import OutOfMemory
-from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.allocator.sizes import (
     MIB,
     MIN_BLOCK_BYTES,
@@ -34,6 +35,11 @@ from trainatomy.allocator.sizes import (
     segment_bytes,
 )
 from trainatomy.allocator.snapshot import SegmentView, segments_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainatomy.allocator.settings import AllocatorSettings
 
 UNBOUNDED = 1 << 62
 UNBOUNDED_ADDRESSES = 1 << 42
@@ -88,9 +94,7 @@ class CachingAllocator:
             return 0
         size = self._rounded.get(requested_bytes)
         if size is None:
-            size = self._rounded[requested_bytes] = block_bytes(
-                requested_bytes, self.settings.roundup_power2_divisions
-            )
+            size = self._rounded[requested_bytes] = block_bytes(requested_bytes, self.settings.roundup_power2_divisions)
         is_small = size <= SMALL_REQUEST_BYTES
         pool = (self._small if is_small else self._large).get(stream) or self._new_pool(is_small, stream)
         block = self._find(pool, size) or self._obtain(pool, requested_bytes, size)
@@ -158,6 +162,10 @@ class CachingAllocator:
         """Give every wholly free segment (expandable: page) back to the driver."""
         for pool in (*self._pools(self._large), *self._pools(self._small)):
             self._release_pool(pool)
+
+    def kernels_loaded(self) -> None:
+        """Say that the model is on the device and its first step begins: addresses change (see ``addresses.py``)."""
+        self._addresses.kernels_loaded()
 
     def block_bytes(self, handle: int) -> int:
         """The size of the block behind a live handle, an unsplit rest included; 0 for handle 0."""
@@ -259,40 +267,18 @@ class CachingAllocator:
         self._addresses.give_back(block.address, block.size)
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """``release_available_cached_blocks``: with ``max_split_size``, free just enough oversize blocks; whether it did."""
+        """Free just enough blocks that ``max_split_size`` kept whole; whether that may serve the request."""
         if self._max_split == UNBOUNDED:
             return False
-        wanted = max(size, self._max_split)
-        blocks = pool.in_order()
-        index = bisect_left(pool.keys, wanted << ADDRESS_BITS)
-        if index < len(blocks) and blocks[index].expandable is None:
-            self._release(blocks[index])
-            return True
-        released = 0
-        for block in reversed(blocks[:index]):
-            if released >= wanted or block.size < self._max_split:
-                break
-            if block.expandable is None:
-                released += block.size
-                self._release(block)
-        return released >= wanted
+        blocks, suffices = oversize_blocks(pool, size, self._max_split)
+        for block in blocks:
+            self._release(block)
+        return suffices
 
     def _collect_garbage(self) -> None:
-        """``garbage_collect_cached_blocks``: above the threshold, free large blocks that were long not used."""
+        """Above the threshold, free large blocks that were long not used."""
         assert self._allowed is not None and self.settings.garbage_collection_threshold is not None
-        target = self.reserved_bytes - int(self.settings.garbage_collection_threshold * self._allowed)
-        if target <= 0:
-            return
-        clock = self._clocks[False]
-        candidates = [block for pool in self._pools(self._large) for block in pool.in_order() if not block.is_split]
-        ages = {block.address: clock.searches - block.inserted_at for block in candidates}
-        reclaimed = 0
-        while candidates and reclaimed < target:
-            threshold = sum(ages[block.address] for block in candidates) / len(candidates)
-            old = [block for block in candidates if ages[block.address] >= threshold]
-            for block in old:
-                reclaimed += block.size
-                self._release(block)
-            candidates = [block for block in candidates if ages[block.address] < threshold]
-
-
+        excess = self.reserved_bytes - int(self.settings.garbage_collection_threshold * self._allowed)
+        cached = [block for pool in self._pools(self._large) for block in pool.in_order()]
+        for block in aged_blocks(cached, self._clocks[False].searches, excess):
+            self._release(block)

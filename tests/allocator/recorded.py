@@ -1,0 +1,81 @@
+"""Tapes that were recorded on a GPU: how they are stored, and the tape that the twin replays.
+
+``tapes/*.json.xz`` hold PyTorch's memory history, whole, from the first allocation of the process to the last step:
+``events`` (a positive number allocates so many bytes, -n frees the allocation made n allocations ago), ``segments``
+([index of the event, MiB, address in MiB] of each ``segment_alloc``) and ``case`` (the run, and PyTorch's own peaks).
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trainatomy.allocator import AllocatorSettings, CachingAllocator
+from trainatomy.allocator.sizes import MIB
+from trainatomy.results.tape import Event, Origin, Tape
+
+TAPES = Path(__file__).parent / "tapes"
+NAMES = sorted(path.name.removesuffix(".json.xz") for path in TAPES.glob("*.json.xz"))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded run: ``segments`` are (event, bytes, address)."""
+
+    tape: Tape
+    segments: list[tuple[int, int, int]]
+    case: dict[str, Any]
+
+
+@cache
+def load(name: str) -> Recording:
+    """Read a recording."""
+    stored = json.loads(lzma.decompress((TAPES / f"{name}.json.xz").read_bytes()))
+    events: list[Event] = []
+    count = 0
+    for number in stored["events"]:
+        if number > 0:
+            events.append(Event("alloc", count, number))
+            count += 1
+        else:
+            events.append(Event("free", count + number, 0))
+    loaded = _loaded_allocations(events, stored["case"]["alloc_model"])
+    origins = [Origin("", "", "load" if n < loaded else "forward", 0) for n in range(count)]
+    segments = [(event, size * MIB, address * MIB) for event, size, address in stored["segments"]]
+    return Recording(Tape(events, origins), segments, stored["case"])
+
+
+def _loaded_allocations(events: list[Event], allocated_bytes: int) -> int:
+    """How many allocations it takes to reach what PyTorch had allocated right after the model was on the GPU."""
+    twin = CachingAllocator(AllocatorSettings())
+    handles: dict[int, int] = {}
+    for event in events:
+        if event.action == "alloc":
+            handles[event.allocation] = twin.malloc(event.bytes)
+        else:
+            twin.free(handles[event.allocation])
+        if twin.allocated_bytes == allocated_bytes:
+            return event.allocation + 1
+    raise AssertionError("the model never was loaded")
+
+
+class RecordedAddresses:
+    """Gives out the addresses that the driver gave; for requests in the recorded order."""
+
+    def __init__(self, segments: list[tuple[int, int, int]]) -> None:
+        self._left = list(reversed(segments))
+
+    def take(self, size: int) -> int:
+        _, recorded, address = self._left.pop()
+        assert recorded == size
+        return address
+
+    def give_back(self, address: int, size: int) -> None:
+        raise AssertionError("no segment was freed in these runs")
+
+    def kernels_loaded(self) -> None:
+        pass

@@ -1,0 +1,56 @@
+"""Replaying hand-written tapes."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainatomy.allocator import AllocatorSettings, OutOfMemory, replay
+from trainatomy.allocator.sizes import MIB
+from trainatomy.results.tape import Event, Tape
+
+DEFAULT = AllocatorSettings()
+
+
+def test_series_sizes_and_peaks() -> None:
+    events = [
+        Event("alloc", 0, 1000),
+        Event("alloc", 1, 0),
+        Event("alloc", 2, 30 * MIB),
+        Event("free", 2, 0),
+        Event("empty_cache", -1, 0),
+        Event("free", 1, 0),
+    ]
+    result = replay(Tape(events), DEFAULT)
+    assert list(result.block_bytes) == [1024, 0, 30 * MIB]
+    assert list(result.allocated_bytes) == [1024, 1024, 1024 + 30 * MIB, 1024, 1024, 1024]
+    assert list(result.reserved_bytes) == [2 * MIB, 2 * MIB, 32 * MIB, 32 * MIB, 2 * MIB, 2 * MIB]
+    assert (result.peak_allocated_bytes, result.peak_allocated_at) == (1024 + 30 * MIB, 2)
+    assert (result.peak_reserved_bytes, result.peak_reserved_at) == (32 * MIB, 2)
+    assert result.out_of_memory is None
+    assert result.out_of_memory_at is None
+
+
+def test_an_empty_tape() -> None:
+    result = replay(Tape(), DEFAULT)
+    assert (result.peak_allocated_bytes, result.peak_allocated_at) == (0, None)
+
+
+def test_out_of_memory_ends_the_replay() -> None:
+    events = [Event("alloc", 0, 30 * MIB), Event("alloc", 1, 30 * MIB), Event("free", 0, 0)]
+    result = replay(Tape(events), DEFAULT, 40 * MIB)
+    assert isinstance(result.out_of_memory, OutOfMemory)
+    assert result.out_of_memory_at == 1
+    assert list(result.allocated_bytes) == [30 * MIB, 30 * MIB]
+    assert list(result.block_bytes) == [30 * MIB, 0]
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([Event("free", 0, 0)], "event 0: allocation 0 is freed but not allocated"),
+        ([Event("alloc", 0, 1), Event("alloc", 0, 1)], "event 1: allocation 0 is allocated twice"),
+    ],
+)
+def test_impossible_tapes(events: list[Event], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replay(Tape(events), DEFAULT)
