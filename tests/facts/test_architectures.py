@@ -14,12 +14,29 @@ FOLDER = Path(sys.modules[Architecture.__module__].__file__ or "").parent / "arc
 
 # One of each family, small enough to build at once; the classifier's count was also read from a GPU run.
 SAMPLE = [
-    "google-bert/bert-large-uncased", "FacebookAI/roberta-base", "distilbert/distilbert-base-uncased", "openai-community/gpt2",
-    "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.1-405B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B", "mistralai/Mistral-7B-v0.1",
-    "mistralai/Mixtral-8x7B-v0.1", "google/gemma-2b", "google/gemma-2-2b", "google/gemma-3-1b-pt", "microsoft/phi-2", "google-t5/t5-base",
-    "google/flan-t5-base", "openai/whisper-large-v3", "google/vit-base-patch16-224", "facebook/deit-base-distilled-patch16-224",
-    "microsoft/resnet-50", "facebook/opt-125m", "EleutherAI/pythia-160m",
-]  # fmt: skip
+    "google-bert/bert-large-uncased",
+    "FacebookAI/roberta-base",
+    "distilbert/distilbert-base-uncased",
+    "openai-community/gpt2",
+    "meta-llama/Llama-3.2-1B",
+    "meta-llama/Llama-3.1-405B",
+    "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen3-0.6B",
+    "mistralai/Mistral-7B-v0.1",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "google/gemma-2b",
+    "google/gemma-2-2b",
+    "google/gemma-3-1b-pt",
+    "microsoft/phi-2",
+    "google-t5/t5-base",
+    "google/flan-t5-base",
+    "openai/whisper-large-v3",
+    "google/vit-base-patch16-224",
+    "facebook/deit-base-distilled-patch16-224",
+    "microsoft/resnet-50",
+    "facebook/opt-125m",
+    "EleutherAI/pythia-160m",
+]
 
 
 def build(config, class_name):
@@ -65,11 +82,17 @@ def test_a_classifier_on_berts_configuration_has_the_size_of_the_gpu_run():
 @pytest.mark.parametrize(
     ("published", "hub_id"),
     [
-        (124439808, "openai-community/gpt2"), (8030261248, "meta-llama/Llama-3.1-8B"), (405853388800, "meta-llama/Llama-3.1-405B"),
-        (494032768, "Qwen/Qwen2.5-0.5B"), (46702792704, "mistralai/Mixtral-8x7B-v0.1"), (222903552, "google-t5/t5-base"),
-        (1543490560, "openai/whisper-large-v3"), (86567656, "google/vit-base-patch16-224"), (2506172416, "google/gemma-2b"),
+        (124439808, "openai-community/gpt2"),
+        (8030261248, "meta-llama/Llama-3.1-8B"),
+        (405853388800, "meta-llama/Llama-3.1-405B"),
+        (494032768, "Qwen/Qwen2.5-0.5B"),
+        (46702792704, "mistralai/Mixtral-8x7B-v0.1"),
+        (222903552, "google-t5/t5-base"),
+        (1543490560, "openai/whisper-large-v3"),
+        (86567656, "google/vit-base-patch16-224"),
+        (2506172416, "google/gemma-2b"),
     ],
-)  # fmt: skip
+)
 def test_published_sizes(published, hub_id):
     assert next(entry for entry in ENTRIES if entry.hub_id == hub_id).parameters == published
 
@@ -77,10 +100,14 @@ def test_published_sizes(published, hub_id):
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        ("bert-large-uncased", "google-bert/bert-large-uncased"), ("gpt2", "openai-community/gpt2"), ("Meta-Llama/llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
-        ("meta-llama/Meta-Llama-3.1-405B", "meta-llama/Llama-3.1-405B"), ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B"), ("t5-base", "google-t5/t5-base"),
+        ("bert-large-uncased", "google-bert/bert-large-uncased"),
+        ("gpt2", "openai-community/gpt2"),
+        ("Meta-Llama/llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
+        ("meta-llama/Meta-Llama-3.1-405B", "meta-llama/Llama-3.1-405B"),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B"),
+        ("t5-base", "google-t5/t5-base"),
     ],
-)  # fmt: skip
+)
 def test_short_old_and_chat_names(asked, found):
     entry = architecture(asked)
     assert entry is not None and entry.hub_id == found

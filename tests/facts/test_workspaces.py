@@ -2,7 +2,12 @@
 
 import pytest
 
-from trainatomy.facts.workspaces import cublas_workspace_bytes, cublaslt_workspace_bytes, workspaces, workspaces_per_call
+from trainatomy.facts.workspaces import (
+    cublas_workspace_bytes,
+    cublaslt_workspace_bytes,
+    workspaces,
+    workspaces_per_call,
+)
 
 MIB = 2**20
 
@@ -28,7 +33,14 @@ def test_default_workspace(capability, version, expected):
 
 @pytest.mark.parametrize(
     ("config", "expected"),
-    [(":4096:2:16:8", 8519680), (":16:8", 16 * 8 * 1024), (":0:0", 0), ("4096:8", 32 * MIB), ("nonsense", 32 * MIB), (":4096:8", 32 * MIB)],
+    [
+        (":4096:2:16:8", 8519680),
+        (":16:8", 16 * 8 * 1024),
+        (":0:0", 0),
+        ("4096:8", 32 * MIB),
+        ("nonsense", 32 * MIB),
+        (":4096:8", 32 * MIB),
+    ],
 )
 def test_configured_workspace(config, expected):
     assert cublas_workspace_bytes((9, 0), (2, 11), {"CUBLAS_WORKSPACE_CONFIG": config}) == expected

@@ -1,26 +1,29 @@
 """Architectures: configurations of well-known models, so that they can be built without network.
 
-One file each in ``architectures/`` holds what the hub's config.json says (the fields that shape the model); ``index.json`` lists them with
-class, number of parameters and source, and is all that a listing reads.
+One file each in ``architectures/`` holds what the hub's config.json says (the fields that shape the model);
+``index.json`` lists them with class, number of parameters and source, and is all that a listing reads.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainatomy.facts.data import close_names, read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureEntry:
     """A line of the index.
 
-    ``class_name`` is the transformers class of the checkpoint.  ``parameters`` counts that class built from the configuration (shared tensors
-    once); ``parameters_published`` is the hub's figure, where there is one.  ``also``: hub ids of the same architecture (chat versions, old names).
+    ``class_name`` is the transformers class of the checkpoint.  ``parameters`` counts that class built from the
+    configuration (shared tensors once); ``parameters_published`` is the hub's figure, where there is one.
+    ``also``: hub ids of the same architecture (chat versions, old names).
     """
 
     hub_id: str
@@ -58,7 +61,7 @@ class Architecture:
 
 
 def architecture(name: str) -> Architecture | None:
-    """The architecture of a hub id, or of its last part alone ("bert-large-uncased", "gpt2"); case does not matter; None if none ships."""
+    """The architecture of a hub id or of its last part alone ("gpt2"), whatever the case; None if none ships."""
     hub_id = _ids_by_name().get(name.strip().lower())
     if hub_id is None:
         return None

@@ -7,9 +7,9 @@ Units: bytes, bytes per second, floating-point operations per second.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +22,7 @@ _SAME_KERNELS = {"tf32": "fp32", "bf16": "fp16"}
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Memory that a process holds on the card outside PyTorch's allocator: the CUDA context and the kernels loaded so far.
+    """Memory that a process holds outside PyTorch's allocator: the CUDA context and the kernels loaded so far.
 
     ``after_training_bytes`` is keyed by precision (fp32, fp16), because each loads its own kernels.
     """
@@ -33,7 +33,7 @@ class Context:
     environment: str
 
     def after_training(self, precision: str = "fp32") -> int:
-        """Bytes held at the end of a training in ``precision``; tf32 counts as fp32 and bf16 as fp16, whose kernels they share."""
+        """Bytes held at the end of a training; tf32 counts as fp32 and bf16 as fp16, taken to load as many kernels."""
         return self.after_training_bytes[_SAME_KERNELS.get(precision, precision)]
 
 
@@ -41,9 +41,10 @@ class Context:
 class Card:
     """One GPU.
 
-    ``memory_bytes`` is what CUDA offers to processes (``total_memory`` of torch's device properties), ``nvidia_smi_bytes`` the total that
-    nvidia-smi shows; what the driver keeps for itself is the difference, or ``driver_reserved_bytes`` where it was measured.
-    ``rates`` are dense peaks by precision (fp64, fp32 without tensor cores; tf32, fp16, bf16, fp8 with them); a missing one: not offered.
+    ``memory_bytes`` is what CUDA offers to processes (``total_memory`` of torch's device properties),
+    ``nvidia_smi_bytes`` the total that nvidia-smi shows; what the driver keeps for itself is the difference,
+    or ``driver_reserved_bytes`` where it was measured.  ``rates`` are dense peaks by precision (fp64 and fp32
+    without tensor cores; tf32, fp16, bf16, fp8 with them); one that is missing is not offered.
     ``sources`` and ``assumed`` are keyed by dotted field name; a field's parent speaks for it.
     """
 
@@ -65,14 +66,15 @@ class Card:
     assumed: Mapping[str, str] = field(default_factory=lambda: _EMPTY, hash=False, repr=False)
 
     def context(self, era: str = "lazy") -> Context:
-        """The context under an era's software: ``lazy`` (today's), or ``eager-cuda-11`` where known; raises WorkloadError."""
+        """The context under an era's software: ``lazy`` (today's), or ``eager-cuda-11``; WorkloadError if not known."""
         try:
             return self.contexts[era]
         except KeyError:
-            raise WorkloadError(f"no context of {self.id} is known for {era!r}; known: {', '.join(self.contexts) or 'none'}") from None
+            known = ", ".join(self.contexts) or "none"
+            raise WorkloadError(f"no context of {self.id} is known for {era!r}; known: {known}") from None
 
     def source(self, name: str) -> str:
-        """Where a field comes from: its own entry or its nearest parent's, ``assumed: …`` for an assumption, else ``unknown``."""
+        """Where a field comes from, by its own or its nearest parent's entry: a source, ``assumed: …``, or ``unknown``."""
         while name:
             if name in self.assumed:
                 return f"assumed: {self.assumed[name]}"
@@ -83,7 +85,7 @@ class Card:
 
 
 def card(name: str) -> Card:
-    """The card of that id or alias (case, spaces and underscores do not matter); WorkloadError names the nearest ones."""
+    """The card of that id or alias, whatever case, spaces and underscores; WorkloadError names the nearest ones."""
     card_id = _ids_by_name().get(_normal(name))
     if card_id is None:
         near = close_names(_normal(name), _ids_by_name())
@@ -98,31 +100,32 @@ def cards() -> tuple[Card, ...]:
 
 
 def card_from_mapping(mapping: Mapping[str, Any], base: str | Card | None = None) -> Card:
-    """A card that the user describes: keys as in the files of ``cards/``, what is missing taken from ``base`` (default: the H200).
+    """A card that the user describes: keys as in the files of ``cards/``, the rest from ``base`` (default: the H200).
 
-    Every key that is given counts as assumed, "given by the user".  A changed ``memory_bytes`` drops what nvidia-smi would show of the base.
+    Every key that is given counts as assumed, "given by the user".  With ``memory_bytes`` of its own, the card no
+    longer has the base's ``nvidia_smi_bytes`` and ``driver_reserved_bytes``.
     Raises WorkloadError for an unknown key or a value that is not of the key's kind.
     """
     origin = base if isinstance(base, Card) else card(base or "h200")
     unknown = [key for key in mapping if key not in _KEYS]
     if unknown:
-        near = close_names(unknown[0], _KEYS)
-        raise WorkloadError(f"a card has no key {unknown[0]!r}; did you mean {near[0]!r}?" if near else
-                            f"a card has no key {unknown[0]!r}; keys: {', '.join(_KEYS)}")
+        near = close_names(unknown[0], _KEYS, 1) or list(_KEYS)
+        raise WorkloadError(f"a card has no key {unknown[0]!r}; did you mean {' or '.join(near)}?")
     given: dict[str, Any] = {}
     for key, value in mapping.items():
         try:
-            given[_FIELDS.get(key, key)] = _KEYS[key](value)
+            given[_field(key)] = _KEYS[key](value)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise WorkloadError(f"card: {key}: {value!r} is not a valid value ({error})") from None
     if "memory_bytes" in given:
         given.setdefault("nvidia_smi_bytes", None)
+        given.setdefault("driver_reserved_bytes", None)
     for key in ("rates", "links", "contexts"):
         if key in given:
             given[key] = MappingProxyType({**getattr(origin, key), **given[key]})
     name = given.setdefault("name", f"{origin.name}, altered")
     given.setdefault("id", _normal(name))
-    names = [f"{_FIELDS.get(key, key)}{part}" for key, value in mapping.items() for part in _parts(value)]
+    names = [_field(key) + part for key, value in mapping.items() for part in _parts(value)]
     assumed = {**origin.assumed, **dict.fromkeys(names, "given by the user")}
     return replace(origin, aliases=(), assumed=MappingProxyType(assumed), **given)
 
@@ -146,14 +149,14 @@ def _ids_by_name() -> Mapping[str, str]:
     return {str(name): card_id for card_id, aliases in _index().items() for name in (card_id, *aliases)}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(card_id: str) -> Card:
     data = dict(read_yaml("cards", f"{card_id}.yaml"))
     sources = {_field(name): entry["source"].strip() for entry in data.pop("sources") for name in entry["gives"]}
     assumed = {_field(name): why.strip() for name, why in data.pop("assumed").items()}
-    fields = {_FIELDS.get(key, key): _KEYS[key](value) for key, value in data.items()}
-    aliases = tuple(str(alias) for alias in _index()[card_id])
-    return Card(id=card_id, aliases=aliases, sources=MappingProxyType(sources), assumed=MappingProxyType(assumed), **fields)
+    fields: dict[str, Any] = {_field(key): _KEYS[key](value) for key, value in data.items()}
+    fields |= {"sources": MappingProxyType(sources), "assumed": MappingProxyType(assumed)}
+    return Card(id=card_id, aliases=tuple(str(alias) for alias in _index()[card_id]), **fields)
 
 
 def _field(dotted: str) -> str:
@@ -173,15 +176,25 @@ def _numbers(value: Mapping[str, Any]) -> Mapping[str, float]:
 def _contexts(value: Mapping[str, Any]) -> Mapping[str, Context]:
     def one(era: str, entry: Mapping[str, Any]) -> Context:
         after = {str(precision): int(size) for precision, size in entry["after_training_bytes"].items()}
-        return Context(era, int(entry["first_tensor_bytes"]), MappingProxyType(after), str(entry.get("environment", "")))
+        environment = str(entry.get("environment", "not stated"))
+        return Context(era, int(entry["first_tensor_bytes"]), MappingProxyType(after), environment)
 
     return MappingProxyType({era: one(era, entry) for era, entry in value.items()})
 
 
 # What a card's file may hold, and how each value is read; fields of Card whose name is shorter than the file's key.
-_KEYS = {
-    "name": str, "device_name": str, "capability": _capability, "multiprocessors": int, "memory_bytes": int, "nvidia_smi_bytes": int,
-    "driver_reserved_bytes": int, "bandwidth_bytes_per_second": float, "rates_flop_per_second": _numbers, "l2_bytes": int,
-    "link_bytes_per_second": _numbers, "context": _contexts,
-}  # fmt: skip
+_KEYS: dict[str, Callable[[Any], Any]] = {
+    "name": str,
+    "device_name": str,
+    "capability": _capability,
+    "multiprocessors": int,
+    "memory_bytes": int,
+    "nvidia_smi_bytes": int,
+    "driver_reserved_bytes": int,
+    "bandwidth_bytes_per_second": float,
+    "rates_flop_per_second": _numbers,
+    "l2_bytes": int,
+    "link_bytes_per_second": _numbers,
+    "context": _contexts,
+}
 _FIELDS = {"rates_flop_per_second": "rates", "link_bytes_per_second": "links", "context": "contexts"}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# A safe loader, in C where there is one.
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -18,10 +21,10 @@ def read_text(*path: str) -> str:
     return files(__package__).joinpath(*path).read_text(encoding="utf-8")
 
 
-@lru_cache(maxsize=None)
+@cache
 def read_yaml(*path: str) -> Any:
     """The contents of a YAML file below this package, read once; treat them as read-only."""
-    return yaml.load(read_text(*path), Loader=_Loader)  # noqa: S506 - a safe loader, in C where there is one
+    return yaml.load(read_text(*path), Loader=_Loader)
 
 
 def close_names(asked: str, known: Iterable[str], count: int = 4) -> list[str]:

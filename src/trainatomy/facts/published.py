@@ -1,20 +1,23 @@
-"""Measurements that others published, with their source: the guide's table on a V100, its table by batch size, the shares of operator groups."""
+"""Measurements that others published: a guide's table on a V100, its table by batch size, shares of operator groups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainatomy.facts.data import read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedRun:
     """One row of the guide's table.
 
-    ``train``: settings by the names of TrainingArguments.  ``memory_bytes``: what NVML reported as used, rounded down to a MiB by the source.
+    ``train``: settings by the names of TrainingArguments.  ``memory_bytes``: what NVML reported as used, which the
+    source rounds down to a MiB.
     """
 
     name: str
@@ -26,7 +29,10 @@ class PublishedRun:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """The guide's runs of one model on one card, and what the card held before training: nothing, the context, the context and the weights."""
+    """The guide's runs of one model on one card.
+
+    Before training the card held ``idle_bytes``, then ``context_bytes`` in all, then ``model_bytes`` in all.
+    """
 
     source: str
     gpu: str
@@ -94,7 +100,9 @@ def operator_shares() -> tuple[str, tuple[OperatorShare, ...]]:
 
 def _run(row: Mapping[str, Any]) -> PublishedRun:
     memory = _mib(row["memory_mib"])
-    return PublishedRun(row["name"], MappingProxyType(dict(row["train"])), row["seconds"], row["samples_per_second"], memory)
+    return PublishedRun(
+        row["name"], MappingProxyType(dict(row["train"])), row["seconds"], row["samples_per_second"], memory
+    )
 
 
 def _mib(value: int) -> int:

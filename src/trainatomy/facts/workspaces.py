@@ -1,7 +1,8 @@
-"""Workspaces of cuBLAS and cuBLASLt that PyTorch takes from its caching allocator, by card, torch version and environment.
+"""Workspaces of cuBLAS and cuBLASLt in PyTorch's caching allocator, by card, torch version and environment.
 
-Source: aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize, parseCUDABlasLtWorkspaceSize, getCUDABlasLtWorkspace); the
-versions at which a rule changed, and the pull request of each, stand in ``workspaces.yaml``.  Left out: ROCm.
+Source: aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize, parseCUDABlasLtWorkspaceSize,
+getCUDABlasLtWorkspace); the versions at which a rule changed, and the pull request of each, stand in
+``workspaces.yaml``.  Left out: ROCm.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from typing import Any
 from trainatomy.facts.data import read_yaml
 
 Version = tuple[int, int]
+Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Workspaces:
     """What one (thread, stream) allocates at its first matrix product.
 
-    ``cublaslt_bytes`` is 0 where cuBLASLt shares cuBLAS' workspace.  ``per_call``: allocated for each call and freed after it, not kept.
+    ``cublaslt_bytes`` is 0 where cuBLASLt shares cuBLAS' workspace.  ``per_call``: allocated for each call and freed
+    after it, not kept.
     """
 
     cublas_bytes: int
@@ -29,7 +32,7 @@ class Workspaces:
     per_call: bool
 
 
-def workspaces(capability: tuple[int, int], torch_version: Version, env: Mapping[str, str] = os.environ) -> Workspaces:
+def workspaces(capability: tuple[int, int], torch_version: Version, env: Environment = os.environ) -> Workspaces:
     """All three facts at once."""
     return Workspaces(
         cublas_workspace_bytes(capability, torch_version, env),
@@ -38,10 +41,11 @@ def workspaces(capability: tuple[int, int], torch_version: Version, env: Mapping
     )
 
 
-def cublas_workspace_bytes(capability: tuple[int, int], torch_version: Version, env: Mapping[str, str] = os.environ) -> int:
-    """Bytes of cuBLAS' workspace: the sum of size x count over ``CUBLAS_WORKSPACE_CONFIG`` (":4096:2:16:8", sizes in KiB), else the default.
+def cublas_workspace_bytes(capability: tuple[int, int], torch_version: Version, env: Environment = os.environ) -> int:
+    """Bytes of cuBLAS' workspace: ``CUBLAS_WORKSPACE_CONFIG``, else the default of the card.
 
-    A configuration that does not parse gives the default, as in PyTorch; 0 before torch 1.13, when cuBLAS allocated for itself.
+    A configuration such as ":4096:2:16:8" means the sum of size (KiB) x count; one that does not parse gives the
+    default, as in PyTorch.  0 before torch 1.13, when cuBLAS allocated for itself.
     """
     rule = _holding(read_yaml("workspaces.yaml")["cublas"], torch_version)
     by_capability = rule.get("by_capability", {})
@@ -54,8 +58,8 @@ def cublas_workspace_bytes(capability: tuple[int, int], torch_version: Version, 
     return sum(int(size) * 1024 * (int(count) if counts_pools else 1) for size, count in pools)
 
 
-def cublaslt_workspace_bytes(capability: tuple[int, int], torch_version: Version, env: Mapping[str, str] = os.environ) -> int:
-    """Bytes of a workspace that cuBLASLt keeps beside cuBLAS' own; 0 where it shares cuBLAS' or, before torch 2.9, keeps none."""
+def cublaslt_workspace_bytes(capability: tuple[int, int], torch_version: Version, env: Environment = os.environ) -> int:
+    """Bytes of cuBLASLt's own workspace; 0 where it shares cuBLAS' or keeps none (before torch 2.9)."""
     rules = read_yaml("workspaces.yaml")["cublaslt"]
     shared = _switch(env, "TORCH_CUBLASLT_UNIFIED_WORKSPACE", bool(_holding(rules["shared"], torch_version)["default"]))
     if workspaces_per_call(torch_version, env):
@@ -68,8 +72,8 @@ def cublaslt_workspace_bytes(capability: tuple[int, int], torch_version: Version
     return int(size.group() if size else rules["default_kib"]) * 1024
 
 
-def workspaces_per_call(torch_version: Version, env: Mapping[str, str] = os.environ) -> bool:
-    """Whether each call allocates its workspace and frees it afterwards, instead of keeping it for the (handle, stream)."""
+def workspaces_per_call(torch_version: Version, env: Environment = os.environ) -> bool:
+    """Whether each call allocates its workspace and frees it, instead of keeping it for the (handle, stream)."""
     default = bool(_holding(read_yaml("workspaces.yaml")["per_call"], torch_version)["default"])
     return default and not _switch(env, "TORCH_CUBLAS_WORKSPACE_CACHE", False)
 
