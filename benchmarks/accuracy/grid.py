@@ -1,7 +1,8 @@
 """The grid: rows of ``grid.yaml`` as workloads, and the draw that holds some of them out from tuning.
 
-A row is held out when a hash of ``SEED`` and its name says so.  So the draw can be repeated by anyone, a row that is added later
-moves no other, and nobody chose.  Held-out rows are measured and reported; nothing may be changed because of what they show one by one.
+A row is held out when a hash of ``SEED`` and its name says so.  So the draw can be repeated by anyone, a row that is
+added later moves no other, and nobody chose.  Held-out rows are measured and reported; nothing may be changed because
+of what they show one by one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SHORT = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One training of the grid. ``mapping``: as in a workload file; ``alone``: to be measured with no other process on the card."""
+    """One training of the grid. ``mapping``: as in a workload file; ``alone``: measured with no other process."""
 
     name: str
     family: str

@@ -104,7 +104,7 @@ def run_worker(
         except subprocess.TimeoutExpired:
             raise DeviceError(
                 f"The worker process did not end within {time_limit:g} s and was stopped. Its last lines:\n"
-                f"{_end(log)}\nAllow more time, or describe a smaller training."
+                f"{last_lines(log)}\nAllow more time, or describe a smaller training."
             ) from None
         finally:
             if process.poll() is None:
@@ -112,19 +112,20 @@ def run_worker(
                 process.wait()
     if result.exists():
         return read_result(result)
-    raise DeviceError(died(status, _end(log)))
+    raise DeviceError(died(status, last_lines(log)))
 
 
-def died(status: int, last_lines: str) -> str:
+def died(status: int, ending: str) -> str:
     """What to say of a worker that ended without a result; ``status`` as in ``subprocess``, negative for a signal."""
     how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
     advice = "Signal 9 usually means that the machine ran out of host memory. " if status == -9 else ""
     return (
-        f"The worker process that used the GPU {how}. {advice}Its last lines:\n{last_lines}\n"
+        f"The worker process that used the GPU {how}. {advice}Its last lines:\n{ending}\n"
         "If the message is not about your own code, check that `nvidia-smi` works and that PyTorch fits the driver."
     )
 
 
-def _end(log: Path) -> str:
+def last_lines(log: Path) -> str:
+    """The end of a log, indented."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(f"    {line}" for line in lines[-LOG_LINES:]) or "    (it wrote nothing)"

@@ -49,12 +49,14 @@ class Card:
 
     def read(self, pid: int | None = None) -> Reading:
         """What the card holds now, and what process ``pid`` (default: this one) holds on it."""
+        used_apart: int | None = None
+        driver: int | None = None
         used = int(self.library.nvmlDeviceGetMemoryInfo(self.handle).used)
         try:
             apart = self.library.nvmlDeviceGetMemoryInfo(self.handle, version=self.library.nvmlMemory_v2)
             used_apart, driver = int(apart.used), int(apart.reserved)
         except (self.library.NVMLError, AttributeError, TypeError):  # driver before 510, or an old binding
-            used_apart = driver = None
+            pass
         return Reading(used, used_apart, driver, self._process_bytes(os.getpid() if pid is None else pid))
 
     def _process_bytes(self, pid: int) -> int | None:
