@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from torch.cuda.amp import common as amp_common
+from torch.utils import checkpoint
 
 from trainatomy.world.kernels.plan import Processor
 
@@ -58,11 +59,8 @@ class _Event(Stream):
         return 0.0
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
 def _always(value: Any) -> Callable[..., Any]:
+    """A new function each time: libraries keep tables by function."""
     return lambda *args, **kwargs: value
 
 
@@ -96,13 +94,13 @@ def _cuda(properties: Properties, empty_cache: Callable[[], None]) -> dict[str, 
         "initial_seed": _always(0),
         "memory_stats": _always({}),
         "is_current_stream_capturing": _always(False),
-        **dict.fromkeys(memory, _always(0)),
-        **dict.fromkeys(
-            ("set_device", "synchronize", "init", "_lazy_init", "_lazy_call", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all",
+        **{name: _always(0) for name in memory},
+        **{
+            name: _always(None)
+            for name in ("set_device", "synchronize", "init", "_lazy_init", "_lazy_call", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all",
              "set_rng_state", "set_rng_state_all", "reset_peak_memory_stats", "reset_max_memory_allocated", "set_stream", "reset_accumulated_memory_stats",
-             "set_per_process_memory_fraction"),
-            _nothing,
-        ),
+             "set_per_process_memory_fraction")
+        },
     }  # fmt: skip
 
 
@@ -113,10 +111,16 @@ def _accelerator() -> dict[str, Any]:
         "device_count": _always(1),
         "current_device_index": _always(0),
         "current_device_idx": _always(0),
-        "set_device_index": _nothing,
-        "synchronize": _nothing,
+        "set_device_index": _always(None),
+        "synchronize": _always(None),
         "current_stream": _always(Stream()),
     }
+
+
+def _metadata(tensor: torch.Tensor) -> dict[str, Any]:
+    """What checkpointing compares. It asks once from inside an operation and once outside, and must hear the same device."""
+    with torch._C.DisableTorchFunction():
+        return {"shape": tensor.shape, "dtype": tensor.dtype, "device": tensor.device}
 
 
 def _overridable_checks() -> Iterator[tuple[Any, str]]:
@@ -149,6 +153,7 @@ def simulated_driver(properties: Properties, empty_cache: Callable[[], None], cl
         stack.enter_context(mock.patch.object(amp_common, "amp_definitely_not_available", _always(False)))
         stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", clear_both))
         stack.enter_context(mock.patch.object(torch.version, "cuda", torch.version.cuda or "13.0"))
+        stack.enter_context(mock.patch.dict(checkpoint._allowed_determinism_checks_to_fns, default=_metadata))
         for module, check in list(_overridable_checks()):
             stack.enter_context(mock.patch.object(module, check, _always(False)))
         yield

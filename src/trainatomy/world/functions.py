@@ -6,17 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+
+from trainatomy.world.kernels.plan import Processor
+from trainatomy.world.kernels.sdpa import sdpa
+from trainatomy.world.kernels.sdpa_choice import SdpFlags
 
 Function = Callable[..., Any]
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, train: bool = True) -> torch.Tensor:
     """CUDA runs the fused kernel with a bool mask (``aten/src/ATen/native/Dropout.cpp``, ``is_fused_kernel_acceptable``)."""
-    if not train or p == 0 or input.numel() == 0:
-        return torch._C._VariableFunctions.dropout(input, p, train)
-    if p == 1:
-        return input.mul(torch.zeros((), dtype=input.dtype, device=input.device))
+    if not train or p == 0 or p == 1 or input.numel() == 0:
+        with torch._C.DisableTorchFunction():
+            return torch.dropout(input, p, train)
     return torch.native_dropout(input, p, train)[0]
 
 
@@ -30,14 +32,20 @@ def cross_entropy_loss(
 ) -> torch.Tensor:
     """What ``aten/src/ATen/native/LossNLL.cpp`` composes, so that autocast reaches the parts."""
     if label_smoothing > 0.0 or target.shape == input.shape or (weight is not None):
-        return torch._C._nn.cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smoothing)
+        with torch._C.DisableTorchFunction():
+            return torch._C._nn.cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smoothing)
     log_probabilities = torch.log_softmax(input, 1 if input.dim() > 1 else 0)
     return torch._C._nn.nll_loss_nd(log_probabilities, target, weight, reduction, ignore_index)
 
 
-def composites() -> dict[Any, Function]:
+def composites(processor: Processor) -> dict[Any, Function]:
     """By the builtin that Python calls."""
+
+    def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return sdpa(*args, **kwargs, processor=processor, flags=SdpFlags.current())
+
     return {
         torch.dropout: dropout,
         torch._C._nn.cross_entropy_loss: cross_entropy_loss,
+        torch._C._nn.scaled_dot_product_attention: attention,
     }

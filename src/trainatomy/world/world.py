@@ -38,7 +38,7 @@ class World:
         self.recorder = Recorder(self.storages, self.modules, self.rules, ANSWERS, self.processor, self.workspaces)
         self.autocast = Autocast(self.storages, self.processor.torch_version, lambda t: self.recorder.label(t, "weight_copy"))
         self.placement = Placement(self.storages, self._arrive)
-        self.functions = CudaFunctions(self.placement.handlers(), composites(), self.autocast, self._arrive)
+        self.functions = CudaFunctions(self.placement.handlers(), composites(self.processor), self.autocast, self._arrive)
 
     @property
     def tape(self) -> Tape:

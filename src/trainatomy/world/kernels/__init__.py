@@ -1,0 +1,9 @@
+"""What CUDA's kernels allocate besides the tensors that they return: rules by operator, and the workspaces of the libraries."""
+
+from __future__ import annotations
+
+from trainatomy.world.kernels.plan import Rule
+from trainatomy.world.kernels.table_a import RULES_A
+from trainatomy.world.kernels.table_b import RULES_B
+
+RULES: dict[str, Rule] = {**RULES_A, **RULES_B}

@@ -1,0 +1,86 @@
+"""Run a workload's step in a simulated world and keep the tape."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from trainatomy.facts.cards import Card
+from trainatomy.results.tape import Tape
+from trainatomy.training.model import build_model
+from trainatomy.training.run import run
+from trainatomy.workload.schema import Workload
+from trainatomy.world.kernels import RULES
+from trainatomy.world.kernels.plan import Processor
+from trainatomy.world.kernels.workspaces import Workspaces
+from trainatomy.world.watcher import Watcher
+from trainatomy.world.world import World
+
+#: Micro-batches that are executed at most for the third step; two steps are always run (states and gradients exist from the second on).
+_PATIENCE = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """The tape of a run, and what was trained."""
+
+    tape: Tape
+    parameters: int
+    trainable_parameters: int
+    steps: int
+    torch_version: tuple[int, int]
+
+
+def torch_version(workload: Workload) -> tuple[int, int]:
+    """The version of PyTorch that is simulated: the workload's, or the installed one."""
+    text = workload.software.torch or torch.__version__
+    major, minor = text.split("+")[0].split(".")[:2]
+    return int(major), int(minor)
+
+
+def steps_needed(workload: Workload) -> int:
+    """How many optimizer steps are executed: enough for optimizer states to exist and the allocator's cache to settle."""
+    if workload.steps is not None:
+        return workload.steps
+    if workload.mode == "inference":
+        return 2
+    return 3 if 3 * workload.train.gradient_accumulation_steps <= _PATIENCE else 2
+
+
+def simulate(workload: Workload, card: Card, *, model: Callable[[], nn.Module] | None = None, trust_remote_code: bool = False) -> Simulation:
+    """Execute the workload's step without a GPU; ``model`` builds the model on meta tensors where it is not the workload's own.
+
+    Raises ``SimulationError`` for an operation that needs data, and what building the model and the step raises.
+    """
+    version = torch_version(workload)
+    processor = Processor(card.capability, card.multiprocessors, version)
+    world = World(card.device_name, card.memory_bytes, processor, RULES, Workspaces(processor))
+    steps = steps_needed(workload)
+    with _quiet(), world.open():
+        with world.on_host():
+            built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
+        world.adopt(built)
+        counts = sum(p.numel() for p in built.parameters()), sum(p.numel() for p in built.parameters() if p.requires_grad)
+        run(workload, built, device="cuda", steps=steps, observer=Watcher(world.recorder))
+    return Simulation(world.tape, *counts, steps, version)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings about a GPU that is not there, and no collection of cycles at moments that depend on this machine."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if enabled:
+            gc.enable()
