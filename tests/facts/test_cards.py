@@ -98,6 +98,11 @@ def test_h200_context_is_the_measured_one():
     assert "measured" in card("h200").source("contexts.lazy.first_tensor_bytes")
 
 
+def test_what_the_h200s_driver_keeps_is_what_cuda_does_not_offer():
+    h200 = card("h200")
+    assert h200.nvidia_smi_bytes - h200.memory_bytes == pytest.approx(h200.driver_reserved_bytes, abs=2**20)
+
+
 def test_the_notebooks_v100_has_the_published_context():
     v100 = card("v100-16gb")
     assert v100.context("eager-cuda-11").first_tensor_bytes == (1343 - 2) * 2**20

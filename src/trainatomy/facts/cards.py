@@ -74,7 +74,7 @@ class Card:
             raise WorkloadError(f"no context of {self.id} is known for {era!r}; known: {known}") from None
 
     def source(self, name: str) -> str:
-        """Where a field comes from, by its own or its nearest parent's entry: a source, ``assumed: …``, or ``unknown``."""
+        """Where a field comes from, by its own or its nearest parent's entry; ``assumed: …`` or ``unknown`` if so."""
         while name:
             if name in self.assumed:
                 return f"assumed: {self.assumed[name]}"
