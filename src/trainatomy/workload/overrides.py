@@ -19,6 +19,7 @@ from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.section import Path, Problem
 
+_SWITCHED = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 _FACTORY_DECIDES = ("id", "class", "config", "attn_implementation", "dtype")
 _BATCH_DECIDES = ("sequence_length", "target_length", "attention_mask", "padding")
 _DISPLACES: dict[Path, tuple[Path, ...]] = {
@@ -62,6 +63,8 @@ def merge(base: Workload | None, overrides: Mapping[str, Any]) -> Workload:
         problems += [_say(problem, placed) for problem in explain(error, mapping, Workload)]
     if problems:
         raise WorkloadError("\n".join(problems))
+    if base:
+        workload.train._ignored = tuple(dict.fromkeys((*base.train.ignored, *workload.train.ignored)))
     return workload.placed((base._places if base else {}) | {path: flag.option for path, flag in placed.items()})
 
 
@@ -112,6 +115,8 @@ def _displace(mapping: dict[str, Any], placed: Mapping[Path, Flag]) -> None:
 
 def _read(flag: Flag, value: Any) -> Any:
     """A value as typed in a shell; what is no text is taken as it is."""
+    if flag.kind == "switch" and isinstance(value, str):
+        return _SWITCHED.get(value.lower(), value)
     if flag.kind == "pairs":
         return value if isinstance(value, Mapping) else _pairs([value] if isinstance(value, str) else value)
     if flag.kind == "list":

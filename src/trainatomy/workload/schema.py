@@ -112,9 +112,7 @@ class Workload(Section):
     def to_mapping(self) -> dict[str, Any]:
         """What differs from the defaults, with the keys of the YAML file; ``from_mapping`` gives the workload back."""
         mapping = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        if self.train._ignored:
-            mapping["train"] = mapping.get("train", {}) | self.train._ignored
-        return mapping
+        return {key: value for key, value in mapping.items() if value != {} or key not in ("data", "train", "software")}
 
     def to_yaml(self) -> str:
         """``to_mapping`` as the text of a workload file."""
@@ -122,7 +120,7 @@ class Workload(Section):
 
     def digest(self) -> str:
         """SHA-256 (hex) of what a prediction depends on: equal for equal trainings, whatever their name."""
-        mapping = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"name"})
+        mapping = {key: value for key, value in self.to_mapping().items() if key != "name"}
         return hashlib.sha256(json.dumps(mapping, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:

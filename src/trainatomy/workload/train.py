@@ -86,12 +86,12 @@ class TrainSpec(Section):
     dataloader_num_workers: Index = Field(default=0, description="processes that load batches")
     seed: Index = Field(default=42, description="seed of the random numbers")
 
-    _ignored: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _ignored: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Names of ``TrainingArguments`` that were given and change nothing in a prediction."""
-        return tuple(self._ignored)
+        return self._ignored
 
     def optimizer_arguments(self) -> dict[str, Any]:
         """``optim_args`` as values: ``"foreach=False,momentum=0.9"`` gives ``{"foreach": False, "momentum": 0.9}``."""
@@ -101,10 +101,10 @@ class TrainSpec(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _set_aside(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Take the arguments that change nothing out before the rest is checked."""
+        """Take out what changes nothing before the rest is checked; its values (a token may be one) are dropped."""
         if not isinstance(given, Mapping):
             return handler(given)
-        aside = {name: value for name, value in given.items() if arguments().sets_aside(name, value)}
+        aside = tuple(name for name, value in given.items() if arguments().sets_aside(name, value))
         train = handler({name: value for name, value in given.items() if name not in aside})
         train._ignored = aside
         return train

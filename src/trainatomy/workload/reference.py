@@ -1,0 +1,99 @@
+"""The page of all keys, ``docs/workload.md``, from the schema: ``python -m trainatomy.workload.reference``."""
+
+from __future__ import annotations
+
+import types
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic_core import PydanticUndefined
+
+from trainatomy.workload.arguments import arguments
+from trainatomy.workload.flags import FLAGS
+from trainatomy.workload.keys import keys, section_of
+from trainatomy.workload.schema import Workload
+from trainatomy.workload.section import Section
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from trainatomy.workload.section import Path
+
+_TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", dict: "mapping", tuple: "list"}
+
+
+def reference() -> str:
+    """The whole page as Markdown."""
+    head = files(__package__).joinpath("reference.md").read_text(encoding="utf-8")
+    sections = "\n".join(_table(path, section) for path, section in _sections(Workload, ()))
+    return f"{head.rstrip()}\n\n{sections}\n{_aside()}"
+
+
+def _sections(section: type[Section], path: Path) -> list[tuple[Path, type[Section]]]:
+    found = [(path, section)]
+    for key, field in keys(section).items():
+        if inner := section_of(field.annotation):
+            found += _sections(inner, (*path, key))
+    return found
+
+
+def _table(path: Path, section: type[Section]) -> str:
+    options = {flag.path: flag.option for flag in FLAGS}
+    title = f"`{'.'.join(map(str, path))}`" if path else "The top of the file"
+    lines = [f"## {title}", "", "| key | type | default | meaning | flag |", "| --- | --- | --- | --- | --- |"]
+    for key, field in keys(section).items():
+        option = options.get((*path, key))
+        cells = [f"`{key}`", _type(field.annotation), _default(field), field.description or "", _code(option)]
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _type(annotation: Any) -> str:
+    """A type in words: ``true or false``, ``text or list``, a link to a section's table."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return "section"
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
+    if origin is Annotated:
+        return _type(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_type(each) for each in get_args(annotation) if each is not type(None)))
+    return _TYPES[origin or annotation]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "" if field.default_factory else "required"
+    if field.default in (None, (), ""):
+        return ""
+    return f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
+
+
+def _code(option: str | None) -> str:
+    return f"`{option}`" if option else ""
+
+
+def _aside() -> str:
+    """What may stand under ``train`` without being a key, and what may not."""
+    known = arguments()
+    lines = [
+        "## `TrainingArguments` that change nothing here",
+        "",
+        "They may stand under `train`, and are set aside.",
+        "",
+    ]
+    for reason in dict.fromkeys(known.ignored.values()):
+        names = ", ".join(f"`{name}`" for name, why in known.ignored.items() if why == reason)
+        lines.append(f"- {reason[0].upper()}{reason[1:]}: {names}.")
+    lines += ["", "## `TrainingArguments` that are refused", "", "Unless they are empty or false.", ""]
+    lines += [f"- `{name}`: {reason}." for name, reason in known.refused.items()]
+    lines += ["", "## Optimizers", "", "Names of `optim`, with the package that each needs beside PyTorch.", ""]
+    for package in dict.fromkeys(known.optimizers.values()):
+        names = ", ".join(f"`{name}`" for name, needs in known.optimizers.items() if needs == package)
+        lines.append(f"- {f'`{package}`' if package else 'none'}: {names}.")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
