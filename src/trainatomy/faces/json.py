@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
+from trainatomy.facts.architectures import ArchitectureEntry
+from trainatomy.facts.cards import Card
+from trainatomy.facts.published import PublishedTable
 from trainatomy.results.bill import Measurement, Prediction
 
 PREDICTION = "trainatomy/prediction/1"
 COMPARISON = "trainatomy/comparison/1"
 MEASUREMENT = "trainatomy/measurement/1"
+CARDS = "trainatomy/cards/1"
+ARCHITECTURES = "trainatomy/architectures/1"
 
 COMPARED = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 """The figures that a measurement and a prediction have in common."""
@@ -19,13 +24,14 @@ COMPARED = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 def to_json(value: Prediction | Measurement) -> dict[str, Any]:
     """A prediction or a measurement as an object of plain JSON types; the keys are those of the dataclass."""
     schema = PREDICTION if isinstance(value, Prediction) else MEASUREMENT
-    return {"schema": schema, **_plain(asdict(value))}
+    return {"schema": schema, **_plain(value)}
 
 
-def comparison_to_json(predictions: Sequence[Prediction], published: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Several predictions under ``rows``, in order; ``published`` holds what a source says of the same rows, where there is one."""
+def comparison_to_json(predictions: Sequence[Prediction], published: PublishedTable | None = None) -> dict[str, Any]:
+    """Several predictions under ``rows``, in order; with ``published``, what others measured of the same trainings, in the same order."""
     rows = [to_json(prediction) for prediction in predictions]
-    return {"schema": COMPARISON, "rows": rows, **({"published": list(published)} if published else {})}
+    known = None if published is None else {"source": published.source, "memory_bytes": [run.memory_bytes for run in published.rows]}
+    return {"schema": COMPARISON, "rows": rows, "published": known}
 
 
 def measurement_to_json(measurement: Measurement, prediction: Prediction | None) -> dict[str, Any]:
@@ -41,9 +47,21 @@ def relative_gap(measurement: Measurement, prediction: Prediction, name: str) ->
     return predicted / measured - 1 if measured and measurement.status == "completed" else None
 
 
+def cards_to_json(cards: Sequence[Card]) -> dict[str, Any]:
+    """Cards under ``rows``, each with its sources and assumptions by field."""
+    return {"schema": CARDS, "rows": [_plain(card) for card in cards]}
+
+
+def architectures_to_json(entries: Sequence[ArchitectureEntry]) -> dict[str, Any]:
+    """Architectures under ``rows``."""
+    return {"schema": ARCHITECTURES, "rows": [_plain(entry) for entry in entries]}
+
+
 def _plain(value: Any) -> Any:
-    """Tuples as lists; everything else as it is, and text for what JSON cannot hold (a path in a workload)."""
-    if isinstance(value, dict):
+    """Dataclasses and mappings as objects, tuples as lists, and text for what JSON cannot hold (a path in a workload)."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

@@ -26,8 +26,9 @@ def comparison_schema() -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     definitions["Prediction"] = _tagged(Prediction, PREDICTION, definitions)
     rows = {"type": "array", "items": {"$ref": "#/$defs/Prediction"}}
-    properties = {"schema": {"const": COMPARISON}, "rows": rows, "published": {"type": "array", "items": {"type": "object"}}}
-    return _document("A comparison", _object(properties, optional={"published"}), definitions)
+    published = _object({"source": {"type": "string"}, "memory_bytes": {"type": "array", "items": {"type": "integer"}}})
+    properties = {"schema": {"const": COMPARISON}, "rows": rows, "published": {"anyOf": [published, {"type": "null"}]}}
+    return _document("A comparison", _object(properties), definitions)
 
 
 def measurement_schema() -> dict[str, Any]:
@@ -56,9 +57,8 @@ def _tagged(kind: type, name: str, definitions: dict[str, Any]) -> dict[str, Any
     return body
 
 
-def _object(properties: dict[str, Any], optional: frozenset[str] | set[str] = frozenset()) -> dict[str, Any]:
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def _dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:

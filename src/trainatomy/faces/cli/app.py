@@ -36,12 +36,19 @@ COMMANDS = (
 
 
 class Command(TyperCommand):
-    """A command whose options may also be spelt as in a training script (``spelling.py``)."""
+    """A command whose options may also be spelt as in a training script (``spelling.py``), with help that leaves names whole."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         switches = {name for option in self.params for name in option.opts if option.secondary_opts}
-        rest: list[str] = super().parse_args(ctx, canonical(args, switches))
+        set_aside = {name for option in self.params for name in option.opts if getattr(option, "hidden", False)}
+        rest: list[str] = super().parse_args(ctx, canonical(args, switches, set_aside))
         return rest
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from trainatomy.faces.cli.manual import command_help
+        from trainatomy.faces.cli.output import show
+
+        show(command_help(self, ctx.command_path))
 
 
 class Commands(TyperGroup):

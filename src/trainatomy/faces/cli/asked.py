@@ -7,6 +7,8 @@ from typing import Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.facts.cards import card
+from trainatomy.facts.published import PublishedTable
+from trainatomy.facts.published import notebook as published_notebook
 from trainatomy.workload.notebook import notebook
 from trainatomy.workload.overrides import merge
 from trainatomy.workload.reading import read, read_all
@@ -37,3 +39,10 @@ def _notebook(overrides: Mapping[str, Any]) -> tuple[Workload, ...]:
     rows = notebook("2022" if era == "2022" or (gpu is None and era is None) else "today", gpu)
     rest = {name: value for name, value in overrides.items() if name not in ("gpu", "era")}
     return tuple(merge(row, rest | ({"era": era} if era not in (None, "2022") else {})) for row in rows)
+
+
+def published_table(files: Sequence[str], workloads: Sequence[Workload]) -> PublishedTable | None:
+    """What was published of the notebook's trainings, where they are asked for as they were: with the software of their day, on their card."""
+    table = published_notebook()
+    as_then = list(files) == [NOTEBOOK] and all(row.era == "2022" and row.gpu == table.gpu for row in workloads)
+    return table if as_then else None

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainatomy.faces.cli.asked import several_workloads
+from trainatomy.faces.cli.asked import published_table, several_workloads
 from trainatomy.faces.cli.options import Debug, Json, TrustRemoteCode, with_workload_options
 from trainatomy.faces.cli.output import progress, show, show_json
 from trainatomy.faces.cli.quiet import quiet_libraries
@@ -37,7 +37,8 @@ def compare(
         from trainatomy.api import compare as compared
 
         predictions = compared(workloads, trust_remote_code=trust_remote_code)
+    published = published_table(files, workloads)
     if json:
-        show_json(comparison_to_json(predictions))
+        show_json(comparison_to_json(predictions, published))
     else:
-        show(comparison_page(predictions))
+        show(comparison_page(predictions, published))

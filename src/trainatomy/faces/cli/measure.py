@@ -17,7 +17,7 @@ from trainatomy.faces.text import measurement_page
 
 Tape = Annotated[
     Path | None,
-    typer.Option("--tape", help="Keep the stream of allocations in this file.", rich_help_panel="Output", dir_okay=False),
+    typer.Option("--tape", metavar="FILE", help="Keep the stream of allocations in this file.", rich_help_panel="Output", dir_okay=False),
 ]
 TimeLimit = Annotated[
     float | None, typer.Option("--time-limit", metavar="SECONDS", help="Give up after so many seconds.", rich_help_panel="Run")

@@ -65,6 +65,5 @@ def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
 
 
 def _sentence(text: str) -> str:
-    """The schema's description as help: a capital in front, a full stop behind, brackets not taken for rich's markup."""
-    text = text.replace("[", "\\[")
+    """The schema's description as help: a capital in front, a full stop behind."""
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}" if text else ""

@@ -10,12 +10,16 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from trainatomy.faces.text.rendering import console
+from trainatomy.faces.text.rendering import console, render
 
 
 def show(drawing: RenderableType) -> None:
-    """Draw on stdout."""
-    console().print(drawing)
+    """Draw on stdout; in a pipe or a file without colour and without blanks at the ends of lines."""
+    paper = console()
+    if paper.is_terminal:
+        paper.print(drawing)
+    else:
+        print(render(drawing, paper.width), end="")
 
 
 def show_json(value: dict[str, Any]) -> None:

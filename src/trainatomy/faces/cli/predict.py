@@ -15,7 +15,7 @@ from trainatomy.faces.json import to_json
 from trainatomy.faces.text import prediction_page, render
 from trainatomy.faces.text.verdict import verdict_line
 
-File = Annotated[str | None, typer.Argument(metavar="[WORKLOAD.yaml]", help="A file that describes the training.", show_default=False)]
+File = Annotated[str | None, typer.Argument(metavar="WORKLOAD.yaml", help="A file that describes the training.", show_default=False)]
 Check = Annotated[
     bool, typer.Option("--check", help="Exit with code 8 where the training does not fit.", rich_help_panel="Output")
 ]

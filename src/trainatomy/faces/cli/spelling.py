@@ -8,11 +8,12 @@ _ON = frozenset({"true", "yes", "on", "1"})
 _OFF = frozenset({"false", "no", "off", "0"})
 
 
-def canonical(arguments: Sequence[str], switches: Collection[str]) -> list[str]:
+def canonical(arguments: Sequence[str], switches: Collection[str], set_aside: Collection[str] = ()) -> list[str]:
     """Bring ``arguments`` into the one spelling that the parser knows.
 
     Names of options take hyphens; ``--fp16 true``, ``--fp16=True`` become ``--fp16``, and with false ``--no-fp16``, for the
-    options named in ``switches`` (``{"--fp16", ...}``).  Everything after ``--`` stays as it is.
+    options named in ``switches`` (``{"--fp16", ...}``).  Those of ``set_aside``, whose value does not matter, may come with
+    or without one (``--do_train``).  Everything after ``--`` stays as it is.
 
     >>> canonical(["--max_steps=3", "--bf16", "False", "file_a.yaml"], {"--bf16"})
     ['--max-steps=3', '--no-bf16', 'file_a.yaml']
@@ -28,7 +29,10 @@ def canonical(arguments: Sequence[str], switches: Collection[str]) -> list[str]:
             continue
         name, equals, value = argument.partition("=")
         name = name.replace("_", "-")
-        if name not in switches:
+        if name in set_aside and not equals:
+            given = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+            spelt.append(f"{name}={given}")
+        elif name not in switches:
             spelt.append(name + equals + value)
         elif not equals:
             given = rest.pop(0) if rest and rest[0].lower() in _ON | _OFF else "true"

@@ -9,7 +9,7 @@
     catalogue.py     cards and architectures
 """
 
-from trainatomy.faces.text.catalogue import architectures_table, cards_table
+from trainatomy.faces.text.catalogue import architectures_table, card_page, cards_table
 from trainatomy.faces.text.comparison import comparison_page
 from trainatomy.faces.text.measurement import measurement_page
 from trainatomy.faces.text.page import prediction_page
@@ -17,6 +17,7 @@ from trainatomy.faces.text.rendering import console, render
 
 __all__ = [
     "architectures_table",
+    "card_page",
     "cards_table",
     "comparison_page",
     "console",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.faces.text.rendering import section
+from trainatomy.faces.text.rendering import figures, section
 from trainatomy.results.bill import Measurement, Prediction
 from trainatomy.units import exact_bytes, human_bytes, seconds, signed_percent
 
@@ -23,7 +22,7 @@ def measurement_page(measurement: Measurement, prediction: Prediction | None) ->
     """What the GPU said first, then beside it what was predicted, then why NVML's figures differ from each other."""
     versions = ", ".join(f"{name} {version}" for name, version in measurement.versions.items())
     where = f"{measurement.gpu}, driver {measurement.driver}, {versions}, {measurement.date}"
-    parts: list[RenderableType] = [_headline(measurement), Text(where, style="dim"), _table(measurement, prediction)]
+    parts: list[RenderableType] = [_headline(measurement), Text(where, style="dim"), Text(), _table(measurement, prediction)]
     if any(value is not None for _, value in _nvml(measurement)):
         parts.append(section("What NVML said", _nvml_table(measurement)))
     if measurement.message:
@@ -45,16 +44,13 @@ def _headline(measurement: Measurement) -> Text:
 
 
 def _table(measurement: Measurement, prediction: Prediction | None) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="dim")
-    table.add_column("")
-    for name in ("measured", "bytes", "predicted", "bytes", "gap"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = figures("", numbers=("measured", "bytes", "predicted", "gap"))
     for title, name in _FIGURES:
         measured: int | None = getattr(measurement, name)
         predicted: int | None = getattr(prediction.memory, name) if prediction else None
         known = measured and predicted is not None and measurement.status == "completed"
         gap = signed_percent(predicted - measured, measured, 3) if known and measured and predicted is not None else "-"
-        table.add_row(title, *_both(measured), *_both(predicted), gap)
+        table.add_row(title, *_both(measured), _both(predicted)[1], gap)
     return table
 
 

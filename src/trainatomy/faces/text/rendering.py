@@ -35,6 +35,16 @@ def section(title: str, *body: RenderableType) -> Group:
     return Group(Text(), Text(title, style="bold"), *(Padding(part, (0, 0, 0, 2)) for part in body))
 
 
+def figures(*titles: str, numbers: Sequence[str], folded: int = 0) -> Table:
+    """An empty table: columns of text, then columns of numbers; where there is too little room, the column ``folded`` is folded."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for index, title in enumerate(titles):
+        table.add_column(title, overflow="fold", no_wrap=index != folded, vertical="top")
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
 def bullets(sentences: Sequence[str]) -> Table:
     """Sentences, one a line, with hanging indentation."""
     table = Table.grid(padding=(0, 1))
