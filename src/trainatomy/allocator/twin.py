@@ -21,6 +21,7 @@ from trainatomy.allocator.blocks import (
     Block,
     Pool,
     SearchCount,
+    splice,
 )
 from trainatomy.allocator.eviction import aged_blocks, oversize_blocks
 from trainatomy.allocator.expandable import ExpandableSegment, best_fit, find_room, grow, unmap
@@ -103,17 +104,10 @@ class CachingAllocator:
         address = block.address
         if rest >= pool.min_rest and (size < self._max_split or pool.is_small or self._expandable):
             taken = Block(pool, address, size, block.expandable)
-            before = block.prev
-            taken.prev = before
-            if before is not None:
-                before.next = taken
-            taken.next = block
-            block.prev = taken
+            splice(taken, block.prev, block)
             block.address = address + size
             block.size = rest
-            block.inserted_at = pool.clock.searches
-            insort(pool.keys, rest << ADDRESS_BITS | block.address)
-            pool.blocks[block.address] = block
+            pool.insert(block)
             block = taken
 
         block.state = ALLOCATED
