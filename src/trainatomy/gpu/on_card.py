@@ -43,8 +43,7 @@ def run(job: Job) -> Measurement:
         meter.choose(str(device.uuid))
         if job.tape:
             _record(job)
-        torch.ones((1, 1)).to("cuda")
-        torch.cuda.synchronize()
+        _make_context()
         meter.read_context(torch.cuda.memory_reserved())
         watch = Watch(meter)
         status, message = _execute(workload, job.steps, watch)
@@ -92,6 +91,12 @@ def _start_cuda() -> None:
             "the driver (`nvidia-smi` shows which CUDA it supports); `trainatomy predict` needs no GPU."
         )
     torch.cuda.init()
+
+
+def _make_context() -> None:
+    """Put a first tensor on the card, and let it go: CUDA makes its context."""
+    torch.ones((1, 1)).to("cuda")
+    torch.cuda.synchronize()
 
 
 def _record(job: Job) -> None:

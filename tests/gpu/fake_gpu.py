@@ -1,0 +1,104 @@
+"""An NVML and a CUDA that answer from a script: what the driver would say, on a machine without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.training import run as steps
+
+if TYPE_CHECKING:
+    import pytest
+
+MIB = 2**20
+IDLE_BYTES = 615 * MIB
+UUID = "0f2a3c1e-0000-1111-2222-333344445555"
+
+
+class FakeNvmlError(Exception):
+    """Stands for ``pynvml.NVMLError``."""
+
+
+@dataclass
+class FakeNvml:
+    """The functions of pynvml that are called; ``used`` is the process's own memory, which a test may change."""
+
+    used: int = 0
+    count: int = 1
+    driver_answers: bool = True
+    has_second_form: bool = True
+    processes_answer: bool = True
+    pid: int = 0
+    opened: int = 0
+    asked: list[int] = field(default_factory=list)
+    NVMLError: type[Exception] = FakeNvmlError
+    nvmlMemory_v2: int = 2  # noqa: N815
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if not self.driver_answers:
+            raise FakeNvmlError("Driver Not Loaded")
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.opened -= 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return self.count
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
+        return b"580.159.04"
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return f"GPU-{UUID}" if handle == self.count - 1 else f"GPU-other-{handle}"
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:  # noqa: N802
+        self.asked.append(handle)
+        if version is None:
+            return SimpleNamespace(used=IDLE_BYTES + self.used)
+        if not self.has_second_form:
+            raise FakeNvmlError("Function Not Found")
+        return SimpleNamespace(used=self.used, reserved=IDLE_BYTES)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
+        if not self.processes_answer:
+            raise FakeNvmlError("Not Supported")
+        return [SimpleNamespace(pid=1, usedGpuMemory=7), SimpleNamespace(pid=self.pid, usedGpuMemory=self.used)]
+
+
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[str, Any]] | None = None) -> None:
+    """Let ``gpu.on_card`` believe in a GPU: the step itself runs on the CPU."""
+    from transformers import TrainingArguments  # noqa: F401  # some libraries look for CUDA's functions when imported
+
+    real_run = steps.run
+
+    def run_on_cpu(*arguments: Any, device: str, **keywords: Any) -> None:
+        assert device == "cuda"
+        real_run(*arguments, device="cpu", **keywords)
+
+    answers = {
+        "is_available": True,
+        "init": None,
+        "synchronize": None,
+        "current_device": 0,
+        "get_device_properties": SimpleNamespace(name="NVIDIA H200", uuid=UUID),
+        "memory_allocated": 11 * MIB,
+        "memory_reserved": 2 * MIB,
+        "max_memory_allocated": 40 * MIB,
+        "max_memory_reserved": 64 * MIB,
+        "memory_stats": {"num_alloc_retries": 0},
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [trace or []]})
+    monkeypatch.setattr("trainatomy.gpu.on_card._make_context", lambda: setattr(nvml, "used", 529 * MIB))
+    monkeypatch.setattr(steps, "run", run_on_cpu)
