@@ -24,7 +24,7 @@ def on_gpu(out: Path) -> None:
     """Run every case on the GPU under the memory history."""
     from cases import cases
 
-    found: dict[str, Any] = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "cases": {}}
+    found: dict[str, Any] = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "cases": {}, "outside": []}
     for group, make in cases():
         try:
             for name, case in make():
@@ -37,6 +37,8 @@ def on_gpu(out: Path) -> None:
             found["cases"][group] = f"{type(error).__name__}: {str(error)[:200]}"
         gc.collect()
         torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        found["outside"].append([group, total - free - torch.cuda.memory_reserved()])
     with gzip.open(out, "wt") as file:
         json.dump(found, file)
     print(f"{len(found['cases'])} cases in {out}")
@@ -44,18 +46,15 @@ def on_gpu(out: Path) -> None:
 
 def _history(case: Any) -> Events:
     case()
-    gc.collect()
     torch.cuda.synchronize()
     torch.cuda.memory._record_memory_history(enabled="all", context=None, clear_history=True)
     case()
     torch.cuda.synchronize()
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
     torch.cuda.memory._record_memory_history(enabled=None)
-    numbers: dict[int, int] = {}
     events: Events = []
     for entry in trace:
         if entry["action"] == "alloc":
-            numbers[entry["addr"]] = len(numbers) + 1000 * 0 if entry["addr"] not in numbers else numbers[entry["addr"]]
             events.append(("alloc", entry["addr"], entry["size"]))
         elif entry["action"] == "free_completed":
             events.append(("free", entry["addr"], entry["size"]))
@@ -66,8 +65,9 @@ def simulated(capability: tuple[int, int], multiprocessors: int, version: tuple[
     """Run every case in the simulation."""
     from cases import cases
 
-    from trainatomy.world.kernels import RULES, Workspaces
+    from trainatomy.world.kernels import RULES
     from trainatomy.world.kernels.plan import Processor
+    from trainatomy.world.kernels.workspaces import Workspaces
     from trainatomy.world.world import World
 
     found: dict[str, Any] = {}
@@ -81,7 +81,6 @@ def simulated(capability: tuple[int, int], multiprocessors: int, version: tuple[
                     key = f"{group}: {name}"
                     try:
                         case()
-                        gc.collect()
                         start = len(world.tape.events)
                         case()
                         found[key] = [(e.action, e.allocation, e.bytes, world.tape.origins[e.allocation].operation) for e in world.tape.events[start:]]
