@@ -1,10 +1,10 @@
-"""Rules by operator: attention, matrix products, convolutions, recurrent layers."""
+"""Rules by operator: attention, matrix products, convolutions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainatomy.world.kernels import attention, efficient_attention
+from trainatomy.world.kernels import attention, convolution, efficient_attention, grouped, matmul
 
 if TYPE_CHECKING:
     from trainatomy.world.kernels.plan import Rule
@@ -17,4 +17,11 @@ RULES_B: dict[str, Rule] = {
     "aten::_safe_softmax": attention.safe_softmax,
     "aten::_scaled_dot_product_efficient_attention": efficient_attention.efficient_forward,
     "aten::_scaled_dot_product_efficient_attention_backward": efficient_attention.efficient_backward,
+    "aten::mm": matmul.matrix_product,
+    "aten::addmm": matmul.matrix_product,
+    "aten::bmm": matmul.batched_product,
+    "aten::baddbmm": matmul.batched_product,
+    "aten::_grouped_mm": grouped.grouped_product,
+    "aten::convolution": convolution.convolution,
+    "aten::convolution_backward": convolution.convolution_backward,
 }

@@ -1,0 +1,84 @@
+"""Grouped matrix products (mixtures of experts): argument arrays and CUTLASS' workspace.
+
+Sources: aten/src/ATen/native/cuda/{GroupedBlas.cpp,GroupMM.cu} (``bf16bf16_grouped_gemm_impl_sm90_sm100``), torch
+2.9-2.13; CUTLASS 3, gemm/collective/sm90_mma_array_tma_gmma_ss_warpspecialized.hpp and
+epilogue/collective/sm90_epilogue_array_tma_warpspecialized.hpp.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.world.kernels.operands import bound, round_up
+from trainatomy.world.kernels.plan import Call, Out, Plan, Scratch
+
+if TYPE_CHECKING:
+    from trainatomy.world.kernels.plan import Processor
+
+_POINTER_BYTES = 8
+_STRIDE_BYTES = 8
+_PROBLEM_BYTES = 12
+_TENSOR_MAP_BYTES = 128
+_TENSOR_MAPS = {9: 5, 10: 4}
+"""Descriptors for each multiprocessor: the two operands, and an output for both epilogue warp groups beside its source
+(Hopper) or an output and its source (Blackwell, assumed)."""
+
+
+class _ProductOfEachGroup(torch.autograd.Function):
+    """What autograd records for ``_grouped_mm``: a result, and a gradient in each operand's own layout; operands are
+    kept."""
+
+    @staticmethod
+    def forward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(first, second)
+        return first.new_empty(first.shape[0], second.shape[2])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        operands = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
+        return tuple(torch.empty_like(operand) if wanted else None for operand, wanted in operands)
+
+
+def grouped_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``torch._grouped_mm`` of [S, K] and [G, K, N] in any type, above autograd: kernels for meta tensors refuse all
+    but bfloat16."""
+    ragged = mat_a.dim() == 2 and mat_b.dim() == 3
+    if mat_a.dtype == torch.bfloat16 or not ragged or bias is not None or out_dtype not in (None, mat_a.dtype):
+        return torch.ops.aten._grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
+    product: torch.Tensor = _ProductOfEachGroup.apply(mat_a, mat_b)
+    return product
+
+
+def grouped_product(call: Call) -> Plan:
+    """``_grouped_mm``: the output, its rows padded to 16 bytes; in bfloat16 on Hopper and Blackwell the arguments of
+    each group too.
+
+    Other types and cards run one product for each group, written into the output, after reading the offsets on the
+    host: nothing more.
+    """
+    named = bound(call)
+    first, second = named["self"], named["mat2"]
+    if not _has_kernel(first, second, named["out_dtype"], call.processor):
+        return [Out(0)]
+    groups = (
+        named["offs"].shape[0]
+        if first.dim() == second.dim() == 2
+        else max(first, second, key=torch.Tensor.dim).shape[0]
+    )
+    argument_bytes = round_up(groups, 2) * 3 * _POINTER_BYTES + groups * (_PROBLEM_BYTES + 3 * _STRIDE_BYTES)
+    maps = _TENSOR_MAPS[call.processor.capability[0]] * _TENSOR_MAP_BYTES * call.processor.multiprocessors
+    return [Out(0), Scratch(argument_bytes, "group_arguments"), Scratch(maps, "workspace")]
+
+
+def _has_kernel(first: torch.Tensor, second: torch.Tensor, out_dtype: torch.dtype | None, processor: Processor) -> bool:
+    """Whether the one-launch kernel takes it (``use_fast_path``)."""
+    types = {first.dtype, second.dtype, out_dtype or torch.bfloat16}
+    return types == {torch.bfloat16} and processor.capability[0] in _TENSOR_MAPS
