@@ -118,6 +118,18 @@ class TestFlash:
         expanded = 2 * 100 * 8 * dim * 2
         assert stream[3:] == [("take", rows), ("take", rows * rounded), ("take", expanded), ("take", expanded)]
 
+    def test_deterministic_backward_has_an_accumulator_for_each_split(self) -> None:
+        """16 heads on 132 multiprocessors: 9 accumulators."""
+        query = heads(1, 16, 128, 64, torch.bfloat16)
+        saved, rng = torch.empty(1, 16, 128, device="meta"), torch.empty(2, device="meta", dtype=torch.uint64)
+        args = (query, query, query, query, query, saved, None, None, 128, 128, 0.0, True, rng, rng)
+        torch.use_deterministic_algorithms(True)
+        try:
+            stream = taken(_aten._scaled_dot_product_flash_attention_backward.default, *args)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert stream[-1] == ("take", 9 * 16 * 128 * 64 * 4)
+
     def test_backward_copies_gradients_that_are_not_dense(self) -> None:
         query, key, value = (heads(2, 8, 128, 64, torch.bfloat16) for _ in range(3))
         grad = torch.empty(2, 8, 128, 64, dtype=torch.bfloat16, device="meta")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from trainatomy.world.kernels.operands import FLOAT_BYTES, bound, ceil_div, dense_bytes, round_up
+from trainatomy.world.kernels.operands import FLOAT_BYTES, bound, ceil_div, dense_bytes, deterministic, round_up
 from trainatomy.world.kernels.plan import Call, Free, Out, Plan, Scratch
 
 if TYPE_CHECKING:
@@ -46,11 +46,10 @@ def flash_forward(call: Call) -> Plan:
 
 
 def flash_backward(call: Call) -> Plan:
-    """Copies of grad_out and out where they are not dense as [B, S, H, D]; the three gradients; then, all fp32 unless
-    said:
+    """Copies of grad_out and out where they are not dense as [B, S, H, D]; the three gradients; then, fp32 unless said:
 
-    softmax_d [B, H, ⌈S⌉₁₂₈], dq_accum [B, ⌈S⌉₁₂₈, H, Dr] and, with grouped queries, dk and dv for all H heads in the
-    input's type. A deterministic dq_accum (one per split) is left out.
+    softmax_d [B, H, ⌈S⌉₁₂₈], dq_accum [B, ⌈S⌉₁₂₈, H, Dr] (⌈multiprocessors / B·H⌉ of them where algorithms must be
+    deterministic) and, with grouped queries, dk and dv for all H heads in the input's type.
     """
     named = bound(call)
     query, key = named["query"], named["key"]
@@ -59,7 +58,8 @@ def flash_backward(call: Call) -> Plan:
     strided = [name for name in ("grad_out", "out") if not named[name].transpose(1, 2).is_contiguous()]
     plan: list[Out | Scratch | Free] = [Scratch(dense_bytes(named[name]), f"contiguous_{name}") for name in strided]
     plan += [Out(0), Out(1), Out(2), Scratch(rows * FLOAT_BYTES, "softmax_d")]
-    plan.append(Scratch(rows * _rounded_head(dim) * FLOAT_BYTES, "dq_accum"))
+    splits = ceil_div(call.processor.multiprocessors, batch * heads) if deterministic() else 1
+    plan.append(Scratch(splits * rows * _rounded_head(dim) * FLOAT_BYTES, "dq_accum"))
     if key.shape[1] != heads:
         expanded = batch * key.shape[2] * heads * dim * query.element_size()
         plan += [Scratch(expanded, "dk_expanded"), Scratch(expanded, "dv_expanded")]

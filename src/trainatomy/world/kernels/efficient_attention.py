@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainatomy.world.kernels.operands import FLOAT_BYTES, bound, ceil_div, dense_bytes, is_half, round_up
+from trainatomy.world.kernels.operands import (
+    FLOAT_BYTES,
+    bound,
+    ceil_div,
+    dense_bytes,
+    deterministic,
+    is_half,
+    round_up,
+)
 from trainatomy.world.kernels.plan import Call, Free, Out, Plan, Scratch
 
 if TYPE_CHECKING:
@@ -127,7 +135,7 @@ def workspace_bytes(
 def _key_splits(blocks: int, keys: int, tile: Tile, stages_keys: bool, capability: tuple[int, int]) -> int:
     """Into how many parts the keys are split: as many as there are tiles, fewer where grad_k and grad_v need a staging
     area each."""
-    if capability < (7, 0):
+    if capability < (7, 0) or deterministic():
         return 1
     splits = ceil_div(keys, tile.columns)
     if blocks >= 256 and keys <= 2 * tile.columns:

@@ -34,6 +34,11 @@ def is_half(tensor: torch.Tensor) -> bool:
     return tensor.dtype in HALF_TYPES
 
 
+def deterministic() -> bool:
+    """Whether ``torch.use_deterministic_algorithms`` forbids atomic additions, and not only warns of them."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
 def ceil_div(number: int, divisor: int) -> int:
     """``number / divisor``, rounded up."""
     return -(-number // divisor)

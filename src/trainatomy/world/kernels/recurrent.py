@@ -55,7 +55,7 @@ def recurrent(
     ``data`` and output are [B, T, .] with ``batch_first`` and [sum of T, .] where sequences are packed. ``weights`` are
     in cuDNN's order, as ``torch.nn.RNNBase._flat_weights`` gives them.
     """
-    return _CudnnRecurrence.apply(layer, data, len(hidden), *hidden, *weights)  # type: ignore[no-any-return]
+    return _CudnnRecurrence.apply(layer, data, len(hidden), *hidden, *weights)
 
 
 class _CudnnRecurrence(torch.autograd.Function):

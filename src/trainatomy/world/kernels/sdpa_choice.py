@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from trainatomy.errors import SimulationError
-from trainatomy.world.kernels.operands import HALF_TYPES, is_half
+from trainatomy.world.kernels.operands import HALF_TYPES, deterministic, is_half
 
 if TYPE_CHECKING:
     from trainatomy.world.kernels.plan import Processor
@@ -52,8 +52,7 @@ class SdpFlags:
             math=cuda.math_sdp_enabled(),
             cudnn=cuda.cudnn_sdp_enabled(),
             half_precision_math=cuda.fp16_bf16_reduction_math_sdp_allowed(),
-            deterministic=torch.are_deterministic_algorithms_enabled()
-            and not torch.is_deterministic_algorithms_warn_only_enabled(),
+            deterministic=deterministic(),
             order=None if order == _DEFAULT_ORDER else order,
         )
 
