@@ -42,7 +42,7 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
 
 
 def _given(train: TrainSpec) -> dict[str, Any]:
-    """The settings as transformers takes them; host memory is pinned only on request, for it takes nothing of the GPU."""
+    """The settings as transformers takes them; host memory is pinned only on request: it takes nothing of the GPU."""
     values = {name: value for name, value in train if value is not None}
     if "dataloader_pin_memory" not in train.model_fields_set:
         values["dataloader_pin_memory"] = False

@@ -5,6 +5,7 @@ Classes are taken one by one from the lazy ``transformers`` module, so that only
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import MissingLibrary, WorkloadError
@@ -60,7 +61,7 @@ def model_class(config: PreTrainedConfig, name: str | None, *, trust_remote_code
 
     for own in config.architectures or ():
         found = getattr(transformers, own, None)
-        if found is not None and _has_loss(own):
+        if found is not None and _has_loss(found):
             return found
     return _class_with_head(config)
 
@@ -83,9 +84,9 @@ def _checked(found: Any, config: PreTrainedConfig, name: str) -> Any:
     return found
 
 
-def _has_loss(name: str) -> bool:
-    """A bare ``…Model`` computes hidden states only; a head has ``For`` or ``LMHead`` in its name (CLIP has a loss)."""
-    return "For" in name or "LMHead" in name or "DoubleHeads" in name or name in {"CLIPModel", "SiglipModel"}
+def _has_loss(model: Any) -> bool:
+    """Whether the forward can compute a loss: a bare ``…Model`` gives hidden states only."""
+    return not {"labels", "return_loss", "start_positions"}.isdisjoint(inspect.signature(model.forward).parameters)
 
 
 def _class_with_head(config: PreTrainedConfig) -> Any:

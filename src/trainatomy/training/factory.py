@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _OURS = Path(__file__).resolve().parents[1]
-_INSTALLED = tuple(Path(path).resolve() for path in {*sysconfig.get_paths().values(), torch.__path__[0]})
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_INSTALLED = tuple(Path(place).resolve() for place in {*map(sysconfig.get_path, _LIBRARIES), torch.__path__[0]})
 
 
 def load(reference: str, key: str) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from trainatomy.errors import WorkloadError
+from trainatomy.training.model import unwrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,13 +39,13 @@ def watched_zero_grad(model: nn.Module, observer: Observer, *, set_to_none: bool
 
 def can_checkpoint(model: nn.Module) -> bool:
     """Whether ``model`` knows how to recompute its layers in backward."""
-    return callable(getattr(model, "gradient_checkpointing_enable", None))
+    inner = unwrap(model)
+    has_method = callable(getattr(inner, "gradient_checkpointing_enable", None))
+    return has_method and bool(getattr(inner, "supports_gradient_checkpointing", True))
 
 
 def check_checkpointing(model: nn.Module, train: TrainSpec) -> None:
     """Raise ``WorkloadError`` where checkpointing is asked of a model that has none."""
     if train.gradient_checkpointing and not can_checkpoint(model):
-        raise WorkloadError(
-            f"train.gradient_checkpointing: {type(model).__name__} has no gradient_checkpointing_enable(): "
-            "checkpoint inside its forward instead (torch.utils.checkpoint)"
-        )
+        name = type(unwrap(model)).__name__
+        raise WorkloadError(f"train.gradient_checkpointing: {name} does not support it")

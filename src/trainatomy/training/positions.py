@@ -63,13 +63,12 @@ def position_limits(model: nn.Module) -> Limits:
 
 def _rows(name: str, module: nn.Module) -> int | None:
     """Usable rows of a table of positions: OPT and BART keep 2 rows in front, RoBERTa those up to the padding index."""
-    weight = getattr(module, "weight", None)
     leaf = name.rpartition(".")[2]
-    if weight is None or weight.ndim != 2 or not isinstance(module, nn.Embedding):
+    if not isinstance(module, nn.Embedding):
         return None
     if leaf not in {"wpe", "embed_positions", "position_embeddings", "position_embedding", "positions_embed"}:
         return None
-    rows = int(weight.shape[0])
+    rows = int(module.weight.shape[0])
     if hasattr(module, "offset"):
         return rows - int(module.offset)  # type: ignore[arg-type]
     return rows if module.padding_idx is None else rows - module.padding_idx - 1

@@ -70,9 +70,8 @@ def preload(workload: Workload) -> None:
         try:
             import_module(library)
         except ImportError as error:
-            raise MissingLibrary(
-                f"{library} cannot be imported: pip install accelerate transformers ({error})"
-            ) from error
+            message = f"{library} cannot be imported ({error}): pip install accelerate transformers"
+            raise MissingLibrary(message) from error
     if workload.model.lora is not None:
         import_library("peft", "model.lora")
     package = arguments().optimizers.get(workload.train.optim)

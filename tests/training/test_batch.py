@@ -1,0 +1,136 @@
+"""The batches: what they hold for each family, bounded by the model, without a model of any size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from trainatomy.errors import FactoryError, WorkloadError
+from trainatomy.training.batch import build_batch, build_dataset
+from trainatomy.training.model import build_model
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT = {"input_ids": ((2, 16), torch.int64)}
+TOKENS = {"labels": ((2, 16), torch.int64)}
+CLASS = {"labels": ((2,), torch.int64)}
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    "BertForSequenceClassification": {**TEXT, **CLASS},
+    "BertForMaskedLM": {**TEXT, **TOKENS},
+    "BertForTokenClassification": {**TEXT, **TOKENS},
+    "BertForQuestionAnswering": {
+        **TEXT, "start_positions": ((2,), torch.int64), "end_positions": ((2,), torch.int64),
+    },
+    "RobertaForSequenceClassification": {**TEXT, **CLASS},
+    "GPT2LMHeadModel": {**TEXT, **TOKENS},
+    "LlamaForCausalLM": {**TEXT, **TOKENS},
+    "LlamaForSequenceClassification": {**TEXT, **CLASS},
+    "GemmaForCausalLM": {**TEXT, **TOKENS},
+    "MixtralForCausalLM": {**TEXT, **TOKENS},
+    "T5ForConditionalGeneration": {**TEXT, "labels": ((2, 8), torch.int64)},
+    "BartForConditionalGeneration": {**TEXT, "labels": ((2, 8), torch.int64)},
+    "WhisperForConditionalGeneration": {
+        "input_features": ((2, 80, 100), torch.float32), "labels": ((2, 8), torch.int64),
+    },
+    "ViTForImageClassification": {"pixel_values": ((2, 3, 32, 32), torch.float32), **CLASS},
+    "ResNetForImageClassification": {"pixel_values": ((2, 3, 224, 224), torch.float32), **CLASS},
+    "CLIPModel": {**TEXT, "pixel_values": ((2, 3, 32, 32), torch.float32)},
+}  # fmt: skip
+
+
+def batch_of(workload: Workload) -> dict[str, Any]:
+    with torch.device("meta"):
+        model = build_model(workload)
+    return build_batch(workload, model)
+
+
+def shapes(batch: dict[str, Any]) -> dict[str, Any]:
+    tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
+
+
+def test_a_batch_holds_what_the_family_takes(describe: Any, family: str) -> None:
+    batch = batch_of(describe(family))
+    assert shapes(batch) == EXPECTED[family]
+    assert all(value.device.type == "cpu" for value in batch.values() if isinstance(value, torch.Tensor))
+
+
+def test_tokens_stay_in_the_guides_range_and_in_the_vocabulary(describe: Any) -> None:
+    tokens = batch_of(describe("LlamaForCausalLM"))["input_ids"]
+    assert tokens.min() >= 100
+    assert tokens.max() < 200
+    small = batch_of(describe("LlamaForCausalLM", model={"config": {"vocab_size": 50, "hidden_size": 32}}))
+    assert small["input_ids"].max() < 50
+
+
+def test_samples_are_drawn_from_their_index(describe: Any) -> None:
+    workload = describe()
+    with torch.device("meta"):
+        model = build_model(workload)
+    dataset = build_dataset(workload, model, 10**9)  # costs nothing: samples are drawn when asked for
+    assert len(dataset) == 10**9
+    assert torch.equal(dataset[5]["input_ids"], dataset[5]["input_ids"])
+    assert not torch.equal(dataset[5]["input_ids"], dataset[6]["input_ids"])
+
+
+def test_masks_and_padding_come_on_request(describe: Any) -> None:
+    plain = {"sequence_length": 16}
+    masked = batch_of(describe("LlamaForCausalLM", data={**plain, "attention_mask": True}))
+    assert masked["attention_mask"].all()
+    padded = batch_of(describe("LlamaForCausalLM", data={**plain, "padding": True}))
+    assert padded["attention_mask"].sum() == 2 * 12
+    assert torch.equal(padded["labels"] == -100, padded["attention_mask"] == 0)
+
+
+@pytest.mark.parametrize(
+    ("train", "dtype"),
+    [({}, torch.bfloat16), ({"bf16": True}, torch.float32), ({"fp16": True, "max_grad_norm": 0}, torch.float32)],
+)
+def test_images_follow_weights_of_16_bits_unless_autocast_casts(describe: Any, train: Any, dtype: torch.dtype) -> None:
+    workload = describe("ViTForImageClassification", model={"dtype": "bfloat16"}, train=train)
+    assert batch_of(workload)["pixel_values"].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "dtype"),
+    [
+        ({"num_labels": 1}, (2,), torch.float32),
+        ({"num_labels": 5, "problem_type": "multi_label_classification"}, (2, 5), torch.float32),
+    ],
+)
+def test_labels_follow_the_problem(describe: Any, config: Any, shape: Any, dtype: torch.dtype) -> None:
+    labels = batch_of(describe(model={"config": config}))["labels"]
+    assert (tuple(labels.shape), labels.dtype) == (shape, dtype)
+
+
+def test_inference_has_no_labels_and_feeds_its_decoder(describe: Any) -> None:
+    assert shapes(batch_of(describe(mode="inference"))) == TEXT
+    decoder = batch_of(
+        describe("T5ForConditionalGeneration", mode="inference", train={"per_device_eval_batch_size": 3})
+    )
+    assert shapes(decoder) == {"input_ids": ((3, 16), torch.int64), "decoder_input_ids": ((3, 8), torch.int64)}
+
+
+def test_a_factory_makes_the_batch(describe: Any, tmp_path: Path) -> None:
+    file = tmp_path / "user.py"
+    file.write_text(
+        "import torch\n\n\ndef batch(size):\n    return {'input_ids': torch.ones(size, 3, dtype=torch.long)}\n\n\n"
+        "def wrong(size):\n    return [size]\n\n\ndef broken(size):\n    return {}['x']\n"
+    )
+    assert shapes(batch_of(describe(data={"factory": f"{file}:batch"}))) == {"input_ids": ((2, 3), torch.int64)}
+    with pytest.raises(FactoryError, match="must return a dict of tensors, not list"):
+        batch_of(describe(data={"factory": f"{file}:wrong"}))
+    with pytest.raises(FactoryError, match=r"user\.py:13, in broken"):
+        batch_of(describe(data={"factory": f"{file}:broken"}))
+
+
+def test_a_model_without_configuration_needs_a_factory_for_its_data(tmp_path: Path) -> None:
+    file = tmp_path / "user.py"
+    file.write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(2, 2)\n")
+    with pytest.raises(WorkloadError, match=r"data\.factory: Linear"):
+        batch_of(Workload.from_mapping({"model": {"factory": f"{file}:build"}}))

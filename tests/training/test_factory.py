@@ -1,0 +1,70 @@
+"""The user's functions: found by name, and their errors told in the user's terms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from trainatomy.errors import FactoryError, WorkloadError
+from trainatomy.training import factory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "neighbour_of_user.py").write_text("VALUE = 7\n")
+    path = tmp_path / "user.py"
+    path.write_text(
+        "import neighbour_of_user\n\n\ndef build():\n    return neighbour_of_user.VALUE\n\n\n"
+        "def broken():\n    import torch\n    return torch.zeros(2) + torch.zeros(3)\n\n\nNUMBER = 3\n"
+    )
+    return path
+
+
+def test_a_file_can_import_its_neighbours(file: Path) -> None:
+    assert factory.load(f"{file}:build", "model.factory")() == 7
+
+
+def test_a_module_is_imported_by_its_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    assert factory.load("user:build", "model.factory")() == 7
+
+
+def test_an_error_shows_the_users_frame_and_not_ours(file: Path) -> None:
+    build = factory.load(f"{file}:broken", "model.factory")
+    with pytest.raises(FactoryError) as error, factory.user_code("model.factory: user.py:broken"):
+        build()
+    text = str(error.value)
+    assert f"{file}:10, in broken" in text
+    assert "RuntimeError" in text
+    assert "return torch.zeros(2) + torch.zeros(3)" in text
+    assert "trainatomy/" not in text
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("1 / 0\n", "ZeroDivisionError"), ("def build(:\n", "SyntaxError"), ("import not_there_at_all\n", "not_there")],
+)
+def test_an_error_while_importing_is_the_users(tmp_path: Path, source: str, words: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(source)
+    with pytest.raises(FactoryError, match=words) as error:
+        factory.load(f"{path}:build", "data.factory")
+    assert f"{path}:1" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("{file}:bild", "did you mean build"),
+        ("{file}:NUMBER", "not a function"),
+        ("{folder}/none.py:build", "no file"),
+        ("no_such_package_anywhere.module:build", "no module"),
+    ],
+)
+def test_what_does_not_exist_is_the_workloads_fault(file: Path, reference: str, words: str) -> None:
+    with pytest.raises(WorkloadError, match=words):
+        factory.load(reference.format(file=file, folder=file.parent), "model.factory")

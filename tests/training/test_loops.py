@@ -1,0 +1,363 @@
+"""The loops on the CPU: real steps of tiny models of every family, in the order that the observer is promised."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainatomy.errors import FactoryError, MissingLibrary, WorkloadError
+from trainatomy.training.model import build_model
+from trainatomy.training.observer import Silent
+from trainatomy.training.run import run
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LOOPS = ("trainer", "pytorch")
+
+
+class Diary(Silent):
+    """Writes down what it is told; checks what only shows from inside."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+        self.losses: list[float] = []
+
+    def loaded(self, model: Any) -> None:
+        self.entries.append("loaded")
+
+    def ready(self, model: Any, optimizer: Any) -> None:
+        self.entries.append("ready")
+        self.model, self.optimizer = model, optimizer
+
+    def step_begin(self, step: int) -> None:
+        self.entries.append(f"step {step}")
+
+    def micro_step_begin(self, micro_step: int) -> None:
+        self.entries.append(f"micro {micro_step}")
+
+    def forward_end(self) -> None:
+        self.entries.append("forward end")
+
+    def micro_step_end(self, micro_step: int) -> None:
+        self.entries.append(f"micro {micro_step} end")
+        if self.optimizer is not None:
+            assert any(parameter.grad is not None for parameter in self.model.parameters())
+
+    def optimizer_begin(self) -> None:
+        self.entries.append("optimizer")
+        assert any(parameter.grad is not None for parameter in self.model.parameters())
+
+    def optimizer_end(self) -> None:
+        self.entries.append("optimizer end")
+
+    def zero_grad_begin(self) -> None:
+        self.entries.append("zero")
+
+    def zero_grad_end(self) -> None:
+        self.entries.append("zero end")
+
+    def step_end(self, step: int) -> None:
+        self.entries.append(f"step {step} end")
+
+
+def go(workload: Workload, steps: int = 2) -> Diary:
+    """Run ``workload`` on the CPU; every loss on the way is kept as a number."""
+    torch.manual_seed(0)
+    model = build_model(workload)
+    diary = Diary()
+
+    def keep(module: Any, arguments: Any, outputs: Any) -> None:
+        if isinstance(outputs, dict) and outputs.get("loss") is not None:
+            diary.losses.append(outputs["loss"].item())
+
+    model.register_forward_hook(keep)
+    run(workload, model, device="cpu", steps=steps, observer=diary)
+    return diary
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_every_family_takes_two_steps(describe: Any, family: str, loop: str) -> None:
+    diary = go(describe(family, loop=loop))
+    assert len(diary.losses) == 2
+    assert all(torch.isfinite(torch.tensor(diary.losses)))
+    assert diary.optimizer.state  # a step was taken
+    assert diary.entries[-1] == "step 1 end"
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_observer_hears_of_everything_in_order(describe: Any, loop: str) -> None:
+    diary = go(describe(loop=loop, train={"gradient_accumulation_steps": 2}))
+    micro = [f"micro {i}{end}" for i in range(2) for end in ("", " end")]
+    micro = [*micro[:1], "forward end", *micro[1:3], "forward end", *micro[3:]]
+    after = ["optimizer", "optimizer end", "zero", "zero end"]
+    before = ["zero", "zero end"] if loop == "trainer" else []
+    steps = [entry for i in range(2) for entry in (f"step {i}", *micro, *after, f"step {i} end")]
+    assert diary.entries == ["loaded", "ready", *before, *steps]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_are_released_or_filled_with_zeros(describe: Any, loop: str, to_none: bool) -> None:
+    model = {"freeze": ["*.embeddings.*"]}
+    diary = go(describe(loop=loop, zero_grad_set_to_none=to_none, model=model))
+    trained = {parameter.grad is None for parameter in diary.model.parameters() if parameter.requires_grad}
+    assert trained == {to_none}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_mixed_precision_accumulation_and_checkpointing_work_together(describe: Any, loop: str) -> None:
+    train = {"bf16": True, "gradient_checkpointing": True, "gradient_accumulation_steps": 2}
+    diary = go(describe("LlamaForCausalLM", loop=loop, train=train))
+    assert len(diary.losses) == 4
+    assert {parameter.dtype for parameter in diary.model.parameters()} == {torch.float32}
+
+
+def test_the_plain_loop_scales_gradients(describe: Any) -> None:
+    diary = go(describe(loop="pytorch", train={"fp16": True}))
+    assert all(parameter.isfinite().all() for parameter in diary.model.parameters())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_adapters_learn_and_the_rest_stays(describe: Any, loop: str, checkpointing: bool) -> None:
+    model = {"lora": {"r": 2, "target_modules": ["q_proj"]}}
+    train = {"gradient_checkpointing": checkpointing}
+    workload = describe("LlamaForCausalLM", loop=loop, model=model, train=train)
+    diary = go(workload)
+    torch.manual_seed(0)
+    before = dict(build_model(workload).named_parameters())
+    changed = {name for name, value in diary.model.named_parameters() if not torch.equal(value, before[name])}
+    assert changed == {name for name, value in before.items() if value.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("optim", "optim_args", "state", "defaults"),
+    [
+        ("adamw_torch_fused", None, {"step", "exp_avg", "exp_avg_sq"}, {"fused": True}),
+        ("adamw_torch", "foreach=True", {"step", "exp_avg", "exp_avg_sq"}, {"foreach": True}),
+        ("adamw_torch", "foreach=False,amsgrad=True", {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, {}),
+        ("sgd", None, set(), {"momentum": 0}),
+        ("sgd", "momentum=0.9", {"momentum_buffer"}, {"momentum": 0.9}),
+        ("adafactor", None, {"step", "exp_avg_sq_row", "exp_avg_sq_col", "RMS"}, {}),
+        ("adagrad", None, {"step", "sum"}, {}),
+    ],
+)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_optimizers_are_those_of_the_trainer(
+    describe: Any, loop: str, optim: str, optim_args: str | None, state: set[str], defaults: dict[str, Any]
+) -> None:
+    diary = go(describe(loop=loop, train={"optim": optim, "optim_args": optim_args, "weight_decay": 0.1}))
+    matrix = diary.model.classifier.weight
+    held = {name for name, value in diary.optimizer.state[matrix].items() if value is not None}
+    assert held == state
+    assert {name: diary.optimizer.defaults[name] for name in defaults} == defaults
+    decayed, spared = diary.optimizer.param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    names = {id(parameter): name for name, parameter in diary.model.named_parameters()}
+    assert all("bias" in names[id(p)] or "LayerNorm" in names[id(p)] for p in spared["params"])
+
+
+@pytest.mark.parametrize(
+    ("train", "error", "words"),
+    [
+        ({"optim": "paged_adamw_8bit"}, MissingLibrary, "pip install bitsandbytes"),
+        ({"optim": "adamw_torch", "optim_args": "forech=True"}, WorkloadError, "did you mean foreach"),
+        ({"optim_args": "foreach=True"}, WorkloadError, "use adamw_torch"),
+    ],
+)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_an_optimizer_lacks_is_told(
+    describe: Any, monkeypatch: pytest.MonkeyPatch, loop: str, train: Any, error: type[Exception], words: str
+) -> None:
+    monkeypatch.setattr("transformers.trainer_optimizer.is_bitsandbytes_available", lambda: False)
+    with pytest.raises(error, match=words):
+        go(describe(loop=loop, train=train))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_checkpointing_of_a_model_that_has_none_is_refused(describe: Any, loop: str) -> None:
+    with pytest.raises(WorkloadError, match=r"train\.gradient_checkpointing: ResNet"):
+        go(describe("ResNetForImageClassification", loop=loop, train={"gradient_checkpointing": True}))
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "WhisperForConditionalGeneration"])
+def test_inference_runs_the_forward_alone(describe: Any, name: str) -> None:
+    diary = go(describe(name, mode="inference", train={"bf16_full_eval": True}))
+    step = ["micro 0", "forward end", "micro 0 end"]
+    assert diary.entries == ["loaded", "ready", "step 0", *step, "step 0 end", "step 1", *step, "step 1 end"]
+    assert not diary.losses
+    assert {parameter.dtype for parameter in diary.model.parameters()} == {torch.bfloat16}
+    assert all(parameter.grad is None for parameter in diary.model.parameters())
+
+
+USER = """
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2))
+        self.body(torch.zeros(2, 3, 8, 8))
+        self.wrap = wrap
+
+    def forward(self, image, target):
+        return self.wrap(nn.functional.cross_entropy(self.body(image), target))
+
+
+def tensor(): return Net(lambda loss: loss)
+def mapping(): return Net(lambda loss: {"loss": loss, "logits": loss})
+def attribute(): return Net(lambda loss: SimpleNamespace(loss=loss))
+def nothing(): return Net(lambda loss: {"logits": loss})
+def vector(): return Net(lambda loss: loss.repeat(3))
+def broken(): return Net(lambda loss: loss + torch.zeros(2) + torch.zeros(3))
+
+
+def batch(size):
+    return {"image": torch.rand(size, 3, 8, 8), "target": torch.zeros(size, dtype=torch.long)}
+"""
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    file = tmp_path / "user.py"
+    file.write_text(USER)
+    return file
+
+
+def own(file: Path, build: str, **sections: Any) -> Workload:
+    sections = {"data": {"factory": f"{file}:batch"}, "train": {"per_device_train_batch_size": 2}, **sections}
+    return Workload.from_mapping({"model": {"factory": f"{file}:{build}"}, **sections})
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("build", ["tensor", "mapping", "attribute"])
+def test_any_module_that_gives_its_loss_is_trained(user: Path, loop: str, build: str) -> None:
+    diary = go(own(user, build, loop=loop))
+    assert diary.optimizer.state
+    assert len(diary.model._forward_hooks) == 1  # ours here; the one that looks for the loss has gone
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [("nothing", "must return the loss"), ("vector", r"shape \(3,\)"), ("broken", r"user\.py:\d+, in <lambda>")],
+)
+def test_a_model_without_a_loss_is_the_users_fault(user: Path, loop: str, build: str, words: str) -> None:
+    with pytest.raises(FactoryError, match=words):
+        go(own(user, build, loop=loop))
+
+
+class Lifetimes(TorchDispatchMode):
+    """For every operation: its name, and how many bytes that operations made are alive after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {}
+        self.history: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(outputs):
+            if isinstance(tensor, torch.Tensor):
+                self._watch(tensor.untyped_storage())
+        self.history.append((str(function), sum(self.alive.values())))
+        return outputs
+
+    def _watch(self, storage: Any) -> None:
+        key = storage._cdata
+        if key not in self.alive:
+            self.alive[key] = storage.nbytes()
+            weakref.finalize(storage, self.alive.pop, key, None)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Reference counts alone decide what is alive: a collection of cycles comes at a moment of its own."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def test_lifetimes_see_what_is_released() -> None:
+    with Lifetimes() as lifetimes:
+        first = torch.ones(100)
+        second = first + 1
+        del second
+        third = first.view(10, 10) * 2
+        del first, third
+        torch.ones(1)
+    assert [alive for _, alive in lifetimes.history] == [400, 800, 400, 800, 4]
+
+
+@pytest.mark.parametrize(
+    "train", [{}, {"bf16": True, "gradient_accumulation_steps": 2, "gradient_checkpointing": True}]
+)
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "LlamaForCausalLM"])
+def test_watching_the_trainer_changes_no_operation_and_no_lifetime(describe: Any, name: str, train: Any) -> None:
+    import transformers
+
+    from trainatomy.training.arguments import training_arguments
+    from trainatomy.training.batch import build_dataset
+
+    workload = describe(name, train=train)
+
+    def plain(model: Any) -> None:
+        samples = 2 * 2 * workload.train.gradient_accumulation_steps
+        arguments = training_arguments(workload, steps=2, output_dir="unused", use_cpu=True)
+        dataset = build_dataset(workload, model, samples)
+        trainer = transformers.Trainer(model, arguments, train_dataset=dataset, data_collator=dataset.collate)
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+
+    def watched(model: Any) -> None:
+        run(workload, model, device="cpu", steps=2, observer=Silent())
+
+    histories = []
+    for train_it in (plain, watched):
+        torch.manual_seed(0)
+        model = build_model(workload)
+        with without_collection(), Lifetimes() as lifetimes:
+            train_it(model)
+        histories.append(lifetimes.history)
+    assert len(histories[0]) > 100
+    assert histories[0] == histories[1]
+
+
+def test_a_run_gives_the_process_back(describe: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from accelerate.state import AcceleratorState, PartialState
+    from transformers.utils import import_utils, logging
+
+    verbosity, precision = logging.get_verbosity(), torch.backends.fp32_precision
+    go(describe())
+    assert (logging.get_verbosity(), torch.backends.fp32_precision) == (verbosity, precision)
+    assert not AcceleratorState._shared_state
+    assert not PartialState._shared_state
+    assert import_utils.is_torch_cuda_available.cache_info().currsize == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    yield
+    logging.set_verbosity(before)
