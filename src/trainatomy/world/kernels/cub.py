@@ -27,11 +27,13 @@ def aliased(sizes: Sequence[int]) -> int:
     return sum(round_up(size, _ALIGNMENT) for size in sizes) + _ALIGNMENT - 1
 
 
-def radix_sort_pairs_bytes(count: int, key_bytes: int, value_bytes: int, capability: tuple[int, int]) -> int:
-    """``DeviceRadixSort::SortPairs`` over all bits of 4- or 8-byte keys, with distinct input and output, 64-bit count.
+def radix_sort_pairs_bytes(
+    count: int, key_bytes: int, value_bytes: int, capability: tuple[int, int], bits: int | None = None
+) -> int:
+    """``DeviceRadixSort::SortPairs`` over ``bits`` (all, if none are named) of 4- or 8-byte keys, with a 64-bit count.
 
     One tile needs 1 byte.  Else (onesweep) 256 bins of 8 bytes a pass, 256 lookback counters of 4 bytes a block, a
-    second copy of keys and values, and a 4-byte counter a pass.
+    second copy of keys and values where there are several passes, and a 4-byte counter a pass.
     """
     widest = max(key_bytes, value_bytes)
     threads, items = _scaled(*_SINGLE_TILE, widest)
@@ -41,7 +43,7 @@ def radix_sort_pairs_bytes(count: int, key_bytes: int, value_bytes: int, capabil
     tile = threads * items
     portion = (2**28 - 1) // tile * tile
     portions = ceil_div(count, portion)
-    passes = key_bytes * 8 // _RADIX_BITS
+    passes = ceil_div(key_bytes * 8 if bits is None else bits, _RADIX_BITS)
     bins = 2**_RADIX_BITS
     blocks = ceil_div(min(count, portion), tile)
     second_copy = (count * key_bytes, count * value_bytes) if passes > 1 else (0, 0)

@@ -1,85 +1,146 @@
-"""Gathering and scattering by index: embedding backward."""
+"""Reading and writing by index, and sorting.
+
+``gather``, ``scatter``, ``index_select``, ``index_add`` and their in-place forms take nothing for themselves on CUDA
+(unless deterministic algorithms are asked for).
+"""
 
 from __future__ import annotations
 
-from trainatomy.world.kernels.arguments import bound, ceil_div, compute_type, contiguous_copies, round_up
-from trainatomy.world.kernels.cub import radix_sort_pairs_bytes, scan_bytes, unique_by_key_bytes
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.world.kernels.arguments import bound, contiguous_copies, dense_bytes
+from trainatomy.world.kernels.cub import aliased, radix_sort_pairs_bytes
 from trainatomy.world.kernels.plan import Call, Free, Out, Plan, Scratch
 
-_FEW_INDICES = 3072
-_ROWS_PER_PARTIAL = 10
-_BLOCK_AT_MOST = 1024
-_WARP = 32
-_ATOMIC_BLOCKS_PER_MULTIPROCESSOR = 4
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LONG = 8
+_SORTED_IN_PLACE = 4096
+_MANY_TO_SORT = 1_000_000
+_FEW_SEGMENTS = 128
 
 
-def embedding_dense_backward(call: Call) -> Plan:
-    """Up to 3072 indices: nothing but contiguous copies.
+def index(call: Call) -> Plan:
+    """``x[indices]``: 32-bit indices are converted first (ATen/native/TensorAdvancedIndexing.cpp, ``make_info``).
 
-    More: the indices are sorted with their places and cut into segments of equal indices and partial segments of at
-    most 10 rows, whose sums (fp32 for 16-bit gradients) are added up at the end.  With n indices, V rows of width H,
-    s = min(n, V) segments and p = ⌊n/10⌋ + s partial segments, the largest buffer holds p·H sums.
-    aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu, torch 2.9-2.13.
+    A mask's positions are left out: their number depends on data.
+    """
+    return [*_converted(_indices(bound(call)["indices"])), Out(0)]
+
+
+def index_put(call: Call) -> Plan:
+    """Values written at indices take nothing; values added are sorted by where they go.
+
+    For n places the linear index, its sorted copy, the original places and a range take 8·n bytes each, besides the
+    sort's own; values are expanded to n slices.  aten/src/ATen/native/cuda/Indexing.cu, ``index_put_with_sort_kernel``.
+    Left out: the check of indices that autograd's own call skips, and masks.
     """
     named = bound(call)
-    indices, by_frequency = named["indices"], named["scale_grad_by_freq"]
-    copies = contiguous_copies(indices, named["grad_output"])
-    if indices.numel() <= _FEW_INDICES and not by_frequency:
-        return [*copies, Out(0)]
-    size = indices.dtype.itemsize
-    return [*copies, *_sorted(call, indices.numel(), size, by_frequency), *_summed(call, indices.numel(), size)]
+    self, indices = named["self"], _indices(named["indices"])
+    start: list[Out | Scratch | Free] = [Out(number) for number in range(len(call.outputs))]
+    if not named["accumulate"] or not indices or any(_is_mask(one) for _, one in indices):
+        return start
+    places = torch.broadcast_shapes(*(one.shape for _, one in indices)).numel()
+    plan = [*start, *contiguous_copies(self, name="contiguous self"), *_converted(indices)]
+    plan += _linear_index(len(indices), places)
+    slices = _slice(self, indices)
+    if named["values"].numel() != places * slices or not named["values"].is_contiguous():
+        plan.append(Scratch(places * slices * self.dtype.itemsize, "expanded values"))
+    if not _adjacent(indices):
+        plan.append(Scratch(dense_bytes(self), "permuted self"))
+    workspace = radix_sort_pairs_bytes(places, _LONG, _LONG, call.processor.capability, _bits(self, indices))
+    plan += [Scratch(places * _LONG, name) for name in ("sorted indices", "original places", "range")]
+    return [*plan, Scratch(workspace, "sort")]
 
 
-def _sorted(call: Call, count: int, index_bytes: int, by_frequency: bool) -> list[Scratch | Free]:
-    size = count * index_bytes
-    plan: list[Scratch | Free] = [Scratch(size, name) for name in ("sorted indices", "original places", "range")]
-    workspace = radix_sort_pairs_bytes(count, index_bytes, index_bytes, call.processor.capability)
-    plan += [Scratch(workspace, "sort"), Free("sort"), Free("range")]
-    if by_frequency:
-        by_key = scan_bytes(count, index_bytes, call.processor.capability)
-        plan.append(Scratch(size, "count"))
-        plan += [Scratch(by_key, "count up"), Free("count up"), Scratch(by_key, "count down"), Free("count down")]
-    return plan
+def sort(call: Call) -> Plan:
+    """Up to 4096 values are sorted in place, after a range of their places; more by CUB, with copies.
 
-
-def _summed(call: Call, count: int, index_bytes: int) -> list[Out | Scratch | Free]:
-    weight = call.outputs[0]
-    rows, width = weight.shape
-    segments = min(count, rows)
-    partial = count // _ROWS_PER_PARTIAL + segments
-    capability = call.processor.capability
-    plan: list[Out | Scratch | Free] = [
-        Out(0),
-        Scratch(count * index_bytes, "segment offsets"),
-        Scratch(8, "number of segments"),
-        Scratch(count * index_bytes, "unique keys"),
-        Scratch(unique_by_key_bytes(count, index_bytes, capability), "unique"),
-        Free("unique"),
-        Free("unique keys"),
-        Scratch(segments * index_bytes, "partial segments"),
-        Scratch(segments * index_bytes, "partial segments before"),
-        Scratch(scan_bytes(segments, index_bytes, capability), "scan"),
-        Free("scan"),
-        Scratch(8, "number of partial segments"),
-        Scratch(partial * index_bytes, "partial segment offsets"),
-    ]
-    compute = compute_type(weight.dtype)
-    if _adds_atomically(call, segments, partial, width):
-        plan.append(Scratch(partial * index_bytes, "segment of partial"))
-        if compute != weight.dtype:
-            plan.append(Scratch(weight.numel() * compute.itemsize, "gradient in the compute type"))
-    else:
-        plan.append(Scratch(partial * width * compute.itemsize, "partial sums"))
-    return plan
-
-
-def _adds_atomically(call: Call, segments: int, partial: int, width: int) -> bool:
-    """Whether few long segments are added with atomics, without partial sums (deterministic algorithms assumed off).
-
-    Since torch 2.11 (pytorch pull request 172454).
+    aten/src/ATen/native/cuda/Sort.cpp, ``sort_cuda_kernel``; SortStable.cu, ``launch_stable_sort_kernel``.
     """
-    if call.processor.torch_version < (2, 11):
-        return False
-    wide = round_up(width, _WARP)
-    grid = ceil_div(segments * wide, min(wide, _BLOCK_AT_MOST))
-    return grid < call.processor.multiprocessors * _ATOMIC_BLOCKS_PER_MULTIPROCESSOR and partial > grid * 4
+    named = bound(call)
+    self = named["self"]
+    length = self.shape[named["dim"]] if self.dim() else 1
+    results: list[Out | Scratch | Free] = [Out(number) for number in range(len(call.outputs))]
+    if length <= _SORTED_IN_PLACE:
+        return [*results, Scratch(length * _LONG, "range")]
+    dense = self.stride(named["dim"]) == 1 and self.is_contiguous()
+    copies = [] if dense else [Scratch(dense_bytes(self), name) for name in ("sorted dimension last", "values")]
+    if copies:
+        copies.append(Scratch(self.numel() * _LONG, "indices"))
+    return [*results, *copies, *_segments_sorted(call, self, length)]
+
+
+def topk(call: Call) -> Plan:
+    """Values and indices, then a copy of an input that is not contiguous (aten/src/ATen/native/cuda/TensorTopK.cpp).
+
+    Left out: the buffers of the variant for few, very long rows.
+    """
+    return [Out(0), Out(1), *contiguous_copies(bound(call)["self"])]
+
+
+def _segments_sorted(call: Call, self: torch.Tensor, length: int) -> list[Scratch | Free]:
+    """CUB's sorts of ``length`` values each: one by one where they are long or alone, as one where they are few."""
+    count, size, capability = self.numel(), self.dtype.itemsize, call.processor.capability
+    segments = count // length
+    if segments == 1 or length >= _MANY_TO_SORT:
+        workspace = radix_sort_pairs_bytes(length, size, _LONG, capability)
+        one: list[Scratch | Free] = [Scratch(workspace, "sort"), Free("sort")]
+        return [Scratch(length * _LONG, "places"), *one * segments]
+    if segments < _FEW_SEGMENTS:
+        pairs = [Scratch(count * _LONG, "places and segments"), Scratch(count * _LONG, "sorted places and segments")]
+        return [*pairs, Scratch(count * size, "keys"), Scratch(radix_sort_pairs_bytes(count, size, _LONG, capability))]
+    return [Scratch(count * _LONG, "places"), Scratch(aliased((count * size, count * _LONG)), "sort")]
+
+
+def _indices(argument: Any) -> list[tuple[int, torch.Tensor]]:
+    """The index tensors with the dimension that each indexes."""
+    return [(dimension, one) for dimension, one in enumerate(argument) if one is not None]
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.bool, torch.uint8)
+
+
+def _converted(indices: Sequence[tuple[int, torch.Tensor]]) -> list[Scratch]:
+    return [
+        Scratch(one.numel() * _LONG, f"index {dimension} of 64 bits")
+        for dimension, one in indices
+        if one.dtype == torch.int32
+    ]
+
+
+def _linear_index(count: int, places: int) -> list[Scratch | Free]:
+    """Every index wrapped and multiplied by its stride; the first product holds the sum."""
+    plan: list[Scratch | Free] = []
+    for number in range(count):
+        wrapped, product = f"wrapped index {number}", f"linear index {number}"
+        plan += [Scratch(places * _LONG, wrapped), Scratch(places * _LONG, product), Free(wrapped)]
+        if number:
+            plan.append(Free(product))
+    return plan
+
+
+def _slice(self: torch.Tensor, indices: Sequence[tuple[int, torch.Tensor]]) -> int:
+    """Elements of ``self`` for one place: the product of the dimensions that are not indexed."""
+    indexed = {dimension for dimension, _ in indices}
+    count = 1
+    for dimension, size in enumerate(self.shape):
+        count *= 1 if dimension in indexed else size
+    return count
+
+
+def _adjacent(indices: Sequence[tuple[int, torch.Tensor]]) -> bool:
+    dimensions = [dimension for dimension, _ in indices]
+    return dimensions == list(range(dimensions[0], dimensions[-1] + 1))
+
+
+def _bits(self: torch.Tensor, indices: Sequence[tuple[int, torch.Tensor]]) -> int:
+    """Bits of the largest linear index (``get_num_bits``)."""
+    after = 1
+    for size in self.shape[indices[-1][0] + 1 :]:
+        after *= size
+    return max(1, ((self.numel() - 1) // max(after, 1)).bit_length())

@@ -64,3 +64,46 @@ def _summed(call: Call, weights: range, parts: int) -> list[Out | Scratch | Free
         kernel = Kernel(compute_type(result.dtype).itemsize, size, 8 if size == 2 else 4)
         plan += [Out(index), *reduction_scratch(iterator, kernel, call.processor, size), Free(f"dropped {index}")]
     return plan
+
+
+def group_norm(call: Call) -> Plan:
+    """``native_group_norm``: scale and shift [N, C] in the compute type, if there are weights and more than one pixel.
+
+    aten/src/ATen/native/cuda/group_norm_kernel.cu, ``GroupNormKernelImplInternal``.
+    """
+    named = bound(call)
+    results = [Out(index) for index in range(len(call.outputs))]
+    weighted = named["weight"] is not None or named["bias"] is not None
+    if named["HxW"] == 1 or not weighted:
+        return results
+    channels = named["N"] * named["C"] * compute_type(named["input"].dtype).itemsize
+    return [*results, Scratch(channels, "scale"), Scratch(channels, "shift")]
+
+
+def group_norm_backward(call: Call) -> Plan:
+    """``native_group_norm_backward``: sums ds, db [N, C]; for the input c2, c3 [N, G] and, with a weight, c1 [N, C].
+
+    All in the compute type; a single pixel needs c2 and c3 alone.  group_norm_kernel.cu,
+    ``GroupNormBackwardKernelImplInternal``; the c1 that channels-last saves in newer versions is kept.
+    """
+    named = bound(call)
+    size = compute_type(named["input"].dtype).itemsize
+    channels, groups = named["N"] * named["C"] * size, named["N"] * named["group"] * size
+    plan: list[Out | Scratch | Free] = [Out(index) for index in range(len(call.outputs))]
+    if named["HxW"] > 1:
+        plan += [Scratch(channels, "ds"), Scratch(channels, "db")]
+    if named["output_mask"][0]:
+        plan += [Scratch(groups, "c2"), Scratch(groups, "c3")]
+        if named["HxW"] > 1 and named["weight"] is not None:
+            plan.append(Scratch(channels, "c1"))
+    return plan
+
+
+def batch_norm(call: Call) -> Plan:
+    """Batch norm, forward and backward, native or cuDNN's: nothing but the results.
+
+    ATen/native/cuda/Normalization.cu, ``batch_norm_cuda`` and ``batch_norm_backward_cuda`` for contiguous images.
+    Left out: the staging buffers of channels-last statistics, and cuDNN's workspace and reserve, which are empty in its
+    spatial mode (NCHW) but not in the persistent one (channels last).
+    """
+    return [Out(index) for index in range(len(call.outputs))]

@@ -206,3 +206,10 @@ EXTREMUM = reduction(_same, casts=False)
 EXTREMUM_WITH_INDEX = reduction(_value_and_index, casts=False)
 MOMENTS = reduction(_welford, casts=True)
 LOGICAL = reduction(_same, casts=False)
+
+
+def extremum(call: Call) -> Plan:
+    """``max`` and ``min``: over everything, along a dimension (with the indices), or of two tensors (elementwise)."""
+    if "other" in bound(call):
+        return [Out(0)]
+    return (EXTREMUM_WITH_INDEX if len(call.outputs) > 1 else EXTREMUM)(call)

@@ -1,0 +1,26 @@
+"""Elementwise operators whose kernels take scratch, or take their results in another order than they return them.
+
+Most take none: type promotion, broadcasting and copies between layouts happen inside the kernel (``gpu_kernel`` casts
+as it loads), and inputs are never copied to a common type on CUDA (aten/src/ATen/TensorIterator.cpp, ``compute_types``).
+"""
+
+from __future__ import annotations
+
+from trainatomy.world.kernels.arguments import bound, dense_bytes
+from trainatomy.world.kernels.plan import Call, Out, Plan, Scratch
+
+
+def native_dropout(call: Call) -> Plan:
+    """The mask is allocated before the result (aten/src/ATen/native/cuda/Dropout.cu, ``dropout_cuda``).
+
+    Not so where nothing is random: evaluation and p = 1.
+    """
+    named = bound(call)
+    if named["train"] is False or named["p"] == 1:
+        return [Out(0), Out(1)]
+    return [Out(1), Out(0)]
+
+
+def isinf(call: Call) -> Plan:
+    """|x| = ∞, with |x| as a tensor of its own (aten/src/ATen/native/TensorCompare.cpp)."""
+    return [Scratch(dense_bytes(bound(call)["self"]), "absolute value"), Out(0)]
