@@ -94,8 +94,9 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
         "memory_reserved": 2 * MIB,
         "max_memory_allocated": 40 * MIB,
         "max_memory_reserved": 64 * MIB,
-        "memory_stats": {"num_alloc_retries": 0},
     }
+    counted = iter([1, 1, 1, *[2] * 99])  # one allocation while loading, another in the first forward
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"allocation.all.allocated": next(counted)})
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)

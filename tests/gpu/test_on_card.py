@@ -29,8 +29,8 @@ TINY = {
     "train": {"per_device_train_batch_size": 2, "optim": "sgd"},
 }
 TRACE = [
-    {"action": "alloc", "addr": 1, "size": 4, "stream": 0, "time_us": 0},
-    {"action": "alloc", "addr": 2, "size": 8, "stream": 0, "time_us": 2**62},
+    {"action": "alloc", "addr": 1, "size": 4, "stream": 0},
+    {"action": "alloc", "addr": 2, "size": 8, "stream": 0},
 ]
 
 
@@ -61,7 +61,10 @@ def test_the_worker_reads_a_workload_and_writes_a_result(card: FakeNvml, tmp_pat
     assert (found.steps, found.step_seconds) == (1, None)
     history = tape.read(tmp_path / "tape.json.gz")
     assert history.case["name"] == "tiny"
-    assert [origin.step for origin in tape.to_tape(history).origins] == [-1, 0]
+    tiny = tape.to_tape(history)
+    assert [(origin.phase, origin.step) for origin in tiny.origins] == [("load", -1), ("forward", 0)]
+    said = ["loaded", "step", "forward", "forward end", "backward end", "optimizer", "optimizer end"]
+    assert [mark.name for mark in tiny.marks] == [*said, "zero_grad", "zero_grad end", "step end"]
 
 
 @pytest.mark.parametrize(

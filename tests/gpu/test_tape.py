@@ -8,7 +8,7 @@ import pytest
 
 from trainatomy.gpu import tape
 from trainatomy.gpu.stacks import FRAMES_KEPT, shorten
-from trainatomy.gpu.tape import Entry, History
+from trainatomy.gpu.tape import Entry, History, Note
 from trainatomy.results.tape import Event
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ STACK = [
 ]
 
 
-def entry(action: str, address: int, size: int, time_us: int = 0, **more: object) -> dict[str, object]:
-    return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": time_us, **more}
+def entry(action: str, address: int, size: int, **more: object) -> dict[str, object]:
+    return {"action": action, "addr": address, "size": size, "stream": 0, **more}
 
 
 def history(*events: tuple[str, int, int]) -> History:
@@ -54,13 +54,30 @@ def test_only_segments_returned_without_a_growth_were_an_emptied_cache() -> None
     assert [event.action for event in tape.to_tape(retried).events] == ["alloc"]
 
 
-def test_steps_are_found_by_time_and_reach_the_origins(tmp_path: Path) -> None:
-    trace = [entry("alloc", index, 4, time_us=100 * index) for index in range(5)]
-    written = tape.from_trace({"name": "x"}, trace, step_times_us=[150, 400])
-    tape.write(written, tmp_path / "tape.json.gz")
-    read = tape.read(tmp_path / "tape.json.gz")
-    assert read.steps == [2, 4]
-    assert [origin.step for origin in tape.to_tape(read).origins] == [-1, -1, 0, 0, 1]
+def test_notes_fall_between_the_allocations_that_they_were_taken_between(tmp_path: Path) -> None:
+    trace = [
+        entry("segment_alloc", 64, 2**21),
+        entry("alloc", 64, 4),
+        entry("alloc", 128, 8),
+        entry("free_requested", 64, 4),
+        entry("free_completed", 64, 4),
+        entry("alloc", 64, 100),
+    ]
+    notes = [
+        Note(2, "loaded", -1, {"weight": [128, 999]}),
+        Note(3, "step", 0, {}),
+        Note(3, "forward", 0, {}),
+        Note(4, "forward end", 0, {"gradient": [64]}),
+    ]
+    tape.write(tape.from_trace({"name": "x"}, trace, notes), tmp_path / "tape.json.gz")
+    found = tape.to_tape(tape.read(tmp_path / "tape.json.gz"))
+    assert found.marks == [(2, "loaded", -1), (3, "step", 0), (3, "forward", 0), (4, "forward end", 0)]
+    assert found.origins == [("", "", "load", -1), ("", "", "load", -1), ("", "", "forward", 0)]
+    assert found.labels == {1: "weight", 2: "gradient"}
+
+
+def test_without_notes_everything_is_one_step() -> None:
+    assert tape.to_tape(history(("alloc", 1, 4))).origins == [("", "", "other", 0)]
 
 
 def test_stacks_are_kept_once_each_and_reach_the_origins(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ WITHOUT_GPU = "`trainatomy predict` needs no GPU."
 def measure(
     workload: Workload,
     *,
-    tape: Path | None = None,
+    tape: Path | str | None = None,
     stacks: Stacks = "none",
     steps: int = DEFAULT_STEPS,
     time_limit: float | None = None,
@@ -51,7 +51,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
         description, result = Path(folder, "workload.json"), Path(folder, "result.json")
         description.write_text(json.dumps(workload.to_mapping()), encoding="utf-8")
-        options = ["--steps", str(steps), "--stacks", stacks] + (["--tape", str(tape.absolute())] if tape else [])
+        options = ["--steps", str(steps), "--stacks", stacks] + (["--tape", str(Path(tape).absolute())] if tape else [])
         command = [sys.executable, "-m", "trainatomy.gpu.worker", str(description), str(result), *options]
         return run_worker(command, result, Path(folder, "log"), workload.allocator, time_limit)
 

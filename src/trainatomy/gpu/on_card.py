@@ -14,6 +14,7 @@ import torch
 from trainatomy.errors import DeviceError, MissingLibrary
 from trainatomy.gpu import nvml, tape
 from trainatomy.gpu.meter import Meter
+from trainatomy.gpu.scribe import Scribe
 from trainatomy.gpu.watch import Watch
 from trainatomy.results.bill import Measurement
 from trainatomy.training import model as models
@@ -45,12 +46,14 @@ def run(job: Job) -> Measurement:
             _record(job)
         _make_context()
         meter.read_context(torch.cuda.memory_reserved())
-        watch = Watch(meter)
+        watch = Scribe(meter) if job.tape else Watch(meter)
         status, message = _execute(workload, job.steps, watch)
         meter.read()
-        return _measurement(
-            job, workload, meter, watch, status, message, device.name, driver.version if driver else "unknown"
-        )
+        place = (device.name, driver.version if driver else "unknown")
+        measurement = _measurement(job, workload, meter, watch, (status, message), place)
+        if job.tape and isinstance(watch, Scribe):
+            tape.write(tape.from_trace(_case(measurement), _trace(), watch.notes), job.tape)
+        return measurement
 
 
 def _execute(workload: Workload, default_steps: int, watch: Watch) -> tuple[Status, str]:
@@ -108,16 +111,17 @@ def _record(job: Job) -> None:
 
 
 def _measurement(
-    job: Job, workload: Workload, meter: Meter, watch: Watch, status: Status, message: str, gpu: str, driver: str
+    job: Job, workload: Workload, meter: Meter, watch: Watch, end: tuple[Status, str], place: tuple[str, str]
 ) -> Measurement:
+    """``end``: status and message; ``place``: GPU and driver."""
     memory = meter.result()
     statistics = torch.cuda.memory_stats()
-    measurement = Measurement(
+    return Measurement(
         name=workload.name or "",
         workload=dict(job.workload),
-        status=status,
-        gpu=gpu,
-        driver=driver,
+        status=end[0],
+        gpu=place[0],
+        driver=place[1],
         versions=_versions(),
         date=datetime.now(UTC).date().isoformat(),
         peak_allocated_bytes=torch.cuda.max_memory_allocated(),
@@ -131,12 +135,9 @@ def _measurement(
         num_alloc_retries=int(statistics.get("num_alloc_retries", 0)),
         step_seconds=watch.step_seconds,
         steps=watch.steps,
-        message=message,
+        message=end[1],
         tape_file=str(job.tape) if job.tape else None,
     )
-    if job.tape:
-        tape.write(tape.from_trace(_case(measurement), _trace(), watch.step_times_us), job.tape)
-    return measurement
 
 
 def _case(measurement: Measurement) -> dict[str, Any]:

@@ -29,7 +29,6 @@ class Watch(Silent):
         self._began = 0.0
         self._seconds: list[float] = []
         self.model_bytes: int | None = None
-        self.step_times_us: list[int] = []
 
     @property
     def steps(self) -> int:
@@ -48,9 +47,6 @@ class Watch(Silent):
 
     def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._began = time.perf_counter()
-
-    def step_begin(self, step: int) -> None:
-        self.step_times_us.append(time.time_ns() // 1000)
 
     def step_end(self, step: int) -> None:
         torch.cuda.synchronize()

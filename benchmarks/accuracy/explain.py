@@ -1,0 +1,59 @@
+"""Which allocation makes the difference: ``python benchmarks/accuracy/explain.py TAPE.json.gz [--gpu h200]``.
+
+Reads a tape that was recorded on a GPU (``measure_grid.py --tape``, ``trainatomy measure --tape``), executes the same
+training without one, and lists the sizes that one of the two allocates more often: within a step, and alive at the
+peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from report import workload_of
+
+from trainatomy import api
+from trainatomy.gpu import tape
+from trainatomy.gpu.compare_tapes import Difference, compare_peak, compare_step
+from trainatomy.world.simulate import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ORIGINS_SHOWN = 3
+
+
+def table(title: str, differences: Sequence[Difference], count: int) -> str:
+    """The ``count`` largest differences, with where each side's allocations come from."""
+    excess = sum(difference.excess_bytes for difference in differences)
+    lines = [f"{title}: {len(differences)} sizes differ, simulated - real = {excess:+,} B"]
+    for one in differences[:count]:
+        lines.append(f"  {one.bytes:>14,} B  simulated {one.simulated:>5}  real {one.real:>5}  {one.excess_bytes:+,} B")
+        lines += [f"      simulated: {text}" for text in one.simulated_origins[:ORIGINS_SHOWN]]
+        lines += [f"      real:      {text}" for text in one.real_origins[:ORIGINS_SHOWN]]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Print the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tape", type=Path)
+    parser.add_argument("--gpu", default="h200", help="the card that was measured (default: h200)")
+    parser.add_argument("--step", type=int, default=1, help="the optimizer step that is compared, from 0 (default: 1)")
+    parser.add_argument("--count", type=int, default=20, help="differences shown (default: 20)")
+    options = parser.parse_args()
+    history = tape.read(options.tape)
+    line = {"family": "", "alone": False, "held_out": False, **history.case}
+    workload = workload_of(line, options.gpu)
+    simulated, real = simulate(workload, api.card_of(workload)).tape, tape.to_tape(history)
+    step = options.step if history.steps else None
+    where = "the whole run" if step is None else f"step {step}"
+    print(table(f"Allocated in {where}", compare_step(simulated, real, step), options.count))
+    print(table("Alive at the peak", compare_peak(simulated, real), options.count))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
