@@ -143,6 +143,7 @@ def _child(job: Job, result: Path, log: Path) -> NoReturn:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
         os.environ.pop(NVML_CHECK, None)
         execute(job, result)
         code = 0
