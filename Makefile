@@ -37,7 +37,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(SETUP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[lora,bitsandbytes]'
 	@touch $@
 
 $(TEST_SETUP): $(SETUP)

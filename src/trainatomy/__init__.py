@@ -1,6 +1,7 @@
 """Predicts, without a GPU, what every part of GPU memory holds during a training step, to the byte.
 
-Names are resolved when they are first used (PEP 562), so that ``import trainatomy`` loads neither torch nor transformers nor pydantic.
+Names are resolved when they are first used (PEP 562), so that ``import trainatomy`` loads neither torch nor
+transformers nor pydantic.
 """
 
 from __future__ import annotations

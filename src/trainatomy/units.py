@@ -1,4 +1,4 @@
-"""The one place that formats bytes, shares, counts and seconds. KiB, MiB and GiB mean powers of 1024; MB, where a source used it, is said so."""
+"""The one place that formats bytes, shares, counts and seconds. KiB, MiB and GiB are powers of 1024."""
 
 from __future__ import annotations
 

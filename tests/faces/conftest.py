@@ -91,10 +91,18 @@ def prediction() -> Prediction:
 @pytest.fixture
 def too_big(prediction: Prediction) -> Prediction:
     """The same on a card of 6 GiB, where it runs out of memory."""
-    point = OutOfMemoryPoint(Instant(0, "forward", "bert.encoder.layer.20", "aten::mm"), 128 * MIB, 5 * GIB, 5 * GIB + 200 * MIB)
+    point = OutOfMemoryPoint(
+        Instant(0, "forward", "bert.encoder.layer.20", "aten::mm"), 128 * MIB, 5 * GIB, 5 * GIB + 200 * MIB
+    )
     card = CardSummary("rtx-2060", "RTX 2060 6 GB", 6 * GIB, (7, 5))
     return replace(
-        prediction, name="too big", card=card, fits=False, verdict="does not fit", room_bytes=-2 * GIB, out_of_memory=point
+        prediction,
+        name="too big",
+        card=card,
+        fits=False,
+        verdict="does not fit",
+        room_bytes=-2 * GIB,
+        out_of_memory=point,
     )
 
 

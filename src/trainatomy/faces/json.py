@@ -28,20 +28,20 @@ def to_json(value: Prediction | Measurement) -> dict[str, Any]:
 
 
 def comparison_to_json(predictions: Sequence[Prediction], published: PublishedTable | None = None) -> dict[str, Any]:
-    """Several predictions under ``rows``, in order; with ``published``, what others measured of the same trainings, in the same order."""
+    """Predictions under ``rows``, in order; with ``published``, what others measured of them, in the same order."""
     rows = [to_json(prediction) for prediction in predictions]
-    known = None if published is None else {"source": published.source, "memory_bytes": [run.memory_bytes for run in published.rows]}
+    known = published and {"source": published.source, "memory_bytes": [run.memory_bytes for run in published.rows]}
     return {"schema": COMPARISON, "rows": rows, "published": known}
 
 
 def measurement_to_json(measurement: Measurement, prediction: Prediction | None) -> dict[str, Any]:
-    """A measurement with the ``prediction`` of the same workload and the relative ``gap`` (predicted / measured - 1) of each figure."""
+    """A measurement with the ``prediction`` of the same workload and the ``gap`` of each figure that both have."""
     gap = None if prediction is None else {name: relative_gap(measurement, prediction, name) for name in COMPARED}
     return {**to_json(measurement), "prediction": prediction and to_json(prediction), "gap": gap}
 
 
 def relative_gap(measurement: Measurement, prediction: Prediction, name: str) -> float | None:
-    """predicted / measured - 1 of one of ``COMPARED``; None where it could not be measured or the run did not complete."""
+    """predicted / measured - 1 of one of ``COMPARED``; None where it was not measured or the run did not complete."""
     measured: int | None = getattr(measurement, name)
     predicted: int = getattr(prediction.memory, name)
     return predicted / measured - 1 if measured and measurement.status == "completed" else None
@@ -58,7 +58,7 @@ def architectures_to_json(entries: Sequence[ArchitectureEntry]) -> dict[str, Any
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses and mappings as objects, tuples as lists, and text for what JSON cannot hold (a path in a workload)."""
+    """Dataclasses and mappings as objects, tuples as lists, and text for what JSON cannot hold, such as a path."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):

@@ -58,7 +58,7 @@ def _tagged(kind: type, name: str, definitions: dict[str, Any]) -> dict[str, Any
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def _dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:

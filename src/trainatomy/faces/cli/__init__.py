@@ -1,4 +1,4 @@
-"""The command line: one small file per command; what is asked goes to ``trainatomy.api``, what comes back to ``faces.text`` or ``faces.json``."""
+"""The command line: one small file per command, between ``trainatomy.api`` and ``faces.text`` or ``faces.json``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEBUG = "--debug"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; returns its exit code (docs/exit-codes.md) and raises nothing that an ``except Exception`` would miss."""
+    """Run one command and say what went wrong, if anything did; returns the exit code (docs/exit-codes.md)."""
     from trainatomy.faces.cli.app import app
     from trainatomy.faces.cli.exits import explain_exit, report
 

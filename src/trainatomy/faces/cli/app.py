@@ -1,7 +1,8 @@
 """The commands as one typer application.
 
-``trainatomy --help`` must be instant, and the options of a command come from the schema of a workload, which takes a fifth of a second to
-load.  So the application starts with a name and a line of help for each command; a command itself is imported when it is called.
+``trainatomy --help`` must be instant, and the options of a command come from the schema of a workload, which takes a
+fifth of a second to load.  So the application starts with a name and a line of help for each command; a command itself
+is imported when it is called.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 class Entry(NamedTuple):
-    """A command: its name, which is also its module here and the function in it; the panel of ``--help``; one line of help."""
+    """A command: its name (also of its module here and of the function in it), its panel in ``--help``, its help."""
 
     name: str
     panel: str
@@ -27,7 +28,11 @@ class Entry(NamedTuple):
 
 
 COMMANDS = (
-    Entry("predict", "Memory of a training", "What every part of GPU memory holds at the peak, and whether the training fits."),
+    Entry(
+        "predict",
+        "Memory of a training",
+        "What every part of GPU memory holds at the peak, and whether the training fits.",
+    ),
     Entry("compare", "Memory of a training", "Several trainings side by side, with the difference to the first."),
     Entry("measure", "Memory of a training", "The same step on the GPU of this machine, beside the prediction."),
     Entry("gpus", "What is known", "The cards that trainatomy knows, with the source of every figure."),
@@ -36,7 +41,7 @@ COMMANDS = (
 
 
 class Command(TyperCommand):
-    """A command whose options may also be spelt as in a training script (``spelling.py``), with help that leaves names whole."""
+    """A command whose options may be spelt as in a training script (``spelling.py``); its help cuts no name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         switches = {name for option in self.params for name in option.opts if option.secondary_opts}
@@ -105,5 +110,5 @@ def _start(
 ) -> None:
     """Predict, without a GPU, what every part of GPU memory holds during a training step, to the byte.
 
-    Start with `trainatomy compare notebook`, or describe a training in a file: `trainatomy predict workload.yaml --gpu h100`.
+    Start with `trainatomy compare notebook`, or describe a training: `trainatomy predict workload.yaml --gpu h100`.
     """

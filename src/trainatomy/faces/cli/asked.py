@@ -23,16 +23,18 @@ def one_workload(file: str | None, overrides: Mapping[str, Any]) -> Workload:
 
 
 def several_workloads(files: Sequence[str], overrides: Mapping[str, Any]) -> tuple[Workload, ...]:
-    """Every workload of several files, or the notebook's nine rows, with flags over each of them; raises ``WorkloadError``."""
+    """Every workload of several files, or the notebook's rows, with flags over each; raises ``WorkloadError``."""
     if NOTEBOOK in files:
         if len(files) > 1:
-            raise WorkloadError(f"{NOTEBOOK!r} stands alone: it is nine trainings already (a file of that name: ./{NOTEBOOK})")
+            raise WorkloadError(
+                f"{NOTEBOOK!r} stands alone: it is nine trainings already (a file of that name: ./{NOTEBOOK})"
+            )
         return _notebook(overrides)
     return tuple(merge(workload, overrides) for file in files for workload in read_all(file))
 
 
 def _notebook(overrides: Mapping[str, Any]) -> tuple[Workload, ...]:
-    """On the notebook's own card and day, unless a card is named: then with today's software, or with ``--era 2022``."""
+    """On the notebook's own card and day; where a card is named, with today's software unless ``--era 2022``."""
     gpu, era = overrides.get("gpu"), overrides.get("era")
     if gpu is not None:
         card(gpu)
@@ -42,7 +44,7 @@ def _notebook(overrides: Mapping[str, Any]) -> tuple[Workload, ...]:
 
 
 def published_table(files: Sequence[str], workloads: Sequence[Workload]) -> PublishedTable | None:
-    """What was published of the notebook's trainings, where they are asked for as they were: with the software of their day, on their card."""
+    """What was published of the notebook's trainings, if they are asked for as they were: their card, their day."""
     table = published_notebook()
     as_then = list(files) == [NOTEBOOK] and all(row.era == "2022" and row.gpu == table.gpu for row in workloads)
     return table if as_then else None

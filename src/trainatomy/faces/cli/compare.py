@@ -15,7 +15,9 @@ from trainatomy.faces.text import comparison_page
 
 Files = Annotated[
     list[str],
-    typer.Argument(metavar="notebook | WORKLOAD.yaml…", help="Files (one may hold several rows), or the notebook's nine trainings."),
+    typer.Argument(
+        metavar="notebook | WORKLOAD.yaml…", help="Files (one may hold several rows), or the notebook's nine trainings."
+    ),
 ]
 
 
@@ -27,10 +29,11 @@ def compare(
     debug: Debug = False,
     **overrides: Any,
 ) -> None:
-    """Predict several trainings and show them side by side, with the difference to the first. Options apply to all of them.
+    """Predict several trainings and show them side by side, with the difference to the first. Options apply to all of
+    them.
 
-    `notebook` stands for the nine trainings of BERT-large in Hugging Face's guide of January 2022: as they were then, beside the
-    published figures, or with `--gpu` on another card with today's software.
+    `notebook` stands for the nine trainings of BERT-large in Hugging Face's guide of January 2022: as they were then,
+    beside the published figures, or with `--gpu` on another card with today's software.
     """
     workloads = several_workloads(files, overrides)
     with progress(f"executing {len(workloads)} trainings on tensors without data"), quiet_libraries(debug=debug):

@@ -1,11 +1,11 @@
 """The one place where an outcome becomes an exit code and a message on stderr.
 
-    0    done
-    1-8  an error of ``trainatomy.errors``, each with a code of its own
-    2    also: an unknown command or option, or a value that an option does not take
-    70   a bug of ours (EX_SOFTWARE of sysexits.h)
-    130  interrupted (128 + SIGINT)
-    141  nobody reads the output any more (128 + SIGPIPE)
+0    done
+1-8  an error of ``trainatomy.errors``, each with a code of its own
+2    also: an unknown command or option, or a value that an option does not take
+70   a bug of ours (EX_SOFTWARE of sysexits.h)
+130  interrupted (128 + SIGINT)
+141  nobody reads the output any more (128 + SIGPIPE)
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _explained(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError) and error.filename is not None:
         return 1, f"error: {error.filename}: {error.strerror}"
     if isinstance(error, MemoryError):
-        return 1, "error: the memory of this machine does not suffice; a prediction needs little, so something else holds it"
+        return 1, "error: this machine has no memory left; a prediction needs little, so something else holds it"
     return BUG, _bug(error)
 
 
@@ -73,11 +73,11 @@ def _usage(error: BaseException) -> str:
 def _bug(error: BaseException) -> str:
     said = str(error).strip().splitlines()
     what = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
-    return f"error: this is a bug of trainatomy, not of your training ({what}); run again with --debug and report what it prints"
+    return f"error: this is a bug of trainatomy ({what}); run again with --debug and report what it prints"
 
 
 def _is_broken_pipe(error: BaseException | None) -> bool:
-    """Whether the reader of stdout went away; rich and typer turn that into ``SystemExit`` with the cause as context."""
+    """Whether the reader of stdout went away; rich and typer make it a ``SystemExit`` with the cause as context."""
     while error is not None:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             return True

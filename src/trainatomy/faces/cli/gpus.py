@@ -13,7 +13,9 @@ from trainatomy.faces.text import card_page, cards_table
 from trainatomy.facts.cards import card as find
 from trainatomy.facts.cards import cards
 
-Name = Annotated[str | None, typer.Argument(metavar="CARD", help="One card, with the source of every figure.", show_default=False)]
+Name = Annotated[
+    str | None, typer.Argument(metavar="CARD", help="One card, with the source of every figure.", show_default=False)
+]
 
 
 def gpus(card: Name = None, json: Json = False, debug: Debug = False) -> None:

@@ -74,4 +74,3 @@ def _usage(parameter: Any) -> str:
         return f"--[no-]{parameter.opts[0].removeprefix('--')}"
     names = ", ".join(sorted(parameter.opts, key=len))
     return names if parameter.is_flag else f"{names} {parameter.metavar or 'TEXT'}"
-

@@ -17,10 +17,17 @@ from trainatomy.faces.text import measurement_page
 
 Tape = Annotated[
     Path | None,
-    typer.Option("--tape", metavar="FILE", help="Keep the stream of allocations in this file.", rich_help_panel="Output", dir_okay=False),
+    typer.Option(
+        "--tape",
+        metavar="FILE",
+        help="Keep the stream of allocations in this file.",
+        rich_help_panel="Output",
+        dir_okay=False,
+    ),
 ]
 TimeLimit = Annotated[
-    float | None, typer.Option("--time-limit", metavar="SECONDS", help="Give up after so many seconds.", rich_help_panel="Run")
+    float | None,
+    typer.Option("--time-limit", metavar="SECONDS", help="Give up after so many seconds.", rich_help_panel="Run"),
 ]
 
 
@@ -34,7 +41,8 @@ def measure(
     debug: Debug = False,
     **overrides: Any,
 ) -> None:
-    """Run the training's step on the GPU of this machine, in a fresh process, and show the measured memory beside the prediction.
+    """Run the training's step on the GPU of this machine, in a fresh process, and show the measured memory beside the
+    prediction.
 
     Out of memory is a result, not an error. The prediction is made for the card that the workload names (`--gpu`).
     """

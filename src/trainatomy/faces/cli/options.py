@@ -16,21 +16,21 @@ Debug = Annotated[
     bool,
     typer.Option("--debug", help="Show tracebacks and everything that libraries say.", rich_help_panel="Output"),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="Output")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="Output")]
 TrustRemoteCode = Annotated[
     bool,
-    typer.Option("--trust-remote-code", help="Let code that a hub's model brings along run here.", rich_help_panel="Run"),
+    typer.Option(
+        "--trust-remote-code", help="Let code that a hub's model brings along run here.", rich_help_panel="Run"
+    ),
 ]
 
 
 def with_workload_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the last parameter of ``command``, a ``**overrides``, by one option for each flag.
 
-    The command receives what was given on the command line, by the flag's name, as it was typed: ``workload.overrides.merge`` reads it.
-    Names of TrainingArguments that change nothing are accepted too, so that a training script's command line can be pasted; help does
-    not show them.
+    The command receives what was given on the command line, by the flag's name, as it was typed:
+    ``workload.overrides.merge`` reads it. Names of TrainingArguments that change nothing are accepted too, so that a
+    training script's command line can be pasted; help does not show them.
     """
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]

@@ -15,7 +15,9 @@ from trainatomy.faces.json import to_json
 from trainatomy.faces.text import prediction_page, render
 from trainatomy.faces.text.verdict import verdict_line
 
-File = Annotated[str | None, typer.Argument(metavar="WORKLOAD.yaml", help="A file that describes the training.", show_default=False)]
+File = Annotated[
+    str | None, typer.Argument(metavar="WORKLOAD.yaml", help="A file that describes the training.", show_default=False)
+]
 Check = Annotated[
     bool, typer.Option("--check", help="Exit with code 8 where the training does not fit.", rich_help_panel="Output")
 ]
@@ -36,8 +38,8 @@ def predict(
 ) -> None:
     """Predict what every part of GPU memory holds at the peak of a training step, and whether the training fits.
 
-    The training is described by a file, by options, or by both: options win. Options carry the names of TrainingArguments, with
-    hyphens or underscores; docs/workload.md describes the file.
+    The training is described by a file, by options, or by both: options win. Options carry the names of
+    TrainingArguments, with hyphens or underscores; docs/workload.md describes the file.
     """
     workload = one_workload(file, overrides)
     with progress(f"executing {workload.name or 'the training'} on tensors without data"), quiet_libraries(debug=debug):

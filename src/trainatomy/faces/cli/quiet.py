@@ -16,12 +16,12 @@ _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "BITSANDBYTES_NOWELCOME": "1",
 }
-_LOGGERS = ("transformers", "accelerate", "peft", "torch", "huggingface_hub", "bitsandbytes", "httpx", "filelock")
 
 
 @contextmanager
 def quiet_libraries(*, debug: bool) -> Iterator[None]:
-    """While this is entered, stdout is only ours: what others print goes to stderr, and warnings and logs are dropped unless ``debug``.
+    """While this is entered, stdout is only ours: what others print goes to stderr, and warnings and logs are dropped
+    unless ``debug``.
 
     What a user's factory prints is kept: it reaches stderr.
     """
@@ -31,13 +31,10 @@ def quiet_libraries(*, debug: bool) -> Iterator[None]:
             return
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
-        levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-        for name in _LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
+        logging.disable(logging.ERROR)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
         finally:
-            for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)
+            logging.disable(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""How an option may be spelt: ``--per_device_train_batch_size`` with underscores, ``--fp16 true`` as in a training script."""
+"""How an option may be spelt: ``--per_device_train_batch_size``, ``--fp16 true``, as in a training script."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _OFF = frozenset({"false", "no", "off", "0"})
 def canonical(arguments: Sequence[str], switches: Collection[str], set_aside: Collection[str] = ()) -> list[str]:
     """Bring ``arguments`` into the one spelling that the parser knows.
 
-    Names of options take hyphens; ``--fp16 true``, ``--fp16=True`` become ``--fp16``, and with false ``--no-fp16``, for the
-    options named in ``switches`` (``{"--fp16", ...}``).  Those of ``set_aside``, whose value does not matter, may come with
-    or without one (``--do_train``).  Everything after ``--`` stays as it is.
+    Names of options take hyphens; ``--fp16 true``, ``--fp16=True`` become ``--fp16``, and with false ``--no-fp16``, for
+    the options named in ``switches`` (``{"--fp16", ...}``).  Those of ``set_aside``, whose value does not matter, may
+    come with or without one (``--do_train``).  Everything after ``--`` stays as it is.
 
     >>> canonical(["--max_steps=3", "--bf16", "False", "file_a.yaml"], {"--bf16"})
     ['--max-steps=3', '--no-bf16', 'file_a.yaml']

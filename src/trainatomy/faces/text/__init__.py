@@ -1,12 +1,13 @@
-"""Values as text: each function takes a value and returns something that rich can draw; ``render`` makes a string of a fixed width of it.
+"""Values as text: a function of a value gives what rich can draw, and ``render`` makes a string of fixed width of it.
 
-    page.py          a prediction, whole
-    verdict.py       its answer in one line
-    bill.py          what device memory holds, component by component
-    evidence.py      where the peak is, which modules hold it, bytes per parameter, what it rests on
-    comparison.py    several predictions
-    measurement.py   a measurement beside its prediction
-    catalogue.py     cards and architectures
+page.py          a prediction, whole
+verdict.py       its answer in one line
+bill.py          what device memory holds, component by component
+evidence.py      where the peak is, which modules hold it, bytes per parameter, what it rests on
+timeline.py      memory by component over the steps
+comparison.py    several predictions
+measurement.py   a measurement beside its prediction
+catalogue.py     cards and architectures
 """
 
 from trainatomy.faces.text.catalogue import architectures_table, card_page, cards_table

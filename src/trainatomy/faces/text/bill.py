@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.faces.text.rendering import bar
-from trainatomy.results.bill import Memory
+from trainatomy.results.bill import Line, Memory
 from trainatomy.units import exact_bytes, human_bytes, percent
 
 TITLES = {
@@ -45,7 +45,7 @@ class Bill:
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(min_width=28)
         for justify in ("right", "right", "right"):
-            table.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+            table.add_column(justify=justify, no_wrap=True)
         table.add_column(no_wrap=True)
         self._fill(table, bars)
         yield table
@@ -58,14 +58,22 @@ class Bill:
         for name, count in components.items():
             drawn = Text(bar(count / largest, bars), style=STYLES[name])
             table.add_row(TITLES[name], human_bytes(count), exact_bytes(count), percent(count, total), drawn)
-            for line in memory.lines:
-                if line.component == name:
-                    part = Text(f"  {line.name}", style="dim")
-                    table.add_row(part, *(Text(cell, style="dim") for cell in (human_bytes(line.bytes), exact_bytes(line.bytes))))
+            for line in _parts(memory, name):
+                cells = (f"  {line.name}", human_bytes(line.bytes), exact_bytes(line.bytes))
+                table.add_row(*(Text(cell, style="dim") for cell in cells))
         table.add_row(*([Rule(style="dim", characters="─")] * 4))
         table.add_row(
-            Text("as nvidia-smi shows it", style="bold"), Text(human_bytes(total), style="bold"), exact_bytes(total), "100.0 %"
+            Text("as nvidia-smi shows it", style="bold"),
+            Text(human_bytes(total), style="bold"),
+            exact_bytes(total),
+            "100.0 %",
         )
+
+
+def _parts(memory: Memory, component: str) -> list[Line]:
+    """The lines of a component, unless the only one says no more than the component itself."""
+    lines = [line for line in memory.lines if line.component == component]
+    return [] if [line.name for line in lines] == [TITLES[component]] else lines
 
 
 def counters(memory: Memory) -> Table:

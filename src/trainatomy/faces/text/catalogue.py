@@ -89,5 +89,5 @@ def architectures_table(architectures: Sequence[ArchitectureEntry]) -> Group:
     for entry in architectures:
         source = Text(f"\n  {entry.source}" if entry.source != f"{_HUB}{entry.hub_id}" else "", style="dim")
         table.add_row(Text(entry.hub_id).append(source), entry.class_name, count_of(entry.parameters))
-    closing = f"Source of a configuration: the model's page, {_HUB}MODEL, unless another is named. All: trainatomy models --json."
+    closing = f"Source of a configuration: {_HUB}MODEL, unless another is named. All fields: trainatomy models --json."
     return Group(table, Text(), Text(closing, style="dim"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,9 +21,12 @@ def comparison_page(predictions: Sequence[Prediction], published: PublishedTable
     several = len(cards) > 1
     where = "" if several else "".join(f" on {name} ({human_bytes(memory)})" for name, memory in cards.items())
     table = _published_table(predictions, published) if published else _table(predictions, with_card=several)
-    parts = [Text(f"Memory at the peak{where}", style="bold"), Text(), table]
+    parts: list[RenderableType] = [Text(f"Memory at the peak{where}", style="bold"), Text(), table]
     if published:
-        parts += [Text(), Text(f"MiB throughout, as the source counts (its MB). Published: {published.source}.", style="dim")]
+        parts += [
+            Text(),
+            Text(f"MiB throughout, as the source counts (its MB). Published: {published.source}.", style="dim"),
+        ]
     return Group(*parts)
 
 
@@ -36,7 +39,13 @@ def _table(predictions: Sequence[Prediction], *, with_card: bool) -> Table:
         memory = prediction.memory
         change = difference(memory.device_bytes - first) if index else ""
         sizes = (memory.peak_allocated_bytes, memory.peak_reserved_bytes)
-        cells = [prediction.name, _verdict(prediction), human_bytes(memory.device_bytes), change, *map(human_bytes, sizes)]
+        cells: list[RenderableType] = [
+            prediction.name,
+            _verdict(prediction),
+            human_bytes(memory.device_bytes),
+            change,
+            *map(human_bytes, sizes),
+        ]
         table.add_row(*cells, *([prediction.card.id] if with_card else []))
     return table
 

@@ -26,7 +26,9 @@ def modules_table(modules: Sequence[ModuleShare], activations: int, top: int = T
     ranked = sorted(modules, key=lambda share: -share.activation_bytes)
     for share in ranked[:top]:
         held = share.activation_bytes
-        table.add_row(share.module or "(the model itself)", human_bytes(held), percent(held, activations), _tensors(share.tensors))
+        table.add_row(
+            share.module or "(the model itself)", human_bytes(held), percent(held, activations), _tensors(share.tensors)
+        )
     if rest := ranked[top:]:
         held = sum(share.activation_bytes for share in rest)
         tensors = _tensors(sum(share.tensors for share in rest))
@@ -62,5 +64,7 @@ def facts_table(facts: Sequence[Fact]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
     for fact in facts:
-        table.add_row(fact.name, fact.value, Text(fact.basis, style=_BASIS_STYLES[fact.basis]), Text(fact.source, style="dim"))
+        table.add_row(
+            fact.name, fact.value, Text(fact.basis, style=_BASIS_STYLES[fact.basis]), Text(fact.source, style="dim")
+        )
     return table

@@ -22,7 +22,12 @@ def measurement_page(measurement: Measurement, prediction: Prediction | None) ->
     """What the GPU said first, then beside it what was predicted, then why NVML's figures differ from each other."""
     versions = ", ".join(f"{name} {version}" for name, version in measurement.versions.items())
     where = f"{measurement.gpu}, driver {measurement.driver}, {versions}, {measurement.date}"
-    parts: list[RenderableType] = [_headline(measurement), Text(where, style="dim"), Text(), _table(measurement, prediction)]
+    parts: list[RenderableType] = [
+        _headline(measurement),
+        Text(where, style="dim"),
+        Text(),
+        _table(measurement, prediction),
+    ]
     if any(value is not None for _, value in _nvml(measurement)):
         parts.append(section("What NVML said", _nvml_table(measurement)))
     if measurement.message:

@@ -8,6 +8,7 @@ from rich.text import Text
 from trainatomy.faces.text.bill import Bill, counters
 from trainatomy.faces.text.evidence import facts_table, modules_table, parameters_body, parameters_title
 from trainatomy.faces.text.rendering import bullets, section
+from trainatomy.faces.text.timeline import Timeline
 from trainatomy.faces.text.verdict import instant_phrase, out_of_memory_line, verdict_line
 from trainatomy.results.bill import Prediction
 from trainatomy.units import seconds
@@ -27,6 +28,8 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(section("Activations at the peak, by module", table))
     figures = prediction.bytes_per_parameter
     parts.append(section(parameters_title(figures), parameters_body(figures)))
+    if prediction.timeline:
+        parts.append(section("Allocated over the steps, at the largest of each phase", Timeline(prediction.timeline)))
     if prediction.facts:
         parts.append(section("What this rests on", facts_table(prediction.facts)))
     if prediction.notes:

@@ -17,7 +17,7 @@ _UNKNOWN_TERMINAL = (100, 24)
 
 
 def console() -> Console:
-    """Standard output; at most ``WIDEST`` columns, because a line longer than that is hard to follow. Colour as the terminal wishes."""
+    """Standard output: as wide as the terminal up to ``WIDEST``, beyond which a line is hard to follow."""
     width = shutil.get_terminal_size(_UNKNOWN_TERMINAL).columns
     return Console(width=max(NARROWEST, min(width, WIDEST)), highlight=False, soft_wrap=False)
 
@@ -36,7 +36,7 @@ def section(title: str, *body: RenderableType) -> Group:
 
 
 def figures(*titles: str, numbers: Sequence[str], folded: int = 0) -> Table:
-    """An empty table: columns of text, then columns of numbers; where there is too little room, the column ``folded`` is folded."""
+    """An empty table: columns of text, then of numbers; where room is short, the text column ``folded`` folds."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for index, title in enumerate(titles):
         table.add_column(title, overflow="fold", no_wrap=index != folded, vertical="top")
@@ -54,7 +54,7 @@ def bullets(sentences: Sequence[str]) -> Table:
 
 
 def bar(share: float, width: int) -> str:
-    """``share`` (0 to 1) of ``width`` columns in blocks, to an eighth of a column; what is not nothing is always seen."""
+    """``share`` (0 to 1) of ``width`` columns in blocks, to an eighth of one; what is not nothing is seen."""
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     whole, rest = divmod(min(eighths, width * 8), 8)
     return "█" * whole + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[rest]
