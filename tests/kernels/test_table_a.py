@@ -33,7 +33,7 @@ class TestSumsOverRows:
 
     def test_bert_large_as_an_h200_allocates_it(self):
         # Blocks of 32 × 4 threads, 4 columns a thread: 2048 / 4 = 512 values a thread ≥ 256, so the rows are shared by
-        # min(⌈2112/8⌉, ⌈512/16⌉) = 32 blocks: 4 B · 1024 · 32 · 32 · 4; a semaphore for each of 1024 / 4 / 32 = 8 blocks across.
+        # min(⌈2112/8⌉, ⌈512/16⌉) = 32 blocks: 4 B · 1024 · 32 · 32 · 4; a semaphore for 1024 / 4 / 32 = 8 blocks.
         assert plan(aten.sum.dim_IntList, meta(2048, 1024), [0], True) == [
             Out(0),
             Scratch(16777216, "reduction buffer 0"),
@@ -54,7 +54,7 @@ class TestSumsOverRows:
         assert scratch(plan(aten.sum.dim_IntList, meta(1024, 2048).t(), [0], True)) == []
 
     def test_columns_that_four_do_not_divide(self):
-        # 2049 rows × 30 columns: two columns a thread, 15 → 8 wide, 256 / 8 = 32 high; 65 values a thread: one block does.
+        # 2049 rows × 30 columns: two columns a thread, 8 wide, 256 / 8 = 32 high: 65 values a thread, one block does.
         assert scratch(plan(aten.sum.dim_IntList, meta(2049, 30), [0], True)) == []
         # 65,536 rows: 2048 values a thread, grid ⌈15/8⌉ = 2, blocks min(⌈132·8/2⌉, ⌈2048/16⌉) = 128.
         assert scratch(plan(aten.sum.dim_IntList, meta(65536, 30), [0], True)) == [4 * 30 * 128 * 8 * 2, 8]
@@ -71,7 +71,7 @@ class TestSumsOverRows:
 
 
 def test_reductions_to_one_number_share_a_buffer_without_columns():
-    # 31,254,528 values, 512 threads that read 4 at once: ⌈31254528/512⌉ = 61,044 values a thread; 528 blocks fill the card.
+    # 31,254,528 values, 512 threads: ⌈31254528/512⌉ = 61,044 values a thread; 132 · 4 blocks fill the card.
     assert scratch(plan(aten.linalg_vector_norm.default, meta(30522, 1024), 2)) == [4 * 528, 4]
     # pairs of a value and an index take 16 bytes, Welford's four numbers too
     assert scratch(plan(aten.argmax.default, meta(30522, 1024))) == [16 * 528, 4]
@@ -152,8 +152,8 @@ def test_foreach_norm_of_bert_large_as_an_h200_allocates_it():
     # 393 gradients, the largest of 30,522 · 1024 elements in 477 chunks; the results follow, 4 bytes each
     tensors = [meta(30522, 1024)] + [meta(1024)] * 392
     steps = plan(aten._foreach_norm.Scalar, tensors, 2)
-    assert steps[0] == Scratch(749844, "chunk norms")
-    assert steps[1:] == [*(Out(index) for index in range(393)), Free("chunk norms")]
+    assert steps[0] == Scratch(749844, "chunks")
+    assert steps[1:] == [*(Out(index) for index in range(393)), Free("chunks")]
 
 
 @pytest.mark.parametrize("name", sorted(RULES_A))
@@ -167,3 +167,65 @@ def test_every_buffer_is_freed_once_and_by_its_name():
         taken = Counter(step.name for step in steps if isinstance(step, Scratch))
         freed = Counter(step.name for step in steps if isinstance(step, Free))
         assert all(freed[name] <= taken[name] for name in freed)
+
+
+class TestLosses:
+    def test_softmax_backward_multiplies_gradient_and_output_first(self):
+        scores = meta(4, 16, 512, 512)
+        steps = plan(aten._softmax_backward_data.default, scores, scores, -1, torch.float32)
+        assert steps == [Out(0), Scratch(4 * 16 * 512 * 512 * 4, "gradient times output")]
+
+    def test_log_softmax_backward_does_not(self):
+        logits = meta(2048, 30522)
+        assert plan(aten._log_softmax_backward_data.default, logits, logits, 1, torch.float32) == [Out(0)]
+
+    def test_mean_squares_are_kept_until_reduced(self):
+        # 2,097,152 squares over 512 threads: 4096 values a thread, shared by 4096 / 16 = 256 blocks
+        assert scratch(plan(aten.mse_loss.default, meta(2048, 1024), meta(2048, 1024))) == [2**23, 4 * 256, 4]
+        assert scratch(plan(aten.mse_loss.default, meta(8), meta(8), 0)) == []
+
+    def test_binary_cross_entropy_keeps_the_storage_of_all_losses(self):
+        assert plan(aten.binary_cross_entropy.default, meta(64, 10), meta(64, 10))[0] == Out(0, 2560)
+        with_logits = plan(aten.binary_cross_entropy_with_logits.default, meta(64, 10), meta(64, 10))
+        assert scratch(with_logits) == [2560, 2560]
+
+
+class TestIndexing:
+    def test_indices_that_are_no_row_are_copied(self):
+        expanded = meta(1, 512, dtype=torch.int64).expand(4, 512)
+        assert plan(aten.embedding.default, meta(2, 1024), expanded) == [Scratch(16384, "flat indices"), Out(0)]
+        assert plan(aten.embedding.default, meta(2, 1024), meta(4, 512, dtype=torch.int64)) == [Out(0)]
+        assert plan(aten.embedding.default, meta(2, 1024), expanded[:1]) == [Out(0)]
+
+    def test_adding_at_indices_sorts_them(self):
+        index = meta(200, dtype=torch.int64)
+        steps = plan(aten._index_put_impl_.default, meta(64, 128), [index], meta(200, 128), True, True)
+        # wrapped, times stride, sorted, places, range; 6 bits of 64 rows need one pass, and 200 pairs one tile
+        assert scratch(steps) == [1600] * 5 + [1]
+        written = plan(aten._index_put_impl_.default, meta(64, 128), [index], meta(200, 128), False, True)
+        assert scratch(written) == []
+
+    def test_short_rows_are_sorted_in_place(self):
+        assert scratch(plan(aten.sort.default, meta(3, 4096))) == [4096 * 8]
+        # 20,000 pairs in tiles of 384 · ⌊30·4/8⌋ = 5760 … keys of 8 bytes and values of 8: 384 · 12
+        long = scratch(plan(aten.sort.default, meta(20000, dtype=torch.int64)))
+        assert long == [160000, 16384 + 5 * 1024 + 2 * 160000 + 256 + 255]
+
+    def test_one_row_is_scanned_by_cub(self):
+        # 512 fit one tile of 128 · 7: 33 descriptors of 16 bytes in a blob (768 + 255) within a blob (1024 + 255)
+        assert scratch(plan(aten.cumsum.default, meta(512, dtype=torch.int64), 0)) == [1279]
+        assert scratch(plan(aten.cumsum.default, meta(4, 512, dtype=torch.int64), 1)) == []
+
+
+def test_dropout_takes_its_mask_first():
+    assert plan(aten.native_dropout.default, meta(4, 8), 0.1, True) == [Out(1), Out(0)]
+    assert plan(aten.native_dropout.default, meta(4, 8), 0.1, False) == [Out(0), Out(1)]
+
+
+def test_group_norm_folds_statistics_and_weights():
+    image, weight = meta(8, 64, 56, 56, dtype=torch.float16), meta(64, dtype=torch.float16)
+    assert scratch(plan(aten.native_group_norm.default, image, weight, weight, 8, 64, 3136, 8, 1e-5)) == [2048, 2048]
+    stat = meta(8, 8, dtype=torch.float16)
+    operator = aten.native_group_norm_backward.default
+    steps = plan(operator, image, image, stat, stat, weight, 8, 64, 3136, 8, [True, True, True])
+    assert scratch(steps) == [2048, 2048, 256, 256, 2048]

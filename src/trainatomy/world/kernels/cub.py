@@ -20,6 +20,7 @@ _SHARED_MEMORY_PER_BLOCK = 48 * 1024
 _RADIX_BITS = 8
 _TILE_PADDING = 32
 _SINGLE_TILE = (256, 19)
+_SCAN_TILE = (128, 15)
 
 
 def aliased(sizes: Sequence[int]) -> int:
@@ -50,15 +51,9 @@ def radix_sort_pairs_bytes(
     return aliased((portions * passes * bins * 8, blocks * bins * 4, *second_copy, portions * passes * 4))
 
 
-def scan_bytes(count: int, value_bytes: int, capability: tuple[int, int]) -> int:
-    """``DeviceScan`` of ``count`` values of 4 or 8 bytes: a descriptor of twice that size for a tile, and 32 more."""
-    if capability >= (9, 0):
-        threads, items = (224, 24) if value_bytes == 8 else (128, 24)
-    elif capability == (8, 0):
-        threads, items = (288, 22) if value_bytes == 8 else (320, 12)
-    else:
-        threads, items = 128, 15
-    tile = _memory_bound_tile(threads, items, value_bytes)
+def scan_bytes(count: int, value_bytes: int) -> int:
+    """``DeviceScan`` with an operator of ATen's own: a descriptor, twice a value's size, for each tile, and 32 more."""
+    tile = _memory_bound_tile(*_SCAN_TILE, value_bytes)
     return aliased((_tile_states(ceil_div(count, tile), 2 * value_bytes),))
 
 

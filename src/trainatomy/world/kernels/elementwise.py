@@ -1,7 +1,7 @@
 """Elementwise operators whose kernels take scratch, or take their results in another order than they return them.
 
 Most take none: type promotion, broadcasting and copies between layouts happen inside the kernel (``gpu_kernel`` casts
-as it loads), and inputs are never copied to a common type on CUDA (aten/src/ATen/TensorIterator.cpp, ``compute_types``).
+as it loads), and inputs are never copied to a common type on CUDA (ATen/TensorIterator.cpp, ``compute_types``).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def _sorted(call: Call, count: int, index_bytes: int, by_frequency: bool) -> lis
     workspace = radix_sort_pairs_bytes(count, index_bytes, index_bytes, call.processor.capability)
     plan += [Scratch(workspace, "sort"), Free("sort"), Free("range")]
     if by_frequency:
-        by_key = scan_bytes(count, index_bytes, call.processor.capability)
+        by_key = scan_bytes(count, index_bytes)
         plan.append(Scratch(size, "count"))
         plan += [Scratch(by_key, "count up"), Free("count up"), Scratch(by_key, "count down"), Free("count down")]
     return plan
@@ -71,7 +71,7 @@ def _summed(call: Call, count: int, index_bytes: int) -> list[Out | Scratch | Fr
         Free("unique keys"),
         Scratch(segments * index_bytes, "partial segments"),
         Scratch(segments * index_bytes, "partial segments before"),
-        Scratch(scan_bytes(segments, index_bytes, capability), "scan"),
+        Scratch(scan_bytes(segments, index_bytes), "scan"),
         Free("scan"),
         Scratch(8, "number of partial segments"),
         Scratch(partial * index_bytes, "partial segment offsets"),

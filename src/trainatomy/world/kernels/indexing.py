@@ -1,4 +1,4 @@
-"""Reading and writing by index, and sorting.
+"""Reading and writing by index, sorting and running sums.
 
 ``gather``, ``scatter``, ``index_select``, ``index_add`` and their in-place forms take nothing for themselves on CUDA
 (unless deterministic algorithms are asked for).
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.world.kernels.arguments import bound, contiguous_copies, dense_bytes
-from trainatomy.world.kernels.cub import aliased, radix_sort_pairs_bytes
+from trainatomy.world.kernels.cub import aliased, radix_sort_pairs_bytes, scan_bytes
 from trainatomy.world.kernels.plan import Call, Free, Out, Plan, Scratch
 
 if TYPE_CHECKING:
@@ -80,6 +80,19 @@ def topk(call: Call) -> Plan:
     Left out: the buffers of the variant for few, very long rows.
     """
     return [Out(0), Out(1), *contiguous_copies(bound(call)["self"])]
+
+
+def cumulative_sum(call: Call) -> Plan:
+    """The input in the result's type and contiguous; where it is one row, CUB's scan (native/cuda/ScanUtils.cuh)."""
+    named = bound(call)
+    self, result = named["self"], call.outputs[0]
+    plan: list[Out | Scratch | Free] = [Out(0)]
+    if self.dtype != result.dtype:
+        plan.append(Scratch(dense_bytes(self, result.dtype), "input in the result's type"))
+    plan += contiguous_copies(self)
+    if self.dim() and self.numel() == self.shape[named["dim"]]:
+        plan.append(Scratch(scan_bytes(self.numel(), result.dtype.itemsize), "scan"))
+    return plan
 
 
 def _segments_sorted(call: Call, self: torch.Tensor, length: int) -> list[Scratch | Free]:

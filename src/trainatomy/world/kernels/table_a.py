@@ -46,6 +46,7 @@ RULES_A: dict[str, Rule] = {
     "aten::_index_put_impl_": indexing.index_put,
     "aten::sort": indexing.sort,
     "aten::topk": indexing.topk,
+    "aten::cumsum": indexing.cumulative_sum,
     "aten::_softmax": loss.softmax,
     "aten::_log_softmax": loss.softmax,
     "aten::_softmax_backward_data": loss.softmax_backward,
