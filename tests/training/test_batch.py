@@ -123,7 +123,7 @@ def test_a_factory_makes_the_batch(describe: Any, tmp_path: Path) -> None:
         "def wrong(size):\n    return [size]\n\n\ndef broken(size):\n    return {}['x']\n"
     )
     assert shapes(batch_of(describe(data={"factory": f"{file}:batch"}))) == {"input_ids": ((2, 3), torch.int64)}
-    with pytest.raises(FactoryError, match="must return a dict of tensors, not list"):
+    with pytest.raises(FactoryError, match="must be a dict of tensors, not list"):
         batch_of(describe(data={"factory": f"{file}:wrong"}))
     with pytest.raises(FactoryError, match=r"user\.py:13, in broken"):
         batch_of(describe(data={"factory": f"{file}:broken"}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from trainatomy.errors import FactoryError, MissingLibrary, WorkloadError
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
+from trainatomy.training.process import preload
 from trainatomy.training.run import run
 from trainatomy.workload.schema import Workload
 
@@ -259,6 +261,30 @@ def test_any_module_that_gives_its_loss_is_trained(user: Path, loop: str, build:
 def test_a_model_without_a_loss_is_the_users_fault(user: Path, loop: str, build: str, words: str) -> None:
     with pytest.raises(FactoryError, match=words):
         go(own(user, build, loop=loop))
+
+
+@pytest.mark.parametrize("sections", [{"loop": "trainer"}, {"loop": "pytorch"}, {"mode": "inference"}])
+def test_a_function_can_make_the_batches(describe: Any, sections: Any) -> None:
+    workload = describe(**sections)
+    model = build_model(workload)
+    sizes: list[int] = []
+
+    def make(size: int) -> dict[str, torch.Tensor]:
+        sizes.append(size)
+        return {"input_ids": torch.ones(size, 5, dtype=torch.int64), "labels": torch.zeros(size, dtype=torch.int64)}
+
+    run(workload, model, device="cpu", steps=1, observer=Silent(), make_batch=make)
+    assert sizes == [2]
+
+
+def test_what_a_run_needs_can_be_imported_first(describe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    preload(describe())
+    assert "transformers.trainer" in sys.modules
+    assert "torch._dynamo" in sys.modules
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingLibrary, match="pip install bitsandbytes"):
+        preload(describe(train={"optim": "adamw_bnb_8bit"}))
+    preload(describe(train={"optim": "adamw_bnb_8bit"}, mode="inference"))
 
 
 class Lifetimes(TorchDispatchMode):

@@ -131,6 +131,11 @@ def test_a_missing_peft_is_told_with_the_command(describe: Any, monkeypatch: pyt
         build_model(describe("LlamaForCausalLM", model={"lora": {"r": 4}}))
 
 
+def test_a_missing_flash_attention_is_told_with_what_to_use() -> None:
+    with pytest.raises(MissingLibrary, match="sdpa"):
+        on_meta({"model": {"id": "gpt2", "attn_implementation": "flash_attention_2"}})
+
+
 def test_freeze_goes_by_pattern(describe: Any) -> None:
     model = build_model(describe(model={"freeze": ["*.embeddings.*", "*.layer.0.*"]}))
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]

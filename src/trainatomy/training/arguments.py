@@ -23,6 +23,9 @@ _QUIET: dict[str, Any] = {
 }
 """Nothing but the step: no reports, no files, no evaluation, no progress bar."""
 
+_HOST: dict[str, Any] = {"dataloader_pin_memory": False, "dataloader_num_workers": 0}
+"""How batches are loaded: whatever the workload says, for it takes nothing of the GPU's memory."""
+
 
 def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_cpu: bool) -> TrainingArguments:
     """The arguments of a training of ``steps`` optimizer steps.
@@ -34,7 +37,7 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
 
         known = {field.name for field in dataclasses.fields(TrainingArguments)}
         given = {name: value for name, value in _given(workload.train).items() if name in known}
-        return TrainingArguments(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **given)
+        return TrainingArguments(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **_HOST, **given)
     except ImportError as error:
         raise MissingLibrary(f"the Trainer needs accelerate: pip install accelerate ({error})") from error
     except ValueError as error:
@@ -42,10 +45,8 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
 
 
 def _given(train: TrainSpec) -> dict[str, Any]:
-    """The settings as transformers takes them; host memory is pinned only on request: it takes nothing of the GPU."""
-    values = {name: value for name, value in train if value is not None}
-    if "dataloader_pin_memory" not in train.model_fields_set:
-        values["dataloader_pin_memory"] = False
+    """The settings as transformers takes them."""
+    values = {name: value for name, value in train if value is not None and name not in _HOST}
     if isinstance(values.get("optim_target_modules"), tuple):
         values["optim_target_modules"] = list(values["optim_target_modules"])
     return values

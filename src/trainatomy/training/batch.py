@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Sample = Mapping[str, Any]
 Batch = dict[str, Any]
+MakeBatch = Callable[[int], Mapping[str, Any]]
+"""A function that takes the batch size and returns the batch."""
 
 
 class SyntheticDataset(Dataset[Sample]):
@@ -44,36 +46,40 @@ class SyntheticDataset(Dataset[Sample]):
         return self.draw(index)
 
 
-def build_dataset(workload: Workload, model: nn.Module, size: int) -> SyntheticDataset:
-    """A dataset of ``size`` samples for ``model``.
+def build_dataset(
+    workload: Workload, model: nn.Module, size: int, make_batch: MakeBatch | None = None
+) -> SyntheticDataset:
+    """A dataset of ``size`` samples for ``model``, whose batches come from ``make_batch`` where it is given.
 
     Raises ``WorkloadError``: a length beyond the model's positions, an input that only ``data.factory`` can make.
     """
+    if make_batch is not None:
+        return _from_function(make_batch, "the batch", size)
     if workload.data.factory is not None:
-        return _from_factory(workload.data.factory, size)
+        reference = workload.data.factory
+        return _from_function(factory.load(reference, "data.factory"), f"data.factory: {reference}", size)
     shape = shape_of(model, lengths(workload.data, unwrap(model)))
     draw = _Drawing(workload, shape)
     draw(0)  # tells at once where a sample cannot be drawn
     return SyntheticDataset(size, draw, _Collation(shape))
 
 
-def build_batch(workload: Workload, model: nn.Module) -> Batch:
+def build_batch(workload: Workload, model: nn.Module, make_batch: MakeBatch | None = None) -> Batch:
     """One batch of the workload's size: ``[batch, …]`` tensors on the CPU by the name of the model's argument."""
     size = workload.batch_size
-    dataset = build_dataset(workload, model, size)
+    dataset = build_dataset(workload, model, size, make_batch)
     return dataset.collate([dataset[index] for index in range(size)])
 
 
-def _from_factory(reference: str, size: int) -> SyntheticDataset:
+def _from_function(make: MakeBatch, what: str, size: int) -> SyntheticDataset:
     """Samples are placeholders; each batch is one call of the user's function."""
-    make = factory.load(reference, "data.factory")
 
     def collate(samples: Sequence[Any]) -> Batch:
-        with factory.user_code(f"data.factory: {reference}"):
+        with factory.user_code(what):
             batch = make(len(samples))
         if not isinstance(batch, Mapping) or not batch:
             found = type(batch).__name__
-            raise FactoryError(f"data.factory: {reference} must return a dict of tensors, not {found}")
+            raise FactoryError(f"{what} must be a dict of tensors, not {found}")
         return dict(batch)
 
     return SyntheticDataset(size, lambda index: _Placeholder(), collate)

@@ -64,11 +64,20 @@ def _from_transformers(spec: ModelSpec, trust_remote_code: bool) -> PreTrainedMo
     try:
         model = found._from_config(config, dtype=dtype)
     except ImportError as error:
-        raise MissingLibrary(f"model: {found.__name__} needs a library that is not installed: {error}") from error
+        raise _missing(found.__name__, spec, error) from error
     except ValueError as error:
         raise WorkloadError(f"model: {found.__name__} cannot be built: {error}") from error
     keep_in_float32(model, dtype)
     return model
+
+
+def _missing(class_name: str, spec: ModelSpec, error: ImportError) -> MissingLibrary:
+    if (spec.attn_implementation or "").startswith("flash_attention"):
+        return MissingLibrary(
+            f"model.attn_implementation: {spec.attn_implementation} is not installed: pip install flash-attn, or use "
+            "sdpa, which takes PyTorch's own flash kernel where it can"
+        )
+    return MissingLibrary(f"model: {class_name} needs a library that is not installed: {error}")
 
 
 def _complete(config: PreTrainedConfig, class_name: str) -> None:

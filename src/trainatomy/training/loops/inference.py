@@ -16,13 +16,22 @@ from trainatomy.training.loops.pytorch import to_device
 from trainatomy.training.precision import autocast, full_precision_of_inference
 
 if TYPE_CHECKING:
+    from trainatomy.training.batch import MakeBatch
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
 
 
-def infer(workload: Workload, model: nn.Module, *, device: str, steps: int, observer: Observer) -> None:
+def infer(
+    workload: Workload,
+    model: nn.Module,
+    *,
+    device: str,
+    steps: int,
+    observer: Observer,
+    make_batch: MakeBatch | None = None,
+) -> None:
     """Run the forward of ``model`` ``steps`` times on ``device``."""
-    batch = build_batch(workload, model)
+    batch = build_batch(workload, model, make_batch)
     dtype = full_precision_of_inference(workload.train)
     model.to(device) if dtype is None else model.to(device, dtype)
     observer.loaded(model)

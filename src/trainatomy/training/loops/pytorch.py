@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from trainatomy.training.arguments import training_arguments
-from trainatomy.training.batch import Batch, build_dataset
+from trainatomy.training.batch import build_dataset
 from trainatomy.training.gradients import check_checkpointing
 from trainatomy.training.optimizer import create_optimizer
 from trainatomy.training.outputs import loss_of
@@ -22,16 +22,26 @@ from trainatomy.training.precision import autocast
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trainatomy.training.batch import Batch, MakeBatch, SyntheticDataset
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
 
 
-def train(workload: Workload, model: nn.Module, *, device: str, steps: int, observer: Observer) -> None:
+def train(
+    workload: Workload,
+    model: nn.Module,
+    *,
+    device: str,
+    steps: int,
+    observer: Observer,
+    make_batch: MakeBatch | None = None,
+) -> None:
     """Train ``model`` for ``steps`` optimizer steps on ``device``."""
     settings = workload.train
     accumulation = settings.gradient_accumulation_steps
     check_checkpointing(model, settings)
-    batches = _batches(workload, model, device, steps * accumulation)
+    dataset = build_dataset(workload, model, workload.batch_size * steps * accumulation, make_batch)
+    batches = _batches(dataset, workload.batch_size, device)
     model.to(device)
     observer.loaded(model)
     optimizer = _prepare(workload, model, device, steps)
@@ -78,10 +88,8 @@ def _prepare(workload: Workload, model: nn.Module, device: str, steps: int) -> t
         return create_optimizer(settings, arguments, model)
 
 
-def _batches(workload: Workload, model: nn.Module, device: str, count: int) -> Iterator[Batch]:
-    """``count`` batches, moved to the device one by one."""
-    size = workload.batch_size
-    dataset = build_dataset(workload, model, size * count)
+def _batches(dataset: SyntheticDataset, size: int, device: str) -> Iterator[Batch]:
+    """Batches of ``size`` samples, moved to the device one by one."""
     loader = DataLoader(dataset, batch_size=size, collate_fn=dataset.collate)
     return (to_device(batch, device) for batch in loader)
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.training.arguments import training_arguments
-from trainatomy.training.batch import SyntheticDataset, build_dataset
+from trainatomy.training.batch import build_dataset
 from trainatomy.training.gradients import check_checkpointing, watched_zero_grad
 from trainatomy.training.optimizer import checked, choose_optimizer
 from trainatomy.training.outputs import returning_loss
@@ -20,20 +20,29 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from trainatomy.training.batch import MakeBatch, SyntheticDataset
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
 
 
-def train(workload: Workload, model: nn.Module, *, use_cpu: bool, steps: int, observer: Observer) -> None:
-    """Train ``model`` for ``steps`` optimizer steps with the Trainer, on the device that it finds (or the CPU).
+def train(
+    workload: Workload,
+    model: nn.Module,
+    *,
+    device: str,
+    steps: int,
+    observer: Observer,
+    make_batch: MakeBatch | None = None,
+) -> None:
+    """Train ``model`` for ``steps`` optimizer steps with the Trainer: on the CPU, or on the first GPU that it finds.
 
     Raises what ``training_arguments``, ``build_dataset`` and ``choose_optimizer`` raise, and whatever the step raises.
     """
     check_checkpointing(model, workload.train)
     samples = workload.batch_size * workload.train.gradient_accumulation_steps * steps
-    dataset = build_dataset(workload, model, samples)
+    dataset = build_dataset(workload, model, samples, make_batch)
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
-        arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=use_cpu)
+        arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=device == "cpu")
         with watched_zero_grad(model, observer, set_to_none=workload.zero_grad_set_to_none):
             if _is_transformers_model(model):
                 _run(workload, model, arguments, dataset, observer)

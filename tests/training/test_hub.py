@@ -1,0 +1,69 @@
+"""The hub: each way in which it can fail has an answer of its own, and no answer takes long."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+from trainatomy.errors import NetworkError, WorkloadError
+from trainatomy.training import hub
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache of the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_name_that_cannot_be_one_is_refused(cache: Path) -> None:
+    with pytest.raises(WorkloadError, match="not a name on the hub; hint"):
+        hub.fetch_config("google bert!", hint="; hint")
+
+
+def test_without_network_the_answer_is_quick(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(NetworkError, match="cannot be reached"):
+        hub.fetch_config("someone/something")
+
+
+def test_what_is_in_the_cache_needs_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_reachable", lambda endpoint: False)
+    snapshot = cache / "models--someone--something" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 48}))
+    (cache / "models--someone--something" / "refs").mkdir()
+    (cache / "models--someone--something" / "refs" / "main").write_text("abc")
+    assert hub.fetch_config("someone/something")["hidden_size"] == 48
+
+
+@pytest.mark.parametrize(
+    ("cause", "error", "words"),
+    [
+        (GatedRepoError, WorkloadError, "hf auth login"),
+        (RepositoryNotFoundError, WorkloadError, "there is no someone/something on the hub"),
+        (EntryNotFoundError, WorkloadError, r"no config\.json"),
+        (ConnectionError, NetworkError, "cannot be read"),
+    ],
+)
+def test_each_refusal_has_its_answer(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, cause: Any, error: type[Exception], words: str
+) -> None:
+    response = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
+    reason = cause("no", response=response) if issubclass(cause, HfHubHTTPError) else cause("no")
+
+    def refuse(*arguments: Any, **keywords: Any) -> None:
+        raise OSError("cannot load") from reason
+
+    monkeypatch.setattr(hub, "_reachable", lambda endpoint: True)
+    monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", refuse)
+    with pytest.raises(error, match=words):
+        hub.fetch_config("someone/something")
