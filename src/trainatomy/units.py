@@ -8,7 +8,7 @@ GIB = 1024**3
 
 
 def human_bytes(count: int) -> str:
-    """``9797894144`` -> ``9.12 GiB``: three significant digits above 1 GiB, whole MiB above 10 MiB, exact below 1 KiB."""
+    """``9797894144`` -> ``9.12 GiB``: three digits above 1 GiB, whole MiB above 10 MiB, exact below 1 KiB."""
     sign, size = ("-" if count < 0 else ""), abs(count)
     if size < KIB:
         return f"{sign}{size} B"
