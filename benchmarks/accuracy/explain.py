@@ -17,6 +17,9 @@ from report import workload_of
 from trainatomy import api
 from trainatomy.gpu import tape
 from trainatomy.gpu.compare_tapes import Difference, compare_peak, compare_step
+from trainatomy.gpu.tape import History
+from trainatomy.workload.reading import read
+from trainatomy.workload.schema import Workload
 from trainatomy.world.simulate import simulate
 
 if TYPE_CHECKING:
@@ -36,6 +39,11 @@ def table(title: str, differences: Sequence[Difference], count: int) -> str:
     return "\n".join(lines)
 
 
+def _recorded(history: History, card: str) -> Workload:
+    """The training whose description lies in the tape."""
+    return workload_of({"family": "", "alone": False, "held_out": False, **history.case}, card)
+
+
 def main() -> int:
     """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -43,10 +51,10 @@ def main() -> int:
     parser.add_argument("--gpu", default="h200", help="the card that was measured (default: h200)")
     parser.add_argument("--step", type=int, default=1, help="the optimizer step that is compared, from 0 (default: 1)")
     parser.add_argument("--count", type=int, default=20, help="differences shown (default: 20)")
+    parser.add_argument("--workload", type=Path, help="the training, where the tape does not hold its description")
     options = parser.parse_args()
     history = tape.read(options.tape)
-    line = {"family": "", "alone": False, "held_out": False, **history.case}
-    workload = workload_of(line, options.gpu)
+    workload = read(options.workload) if options.workload else _recorded(history, options.gpu)
     simulated, real = simulate(workload, api.card_of(workload)).tape, tape.to_tape(history)
     step = options.step if history.steps else None
     where = "the whole run" if step is None else f"step {step}"

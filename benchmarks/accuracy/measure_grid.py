@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field, replace
@@ -69,8 +70,7 @@ class Campaign:
 
     def _start(self, row: Row, *, alone: bool) -> None:
         job = job_of(row, self.options, alone=alone)
-        folder = self.options.out / "work"
-        description, result, log = (folder / f"{row.name}.{kind}" for kind in ("json", "result.json", "log"))
+        description, result, log = (self.options.work / f"{row.name}.{kind}" for kind in ("json", "result.json", "log"))
         result.unlink(missing_ok=True)
         description.write_text(json.dumps(job.workload), encoding="utf-8")
         if self.forking and processes.can_fork(job):
@@ -137,9 +137,8 @@ def chosen(options: argparse.Namespace) -> list[Row]:
     found = grid.rows()
     if names and (unknown := set(names) - {row.name for row in found}):
         raise SystemExit(f"no such rows: {', '.join(sorted(unknown))}")
-    measured = options.out / "measured.jsonl"
-    lines = measured.read_text(encoding="utf-8").splitlines() if measured.exists() else []
-    done = {json.loads(line)["name"] for line in lines}
+    files = [path for path in (options.out / "measured.jsonl", *options.done) if path.exists()]
+    done = {json.loads(line)["name"] for path in files for line in path.read_text(encoding="utf-8").splitlines()}
     return [
         row
         for row in found
@@ -153,6 +152,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line, with the chosen rows as ``rows``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--work", type=Path, help="folder of workers' logs and results (default: a temporary one)")
+    parser.add_argument("--done", type=Path, nargs="*", default=[], help="more measured.jsonl whose rows are done")
     parser.add_argument("--only", choices=("tuning", "heldout", "all"), default="all")
     parser.add_argument("--names", help="rows, separated by commas")
     parser.add_argument("--jobs", type=int, default=4, help="rows that run at a time (default: 4)")
@@ -165,7 +166,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tape", action="store_true", help="keep each row's tape in the folder")
     parser.add_argument("--stacks", choices=STACKS, default="none", help="with --tape: where each allocation came from")
     options = parser.parse_args(arguments)
-    (options.out / "work").mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.work = options.work or Path(tempfile.mkdtemp(prefix="trainatomy-grid-"))
+    options.work.mkdir(parents=True, exist_ok=True)
     options.rows = chosen(options)
     return options
 
