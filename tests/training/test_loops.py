@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainatomy.errors import FactoryError, MissingLibrary, WorkloadError
+from trainatomy.training.arguments import training_arguments
+from trainatomy.training.batch import build_dataset
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.process import preload
@@ -202,6 +204,21 @@ def test_inference_runs_the_forward_alone(describe: Any, name: str) -> None:
     assert all(parameter.grad is None for parameter in diary.model.parameters())
 
 
+def test_tf32_is_set_for_inference_and_put_back(describe: Any) -> None:
+    before = torch.backends.fp32_precision
+    seen: list[str] = []
+    workload = describe(mode="inference", train={"tf32": True})
+    model = build_model(workload)
+    model.register_forward_pre_hook(lambda module, arguments: seen.append(torch.backends.fp32_precision))
+    run(workload, model, device="cpu", steps=1, observer=Silent())
+    assert (seen, torch.backends.fp32_precision) == (["tf32"], before)
+
+
+def test_a_machine_of_several_gpus_trains_on_one(describe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert training_arguments(describe(), steps=1, output_dir="unused", use_cpu=False).train_batch_size == 2
+
+
 USER = """
 from types import SimpleNamespace
 
@@ -338,9 +355,6 @@ def test_lifetimes_see_what_is_released() -> None:
 @pytest.mark.parametrize("name", ["BertForSequenceClassification", "LlamaForCausalLM"])
 def test_watching_the_trainer_changes_no_operation_and_no_lifetime(describe: Any, name: str, train: Any) -> None:
     import transformers
-
-    from trainatomy.training.arguments import training_arguments
-    from trainatomy.training.batch import build_dataset
 
     workload = describe(name, train=train)
 

@@ -62,6 +62,12 @@ def test_overrides_go_by_either_name_and_cut_lists_by_layer(tmp_path: Path) -> N
         assert len(model.config.layer_types) == len(model.model.layers) == depth
 
 
+def test_attention_reaches_the_parts_of_a_joint_model(describe: Any) -> None:
+    config = build_model(describe("CLIPModel", model={"attn_implementation": "eager"})).config
+    parts = (config, config.text_config, config.vision_config)
+    assert [part._attn_implementation for part in parts] == ["eager"] * 3
+
+
 def test_attention_and_labels_reach_the_configuration() -> None:
     spec = {"id": "bert-base-uncased", "class": "BertForSequenceClassification", "attn_implementation": "eager"}
     model = on_meta({"model": {**spec, "config": {"num_labels": 7}}})

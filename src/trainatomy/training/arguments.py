@@ -37,11 +37,13 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
 
         known = {field.name for field in dataclasses.fields(TrainingArguments)}
         given = {name: value for name, value in _given(workload.train).items() if name in known}
-        return TrainingArguments(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **_HOST, **given)
+        made = TrainingArguments(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **_HOST, **given)
     except ImportError as error:
         raise MissingLibrary(f"the Trainer needs accelerate: pip install accelerate ({error})") from error
     except ValueError as error:
         raise WorkloadError(f"train: {error}") from error
+    made._n_gpu = min(made.n_gpu, 1)  # one GPU, where the Trainer would take all of the machine's
+    return made
 
 
 def _given(train: TrainSpec) -> dict[str, Any]:

@@ -25,15 +25,13 @@ Raw = dict[str, Any]
 
 
 def build_configuration(spec: ModelSpec, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The configuration that ``spec`` describes, with its overrides and its attention.
+    """The configuration that ``spec`` describes, with its overrides.
 
     Raises ``WorkloadError`` (unknown name, key or value) or ``NetworkError`` (neither shipped nor reachable).
     """
     raw, config_class = _source(spec, trust_remote_code)
     overrides = _checked(spec.config, raw, config_class)
     merged = _merge(raw, overrides)
-    if spec.attn_implementation is not None:
-        merged["attn_implementation"] = spec.attn_implementation
     try:
         config = config_class(**merged)
     except (ValueError, TypeError) as error:  # transformers checks values itself: head counts that do not divide, ...

@@ -61,8 +61,9 @@ def _from_transformers(spec: ModelSpec, trust_remote_code: bool) -> PreTrainedMo
     found = model_class(config, spec.class_, trust_remote_code=trust_remote_code)
     _complete(config, found.__name__)
     dtype = getattr(torch, spec.dtype)
+    attention = {} if spec.attn_implementation is None else {"attn_implementation": spec.attn_implementation}
     try:
-        model = found._from_config(config, dtype=dtype)
+        model = found._from_config(config, dtype=dtype, **attention)
     except ImportError as error:
         raise _missing(found.__name__, spec, error) from error
     except ValueError as error:

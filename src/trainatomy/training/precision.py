@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from trainatomy.workload.train import TrainSpec
+
+
+def set_tf32(train: TrainSpec) -> None:
+    """Allow or forbid TF32 in products of float32 matrices, as ``TrainingArguments`` does, where the workload says so.
+
+    Holds for the process, until ``process.own_process_settings`` puts it back.
+    """
+    if train.tf32 is not None:
+        backends: Any = torch.backends
+        backends.fp32_precision = "tf32" if train.tf32 else "ieee"
 
 
 def autocast(train: TrainSpec, device_type: str) -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from trainatomy.training.batch import build_batch
 from trainatomy.training.loops.pytorch import to_device
-from trainatomy.training.precision import autocast, full_precision_of_inference
+from trainatomy.training.precision import autocast, full_precision_of_inference, set_tf32
 
 if TYPE_CHECKING:
     from trainatomy.training.batch import MakeBatch
@@ -37,6 +37,7 @@ def infer(
     observer.loaded(model)
     observer.ready(model, None)
     model.eval()
+    set_tf32(workload.train)
     for step in range(steps):
         observer.step_begin(step)
         observer.micro_step_begin(0)
