@@ -56,9 +56,9 @@ def main() -> int:
     history = tape.read(options.tape)
     workload = read(options.workload) if options.workload else _recorded(history, options.gpu)
     simulated, real = simulate(workload, api.card_of(workload)).tape, tape.to_tape(history)
-    step = options.step if history.steps else None
-    where = "the whole run" if step is None else f"step {step}"
-    print(table(f"Allocated in {where}", compare_step(simulated, real, step), options.count))
+    if history.notes:
+        differences = compare_step(simulated, real, options.step)
+        print(table(f"Allocated in step {options.step}", differences, options.count))
     print(table("Alive at the peak", compare_peak(simulated, real), options.count))
     return 0
 
