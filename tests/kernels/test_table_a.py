@@ -70,6 +70,24 @@ class TestSumsOverRows:
         ]
 
 
+def test_biases_of_bert_large_as_counted_on_an_h200():
+    # One step of torch 2.11, batch 4 × 512, fp32: what its tape holds of these sizes beside activations and gradients.
+    counted = {67108864: 24, 128: 24, 16777216: 120, 32: 120}
+    taken: Counter[int] = Counter()
+    for columns in (1024, 1024, 1024, 1024, 4096, 1024):  # query, key, value, output, up, down
+        taken.update(scratch(plan(aten.sum.dim_IntList, meta(2048, columns), [0], True)))
+    assert {size: 24 * count for size, count in taken.items()} == counted
+    # pooler, classifier, and the positions' sum over the batch add none
+    for rows, columns in ((4, 1024), (4, 2)):
+        assert scratch(plan(aten.sum.dim_IntList, meta(rows, columns), [0], True)) == []
+    assert scratch(plan(aten.sum.dim_IntList, meta(4, 512, 1024), [0], True)) == []
+
+
+def test_reductions_of_nothing_and_of_one_number():
+    assert plan(aten.sum.default, meta(0, 4)) == [Out(0)]
+    assert plan(aten.sum.default, meta()) == [Out(0)]
+
+
 def test_reductions_to_one_number_share_a_buffer_without_columns():
     # 31,254,528 values, 512 threads: ⌈31254528/512⌉ = 61,044 values a thread; 132 · 4 blocks fill the card.
     assert scratch(plan(aten.linalg_vector_norm.default, meta(30522, 1024), 2)) == [4 * 528, 4]
