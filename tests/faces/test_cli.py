@@ -69,6 +69,13 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: trainatomy" in capsys.readouterr().out
 
 
+def test_help_is_shown_for_want_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert "Usage: trainatomy" in captured.out
+    assert captured.err == ""
+
+
 def test_help_cuts_no_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     main(["predict", "--help"])

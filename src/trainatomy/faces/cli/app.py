@@ -59,6 +59,15 @@ class Command(TyperCommand):
 class Commands(TyperGroup):
     """The commands by name; the one that is called is loaded before its arguments are read."""
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from trainatomy.faces.cli import manual
+        from trainatomy.faces.cli.output import show
+
+        by_panel: dict[str, list[manual.Entry]] = {}
+        for entry in COMMANDS:
+            by_panel.setdefault(entry.panel, []).append(manual.Entry(entry.name, entry.summary))
+        show(manual.overview(self, ctx.command_path, by_panel))
+
     def list_commands(self, ctx: Any) -> list[str]:
         return [entry.name for entry in COMMANDS]
 
@@ -88,7 +97,7 @@ def app() -> typer.Typer:
     )
     application.callback()(_start)
     for entry in COMMANDS:
-        application.command(entry.name, help=entry.summary, rich_help_panel=entry.panel)(_not_loaded)
+        application.command(entry.name, help=entry.summary)(_not_loaded)
     return application
 
 

@@ -37,7 +37,8 @@ def report(error: BaseException, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     code, message = _explained(error)
-    print(message, file=sys.stderr)
+    if message:
+        print(message, file=sys.stderr)
     return code
 
 
@@ -63,8 +64,10 @@ def _explained(error: BaseException) -> tuple[int, str]:
 
 
 def _usage(error: BaseException) -> str:
-    """What is wrong with the command line, and where to read on."""
+    """What is wrong with the command line, and where to read on; nothing where help was shown for want of a command."""
     message = getattr(error, "format_message", error.__str__)().strip()
+    if not message:
+        return ""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "trainatomy"
     return f"error: {message}\nTry '{command} --help'."

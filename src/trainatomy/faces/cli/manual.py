@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -53,6 +53,15 @@ def command_help(command: Any, path: str) -> Group:
     about = [Text(f"\n{paragraph}") for paragraph in paragraphs(command)]
     body = [section(name, *map(_drawn, entries)) for name, entries in panels(command).items()]
     return Group(Text(f"Usage: {usage(command, path)}"), *about, *body)
+
+
+def overview(group: Any, path: str, commands: Mapping[str, Sequence[Entry]]) -> Group:
+    """Help of the program itself: its commands by panel, and the options that every command shares."""
+    about = [Text(f"\n{paragraph}") for paragraph in paragraphs(group)]
+    listed = [section(panel, *map(_drawn, entries)) for panel, entries in commands.items()]
+    options = section("Options", *map(_drawn, panels(group)["Output"]))
+    more = Text(f"\n{path} COMMAND --help says what a command takes.")
+    return Group(Text(f"Usage: {path} [OPTIONS] COMMAND …"), *about, *listed, options, more)
 
 
 def _drawn(entry: Entry) -> RenderableType:
