@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.errors import WorkloadError
+from trainatomy.training.process import import_library
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -32,14 +33,13 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
 
     Raises ``WorkloadError`` where transformers refuses a value (in its words), ``MissingLibrary`` without accelerate.
     """
-    try:
-        from transformers import TrainingArguments
+    import_library("accelerate", "the Trainer")
+    from transformers import TrainingArguments
 
-        known = {field.name for field in dataclasses.fields(TrainingArguments)}
-        given = {name: value for name, value in _given(workload.train).items() if name in known}
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    given = {name: value for name, value in _given(workload.train).items() if name in known}
+    try:
         made = TrainingArguments(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **_HOST, **given)
-    except ImportError as error:
-        raise MissingLibrary(f"the Trainer needs accelerate: pip install accelerate ({error})") from error
     except ValueError as error:
         raise WorkloadError(f"train: {error}") from error
     made._n_gpu = min(made.n_gpu, 1)  # one GPU, where the Trainer would take all of the machine's

@@ -5,8 +5,9 @@ A run without a GPU must not see what an earlier one was told, nor leave what it
 
 from __future__ import annotations
 
+import logging
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from trainatomy.workload.schema import Workload
 
-_LOOPS = tuple(f"trainatomy.training.loops.{name}" for name in ("trainer", "pytorch", "inference"))
 _backends: Any = torch.backends
 _CACHED_MODULES = ("transformers.utils.import_utils", "accelerate.utils.imports", "accelerate.utils.environment")
 
@@ -44,39 +44,42 @@ def forget_device() -> None:
 
 @contextmanager
 def own_process_settings() -> Iterator[None]:
-    """Forget the device before and after; restore TF32 and the verbosity of transformers' log."""
+    """Forget the device before and after; silence transformers' warnings; put TF32 and the verbosity back."""
     precision = _backends.fp32_precision
     forget_device()
-    logging: Any = sys.modules.get("transformers.utils.logging")
-    verbosity = logging.get_verbosity() if logging is not None else None
+    log: Any = sys.modules.get("transformers.utils.logging")
+    verbosity = None if log is None else log.get_verbosity()
+    if log is not None:
+        log.set_verbosity_error()
     try:
         yield
     finally:
         _backends.fp32_precision = precision
-        logging = sys.modules.get("transformers.utils.logging")
-        if logging is not None and verbosity is not None:
-            logging.set_verbosity(verbosity)
+        if log is not None:
+            log.set_verbosity(verbosity)
         forget_device()
 
 
 def preload(workload: Workload) -> None:
     """Import all that ``run`` will need.
 
-    A world that only seems to have a GPU must call this before it is entered: while they are imported, parts of PyTorch
-    (``torch._dynamo``) look for functions that only a build with CUDA has.  Raises ``MissingLibrary``.
+    Call it before entering a world that only seems to have a GPU: while they are imported, PyTorch's compiler and
+    bitsandbytes look for functions that only a build with CUDA has.  Raises ``MissingLibrary``.
     """
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells what it cannot do on this CPU
     import_module("torch._dynamo")
-    for library in ("accelerate", "transformers.trainer", *_LOOPS):
-        try:
-            import_module(library)
-        except ImportError as error:
-            message = f"{library} cannot be imported ({error}): pip install accelerate transformers"
-            raise MissingLibrary(message) from error
     if workload.model.lora is not None:
         import_library("peft", "model.lora")
+    if workload.mode == "inference":
+        import_module("trainatomy.training.loops.inference")
+        return
+    import_library("accelerate", "the Trainer")
+    import_module("transformers.trainer")
+    import_module(f"trainatomy.training.loops.{workload.loop}")
     package = arguments().optimizers.get(workload.train.optim)
-    if package is not None and workload.mode == "training":
-        import_library(package, f"train.optim: {workload.train.optim}")
+    if package is not None:
+        with suppress(ImportError):  # the choice of the optimizer tells what is missing
+            import_module(package)
 
 
 def import_library(name: str, key: str) -> Any:
