@@ -11,14 +11,17 @@ DEBUG = "--debug"
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command and say what went wrong, if anything did; returns the exit code (docs/exit-codes.md)."""
-    from trainatomy.faces.cli.app import app
-    from trainatomy.faces.cli.exits import explain_exit, report
-
     try:
+        from trainatomy.faces.cli.app import app
+
         outcome = app()(list(arguments), prog_name="trainatomy", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
+        from trainatomy.faces.cli.exits import report
+
         return report(error, debug=DEBUG in arguments)
+    from trainatomy.faces.cli.exits import explain_exit
+
     return explain_exit(outcome if isinstance(outcome, int) else 0)
 
 
