@@ -56,7 +56,7 @@ demo: $(SETUP)
 	@$(BIN)/trainatomy compare notebook --gpu h200
 	@echo
 	@echo '== The full bill of the first row =='
-	@$(BIN)/trainatomy predict --model google-bert/bert-large-uncased --class BertForSequenceClassification \
+	@$(BIN)/trainatomy predict --model google-bert/bert-large-uncased --model-class BertForSequenceClassification \
 		--sequence-length 512 --per-device-train-batch-size 4 --gpu h200
 
 test: $(TEST_SETUP)
