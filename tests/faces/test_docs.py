@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
@@ -62,3 +64,24 @@ def test_the_json_keys_that_the_page_names_are_in_the_schema(generate: ModuleTyp
             here = schema["$defs"][here["$ref"].rpartition("/")[2]] if "$ref" in here else here
             assert key in here["properties"], name
             here = here["properties"][key]
+
+
+def written_commands() -> list[str]:
+    """Every ``trainatomy …`` line of the Makefile and of console blocks, with its continuation lines."""
+    found = re.findall(r"^\t@?\$\(BIN\)/(trainatomy .+)$", joined(ROOT / "Makefile"), re.MULTILINE)
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for block in re.findall(r"```console\n(.*?)```", joined(page), re.DOTALL):
+            found += re.findall(r"^\$ (?:\.venv/bin/)?(trainatomy .+)$", block, re.MULTILINE)
+    return found
+
+
+def joined(file: Path) -> str:
+    return re.sub(r"\\\n\s*", "", file.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("line", written_commands())
+def test_commands_that_are_written_down_can_be_typed(line: str) -> None:
+    words = list(itertools.takewhile(lambda word: word not in ("|", ">", "#"), shlex.split(line, comments=True)))
+    command = next((word for word in words[1:] if not word.startswith("-")), None)
+    if command is not None:
+        load(command).make_context(command, words[words.index(command) + 1 :])
