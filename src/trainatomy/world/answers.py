@@ -1,31 +1,47 @@
 """What is answered where the value of a tensor is asked for, and there is none.
 
-A number is 0 and a truth is True: a training without padding, overflow or NaN takes these ways (``mask.all()``, ``found_inf``).
+A number is 0 and a truth is True, except what follows from ``isnan`` and ``isinf``, which is False: a training without padding, overflow or NaN
+takes these ways (``mask.all()``, ``found_inf``, ``isnan(loss)``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+_MAKES_FALSE = frozenset({"aten::isnan", "aten::isinf"})
+_KEEPS_FALSE = frozenset({"aten::any", "aten::all", "aten::logical_or", "aten::bitwise_or", "aten::__or__", "aten::logical_and", "aten::to", "aten::_to_copy"})
 
-def _local_scalar_dense(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor = args[0]
-    if not tensor.is_meta:
+
+class Answers:
+    """Answers for one world. ``None`` means: run the operation."""
+
+    def __init__(self) -> None:
+        self._false: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def answer(self, name: str, args: tuple[Any, ...]) -> bool | int | float | None:
+        """The answer to an operation that asks for a value of a meta tensor."""
+        if name == "aten::_local_scalar_dense" or name == "aten::is_nonzero":
+            return self._scalar(args[0]) if args[0].is_meta else None
+        if name == "aten::equal":
+            return True if args[0].is_meta or args[1].is_meta else None
         return None
-    if tensor.dtype == torch.bool:
-        return True
-    return 0.0 if tensor.is_floating_point() else 0
 
+    def learn(self, name: str, args: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> None:
+        """Remember what is known to be False."""
+        if name in _MAKES_FALSE or (self._false and name in _KEEPS_FALSE and all(self._is_false(a) for a in args if isinstance(a, torch.Tensor))):
+            for tensor in outputs:
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                self._false[key] = weakref.ref(storage, lambda _, key=key: self._false.pop(key, None))
 
-def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return True if args[0].is_meta or args[1].is_meta else None
+    def _is_false(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._false
 
-
-ANSWERS: dict[str, Callable[..., Any]] = {
-    "aten::_local_scalar_dense": _local_scalar_dense,
-    "aten::equal": _equal,
-    "aten::is_nonzero": _local_scalar_dense,
-}
+    def _scalar(self, tensor: torch.Tensor) -> bool | int | float:
+        if tensor.dtype == torch.bool:
+            return not self._is_false(tensor)
+        return 0.0 if tensor.is_floating_point() else 0

@@ -78,7 +78,9 @@ class Autocast:
         return args, kwargs
 
     def _to(self, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return tuple(self._value(dtype, a) for a in args), {k: self._value(dtype, v) for k, v in kwargs.items()}
+        """Last argument first, which is the order in which compilers evaluate the casts of ``cached_cast``'s callers."""
+        cast_kwargs = {k: self._value(dtype, v) for k, v in reversed(kwargs.items())}
+        return tuple([self._value(dtype, a) for a in reversed(args)][::-1]), cast_kwargs
 
     def _value(self, dtype: torch.dtype, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 from torch.cuda.amp import common as amp_common
-from torch.utils import checkpoint
+from torch.utils import _foreach_utils, checkpoint
 
 from trainatomy.world.kernels.plan import Processor
 
@@ -150,6 +150,9 @@ def simulated_driver(properties: Properties, empty_cache: Callable[[], None], cl
             if hasattr(torch.accelerator, name):
                 stack.enter_context(mock.patch.object(torch.accelerator, name, value))
         stack.enter_context(mock.patch.object(torch._C, "_get_accelerator", _always(torch.device("cuda")), create=True))
+        stack.enter_context(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", _always(0), create=True))
+        devices = _foreach_utils._get_foreach_kernels_supported_devices()
+        stack.enter_context(mock.patch.object(_foreach_utils, "_get_foreach_kernels_supported_devices", _always([*devices, "meta"])))
         stack.enter_context(mock.patch.object(amp_common, "amp_definitely_not_available", _always(False)))
         stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", clear_both))
         stack.enter_context(mock.patch.object(torch.version, "cuda", torch.version.cuda or "13.0"))

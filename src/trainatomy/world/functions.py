@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trainatomy.world.kernels.grouped import grouped_mm
 from trainatomy.world.kernels.plan import Processor
 from trainatomy.world.kernels.sdpa import sdpa
 from trainatomy.world.kernels.sdpa_choice import SdpFlags
@@ -30,11 +31,11 @@ def cross_entropy_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """What ``aten/src/ATen/native/LossNLL.cpp`` composes, so that autocast reaches the parts."""
+    """What ``aten/src/ATen/native/LossNLL.cpp`` composes, so that autocast reaches the parts: log_softmax in the logits' type, the loss in fp32."""
     if label_smoothing > 0.0 or target.shape == input.shape or (weight is not None):
         with torch._C.DisableTorchFunction():
             return torch._C._nn.cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smoothing)
-    log_probabilities = torch.log_softmax(input, 1 if input.dim() > 1 else 0)
+    log_probabilities = torch.log_softmax(input, 1 if input.dim() > 1 else 0, input.dtype)
     return torch._C._nn.nll_loss_nd(log_probabilities, target, weight, reduction, ignore_index)
 
 
@@ -48,4 +49,5 @@ def composites(processor: Processor) -> dict[Any, Function]:
         torch.dropout: dropout,
         torch._C._nn.cross_entropy_loss: cross_entropy_loss,
         torch._C._nn.scaled_dot_product_attention: attention,
+        torch._grouped_mm: grouped_mm,
     }

@@ -19,12 +19,11 @@ from trainatomy.world.placement import META, Handler, names_cuda
 class CudaFunctions(TorchFunctionMode):
     """Answers for devices, makes autocast's casts, and swaps composite functions for what CUDA runs."""
 
-    def __init__(self, handlers: dict[Any, Handler], composites: dict[Any, Callable[..., Any]], autocast: Autocast, arrive: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, handlers: dict[Any, Handler], composites: dict[Any, Callable[..., Any]], autocast: Autocast) -> None:
         super().__init__()
         self._handlers = handlers
         self._composites = composites
         self._autocast = autocast
-        self._arrive = arrive
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}

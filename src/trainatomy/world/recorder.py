@@ -9,23 +9,25 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainatomy.errors import SimulationError
 from trainatomy.results.tape import Event, Mark, Origin, Tape
+from trainatomy.world.answers import Answers
 from trainatomy.world.kernels.plan import Call, Free, Out, Processor, Rule, Scratch
 from trainatomy.world.modules import ModuleTracker
 from trainatomy.world.storages import Storages
+from trainatomy.world.uses import UseCounts, is_dense
 
 _DISABLED = torch._C.DisableTorchFunction
 
 
 class Recorder(TorchDispatchMode):
-    """Writes the tape. ``answers`` maps operations that ask for a value, which does not exist, to what is answered."""
+    """Writes the tape, and answers where the value of a tensor is asked for."""
 
     def __init__(
         self,
         storages: Storages,
         modules: ModuleTracker,
         rules: dict[str, Rule],
-        answers: dict[str, Callable[..., Any]],
         processor: Processor,
         workspaces: Callable[[str, bool], list[tuple[int, str]]],
     ) -> None:
@@ -33,12 +35,14 @@ class Recorder(TorchDispatchMode):
         self.tape = Tape()
         self.step = -1
         self.stage = "load"
+        self.python_adds = False
         self._storages = storages
         self._modules = modules
         self._rules = rules
-        self._answers = answers
+        self._answers = Answers()
         self._processor = processor
         self._workspaces = workspaces
+        self._uses = UseCounts()
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
     # -- the tape ---------------------------------------------------------------------------------------------------------------------
@@ -81,13 +85,20 @@ class Recorder(TorchDispatchMode):
         if key in self._known:
             return None
         number = self.allocate(storage.nbytes() if size is None else size, operation)
+        self._adopt(tensor, number)
+        return number
+
+    def _adopt(self, tensor: torch.Tensor, number: int) -> None:
+        """An allocation belongs to a tensor's storage from now on."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
 
         def died(_: object, key: int = key, number: int = number) -> None:
-            self._known.pop(key, None)
-            self.release(number)
+            if self._known.get(key, (None,))[0] == number:
+                del self._known[key]
+                self.release(number)
 
         self._known[key] = (number, weakref.ref(storage, died))
-        return number
 
     def label(self, tensor: torch.Tensor, label: str) -> None:
         """Say what the allocation behind a tensor holds."""
@@ -97,25 +108,63 @@ class Recorder(TorchDispatchMode):
 
     # -- operations -------------------------------------------------------------------------------------------------------------------
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is ever compiled; the wrapper that keeps dynamo out costs time in every operation."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         with _DISABLED():
             name = func._schema.name
-            answer = self._answers.get(name)
-            result = answer(func, args, kwargs) if answer is not None else None
+            result = self._answers.answer(name, args)
             if result is None:
-                for size, what in self._workspaces(name, torch._C._current_graph_task_id() != -1):
-                    number = self.allocate(size, what)
-                    self.tape.labels[number] = what
-                result = func(*args, **kwargs)
+                result = self._run(name, func, args, kwargs)
             self._modules.operation()
             outputs = _tensors(result)
             if outputs:
+                self._answers.learn(name, args, outputs)
                 if self._from_host(args, outputs):
                     self._storages.mark_host(outputs)
-                else:
+                elif not (name == "aten::add" and self._accumulates(args, outputs[0])):
                     self._write(name, func, args, kwargs, outputs)
+                    self._take_workspaces(name)
         return result
+
+    def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except NotImplementedError as error:
+            raise SimulationError(
+                f"{name} in {self._modules.current() or 'no module'} cannot be executed without data: its result depends on values "
+                f"that do not exist in a run without a GPU.\nMeasure this model with `trainatomy measure`, or replace the operation "
+                f"(PyTorch says: {str(error).splitlines()[0][:200]})"
+            ) from error
+
+    def _take_workspaces(self, name: str) -> None:
+        """Libraries take their workspaces between a call's output and its kernel, once for each thread."""
+        for size, what in self._workspaces(name, torch._C._current_graph_task_id() != -1):
+            number = self.allocate(size, what)
+            self.tape.labels[number] = what
+
+    def _accumulates(self, args: tuple[Any, ...], output: torch.Tensor) -> bool:
+        """The engine adds two gradients of one tensor in place if nobody else holds the first; under a dispatch mode it never does.
+
+        Source: torch/csrc/autograd/input_buffer.cpp (``accumulate``, ``can_accumulate_inplace``), torch 2.9-2.13.  ``python_adds`` is set
+        while an addition comes from Python, which is not the engine's.
+        """
+        if torch._C._current_graph_task_id() == -1 or self.python_adds or torch.is_grad_enabled():
+            return False
+        first = args[0]
+        if len(args) != 2 or not isinstance(args[1], torch.Tensor) or first.shape != output.shape or first.dtype != output.dtype:
+            return False
+        if not is_dense(first) or not self._uses.exclusive(first):
+            return False
+        known = self._known.pop(first.untyped_storage()._cdata, None)
+        if known is None:
+            return False
+        self._adopt(output, known[0])
+        return True
 
     def _from_host(self, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> bool:
         """Results of meta tensors that all stand for the host's stay there."""

@@ -14,7 +14,9 @@ from torch import nn
 from trainatomy.facts.cards import Card
 from trainatomy.results.tape import Tape
 from trainatomy.training.model import build_model
+from trainatomy.training.process import preload
 from trainatomy.training.run import run
+from trainatomy.workload.arguments import arguments
 from trainatomy.workload.schema import Workload
 from trainatomy.world.kernels import RULES
 from trainatomy.world.kernels.plan import Processor
@@ -62,13 +64,23 @@ def simulate(workload: Workload, card: Card, *, model: Callable[[], nn.Module] |
     processor = Processor(card.capability, card.multiprocessors, version)
     world = World(card.device_name, card.memory_bytes, processor, RULES, Workspaces(processor))
     steps = steps_needed(workload)
-    with _quiet(), world.open():
+    preload(workload)
+    with _quiet(), _libraries(workload, world), world.open():
         with world.on_host():
             built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
         world.adopt(built)
         counts = sum(p.numel() for p in built.parameters()), sum(p.numel() for p in built.parameters() if p.requires_grad)
         run(workload, built, device="cuda", steps=steps, observer=Watcher(world.recorder))
     return Simulation(world.tape, *counts, steps, version)
+
+
+def _libraries(workload: Workload, world: World) -> contextlib.AbstractContextManager[object]:
+    """Optimizers that call libraries of their own are helped to run without a GPU."""
+    if arguments().optimizers.get(workload.train.optim) != "bitsandbytes":
+        return contextlib.nullcontext()
+    from trainatomy.world.bitsandbytes import simulated_bitsandbytes
+
+    return simulated_bitsandbytes(world.on_host)
 
 
 @contextlib.contextmanager

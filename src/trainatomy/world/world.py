@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
 from trainatomy.results.tape import Event, Tape
-from trainatomy.world.answers import ANSWERS
 from trainatomy.world.autocast import Autocast
 from trainatomy.world.driver import Properties, simulated_driver
 from trainatomy.world.functions import composites
 from trainatomy.world.kernels.plan import Processor, Rule
 from trainatomy.world.mode import CudaFunctions
 from trainatomy.world.modules import ModuleTracker
-from trainatomy.world.placement import Placement
+from trainatomy.world.placement import Handler, Placement
 from trainatomy.world.recorder import Recorder
 from trainatomy.world.storages import Storages
 
@@ -35,15 +35,27 @@ class World:
     def __post_init__(self) -> None:
         self.storages = Storages()
         self.modules = ModuleTracker(lambda begins: self.recorder.mark("recompute" if begins else "recompute end"))
-        self.recorder = Recorder(self.storages, self.modules, self.rules, ANSWERS, self.processor, self.workspaces)
+        self.recorder = Recorder(self.storages, self.modules, self.rules, self.processor, self.workspaces)
         self.autocast = Autocast(self.storages, self.processor.torch_version, lambda t: self.recorder.label(t, "weight_copy"))
         self.placement = Placement(self.storages, self._arrive)
-        self.functions = CudaFunctions(self.placement.handlers(), composites(self.processor), self.autocast, self._arrive)
+        self.functions = CudaFunctions({**self.placement.handlers(), **self._additions()}, composites(self.processor), self.autocast)
 
     @property
     def tape(self) -> Tape:
         """What was allocated so far."""
         return self.recorder.tape
+
+    def _additions(self) -> dict[Any, Handler]:
+        """Additions that Python makes, which the recorder must not take for the autograd engine's."""
+
+        def add(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            before, self.recorder.python_adds = self.recorder.python_adds, True
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self.recorder.python_adds = before
+
+        return dict.fromkeys((torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__), add)
 
     def _arrive(self, tensor: torch.Tensor) -> None:
         """A tensor came over from the host: the recorder did not see it as the device's."""
