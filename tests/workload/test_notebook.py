@@ -16,8 +16,8 @@ ROWS = [
     (ACCUMULATED, True, True, None),
     ((4, 1), False, False, "adafactor"),
     (ACCUMULATED, True, True, "adafactor"),
-    ((4, 1), False, False, "adamw_bnb_8bit"),
-    (ACCUMULATED, True, True, "adamw_bnb_8bit"),
+    ((4, 1), False, False, "bitsandbytes.optim.Adam8bit"),
+    (ACCUMULATED, True, True, "bitsandbytes.optim.Adam8bit"),
 ]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.process import import_library
+from trainatomy.workload.arguments import is_class_path
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -47,8 +48,10 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
 
 
 def _given(train: TrainSpec) -> dict[str, Any]:
-    """The settings as transformers takes them."""
+    """The settings as transformers takes them; it does not know the path of an optimizer's class."""
     values = {name: value for name, value in train if value is not None and name not in _HOST}
     if isinstance(values.get("optim_target_modules"), tuple):
         values["optim_target_modules"] = list(values["optim_target_modules"])
+    if is_class_path(train.optim):
+        values = {name: value for name, value in values.items() if name not in {"optim", "optim_args"}}
     return values

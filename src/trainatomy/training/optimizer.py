@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.training.custom import create_custom
 from trainatomy.workload.arguments import arguments as known_arguments
+from trainatomy.workload.arguments import is_class_path
 from trainatomy.workload.nearest import suggestion
 
 if TYPE_CHECKING:
@@ -64,12 +66,14 @@ def _more(train: TrainSpec, chosen: Any, keywords: dict[str, Any]) -> dict[str, 
 
 
 def create_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer over the trainable parameters of ``model``, by ``Trainer.create_optimizer`` itself.
+    """The optimizer over the trainable parameters of ``model``: by its class, or by ``Trainer.create_optimizer``.
 
     Without a Trainer around it: only what that method reads is set.
     """
     from transformers import Trainer
 
+    if is_class_path(train.optim):
+        return create_custom(train, model)
     maker = Trainer.__new__(Trainer)
     maker.model = model
     maker.args = arguments

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.errors import MissingLibrary
-from trainatomy.workload.arguments import arguments
+from trainatomy.training.custom import optimizer_class
+from trainatomy.workload.arguments import arguments, is_class_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +65,8 @@ def preload(workload: Workload) -> None:
     """Import all that ``run`` will need.
 
     Call it before entering a world that only seems to have a GPU: while they are imported, PyTorch's compiler and
-    bitsandbytes look for functions that only a build with CUDA has.  Raises ``MissingLibrary``.
+    bitsandbytes look for functions that only a build with CUDA has.  Raises ``MissingLibrary``, and what
+    ``optimizer_class`` raises.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells what it cannot do on this CPU
     import_module("torch._dynamo")
@@ -76,6 +78,9 @@ def preload(workload: Workload) -> None:
     import_library("accelerate", "the Trainer")
     import_module("transformers.trainer")
     import_module(f"trainatomy.training.loops.{workload.loop}")
+    if is_class_path(workload.train.optim):
+        optimizer_class(workload.train.optim)
+        return
     package = arguments().optimizers.get(workload.train.optim)
     if package is not None:
         with suppress(ImportError):  # the choice of the optimizer tells what is missing

@@ -27,9 +27,22 @@ class Arguments:
         """Whether ``name`` may be given and changes nothing: ignored, or refused but empty or false."""
         return name in self.ignored or (name in self.refused and _is_off(value))
 
+    def library_of(self, optim: str) -> str | None:
+        """The package beside PyTorch that an optimizer needs: by its name, or the root of the path of its class."""
+        if is_class_path(optim):
+            root = optim.partition(".")[0]
+            return None if root == "torch" else root
+        return self.optimizers.get(optim)
+
     def names(self) -> tuple[str, ...]:
         """Names that are known without being keys of ``train``."""
         return (*self.ignored, *self.refused, *self.renamed)
+
+
+def is_class_path(optim: str) -> bool:
+    """Whether ``optim`` is the path of a class (``package.module.Class``) and not one of the Trainer's names."""
+    parts = optim.split(".")
+    return len(parts) > 1 and all(part.isidentifier() for part in parts)
 
 
 def _is_off(value: Any) -> bool:

@@ -37,6 +37,8 @@ __all__ = [
     "Workload",
 ]
 
+_LINE_BREAKS = frozenset("\x85\u2028\u2029")
+
 FUSED_OPTIMIZERS = frozenset({"adamw_torch_fused"})
 
 
@@ -115,8 +117,10 @@ class Workload(Section):
         return {key: value for key, value in mapping.items() if value != {} or key not in ("data", "train", "software")}
 
     def to_yaml(self) -> str:
-        """``to_mapping`` as the text of a workload file."""
-        return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True)
+        """``to_mapping`` as the text of a workload file.  Unicode's own line breaks are escaped, or PyYAML loses them."""
+        mapping = self.to_mapping()
+        plain = not _LINE_BREAKS & set(json.dumps(mapping, ensure_ascii=False))
+        return yaml.safe_dump(mapping, sort_keys=False, allow_unicode=plain)
 
     def digest(self) -> str:
         """SHA-256 (hex) of what a prediction depends on: equal for equal trainings, whatever their name."""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainatomy.workload.arguments import arguments
+from trainatomy.workload.arguments import arguments, is_class_path
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.section import Amount, Count, Decay, Fraction, Index, Problem, Section, Settings
 
 
 def _optimizer(name: str) -> str:
-    """Check a name of ``optim``."""
+    """Check a name of ``optim``; of the path of a class only the form, for no code is loaded here."""
     known = arguments()
-    if name in known.optimizers:
+    if name in known.optimizers or is_class_path(name):
         return name
     if reason := known.refused_optimizers.get(name):
         raise PydanticCustomError("optimizer", "{name} {reason}", {"name": name, "reason": reason})
@@ -27,12 +28,17 @@ def _optimizer(name: str) -> str:
 
 def _optimizer_arguments(text: str) -> str:
     """Check the form of ``optim_args``."""
-    for part in filter(None, text.replace(" ", "").split(",")):
+    for part in _parts(text):
         name, equals, value = part.partition("=")
         if not (name.isidentifier() and equals and value):
             message = 'must look like "momentum=0.9,nesterov=True"; found {part}'
             raise PydanticCustomError("optim_args", message, {"part": repr(part)})
     return text
+
+
+def _parts(text: str) -> list[str]:
+    """``"eps=(1e-30,0.001), foreach=True"`` without blanks, cut at the commas that stand outside brackets."""
+    return [part for part in re.split(r",(?![^(\[]*[)\]])", text.replace(" ", "")) if part]
 
 
 class TrainSpec(Section):
@@ -59,7 +65,10 @@ class TrainSpec(Section):
     tf32: bool | None = Field(default=None, description="TF32 matrix multiplications; without it, PyTorch's default")
     fp16_full_eval: bool = Field(default=False, description="inference with the weights in float16")
     bf16_full_eval: bool = Field(default=False, description="inference with the weights in bfloat16")
-    optim: Annotated[str, AfterValidator(_optimizer)] = Field(default="adamw_torch_fused", description="the optimizer")
+    optim: Annotated[str, AfterValidator(_optimizer)] = Field(
+        default="adamw_torch_fused",
+        description="the optimizer: a name that the Trainer has, or the path of a class, `package.module.Class`",
+    )
     optim_args: Annotated[str, AfterValidator(_optimizer_arguments)] | None = Field(
         default=None, description='arguments of the optimizer, such as `"momentum=0.9"` or `"foreach=True"`'
     )
@@ -95,7 +104,7 @@ class TrainSpec(Section):
 
     def optimizer_arguments(self) -> dict[str, Any]:
         """``optim_args`` as values: ``"foreach=False,momentum=0.9"`` gives ``{"foreach": False, "momentum": 0.9}``."""
-        pairs = (part.partition("=") for part in (self.optim_args or "").replace(" ", "").split(",") if part)
+        pairs = (part.partition("=") for part in _parts(self.optim_args or ""))
         return {name: _literal(value) for name, _, value in pairs}
 
     @model_validator(mode="wrap")
@@ -116,6 +125,9 @@ class TrainSpec(Section):
             problems.append(Problem(("fp16",), "cannot stand beside bf16: choose one precision"))
         if self.fp16_full_eval and self.bf16_full_eval:
             problems.append(Problem(("fp16_full_eval",), "cannot stand beside bf16_full_eval: choose one precision"))
+        if not is_class_path(self.optim) and re.search(r"[(\[]", self.optim_args or ""):
+            message = "transformers reads no tuples or lists here; the path of a class as `optim` does take them"
+            problems.append(Problem(("optim_args",), message))
         return problems + self._checkpointing_problems()
 
     def _checkpointing_problems(self) -> list[Problem]:

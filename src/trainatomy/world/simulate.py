@@ -65,18 +65,25 @@ def simulate(workload: Workload, card: Card, *, model: Callable[[], nn.Module] |
     world = World(card.device_name, card.memory_bytes, processor, RULES, Workspaces(processor))
     steps = steps_needed(workload)
     preload(workload)
-    with _quiet(), _libraries(workload, world), world.open():
-        with world.on_host():
+    with _quiet(), _libraries(workload, world):
+        with torch.device("meta"):
             built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
-        world.adopt(built)
-        counts = sum(p.numel() for p in built.parameters()), sum(p.numel() for p in built.parameters() if p.requires_grad)
-        run(workload, built, device="cuda", steps=steps, observer=Watcher(world.recorder))
+        with world.open():
+            _step(workload, world, built, steps)
+    counts = sum(p.numel() for p in built.parameters()), sum(p.numel() for p in built.parameters() if p.requires_grad)
     return Simulation(world.tape, *counts, steps, version)
+
+
+def _step(workload: Workload, world: World, built: nn.Module, steps: int) -> None:
+    """Move the model to the device and train it."""
+    world.adopt(built)
+    torch.ones((1, 1)).to("cuda")  # a measurement begins so as well: the context, and the allocator's first segment
+    run(workload, built, device="cuda", steps=steps, observer=Watcher(world.recorder))
 
 
 def _libraries(workload: Workload, world: World) -> contextlib.AbstractContextManager[object]:
     """Optimizers that call libraries of their own are helped to run without a GPU."""
-    if arguments().optimizers.get(workload.train.optim) != "bitsandbytes":
+    if arguments().library_of(workload.train.optim) != "bitsandbytes":
         return contextlib.nullcontext()
     from trainatomy.world.bitsandbytes import simulated_bitsandbytes
 

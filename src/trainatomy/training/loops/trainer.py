@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
+from trainatomy.training.custom import create_custom
 from trainatomy.training.gradients import check_checkpointing, watched_zero_grad
 from trainatomy.training.optimizer import checked, choose_optimizer
 from trainatomy.training.outputs import returning_loss
+from trainatomy.workload.arguments import is_class_path
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +57,8 @@ def train(
 def _run(workload: Workload, model: nn.Module, arguments: Any, dataset: SyntheticDataset, observer: Observer) -> None:
     from transformers import PrinterCallback
 
-    trainer = _observed_trainer()(workload, observer, model, arguments, dataset)
+    optimizer = create_custom(workload.train, model) if is_class_path(workload.train.optim) else None
+    trainer = _observed_trainer()(workload, observer, model, arguments, dataset, optimizer)
     trainer.remove_callback(PrinterCallback)
     trainer.train()
 
@@ -95,7 +98,13 @@ def _observed_trainer() -> Any:
         """A Trainer that tells an observer where it is."""
 
         def __init__(
-            self, workload: Workload, observer: Observer, model: nn.Module, arguments: Any, dataset: SyntheticDataset
+            self,
+            workload: Workload,
+            observer: Observer,
+            model: nn.Module,
+            arguments: Any,
+            dataset: SyntheticDataset,
+            optimizer: torch.optim.Optimizer | None,
         ) -> None:
             self._workload = workload
             self._observer = observer
@@ -106,6 +115,7 @@ def _observed_trainer() -> Any:
                 train_dataset=dataset,
                 data_collator=dataset.collate,
                 callbacks=[Steps(observer)],
+                optimizers=(optimizer, None),
             )
 
         def _move_model_to_device(self, model: Any, device: torch.device) -> None:
@@ -114,7 +124,8 @@ def _observed_trainer() -> Any:
 
         def create_optimizer(self, *arguments: Any, **keywords: Any) -> torch.optim.Optimizer:
             train = self._workload.train
-            self.optimizer_cls_and_kwargs = choose_optimizer(train, self.args, self.model)
+            if self.optimizer is None:
+                self.optimizer_cls_and_kwargs = choose_optimizer(train, self.args, self.model)
             optimizer = checked(train, lambda: super(ObservedTrainer, self).create_optimizer(*arguments, **keywords))
             self._observer.ready(self.model, optimizer)
             return optimizer
