@@ -7,7 +7,8 @@ not carry.  This file makes them, before autograd sees the call, with the same l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -55,11 +56,22 @@ class Autocast:
         self._fp32 = _functions(fp32)
         self._by_dtype = _functions(FP32_BY_DTYPE)
         self._promote = _functions(PROMOTE)
+        self._lists = (self._lower, self._fp32, self._by_dtype, self._promote)
+        self._suspended = False
 
     @property
     def enabled(self) -> bool:
-        """Whether an ``autocast("cuda")`` context is open."""
-        return torch.is_autocast_enabled("cuda")
+        """Whether an ``autocast("cuda")`` context is open, and not suspended."""
+        return not self._suspended and torch.is_autocast_enabled("cuda")
+
+    @contextlib.contextmanager
+    def within(self, func: Callable[..., Any]) -> Iterator[None]:
+        """What a listed function is made of is not cast again: its kernel runs with autocast's dispatch key excluded."""
+        before, self._suspended = self._suspended, self._suspended or any(func in names for names in self._lists)
+        try:
+            yield
+        finally:
+            self._suspended = before
 
     def clear(self) -> None:
         """What leaving the outermost context does: the 16-bit copies are let go."""

@@ -33,9 +33,11 @@ class CudaFunctions(TorchFunctionMode):
         composite = self._composites.get(func)
         autocast = self._autocast.enabled
         if composite is not None:
-            if autocast:
-                args, kwargs = self._autocast.cast(func, args, kwargs)
-            with self:
+            if not autocast:
+                with self:
+                    return composite(*args, **kwargs)
+            args, kwargs = self._autocast.cast(func, args, kwargs)
+            with self._autocast.within(func), self:
                 return composite(*args, **kwargs)
         if "device" in kwargs and names_cuda(kwargs["device"]):
             return self._make(func, args, {**kwargs, "device": META})

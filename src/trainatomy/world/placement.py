@@ -30,7 +30,7 @@ def names_cuda(device: Any) -> bool:
 class Placement:
     """The handlers of one world, by function; ``move`` tells the recorder that a result lives elsewhere than its source."""
 
-    def __init__(self, storages: Storages, arriving: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, storages: Storages, arriving: Callable[[torch.Tensor, torch.Tensor | None], None]) -> None:
         self._storages = storages
         self._arriving = arriving
 
@@ -106,7 +106,7 @@ class Placement:
         else:
             moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **options)
         if there:
-            self._arriving(moved)
+            self._arriving(moved, tensor if tensor.dtype == moved.dtype else None)
         else:
             self._storages.mark_host([moved])
         return moved

@@ -16,6 +16,7 @@ from trainatomy.world.kernels.plan import Call, Free, Out, Processor, Rule, Scra
 from trainatomy.world.modules import ModuleTracker
 from trainatomy.world.storages import Storages
 from trainatomy.world.uses import UseCounts, is_dense
+from trainatomy.world.values import Values
 
 _DISABLED = torch._C.DisableTorchFunction
 
@@ -39,7 +40,8 @@ class Recorder(TorchDispatchMode):
         self._storages = storages
         self._modules = modules
         self._rules = rules
-        self._answers = Answers()
+        self.values = Values()
+        self._answers = Answers(self.values)
         self._processor = processor
         self._workspaces = workspaces
         self._uses = UseCounts()
@@ -124,6 +126,7 @@ class Recorder(TorchDispatchMode):
             outputs = _tensors(result)
             if outputs:
                 self._answers.learn(name, args, outputs)
+                self.values.follow(func, args, kwargs, outputs)
                 if self._from_host(args, outputs):
                     self._storages.mark_host(outputs)
                 elif not (name == "aten::add" and self._accumulates(args, outputs[0])):

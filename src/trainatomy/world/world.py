@@ -57,12 +57,15 @@ class World:
 
         return dict.fromkeys((torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__), add)
 
-    def _arrive(self, tensor: torch.Tensor) -> None:
-        """A tensor came over from the host: the recorder did not see it as the device's."""
+    def _arrive(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
+        """A tensor came over from the host, perhaps with values: the recorder did not see it as the device's."""
         with torch._C.DisableTorchFunction():
             self.storages.forget(tensor)
             self.recorder.hold(tensor, "copy to device")
-        self.recorder.label(tensor, "input")
+            if value is not None:
+                self.recorder.values.learn(tensor, value)
+        if self.recorder.stage != "load":
+            self.recorder.label(tensor, "input")
 
     @contextlib.contextmanager
     def open(self) -> Iterator[World]:
