@@ -120,7 +120,7 @@ def test_a_card_may_be_changed() -> None:
         ({"train": {"adam_beta1": 1}}, "train.adam_beta1: must be below 1, found 1"),
         ({"train": {"max_grad_norm": float("nan")}}, "train.max_grad_norm: must be a number, found nan"),
         ({"train": {"optim": "adamw_torch_fussed"}}, "train.optim: unknown optimizer 'adamw_torch_fussed'; did you mean adamw_torch_fused"),
-        ({"train": {"optim": "adamw_hf"}}, "train.optim: adamw_hf left transformers in 5.0; its memory is that of adamw_torch"),
+        ({"train": {"optim": "adamw_hf"}}, "train.optim: adamw_hf left transformers in 5.0; write trainatomy.training.adamw_hf.AdamW"),
         ({"train": {"optim_args": "momentum"}}, 'train.optim_args: must look like "momentum=0.9,nesterov=True"; found \'momentum\''),
         ({"train": {"deepspeed": "ds.json"}}, "train.deepspeed: not supported: DeepSpeed is not simulated"),
         ({"train": {"torch_compile": True}}, "train.torch_compile: not supported: compiled graphs are not simulated"),

@@ -1,8 +1,8 @@
 """An optimizer that the workload names by its class (``bitsandbytes.optim.Adam8bit``, ``mine.optimizers.Slow``).
 
 It is built as a script does that hands its optimizer to the Trainer, ``optimizers=(optimizer, None)``: over the model
-as it was built, before the Trainer moves it.  A parameter stays the same object when it is moved, and states are made in
-the first step, so that they lie where the parameters lie then.
+as it was built, before the Trainer moves it.  A parameter stays the same object when it is moved, and states are made
+in the first step, so that they lie where the parameters lie then.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trainatomy.world.eras import functions_of
 from trainatomy.world.kernels.grouped import grouped_mm
 from trainatomy.world.kernels.plan import Processor
 from trainatomy.world.kernels.sdpa import sdpa
@@ -50,4 +51,5 @@ def composites(processor: Processor) -> dict[Any, Function]:
         torch._C._nn.cross_entropy_loss: cross_entropy_loss,
         torch._C._nn.scaled_dot_product_attention: attention,
         torch._grouped_mm: grouped_mm,
+        **functions_of(processor.torch_version),
     }

@@ -18,6 +18,7 @@ from trainatomy.training.process import preload
 from trainatomy.training.run import run
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.schema import Workload
+from trainatomy.world.eras import software_of
 from trainatomy.world.kernels import RULES
 from trainatomy.world.kernels.plan import Processor
 from trainatomy.world.kernels.workspaces import Workspaces
@@ -65,7 +66,7 @@ def simulate(workload: Workload, card: Card, *, model: Callable[[], nn.Module] |
     world = World(card.device_name, card.memory_bytes, processor, RULES, Workspaces(processor))
     steps = steps_needed(workload)
     preload(workload)
-    with _quiet(), _libraries(workload, world):
+    with _quiet(), software_of(workload.era), _libraries(workload, world):
         with torch.device("meta"):
             built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
         with world.open():

@@ -1,0 +1,98 @@
+"""What older software kept in memory that today's does not: PyTorch before 1.11, and transformers 4.15 (2022).
+
+Softmax saved its input.  Up to PyTorch 1.10 the backward of ``softmax`` and ``log_softmax`` was written in terms of
+their input although it computes with the output alone, so that autograd kept both; since 1.11 it takes the input's type
+instead (https://github.com/pytorch/pytorch/issues/64000, https://github.com/pytorch/pytorch/pull/65242; transformers
+tells the two apart by ``is_torch_less_than_1_11``).  In attention that is one more [B, H, S, S] tensor for each layer.
+
+Attention always had a mask.  BERT of transformers 4.15 made a mask of ones where a batch had none, and added it to the
+scores as fp32 zeros [B, 1, 1, S]: under autocast the sum, and so what softmax saved, was in fp32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+_aten = torch.ops.aten
+_SOFTMAX_KEPT_ITS_INPUT_UNTIL = (1, 11)
+
+
+def functions_of(torch_version: tuple[int, int]) -> dict[Any, Callable[..., Tensor]]:
+    """Functions that ran otherwise in ``torch_version`` than today, by the builtin that Python calls."""
+    if torch_version >= _SOFTMAX_KEPT_ITS_INPUT_UNTIL:
+        return {}
+    soft = _keeping_input(_aten._softmax, _aten._softmax_backward_data)
+    log = _keeping_input(_aten._log_softmax, _aten._log_softmax_backward_data)
+    return {
+        **dict.fromkeys((torch.softmax, Tensor.softmax), soft),
+        **dict.fromkeys((torch.log_softmax, Tensor.log_softmax), log),
+    }
+
+
+def _keeping_input(forward: Any, backward: Any) -> Callable[..., Tensor]:
+    """A softmax that saves its input beside its output; ``forward`` and ``backward`` are the kernels of both ways."""
+
+    class KeepingInput(Function):
+        """Only the output is used in backward."""
+
+        @staticmethod
+        def forward(ctx: Any, input: Tensor, dim: int, to_float: bool) -> Tensor:
+            """Softmax over ``dim``; float16 to float32 in one kernel where ``to_float``."""
+            output: Tensor = forward(input, dim, to_float)
+            ctx.save_for_backward(input, output)
+            ctx.dim = dim
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+            """The gradient of the input, in its type."""
+            input, output = ctx.saved_tensors
+            return backward(gradients[0], output, ctx.dim, input.dtype), None, None
+
+    def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        to_float = input.dtype == torch.float16 and dtype == torch.float32
+        if dtype is not None and not to_float:
+            input = input.to(dtype)
+        return KeepingInput.apply(input, dim, to_float)
+
+    return softmax
+
+
+@contextlib.contextmanager
+def software_of(era: str | None) -> Iterator[None]:
+    """Inside, transformers does what it did in ``era``; ``None`` is today."""
+    if era is None:
+        yield
+        return
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    with mock.patch.dict(ALL_ATTENTION_FUNCTIONS._global_mapping, eager=attention_of_2022):
+        yield
+
+
+def attention_of_2022(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention [B, S, H, D] and its probabilities [B, H, S, T] of query [B, H, S, D], key and value [B, H, T, D]."""
+    if attention_mask is None:
+        attention_mask = torch.zeros((query.shape[0], 1, 1, key.shape[2]), dtype=torch.float32, device=query.device)
+    scores = query @ key.transpose(-1, -2)
+    scores = scores * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = scores + attention_mask
+    probabilities = nn.functional.softmax(scores, dim=-1)
+    probabilities = nn.functional.dropout(probabilities, p=dropout, training=module.training)
+    return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
