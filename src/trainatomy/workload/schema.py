@@ -117,7 +117,7 @@ class Workload(Section):
         return {key: value for key, value in mapping.items() if value != {} or key not in ("data", "train", "software")}
 
     def to_yaml(self) -> str:
-        """``to_mapping`` as the text of a workload file.  Unicode's own line breaks are escaped, or PyYAML loses them."""
+        """``to_mapping`` as the text of a workload file.  Unicode's own line breaks are escaped: PyYAML loses them."""
         mapping = self.to_mapping()
         plain = not _LINE_BREAKS & set(json.dumps(mapping, ensure_ascii=False))
         return yaml.safe_dump(mapping, sort_keys=False, allow_unicode=plain)
