@@ -79,8 +79,7 @@ class CardOverride(Section):
 
 def _context(size: int) -> dict[str, Any]:
     """A context that does not grow while kernels load."""
-    after = {"fp32": size, "fp16": size}
-    return {"first_tensor_bytes": size, "after_training_bytes": after, "environment": "given by the user"}
+    return {"first_tensor_bytes": size, "loads_bytes": {}, "environment": "given by the user"}
 
 
 def _kind(value: Any) -> str:
