@@ -27,8 +27,8 @@ _CLASSES = (
     "optimizer to the Trainer, `optimizers=(optimizer, None)`. Parameters lie in the Trainer's two groups, with weight",
     "decay and without. `learning_rate`, `weight_decay`, `adam_beta1`, `adam_beta2` and `adam_epsilon` are passed on",
     "as far as the constructor has `lr`, `weight_decay`, `betas` and `eps`; `optim_args` comes last, and may hold",
-    "tuples and lists. The Trainer's own name need not be the same: `adamw_bnb_8bit` keeps the states of embeddings in 32",
-    "bits, and `bitsandbytes.optim.Adam8bit` does not.",
+    "tuples and lists. The Trainer's own name need not be the same: `adamw_bnb_8bit` keeps the states of embeddings",
+    "in 32 bits, and `bitsandbytes.optim.Adam8bit` does not.",
 )
 
 
