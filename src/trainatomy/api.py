@@ -1,171 +1,117 @@
-"""The verbs: predict, compare, measure. Each takes a workload and gives values."""
+"""The verbs: predict, compare, measure. Each takes descriptions and gives values."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from trainatomy.allocator.replay import Replay, replay
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.facts.cards import Card, card
-from trainatomy.ledger.balance import by_component, by_module, held_after, lines
-from trainatomy.ledger.purposes import lifetimes, purposes
+from trainatomy.facts.cards import Card
 from trainatomy.ledger.rules import bytes_per_parameter
+from trainatomy.ledger.settlement import Settlement, settle, verdict
 from trainatomy.ledger.timeline import timeline as over_steps
-from trainatomy.results.bill import (
-    CardSummary,
-    Components,
-    Fact,
-    Instant,
-    Measurement,
-    Memory,
-    OutOfMemoryPoint,
-    Prediction,
-    Verdict,
-)
-from trainatomy.results.tape import Tape
+from trainatomy.results.bill import Basis, CardSummary, Fact, Measurement, Prediction
+from trainatomy.units import human_bytes
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from trainatomy.world.simulate import Simulation
 
-TIGHT_SHARE = 0.05
+Batch = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
+_LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "trainatomy")
 
 
-def predict(workload: Workload, *, timeline: bool = False, trust_remote_code: bool = False) -> Prediction:
-    """What one training step holds in GPU memory, without a GPU."""
+def predict(
+    what: Workload | nn.Module,
+    *,
+    batch: Batch | None = None,
+    optimizer: str | type[torch.optim.Optimizer] | None = None,
+    gpu: str | None = None,
+    timeline: bool = False,
+    trust_remote_code: bool = False,
+    **train: Any,
+) -> Prediction:
+    """What one training step holds in GPU memory, without a GPU.
+
+    ``what``: a workload, or a live module, which is neither touched nor moved.  For a module: ``batch`` is a mapping of tensors (any device;
+    only their shapes, types and the values of small integer tensors matter) or a function of the batch size that makes one (a transformers
+    model needs none); ``optimizer`` a name of ``TrainingArguments.optim`` or a class; ``train`` settings by their names in
+    ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``), and ``loop`` ("pytorch" unless said).
+
+    Raises ``WorkloadError``, ``MissingLibrary``, ``NetworkError``, ``FactoryError``, ``SimulationError``.
+    """
     from trainatomy.world.simulate import simulate
 
-    start = time.perf_counter()
-    chosen = card_of(workload)
-    simulation = simulate(workload, chosen, trust_remote_code=trust_remote_code)
-    return settle(workload, chosen, simulation, timeline=timeline, started=start)
+    started = time.perf_counter()
+    if isinstance(what, Workload):
+        workload = what if gpu is None else what.model_copy(update={"gpu": gpu})
+        simulation = simulate(workload, workload.card(), trust_remote_code=trust_remote_code)
+    else:
+        from trainatomy.world.live import described, on_meta
+
+        workload, make_batch = described(what, batch, optimizer, gpu, train)
+        simulation = simulate(workload, workload.card(), model=lambda: on_meta(what), make_batch=make_batch)
+    return _prediction(workload, simulation, timeline, started)
 
 
-def card_of(workload: Workload) -> Card:
-    """The card that a workload asks about."""
-    return card(workload.gpu) if isinstance(workload.gpu, str) else workload.gpu.card()
-
-
-def settle(workload: Workload, chosen: Card, simulation: Simulation, *, timeline: bool, started: float) -> Prediction:
-    """The bill of a tape."""
-    tape = simulation.tape
+def _prediction(workload: Workload, simulation: Simulation, timeline: bool, started: float) -> Prediction:
+    card = workload.card()
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
-    context = context_bytes(workload, chosen)
-    capacity = chosen.memory_bytes - context
-    unlimited = replay(tape, settings, device_bytes=chosen.memory_bytes)
-    bounded = unlimited if unlimited.peak_reserved_bytes <= capacity else replay(tape, settings, capacity, device_bytes=chosen.memory_bytes)
-    fits = bounded.out_of_memory is None
-    shown = bounded if fits else unlimited
-    memory, modules, kinds, held = _memory(tape, shown, context)
-    room = chosen.memory_bytes - memory.device_bytes
+    era = "eager-cuda-11" if workload.era == "2022" and "eager-cuda-11" in card.contexts else "lazy"
+    context = card.context(era).holding(simulation.libraries)
+    settled = settle(simulation.tape, settings, card.memory_bytes, context)
+    memory = settled.memory
     return Prediction(
-        name=workload.name or str(workload.model.id or workload.model.class_ or workload.model.factory),
+        name=workload.name or _name(workload),
         workload=workload.to_mapping(),
-        card=CardSummary(chosen.id, chosen.name, chosen.memory_bytes, chosen.capability),
-        fits=fits,
-        verdict=_verdict(fits, room, chosen.memory_bytes, bounded),
-        room_bytes=room,
+        card=CardSummary(card.id, card.name, card.memory_bytes, card.capability),
+        fits=settled.out_of_memory is None,
+        verdict=verdict(memory, card.memory_bytes, settled.out_of_memory),
+        room_bytes=card.memory_bytes - memory.device_bytes,
         memory=memory,
-        modules=modules,
+        modules=settled.modules,
         bytes_per_parameter=bytes_per_parameter(workload, simulation.parameters, simulation.trainable_parameters, memory),
-        facts=_facts(workload, chosen, simulation, context),
-        notes=(),
-        out_of_memory=_failure(tape, bounded),
-        timeline=over_steps(tape, kinds, list(shown.block_bytes)) if timeline else (),
+        facts=_facts(workload, card, era, simulation, settled),
+        notes=simulation.notes,
+        out_of_memory=settled.out_of_memory,
+        timeline=over_steps(simulation.tape, settled.purposes, settled.sizes) if timeline else (),
         seconds_taken=time.perf_counter() - started,
         versions=_versions(),
     )
 
 
-def _memory(tape: Tape, shown: Replay, context: int) -> tuple[Memory, tuple, list, list[int]]:
-    kinds = purposes(tape, lifetimes(tape))
-    peak = shown.peak_allocated_at or 0
-    held = held_after(tape, peak)
-    sizes = shown.block_bytes
-    parts = by_component(held, kinds, sizes)
-    loaded = next((m.event for m in tape.marks if m.name == "loaded"), 0)
-    memory = Memory(
-        peak_allocated_bytes=shown.peak_allocated_bytes,
-        peak_reserved_bytes=shown.peak_reserved_bytes,
-        device_bytes=shown.peak_reserved_bytes + context,
-        peak_requested_bytes=_peak_requested(tape),
-        model_bytes=shown.allocated_bytes[loaded - 1] if loaded else 0,
-        components=Components(**parts, cache=shown.peak_reserved_bytes - shown.peak_allocated_bytes, context=context),
-        lines=lines(held, kinds, sizes),
-        peak=_instant(tape, peak),
-        num_alloc_retries=shown.num_alloc_retries,
-    )
-    return memory, by_module(tape, held, kinds, sizes), kinds, held
+def _name(workload: Workload) -> str:
+    model = workload.model
+    return str(model.id or model.class_ or model.factory)
 
 
-def _peak_requested(tape: Tape) -> int:
-    sizes: dict[int, int] = {}
-    now = peak = 0
-    for action, allocation, size, _ in tape.events:
-        if action == "alloc":
-            sizes[allocation] = size
-            now += size
-            peak = max(peak, now)
-        elif action == "free":
-            now -= sizes.pop(allocation)
-    return peak
-
-
-def _instant(tape: Tape, event: int) -> Instant:
-    if not tape.events:
-        return Instant(-1, "load", "", "")
-    origin = tape.origins[tape.events[event].allocation]
-    return Instant(origin.step, origin.phase, origin.module, origin.operation)
-
-
-def _failure(tape: Tape, bounded: Replay) -> OutOfMemoryPoint | None:
-    failure = bounded.out_of_memory
-    if failure is None or bounded.out_of_memory_at is None:
-        return None
-    return OutOfMemoryPoint(_instant(tape, bounded.out_of_memory_at), failure.requested_bytes, failure.allocated_bytes, failure.reserved_bytes)
-
-
-def _verdict(fits: bool, room: int, total: int, bounded: Replay) -> Verdict:
-    if not fits:
-        return "does not fit"
-    return "tight" if room < TIGHT_SHARE * total or bounded.num_alloc_retries else "fits"
-
-
-def precision_of(workload: Workload) -> str:
-    """fp32, or the 16-bit type that kernels run in: by autocast or by weights."""
-    train = workload.train
-    if workload.mode == "inference" and (train.fp16_full_eval or train.bf16_full_eval):
-        return "fp16" if train.fp16_full_eval else "bf16"
-    if train.fp16 or train.bf16:
-        return "fp16" if train.fp16 else "bf16"
-    return {"float16": "fp16", "bfloat16": "bf16"}.get(workload.model.dtype, "fp32")
-
-
-def context_bytes(workload: Workload, chosen: Card) -> int:
-    """What the process holds outside PyTorch's allocator: the CUDA context and the kernels that this training loads."""
-    era = "eager-cuda-11" if workload.era == "2022" and "eager-cuda-11" in chosen.contexts else "lazy"
-    return chosen.context(era).after_training(precision_of(workload))
-
-
-def _facts(workload: Workload, chosen: Card, simulation: Simulation, context: int) -> tuple[Fact, ...]:
-    source = chosen.source("contexts.lazy")
-    measured = not source.startswith("assumed") and source != "unknown"
-    memory_source = chosen.source("memory_bytes")
+def _facts(workload: Workload, card: Card, era: str, simulation: Simulation, settled: Settlement) -> tuple[Fact, ...]:
+    """What the numbers rest on."""
+    version = ".".join(map(str, simulation.torch_version))
+    components = settled.memory.components
     return (
-        Fact("card memory", str(chosen.memory_bytes), "assumed" if memory_source.startswith("assumed") else "measured", memory_source),
-        Fact("context and kernels", str(context), "measured" if measured else "assumed", source),
-        Fact("allocator", workload.allocator or "default settings", "computed", f"twin of the caching allocator of torch {simulation.torch_version[0]}.{simulation.torch_version[1]}"),
-        Fact("tensors", f"{len(simulation.tape.origins)} allocations in {simulation.steps} steps", "computed", "the step, executed on tensors without data"),
+        Fact("step", f"{len(simulation.tape.origins):,} allocations in {simulation.steps} steps", "computed", "executed on tensors without data"),
+        Fact("allocator", workload.allocator or "default settings", "computed", f"a twin of PyTorch {version}'s caching allocator"),
+        _card_fact("card's memory", card.memory_bytes, card.source("memory_bytes")),
+        _card_fact("context and kernels", components.context, card.source(f"contexts.{era}.first_tensor_bytes")),
     )
+
+
+def _card_fact(name: str, size: int, source: str) -> Fact:
+    basis: Basis = "assumed" if source.startswith(("assumed", "unknown")) else "measured"
+    return Fact(name, human_bytes(size), basis, source)
 
 
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for name in ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "trainatomy"):
+    for name in _LIBRARIES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -175,11 +121,11 @@ def _versions() -> dict[str, str]:
 
 def compare(workloads: Sequence[Workload], *, timeline: bool = False, trust_remote_code: bool = False) -> tuple[Prediction, ...]:
     """Predict several workloads, in order."""
-    return tuple(predict(w, timeline=timeline, trust_remote_code=trust_remote_code) for w in workloads)
+    return tuple(predict(workload, timeline=timeline, trust_remote_code=trust_remote_code) for workload in workloads)
 
 
-def measure(workload: Workload, *, tape: str | None = None, time_limit: float | None = None) -> Measurement:
-    """The same step on this machine's GPU, in a fresh process."""
+def measure(workload: Workload, *, tape: Path | str | None = None, time_limit: float | None = None) -> Measurement:
+    """The same step on this machine's GPU, in a fresh process; raises ``DeviceError`` where there is none."""
     from trainatomy.gpu.measure import measure as run
 
     return run(workload, tape=tape, time_limit=time_limit)

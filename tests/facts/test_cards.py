@@ -54,8 +54,8 @@ def test_numbers_are_plausible_and_consistent(one):
     assert ("bf16" in one.rates) == ("tf32" in one.rates) == (one.capability >= (8, 0))
     assert ("fp8" in one.rates) == (one.capability >= (8, 9))
     for context in one.contexts.values():
-        held = [context.first_tensor_bytes, context.after_training("fp32"), context.after_training("fp16")]
-        assert held == sorted(held) and held[0] > 2**25 and held[-1] < 2**31
+        everything = context.holding(context.loads_bytes)
+        assert 2**25 < context.first_tensor_bytes <= everything < 2**31
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,10 @@ def test_h200_context_is_the_measured_one():
     context = card("h200").context()
     # NVML's used, less the idle card's, less what PyTorch reserves
     assert context.first_tensor_bytes == 1199439872 - 644939776 - 2097152
-    assert context.after_training("tf32") == 9617408000 - 644939776 - 8185184256
-    assert context.after_training("bf16") == 8531083264 - 644939776 - 7082082304
+    fp32 = ["kernels", "cublas", "cublas_backward", "training"]
+    assert context.holding(fp32) == 9617408000 - 644939776 - 8185184256
+    assert context.holding([*fp32, "cudnn", "cudnn_backward"]) == 8531083264 - 644939776 - 7082082304
+    assert context.holding(["something else"]) == context.first_tensor_bytes
     assert "measured" in card("h200").source("contexts.lazy.first_tensor_bytes")
 
 

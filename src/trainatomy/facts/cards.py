@@ -17,24 +17,25 @@ from trainatomy.errors import WorkloadError
 from trainatomy.facts.data import close_names, read_yaml
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
-_SAME_KERNELS = {"tf32": "fp32", "bf16": "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Memory that a process holds outside PyTorch's allocator: the CUDA context and the kernels loaded so far.
+    """Memory that a process holds on the card outside PyTorch's allocator: the CUDA context and what libraries load on the way.
 
-    ``after_training_bytes`` is keyed by precision (fp32, fp16), because each loads its own kernels.
+    ``loads_bytes``: what each first use adds. ``kernels``: PyTorch's own kernels; ``cublas`` and ``cublas_backward``: cuBLAS' handle of the
+    thread that runs forward, and of autograd's; ``cudnn`` and ``cudnn_backward``: cuDNN's attention or convolution; ``convolution``: what a
+    convolution adds to that; ``training``: kernels of backward and optimizer.
     """
 
     era: str
     first_tensor_bytes: int
-    after_training_bytes: Mapping[str, int]
+    loads_bytes: Mapping[str, int]
     environment: str
 
-    def after_training(self, precision: str = "fp32") -> int:
-        """Bytes held at the end of a training; tf32 counts as fp32 and bf16 as fp16, taken to load as many kernels."""
-        return self.after_training_bytes[_SAME_KERNELS.get(precision, precision)]
+    def holding(self, libraries: Iterable[str]) -> int:
+        """Bytes held once all of ``libraries`` (keys of ``loads_bytes``; others cost nothing) have been used."""
+        return self.first_tensor_bytes + sum(self.loads_bytes.get(name, 0) for name in set(libraries))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +176,8 @@ def _numbers(value: Mapping[str, Any]) -> Mapping[str, float]:
 
 def _contexts(value: Mapping[str, Any]) -> Mapping[str, Context]:
     def one(era: str, entry: Mapping[str, Any]) -> Context:
-        after = {str(precision): int(size) for precision, size in entry["after_training_bytes"].items()}
-        environment = str(entry.get("environment", "not stated"))
-        return Context(era, int(entry["first_tensor_bytes"]), MappingProxyType(after), environment)
+        loads = {str(library): int(size) for library, size in entry["loads_bytes"].items()}
+        return Context(era, int(entry["first_tensor_bytes"]), MappingProxyType(loads), str(entry.get("environment", "")))
 
     return MappingProxyType({era: one(era, entry) for era, entry in value.items()})
 

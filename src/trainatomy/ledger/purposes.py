@@ -22,6 +22,8 @@ LABELLED = {
     "gradient": ("gradients", "gradients"),
     "optimizer_state": ("optimizer_states", "optimizer states"),
     "input": ("functionality", "inputs"),
+    "cublas_workspace": ("functionality", "cuBLAS workspaces"),
+    "cublaslt_workspace": ("functionality", "cuBLASLt workspaces"),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from trainatomy.world.eras import functions_of
+from trainatomy.world.kernels import above_autograd, recurrent
 from trainatomy.world.kernels.grouped import grouped_mm
 from trainatomy.world.kernels.plan import Processor
 from trainatomy.world.kernels.sdpa import sdpa
@@ -51,5 +52,14 @@ def composites(processor: Processor) -> dict[Any, Function]:
         torch._C._nn.cross_entropy_loss: cross_entropy_loss,
         torch._C._nn.scaled_dot_product_attention: attention,
         torch._grouped_mm: grouped_mm,
+        torch.rms_norm: above_autograd.rms_norm,
+        torch._C._nn.linear: above_autograd.linear,
+        torch._C._nn.one_hot: above_autograd.one_hot,
+        **dict.fromkeys((torch.softmax, torch.Tensor.softmax), above_autograd.softmax),
+        **dict.fromkeys((torch.log_softmax, torch.Tensor.log_softmax), above_autograd.log_softmax),
+        torch.lstm: recurrent.lstm,
+        torch.gru: recurrent.gru,
+        torch.rnn_tanh: recurrent.rnn_tanh,
+        torch.rnn_relu: recurrent.rnn_relu,
         **functions_of(processor.torch_version),
     }

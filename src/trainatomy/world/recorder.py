@@ -13,6 +13,7 @@ from trainatomy.errors import SimulationError
 from trainatomy.results.tape import Event, Mark, Origin, Tape
 from trainatomy.world.answers import Answers
 from trainatomy.world.kernels.plan import Call, Free, Out, Processor, Rule, Scratch
+from trainatomy.world.libraries import libraries_of
 from trainatomy.world.modules import ModuleTracker
 from trainatomy.world.storages import Storages
 from trainatomy.world.uses import UseCounts, is_dense
@@ -37,6 +38,7 @@ class Recorder(TorchDispatchMode):
         self.step = -1
         self.stage = "load"
         self.python_adds = False
+        self.scalars_on_host = False
         self._storages = storages
         self._modules = modules
         self._rules = rules
@@ -44,6 +46,7 @@ class Recorder(TorchDispatchMode):
         self._answers = Answers(self.values)
         self._processor = processor
         self._workspaces = workspaces
+        self.libraries: set[str] = set()
         self._uses = UseCounts()
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
@@ -127,11 +130,11 @@ class Recorder(TorchDispatchMode):
             if outputs:
                 self._answers.learn(name, args, outputs)
                 self.values.follow(func, args, kwargs, outputs)
-                if self._from_host(args, outputs):
+                if self._from_host(name, args, outputs):
                     self._storages.mark_host(outputs)
                 elif not (name == "aten::add" and self._accumulates(args, outputs[0])):
                     self._write(name, func, args, kwargs, outputs)
-                    self._take_workspaces(name)
+                    self._use_libraries(name)
         return result
 
     def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -144,9 +147,11 @@ class Recorder(TorchDispatchMode):
                 f"(PyTorch says: {str(error).splitlines()[0][:200]})"
             ) from error
 
-    def _take_workspaces(self, name: str) -> None:
+    def _use_libraries(self, name: str) -> None:
         """Libraries take their workspaces between a call's output and its kernel, once for each thread."""
-        for size, what in self._workspaces(name, torch._C._current_graph_task_id() != -1):
+        in_backward = torch._C._current_graph_task_id() != -1
+        self.libraries.update(libraries_of(name, in_backward))
+        for size, what in self._workspaces(name, in_backward):
             number = self.allocate(size, what)
             self.tape.labels[number] = what
 
@@ -169,9 +174,9 @@ class Recorder(TorchDispatchMode):
         self._adopt(output, known[0])
         return True
 
-    def _from_host(self, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> bool:
+    def _from_host(self, name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> bool:
         """Results of meta tensors that all stand for the host's stay there."""
-        if self.stage == "host":
+        if self.stage == "host" or (self.scalars_on_host and name == "aten::scalar_tensor"):
             return True
         if not self._storages._host:
             return False

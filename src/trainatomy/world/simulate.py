@@ -13,7 +13,9 @@ from torch import nn
 
 from trainatomy.facts.cards import Card
 from trainatomy.results.tape import Tape
-from trainatomy.training.model import build_model
+from trainatomy.training.batch import MakeBatch
+from trainatomy.training.model import build_model, unwrap
+from trainatomy.training.positions import sequence_note
 from trainatomy.training.process import preload
 from trainatomy.training.run import run
 from trainatomy.workload.arguments import arguments
@@ -26,18 +28,20 @@ from trainatomy.world.watcher import Watcher
 from trainatomy.world.world import World
 
 #: Micro-batches that are executed at most for the third step; two steps are always run (states and gradients exist from the second on).
-_PATIENCE = 12
+_PATIENCE = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The tape of a run, and what was trained."""
+    """The tape of a run, what was trained, and which libraries were loaded on the way (see ``facts.cards.Context``)."""
 
     tape: Tape
     parameters: int
     trainable_parameters: int
     steps: int
     torch_version: tuple[int, int]
+    libraries: frozenset[str]
+    notes: tuple[str, ...]
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -56,8 +60,9 @@ def steps_needed(workload: Workload) -> int:
     return 3 if 3 * workload.train.gradient_accumulation_steps <= _PATIENCE else 2
 
 
-def simulate(workload: Workload, card: Card, *, model: Callable[[], nn.Module] | None = None, trust_remote_code: bool = False) -> Simulation:
-    """Execute the workload's step without a GPU; ``model`` builds the model on meta tensors where it is not the workload's own.
+def simulate(workload: Workload, card: Card, *, model: Callable[[], nn.Module] | None = None, make_batch: MakeBatch | None = None, trust_remote_code: bool = False) -> Simulation:
+    """Execute the workload's step without a GPU; ``model`` builds the model on meta tensors, and ``make_batch`` its batches, where they are
+    not the workload's own.
 
     Raises ``SimulationError`` for an operation that needs data, and what building the model and the step raises.
     """
@@ -70,16 +75,18 @@ def simulate(workload: Workload, card: Card, *, model: Callable[[], nn.Module] |
         with torch.device("meta"):
             built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
         with world.open():
-            _step(workload, world, built, steps)
+            world.adopt(built)
+            torch.ones((1, 1)).to("cuda")  # a measurement begins so as well: the context, and the allocator's first segment
+            run(workload, built, device="cuda", steps=steps, observer=Watcher(world.recorder), make_batch=make_batch)
     counts = sum(p.numel() for p in built.parameters()), sum(p.numel() for p in built.parameters() if p.requires_grad)
-    return Simulation(world.tape, *counts, steps, version)
+    used = world.recorder.libraries | {"kernels"} | ({"training"} if workload.mode == "training" else set())
+    return Simulation(world.tape, *counts, steps, version, frozenset(used), _notes(workload, built))
 
 
-def _step(workload: Workload, world: World, built: nn.Module, steps: int) -> None:
-    """Move the model to the device and train it."""
-    world.adopt(built)
-    torch.ones((1, 1)).to("cuda")  # a measurement begins so as well: the context, and the allocator's first segment
-    run(workload, built, device="cuda", steps=steps, observer=Watcher(world.recorder))
+def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
+    """What a reader should know of the description."""
+    note = sequence_note(workload.data, model) if workload.data.factory is None and hasattr(unwrap(model), "config") else None
+    return (note,) if note else ()
 
 
 def _libraries(workload: Workload, world: World) -> contextlib.AbstractContextManager[object]:

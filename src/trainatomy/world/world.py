@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,24 +38,34 @@ class World:
         self.recorder = Recorder(self.storages, self.modules, self.rules, self.processor, self.workspaces)
         self.autocast = Autocast(self.storages, self.processor.torch_version, lambda t: self.recorder.label(t, "weight_copy"))
         self.placement = Placement(self.storages, self._arrive)
-        self.functions = CudaFunctions({**self.placement.handlers(), **self._additions()}, composites(self.processor), self.autocast)
+        self.functions = CudaFunctions(self._handlers(), composites(self.processor), self.autocast)
 
     @property
     def tape(self) -> Tape:
         """What was allocated so far."""
         return self.recorder.tape
 
-    def _additions(self) -> dict[Any, Handler]:
-        """Additions that Python makes, which the recorder must not take for the autograd engine's."""
+    def _told(self, functions: Iterable[Any], flag: str) -> dict[Any, Handler]:
+        """Handlers that set a flag of the recorder while one of ``functions`` runs."""
 
-        def add(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            before, self.recorder.python_adds = self.recorder.python_adds, True
+        def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            before = getattr(self.recorder, flag)
+            setattr(self.recorder, flag, True)
             try:
                 return func(*args, **kwargs)
             finally:
-                self.recorder.python_adds = before
+                setattr(self.recorder, flag, before)
 
-        return dict.fromkeys((torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__), add)
+        return dict.fromkeys(functions, run)
+
+    def _handlers(self) -> dict[Any, Handler]:
+        """Devices; additions that Python makes, which are not the autograd engine's; numbers that are assigned, which CUDA keeps on the host."""
+        t = torch.Tensor
+        return {
+            **self.placement.handlers(),
+            **self._told((torch.add, t.add, t.__add__, t.__radd__), "python_adds"),
+            **self._told((t.__setitem__,), "scalars_on_host"),
+        }
 
     def _arrive(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
         """A tensor came over from the host, perhaps with values: the recorder did not see it as the device's."""

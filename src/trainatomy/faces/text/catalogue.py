@@ -68,8 +68,8 @@ def _figures(card: Card) -> dict[str, str]:
         if field.name == "contexts":
             for era, context in value.items():
                 values[f"contexts.{era}.first_tensor_bytes"] = exact_bytes(context.first_tensor_bytes)
-                for precision, count in context.after_training_bytes.items():
-                    values[f"contexts.{era}.after_training_bytes.{precision}"] = exact_bytes(count)
+                for library, count in context.loads_bytes.items():
+                    values[f"contexts.{era}.loads_bytes.{library}"] = exact_bytes(count)
         elif isinstance(value, Mapping) and field.name not in _ABOUT_ITSELF:
             values |= {f"{field.name}.{key}": f"{number:.4g}" for key, number in value.items()}
         elif field.name not in _ABOUT_ITSELF and value is not None:

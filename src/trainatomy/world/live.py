@@ -1,0 +1,73 @@
+"""A module that exists already: described as a workload, and copied to tensors without data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainatomy.errors import WorkloadError
+from trainatomy.training.batch import MakeBatch
+from trainatomy.workload.schema import Workload
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` whose parameters and buffers are meta tensors; ties between them and settings are kept, the model is not touched.
+
+    Raises ``WorkloadError`` for a module that cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    try:
+        return copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise WorkloadError(f"the module {type(model).__name__} cannot be copied ({error}); give a factory that builds it: model.factory") from error
+
+
+def described(
+    model: nn.Module,
+    batch: Mapping[str, Any] | Callable[[int], Mapping[str, Any]] | None,
+    optimizer: str | type[torch.optim.Optimizer] | None,
+    gpu: str | None,
+    train: Mapping[str, Any],
+) -> tuple[Workload, MakeBatch | None]:
+    """The workload that stands for training ``model``, and what makes its batches (None: what fits a transformers model)."""
+    settings = dict(train)
+    top = {key: settings.pop(key) for key in ("loop", "mode", "allocator", "data", "zero_grad_set_to_none", "software") if key in settings}
+    if optimizer is not None:
+        settings["optim"] = optimizer if isinstance(optimizer, str) else f"{optimizer.__module__}.{optimizer.__qualname__}"
+    make_batch: MakeBatch | None = None
+    if isinstance(batch, Mapping):
+        given = _to_host(batch)
+        settings.setdefault("per_device_train_batch_size", _batch_size(given))
+        make_batch = lambda size: given  # noqa: E731
+    elif batch is not None:
+        make_batch = lambda size: _to_host(batch(size))  # noqa: E731
+    elif not hasattr(model, "config"):
+        raise WorkloadError(f"a batch is needed to train {type(model).__name__}: pass batch={{name: tensor}}, or a function of the batch size")
+    mapping = {"loop": "pytorch", **top, "model": {"class": type(model).__name__}, "train": settings}
+    return Workload.from_mapping(mapping if gpu is None else {**mapping, "gpu": gpu}), make_batch
+
+
+def _to_host(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors with their values where they are on the host or on a card, empty ones for those on meta."""
+
+    def host(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_like(value, device="cpu") if value.is_meta else value.detach().cpu()
+
+    return {key: host(value) for key, value in batch.items()}
+
+
+def _batch_size(batch: Mapping[str, Any]) -> int:
+    sizes = [value.shape[0] for value in batch.values() if isinstance(value, torch.Tensor) and value.dim() > 0]
+    if not sizes:
+        raise WorkloadError("the batch holds no tensor with a first dimension")
+    return int(sizes[0])
