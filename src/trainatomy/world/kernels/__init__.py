@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from trainatomy.world.kernels import meta
 from trainatomy.world.kernels.plan import Rule
 from trainatomy.world.kernels.table_a import RULES_A
 from trainatomy.world.kernels.table_b import RULES_B
 
 RULES: dict[str, Rule] = {**RULES_A, **RULES_B}
+
+_META_KERNELS = meta.register()

@@ -1,4 +1,4 @@
-"""A call's arguments by name, and facts about tensors that several rules ask for: compute types, copies, lists."""
+"""A call's arguments by name, and facts about tensors that several rules ask for: sizes, types, copies, lists."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from trainatomy.world.kernels.plan import Call
 
+FLOAT_BYTES = 4
+HALF_TYPES = (torch.float16, torch.bfloat16)
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -47,6 +49,16 @@ def compute_type(dtype: torch.dtype) -> torch.dtype:
 def dense_bytes(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> int:
     """Bytes of a dense copy of ``tensor``, in ``dtype`` where one is given."""
     return tensor.numel() * (dtype or tensor.dtype).itemsize
+
+
+def is_half(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` holds 16-bit floating-point numbers."""
+    return tensor.dtype in HALF_TYPES
+
+
+def deterministic() -> bool:
+    """Whether ``torch.use_deterministic_algorithms`` forbids atomic additions, and not only warns of them."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def contiguous_copies(*tensors: torch.Tensor | None, name: str = "contiguous copy") -> list[Scratch]:

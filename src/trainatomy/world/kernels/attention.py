@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from trainatomy.world.kernels.operands import FLOAT_BYTES, bound, ceil_div, dense_bytes, deterministic, round_up
+from trainatomy.world.kernels.arguments import FLOAT_BYTES, bound, ceil_div, dense_bytes, deterministic, round_up
 from trainatomy.world.kernels.plan import Call, Free, Out, Plan, Scratch
 
 if TYPE_CHECKING:
@@ -68,10 +68,12 @@ def flash_backward(call: Call) -> Plan:
 
 def cudnn_forward(call: Call) -> Plan:
     """Seed and offset (8 bytes each), out, logsumexp [B, H, S, 1] fp32 where a backward follows, and the plan's
-    workspace."""
+    workspace, unless there is a single query."""
     output, logsumexp, seed, offset = 0, 1, 2, 3
-    saved = None if bound(call)["compute_log_sumexp"] else 0
-    return [Out(seed), Out(offset), Out(output), Out(logsumexp, saved), Scratch(CUDNN_PLAN_BYTES, "cudnn_workspace")]
+    named = bound(call)
+    saved = None if named["compute_log_sumexp"] else 0
+    workspace = [] if named["query"].shape[2] == 1 else [Scratch(CUDNN_PLAN_BYTES, "cudnn_workspace")]
+    return [Out(seed), Out(offset), Out(output), Out(logsumexp, saved), *workspace]
 
 
 def cudnn_backward(call: Call) -> Plan:

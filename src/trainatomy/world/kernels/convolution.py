@@ -4,9 +4,9 @@ Sources: aten/src/ATen/native/Convolution.cpp (``_convolution``, ``convolution_b
 (``cudnn_conv_suggest_memory_format``), cudnn/ConvShared.cpp and cudnn/Conv_v8.cpp, torch 2.9-2.13, ``cudnn.benchmark``
 off.
 
-Which engine cuDNN's heuristics choose is not documented, and each has a workspace of its own.  Assumed here: on cards
-with tensor cores for the type, engines work on channels-last data, so that contiguous (NCHW) tensors are transformed in
-the workspace: input, weight and output once each; channels-last tensors and all else need no workspace.
+What cuDNN takes for itself is in ``cudnn_engine``.  Depthwise convolutions of contiguous images run ATen's own kernel
+(native/cuda/DepthwiseConv2d.cu), which needs nothing; those of channels-last images are cuDNN's, and the workspace of their
+weight's gradient is left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.world.kernels.operands import bound, dense_bytes, is_half
+from trainatomy.world.kernels.arguments import bound, dense_bytes, is_half
+from trainatomy.world.kernels.cudnn_engine import Convolution, Kind
 from trainatomy.world.kernels.plan import Call, Free, Out, Plan, Scratch
 from trainatomy.world.kernels.table_a import RULES_A
 
@@ -32,7 +33,7 @@ def convolution(call: Call) -> Plan:
     tensors = [named["input"], named["weight"]]
     wanted = memory_format(*tensors)
     copies = [Scratch(dense_bytes(t), "contiguous") for t in tensors if not t.is_contiguous(memory_format=wanted)]
-    return [*copies, Out(0), *_workspace([*tensors, call.outputs[0]], wanted, named, call.processor)]
+    return [*copies, Out(0), *_workspace("forward", call.outputs[0], wanted, named, call.processor)]
 
 
 def convolution_backward(call: Call) -> Plan:
@@ -42,15 +43,30 @@ def convolution_backward(call: Call) -> Plan:
     wanted = memory_format(data, weight)
     strided = [tensor for tensor in (data, weight, grad) if not tensor.is_contiguous(memory_format=wanted)]
     plan: list[Out | Scratch | Free] = [Scratch(dense_bytes(tensor), "contiguous") for tensor in strided]
-    of_input, of_weight, of_bias = named["output_mask"]
-    index = 0
-    for wants in (of_input, of_weight):
-        if wants:
-            workspace = _workspace([data, weight, grad], wanted, named, call.processor)
-            plan += [Out(index), *workspace, *(Free(item.name) for item in workspace)]
-            index += 1
-    if of_bias:
-        plan += _bias_gradient(grad, call, index)
+    plan += _gradients(grad, wanted, named, call)
+    if named["output_mask"][2]:
+        plan += _bias_gradient(grad, call, sum(named["output_mask"][:2]))
+    return plan
+
+
+def _depthwise_gradients(named: dict[str, Any]) -> list[Out | Scratch | Free]:
+    """The weight's gradient is made first: that of the input is given its size later, by the kernel."""
+    of_input, of_weight, _ = named["output_mask"]
+    return [Out(1), Out(0)] if of_input and of_weight else [Out(0)] if of_input or of_weight else []
+
+
+def _gradients(
+    grad: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], call: Call
+) -> list[Out | Scratch | Free]:
+    """The input's, then the weight's, each with a workspace of its own."""
+    if _is_depthwise(named) and wanted is torch.contiguous_format:
+        return _depthwise_gradients(named)
+    plan: list[Out | Scratch | Free] = []
+    kinds: tuple[Kind, Kind] = ("input gradient", "weight gradient")
+    wanted_kinds = [kind for kind, wants in zip(kinds, named["output_mask"], strict=False) if wants]
+    for number, kind in enumerate(wanted_kinds):
+        workspace = _workspace(kind, grad, wanted, named, call.processor)
+        plan += [Out(number), *workspace, *(Free(item.name) for item in workspace)]
     return plan
 
 
@@ -68,14 +84,34 @@ def _suggests(tensor: torch.Tensor, last: torch.memory_format) -> bool:
     return tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous()
 
 
+def _is_depthwise(named: dict[str, Any]) -> bool:
+    """A group for each channel."""
+    return named["groups"] > 1 and named["groups"] == named["input"].shape[1] and not named["transposed"]
+
+
 def _workspace(
-    tensors: list[torch.Tensor], wanted: torch.memory_format, named: dict[str, Any], processor: Processor
+    kind: Kind, output: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], processor: Processor
 ) -> list[Scratch]:
-    """The transformed copies of ``tensors`` that the engine is assumed to need; none for depthwise convolutions."""
-    depthwise = named["groups"] > 1 and named["groups"] == named["input"].shape[1]
-    if wanted is not torch.contiguous_format or depthwise or not _has_tensor_cores(tensors[0], processor):
+    """What cuDNN takes for ``kind``, if anything."""
+    data, weight = named["input"], named["weight"]
+    if _is_depthwise(named) or not _has_tensor_cores(data, processor):
         return []
-    return [Scratch(sum(dense_bytes(tensor) for tensor in tensors), "cudnn_workspace")]
+    last = wanted is not torch.contiguous_format
+    if named["transposed"]:  # the gradient of the input of a convolution from ``output`` to ``data``
+        swapped: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}
+        kind, data, output = swapped.get(kind, kind), output, data
+    convolution = Convolution(
+        data=data.shape,
+        weight=weight.shape,
+        output=output.shape,
+        dtype=data.dtype,
+        strides=named["stride"],
+        padding=named["padding"],
+        channels_last=last,
+        multiprocessors=processor.multiprocessors,
+    )
+    size = convolution.workspace(kind)
+    return [Scratch(size, "cudnn_workspace")] if size else []
 
 
 def _has_tensor_cores(tensor: torch.Tensor, processor: Processor) -> bool:

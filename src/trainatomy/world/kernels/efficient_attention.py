@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainatomy.world.kernels.operands import (
+from trainatomy.world.kernels.arguments import (
     FLOAT_BYTES,
     bound,
     ceil_div,
@@ -156,6 +156,13 @@ def _delta(
     if is_half(query) and (in_registers or not volta):
         return [Scratch(delta, "delta")]
     casts = ("grad_float", "out_float") if is_half(query) else ()
+    if queries == 1 or heads == 1:  # the transposed sum is contiguous
+        return [
+            *(Scratch(delta * dim, name) for name in (*casts, "product")),
+            Scratch(delta, "delta"),
+            Free("product"),
+            *(Free(name) for name in reversed(casts)),
+        ]
     return [
         *(Scratch(delta * dim, name) for name in casts),
         Scratch(delta * dim, "product"),

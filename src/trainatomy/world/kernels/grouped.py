@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.world.kernels.operands import bound, round_up
+from trainatomy.world.kernels.arguments import bound, round_up
 from trainatomy.world.kernels.plan import Call, Out, Plan, Scratch
 
 if TYPE_CHECKING:
@@ -21,9 +21,8 @@ _POINTER_BYTES = 8
 _STRIDE_BYTES = 8
 _PROBLEM_BYTES = 12
 _TENSOR_MAP_BYTES = 128
-_TENSOR_MAPS = {9: 5, 10: 4}
-"""Descriptors for each multiprocessor: the two operands, and an output for both epilogue warp groups beside its source
-(Hopper) or an output and its source (Blackwell, assumed)."""
+_SMALL = 128
+_BLACKWELL = 10
 
 
 class _ProductOfEachGroup(torch.autograd.Function):
@@ -74,11 +73,24 @@ def grouped_product(call: Call) -> Plan:
         else max(first, second, key=torch.Tensor.dim).shape[0]
     )
     argument_bytes = round_up(groups, 2) * 3 * _POINTER_BYTES + groups * (_PROBLEM_BYTES + 3 * _STRIDE_BYTES)
-    maps = _TENSOR_MAPS[call.processor.capability[0]] * _TENSOR_MAP_BYTES * call.processor.multiprocessors
+    maps = _tensor_maps(first, second, groups, call.processor) * _TENSOR_MAP_BYTES * call.processor.multiprocessors
     return [Out(0), Scratch(argument_bytes, "group_arguments"), Scratch(maps, "workspace")]
+
+
+def _tensor_maps(first: torch.Tensor, second: torch.Tensor, groups: int, processor: Processor) -> int:
+    """Descriptors for each multiprocessor: the two operands, a source and an output; Hopper's cooperative kernel has two
+    warp groups that write, each with an output of its own, and is taken unless a group has few rows or columns
+    (``dispatch_bf16_grouped_kernel_on_tile_size``).  Blackwell's are assumed to be four."""
+    rows, columns = first.shape[-2], second.shape[-1]
+    if second.dim() == 3 and first.dim() == 2:
+        rows //= groups
+    elif second.dim() == 2 and first.dim() == 3:
+        columns //= groups
+    small = rows <= _SMALL or columns <= _SMALL
+    return 4 if small or processor.capability[0] == _BLACKWELL else 5
 
 
 def _has_kernel(first: torch.Tensor, second: torch.Tensor, out_dtype: torch.dtype | None, processor: Processor) -> bool:
     """Whether the one-launch kernel takes it (``use_fast_path``)."""
     types = {first.dtype, second.dtype, out_dtype or torch.bfloat16}
-    return types == {torch.bfloat16} and processor.capability[0] in _TENSOR_MAPS
+    return types == {torch.bfloat16} and processor.capability[0] in (9, _BLACKWELL)

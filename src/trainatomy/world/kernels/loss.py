@@ -42,15 +42,17 @@ def nll_loss(call: Call) -> Plan:
 
 
 def elementwise_loss(call: Call) -> Plan:
-    """``mse_loss``, ``smooth_l1_loss``: every element's loss as a tensor of its own, reduced into the result.
+    """``mse_loss``, ``smooth_l1_loss``: every element's loss as a tensor of its own, reduced into the result, which keeps
+    the storage that it got for as many losses before it was resized to one number.
 
-    aten/src/ATen/native/Loss.cpp, ``mse_loss_out``, ``smooth_l1_loss_out``.
+    aten/src/ATen/native/Loss.cpp, ``TORCH_META_FUNC(mse_loss)``, ``mse_loss_out``, ``smooth_l1_loss_out``.
     """
     named = bound(call)
     if named["reduction"] == _NO_REDUCTION:
         return [Out(0)]
     losses = _broadcast(named["self"], named["target"])
-    return [Out(0), Scratch(losses * call.outputs[0].dtype.itemsize, "losses"), *_reduced(call, losses)]
+    size = losses * call.outputs[0].dtype.itemsize
+    return [Out(0, size), Scratch(size, "losses"), *_reduced(call, losses)]
 
 
 def huber_loss(call: Call) -> Plan:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainatomy.world.kernels.operands import bound, dense_bytes
+from trainatomy.world.kernels.arguments import bound, dense_bytes
 from trainatomy.world.kernels.plan import Call, Out, Plan, Scratch
 
 if TYPE_CHECKING:

@@ -96,6 +96,7 @@ def group_norm_backward(call: Call) -> Plan:
         plan += [Scratch(groups, "c2"), Scratch(groups, "c3")]
         if named["HxW"] > 1 and named["weight"] is not None:
             plan.append(Scratch(channels, "c1"))
+        plan += [Free("c3"), Free("c2")]
     return plan
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainatomy.errors import SimulationError
-from trainatomy.world.kernels.operands import is_half
+from trainatomy.world.kernels.arguments import is_half
 from trainatomy.world.kernels.sdpa_choice import Backend, SdpFlags, choose_sdpa
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def _math(
     if is_causal:
         if mask is not None:
             raise ValueError("scaled_dot_product_attention: attn_mask and is_causal=True cannot be given together")
-        triangle = query.new_ones((query.shape[-2], key.shape[-2]), dtype=torch.bool).tril()
-        mask = _additive(triangle, query.dtype, "math")
+        mask = query.new_ones((query.shape[-2], key.shape[-2]), dtype=torch.bool).tril()
+        mask = _additive(mask, query.dtype, "math")
     if enable_gqa:
         key, value = (_repeat_heads(tensor, query.shape[-3]) for tensor in (key, value))
     weights = torch.matmul(query, key.transpose(-2, -1) * scaling)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from trainatomy.errors import SimulationError
-from trainatomy.world.kernels.operands import HALF_TYPES, deterministic, is_half
+from trainatomy.world.kernels.arguments import HALF_TYPES, deterministic, is_half
 
 if TYPE_CHECKING:
     from trainatomy.world.kernels.plan import Processor
