@@ -138,7 +138,7 @@ class TestNorms:
         # ⌈131072/32⌉ = 4096 parts of 128 sums, twice; the sum over the parts shares a buffer
         steps = self.backward(131072, 128)
         assert scratch(steps)[:4] == [512, 512, 4096 * 512, 4096 * 512]
-        assert [step.index for step in steps if isinstance(step, Out)] == [0, 1, 2]
+        assert [step.number for step in steps if isinstance(step, Out)] == [0, 1, 2]
         # 4224 columns are enough blocks for 132 multiprocessors
         assert scratch(self.backward(131072, 4224)) == []
 

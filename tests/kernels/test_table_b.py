@@ -38,7 +38,7 @@ def taken(func: Any, *args: Any, processor: Processor = H200, **kwargs: Any) -> 
     stream = []
     for item in plan_of(func, *args, processor=processor, **kwargs):
         if isinstance(item, Out):
-            size = flat[item.index].untyped_storage().nbytes() if item.bytes is None else item.bytes
+            size = flat[item.number].untyped_storage().nbytes() if item.bytes is None else item.bytes
             stream.append(("out", size))
         elif isinstance(item, Scratch):
             sizes[item.name] = item.bytes

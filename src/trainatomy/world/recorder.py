@@ -194,8 +194,8 @@ class Recorder(TorchDispatchMode):
             if isinstance(item, Scratch):
                 scratch.append((item.name, self.allocate(item.bytes, f"{name} ({item.name})")))
             elif isinstance(item, Out):
-                if item.index < len(outputs):
-                    self.hold(outputs[item.index], name, item.bytes)
+                if item.number < len(outputs):
+                    self.hold(outputs[item.number], name, item.bytes)
             elif isinstance(item, Free):
                 found = next(i for i, (key, _) in enumerate(scratch) if key == item.name)
                 self.release(scratch.pop(found)[1])

@@ -1,4 +1,4 @@
-"""What CUDA's kernels allocate besides the tensors that they return: rules by operator, and the workspaces of the libraries."""
+"""What CUDA's kernels allocate besides the tensors that they return: rules by operator, and workspaces."""
 
 from __future__ import annotations
 

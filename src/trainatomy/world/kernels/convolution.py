@@ -1,12 +1,12 @@
 """Convolutions through cuDNN: copies into its memory format, gradients, workspaces.
 
 Sources: aten/src/ATen/native/Convolution.cpp (``_convolution``, ``convolution_backward``), ConvUtils.h
-(``cudnn_conv_suggest_memory_format``), cudnn/ConvShared.cpp and cudnn/Conv_v8.cpp, torch 2.9-2.13, ``cudnn.benchmark``
-off.
+(``cudnn_conv_suggest_memory_format``), cudnn/ConvShared.cpp and cudnn/Conv_v8.cpp, torch 2.9-2.13,
+``cudnn.benchmark`` off.
 
 What cuDNN takes for itself is in ``cudnn_engine``.  Depthwise convolutions of contiguous images run ATen's own kernel
-(native/cuda/DepthwiseConv2d.cu), which needs nothing; those of channels-last images are cuDNN's, and the workspace of their
-weight's gradient is left out.
+(native/cuda/DepthwiseConv2d.cu), which needs nothing; those of channels-last images are cuDNN's, and the workspace of
+their weight's gradient is left out.
 """
 
 from __future__ import annotations

@@ -1,21 +1,22 @@
 """How much workspace cuDNN takes for a convolution: layouts that its engines change, and sums that they split.
 
-Shapes: input [N, C, ...], weight [K, C/groups, R, S], output [N, K, ...].  cuDNN's heuristics (``cudnn.benchmark`` off)
-choose an engine; which one, and what it needs, is documented nowhere.  Read off an H200 (cuDNN 9.19, torch 2.11, fp32
-with TF32, fp16, bf16), and assumed for other cards with tensor cores:
+Shapes: input [N, C, ...], weight [K, C/groups, R, S], output [N, K, ...].  cuDNN's heuristics (``cudnn.benchmark``
+off) choose an engine; which one, and what it needs, is documented nowhere.  Read off an H200 (cuDNN 9.19, torch 2.11,
+fp32 with TF32, fp16, bf16), and assumed for other cards with tensor cores:
 
-- Engines work on channels-last data.  What is contiguous (NCHW) is transformed in the workspace, input, weight and output
-  once each, with 16 bytes more; a 1x1 weight is the same in both layouts.  Channels that do not fill 16 bytes are padded
-  to it, in the gradient of the weight always, in forward for 16-bit types alone.
-- fp32 forward without strides and with short sums (C·R·S of at most 576) writes contiguous output itself.  fp32 patches that do not overlap
-  (stride = filter) need nothing.
-- A 1x1 convolution without strides or padding is one matrix product for each image if an image's rows fill 16 bytes; the
-  gradient of the weight then holds one fp32 sum for each image.
-- The gradient of the weight is summed in as many parts as fit on the multiprocessors at once, ⌊multiprocessors / tiles⌋.
+- Engines work on channels-last data.  What is contiguous (NCHW) is transformed in the workspace, input, weight and
+  output once each, with 16 bytes more; a 1x1 weight is the same in both layouts.  Channels that do not fill 16 bytes
+  are padded to it, in the gradient of the weight always, in forward for 16-bit types alone.
+- fp32 forward of filters above 1x1 with short sums (C·R·S of at most 576) writes contiguous output itself.  fp32
+  patches that do not overlap (stride = filter) need nothing.
+- A 1x1 convolution without strides or padding is one matrix product for each image if an image's rows fill 16 bytes;
+  the gradient of the weight then holds one fp32 sum for each image.
+- The gradient of the weight is summed in as many parts as fit on the multiprocessors at once, ⌊multiprocessors /
+  tiles⌋.
 
-Exact for ResNet's 3x3 and vision transformers' patches.  Left out: parts of K > 256 (up to a sixth of the workspace), the
-number of parts of padded images (54 to 116 of the weight, 66 here) and of 1x1 weights (within a part), buffers below
-512 bytes.
+Exact for ResNet's 3x3 and vision transformers' patches.  Left out: parts of K > 256 (up to a sixth of the workspace),
+the number of parts of padded images (54 to 116 of the weight, 66 here) and of 1x1 weights (within a part), buffers
+below 512 bytes.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Convolution:
         data = self.data[0] * channels * math.prod(self.data[2:])
         weight = 0 if self._pointwise() else self._padded_weight(channels)
         keeps_output = self.channels_last and (half or kind == "forward") and kind != "input gradient"
-        short = filled and self._sum_length() <= _SHORT_SUM and not self._strided()
+        short = filled and self._sum_length() <= _SHORT_SUM and not self._pointwise()
         writes_output = kind == "forward" and not half and short
         if writes_output:
             weight = self.weight.numel()

@@ -78,8 +78,8 @@ def grouped_product(call: Call) -> Plan:
 
 
 def _tensor_maps(first: torch.Tensor, second: torch.Tensor, groups: int, processor: Processor) -> int:
-    """Descriptors for each multiprocessor: the two operands, a source and an output; Hopper's cooperative kernel has two
-    warp groups that write, each with an output of its own, and is taken unless a group has few rows or columns
+    """Descriptors for each multiprocessor: the two operands, a source and an output; Hopper's cooperative kernel has
+    two warp groups that write, each with an output of its own, and is taken unless a group has few rows or columns
     (``dispatch_bf16_grouped_kernel_on_tile_size``).  Blackwell's are assumed to be four."""
     rows, columns = first.shape[-2], second.shape[-1]
     if second.dim() == 3 and first.dim() == 2:

@@ -42,8 +42,8 @@ def nll_loss(call: Call) -> Plan:
 
 
 def elementwise_loss(call: Call) -> Plan:
-    """``mse_loss``, ``smooth_l1_loss``: every element's loss as a tensor of its own, reduced into the result, which keeps
-    the storage that it got for as many losses before it was resized to one number.
+    """``mse_loss``, ``smooth_l1_loss``: every element's loss as a tensor of its own, reduced into the result, which
+    keeps the storage that it got for as many losses before it was resized to one number.
 
     aten/src/ATen/native/Loss.cpp, ``TORCH_META_FUNC(mse_loss)``, ``mse_loss_out``, ``smooth_l1_loss_out``.
     """

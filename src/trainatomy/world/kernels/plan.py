@@ -1,7 +1,8 @@
 """What a CUDA kernel allocates besides the tensors that it returns, as a plan that the recorder writes to the tape.
 
-A rule looks at one call and answers with a plan: the order in which outputs and scratch buffers are taken and given back.
-Outputs that a plan does not mention are taken after it, in order; scratch that it does not free is freed when the call ends, last first.
+A rule looks at one call and answers with a plan: the order in which outputs and scratch buffers are taken and given
+back.  Outputs that a plan does not mention are taken after it, in order; scratch that it does not free is freed
+when the call ends, last first.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class Out(NamedTuple):
-    """The ``index``-th tensor of the call's flattened results is allocated here; ``bytes`` overrides its size where CUDA pads it."""
+    """The tensor of that number in the call's flattened results is allocated here; ``bytes`` overrides its size where
+    CUDA pads it."""
 
-    index: int
+    number: int
     bytes: int | None = None
 
 
@@ -39,7 +41,8 @@ Plan = Sequence[Out | Scratch | Free]
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What a kernel's choices depend on: ``capability`` (9, 0), number of ``multiprocessors``, ``torch_version`` (2, 11) that is simulated."""
+    """What a kernel's choices depend on: ``capability`` (9, 0), number of ``multiprocessors``, ``torch_version``
+    (2, 11) that is simulated."""
 
     capability: tuple[int, int]
     multiprocessors: int
@@ -48,7 +51,8 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One aten operation as the dispatcher sees it (below autograd), with meta tensors; ``outputs`` are its flattened tensor results."""
+    """One aten operation as the dispatcher sees it (below autograd), with meta tensors; ``outputs`` are its
+    flattened tensor results."""
 
     func: torch._ops.OpOverload
     args: tuple[Any, ...]

@@ -1,15 +1,15 @@
 """Recurrent layers through cuDNN, above autograd: on meta tensors PyTorch would unroll them step by step.
 
-Shapes: T steps, B batch, L layers, R directions, H hidden size, P size of an output (H, or a projection's).
-Source: aten/src/ATen/native/cudnn/RNN.cpp (``_cudnn_rnn``, ``_cudnn_rnn_backward``), torch 2.9-2.13.
+Shapes: T steps, B batch, L layers, R directions, H hidden size, P size of an output (H, or a projection's). Source:
+aten/src/ATen/native/cudnn/RNN.cpp (``_cudnn_rnn``, ``_cudnn_rnn_backward``), torch 2.9-2.13.
 
-cuDNN tells reserve and workspace only at run time. Read off an H200 (cuDNN 9.19): the reserve keeps, for each step, layer
-and direction, the gates and cell of an LSTM, six values of a GRU, one of a plain layer, what passes between layers, and 256
-bytes.  Assumed: a byte for each value that dropout may drop between layers; a workspace of 8 MiB for each layer, the
-weights and the gates of all steps (3 to 7 % off on the H200).
+cuDNN tells reserve and workspace only at run time. Read off an H200 (cuDNN 9.19): the reserve keeps, for each step,
+layer and direction, the gates and cell of an LSTM, six values of a GRU, one of a plain layer, what passes between
+layers, and 256 bytes.  Assumed: a byte for each value that dropout may drop between layers; a workspace of 8 MiB for
+each layer, the weights and the gates of all steps (3 to 7 % off on the H200).
 
-Weights that do not lie in one buffer are copied into one that backward keeps: bfloat16, which ``flatten_parameters`` passes
-over (torch/backends/cudnn/__init__.py, ``is_acceptable``), and what autocast casts.
+Weights that do not lie in one buffer are copied into one that backward keeps: bfloat16, which ``flatten_parameters``
+passes over (torch/backends/cudnn/__init__.py, ``is_acceptable``), and what autocast casts.
 """
 
 from __future__ import annotations
