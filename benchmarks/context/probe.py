@@ -1,7 +1,8 @@
-"""What a process holds on a card outside PyTorch's allocator, and what makes it grow: ``python benchmarks/context/probe.py --out FILE``.
+"""What a process holds on a card outside PyTorch's allocator, and what makes it grow: ``python
+benchmarks/context/probe.py --out FILE``.
 
-Each sequence runs in a fresh process with the card to itself.  After every stage: NVML's used memory less what was used on the idle card and
-less what PyTorch has reserved.
+Each sequence runs in a fresh process with the card to itself.  After every stage: NVML's used memory less what was used
+on the idle card and less what PyTorch has reserved.
 """
 
 from __future__ import annotations
@@ -35,10 +36,15 @@ STAGES: dict[str, str] = {
     "conv bf16": "conv(torch.bfloat16)",
     "conv inference": "conv_inference(torch.float32)",
     "batch norm": "torch.nn.BatchNorm2d(8).cuda()(torch.randn(4, 8, 16, 16, device='cuda'))",
-    "layer norm": "torch.nn.LayerNorm(64).cuda()(torch.randn(8, 64, device='cuda', requires_grad=True)).sum().backward()",
+    "layer norm": (
+        "torch.nn.LayerNorm(64).cuda()(torch.randn(8, 64, device='cuda', requires_grad=True)).sum().backward()"
+    ),
     "sort": "torch.randint(0, 9, (20000,), device='cuda').sort()",
     "embedding": "embedding()",
-    "cross entropy": "F.cross_entropy(torch.randn(64, 1000, device='cuda', requires_grad=True), torch.zeros(64, dtype=torch.long, device='cuda')).backward()",
+    "cross entropy": (
+        "F.cross_entropy(torch.randn(64, 1000, device='cuda', requires_grad=True), "
+        "torch.zeros(64, dtype=torch.long, device='cuda')).backward()"
+    ),
     "fused adamw": "adamw(True)",
     "foreach adamw": "adamw(False)",
     "grouped mm": "grouped()",
@@ -47,8 +53,16 @@ STAGES: dict[str, str] = {
     "linalg": "torch.linalg.qr(torch.randn(64, 64, device='cuda'))",
 }
 SEQUENCES = {
-    "fp32": ["tensor", "elementwise", "mm fp32", "addmm fp32", "bmm fp32", "efficient", "backward mm fp32", "layer norm", "embedding", "cross entropy", "dropout", "fused adamw", "foreach adamw", "sort", "mm tf32", "mm bf16", "backward mm bf16", "cudnn attention", "conv fp32", "conv bf16", "batch norm", "grouped mm", "lstm", "linalg"],
-    "bf16": ["tensor", "mm bf16", "addmm bf16", "bmm bf16", "backward mm bf16", "backward addmm bf16", "flash", "efficient bf16", "cudnn attention", "conv bf16", "grouped mm", "mm fp32", "backward mm fp32", "mm fp16", "lstm"],
+    "fp32": [
+        "tensor", "elementwise", "mm fp32", "addmm fp32", "bmm fp32", "efficient", "backward mm fp32", "layer norm",
+        "embedding", "cross entropy", "dropout", "fused adamw", "foreach adamw", "sort", "mm tf32", "mm bf16",
+        "backward mm bf16", "cudnn attention", "conv fp32", "conv bf16", "batch norm", "grouped mm", "lstm", "linalg",
+    ],
+    "bf16": [
+        "tensor", "mm bf16", "addmm bf16", "bmm bf16", "backward mm bf16", "backward addmm bf16", "flash",
+        "efficient bf16", "cudnn attention", "conv bf16", "grouped mm", "mm fp32", "backward mm fp32", "mm fp16",
+        "lstm",
+    ],
     "inference": ["tensor", "mm fp32", "efficient", "conv inference", "mm bf16", "cudnn attention"],
     "inference bf16": ["tensor", "mm bf16", "cudnn attention"],
     "images": ["tensor", "conv fp32", "batch norm", "mm fp32", "backward mm fp32", "conv bf16"],
@@ -56,14 +70,15 @@ SEQUENCES = {
     "backward bf16 lt": ["tensor", "addmm bf16", "backward addmm bf16", "fused adamw"],
     "adamw": ["tensor", "fused adamw", "foreach adamw", "embedding", "sort", "dropout"],
 }  # fmt: skip
-PRELUDE = '''
+PRELUDE = """
 import torch, torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel, SDPBackend
 def matmul(d): return torch.randn(512, 512, device="cuda").to(d) @ torch.randn(512, 512, device="cuda").to(d)
 def tf32():
     torch.backends.cuda.matmul.allow_tf32 = True; matmul(torch.float32); torch.backends.cuda.matmul.allow_tf32 = False
 def backward(d):
-    w = torch.randn(512, 512, device="cuda").to(d).requires_grad_(); (torch.randn(64, 512, device="cuda").to(d) @ w).sum().backward()
+    w = torch.randn(512, 512, device="cuda").to(d).requires_grad_()
+    (torch.randn(64, 512, device="cuda").to(d) @ w).sum().backward()
 def linear(d): return torch.nn.Linear(512, 512).cuda().to(d)(torch.randn(64, 512, device="cuda").to(d))
 def addmm(d):
     with torch.no_grad(): linear(d)
@@ -75,14 +90,17 @@ def attention(d, kind):
 def conv(d): torch.nn.Conv2d(16, 16, 3).cuda().to(d)(torch.randn(4, 16, 32, 32, device="cuda").to(d)).sum().backward()
 def conv_inference(d):
     with torch.no_grad(): torch.nn.Conv2d(16, 16, 3).cuda().to(d)(torch.randn(4, 16, 32, 32, device="cuda").to(d))
-def embedding(): F.embedding(torch.randint(0, 99, (8, 512), device="cuda"), torch.randn(99, 64, device="cuda", requires_grad=True)).sum().backward()
+def embedding():
+    table = torch.randn(99, 64, device="cuda", requires_grad=True)
+    F.embedding(torch.randint(0, 99, (8, 512), device="cuda"), table).sum().backward()
 def adamw(fused):
     p = torch.nn.Parameter(torch.randn(1000, device="cuda")); p.grad = torch.ones_like(p)
     torch.nn.utils.clip_grad_norm_([p], 1.0); torch.optim.AdamW([p], fused=fused, foreach=not fused).step()
 def grouped():
-    a = torch.randn(64, 128, device="cuda").bfloat16().requires_grad_(); b = torch.randn(4, 128, 256, device="cuda").bfloat16().requires_grad_()
+    a = torch.randn(64, 128, device="cuda").bfloat16().requires_grad_()
+    b = torch.randn(4, 128, 256, device="cuda").bfloat16().requires_grad_()
     F.grouped_mm(a, b, offs=torch.tensor([16, 32, 48, 64], dtype=torch.int32, device="cuda")).sum().backward()
-'''
+"""
 
 
 def child(sequence: str) -> None:
@@ -115,7 +133,8 @@ def main() -> None:
     parser.add_argument("--child")
     arguments = parser.parse_args()
     if arguments.child:
-        return child(arguments.child)
+        child(arguments.child)
+        return
     results = {}
     for name in SEQUENCES:
         done = subprocess.run([sys.executable, __file__, "--child", name], capture_output=True, text=True, check=False)

@@ -34,10 +34,15 @@ def _through(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Ca
 
 
 def linear(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
-    for (b, s, i, o), bias in itertools.product([(4, 512, 1024, 4096), (4, 77, 768, 768), (2, 128, 768, 30522), (1, 1, 768, 2), (3, 5, 63, 17)], [True, False]):
+    for (b, s, i, o), bias in itertools.product(
+        [(4, 512, 1024, 4096), (4, 77, 768, 768), (2, 128, 768, 30522), (1, 1, 768, 2), (3, 5, 63, 17)], [True, False]
+    ):
         x, w = _leaf(b, s, i, dtype=dtype), _leaf(o, i, dtype=dtype)
         c = _leaf(o, dtype=dtype) if bias else None
-        yield f"linear {b}x{s} {i}->{o} bias={bias}", _through(lambda x, w, *c: F.linear(x, w, *c), x, w, *([c] if c is not None else []))
+        yield (
+            f"linear {b}x{s} {i}->{o} bias={bias}",
+            _through(lambda x, w, *c: F.linear(x, w, *c), x, w, *([c] if c is not None else [])),
+        )
     x, w, c = _leaf(64, 768, dtype=dtype), _leaf(2, 768, dtype=dtype), _leaf(2, dtype=dtype)
     yield "linear 64 768->2", _through(F.linear, x, w, c)
     a, b = _leaf(8, 12, 128, 64, dtype=dtype), _leaf(8, 12, 64, 128, dtype=dtype)
@@ -67,11 +72,23 @@ def norms(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
     g, h = _leaf(64, dtype=dtype), _leaf(64, dtype=dtype)
     yield "group_norm", _through(lambda x, w, b: F.group_norm(x, 8, w, b), x, g, h)
     x = _leaf(4, 300, 2048, dtype=dtype)
-    yield "variance by hand", _through(lambda x: x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype), x)
+    yield (
+        "variance by hand",
+        _through(lambda x: x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype), x),
+    )
 
 
 def reductions(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
-    shapes = [(4, 512, 1024), (2048, 4096), (512, 30522), (1, 77, 768), (16384, 768), (8, 12, 128, 128), (100000,), (7, 3)]
+    shapes = [
+        (4, 512, 1024),
+        (2048, 4096),
+        (512, 30522),
+        (1, 77, 768),
+        (16384, 768),
+        (8, 12, 128, 128),
+        (100000,),
+        (7, 3),
+    ]
     for shape in shapes:
         x = torch.randn(*shape, device="cuda").to(dtype)
         yield f"sum all {shape}", lambda x=x: x.sum()
@@ -94,11 +111,16 @@ def reductions(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
 
 
 def indexing(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
-    for (rows, width), (b, s) in itertools.product([(30522, 1024), (1000, 64)], [(1, 512), (4, 512), (6, 512), (8, 1024), (3, 1025)]):
+    for (rows, width), (b, s) in itertools.product(
+        [(30522, 1024), (1000, 64)], [(1, 512), (4, 512), (6, 512), (8, 1024), (3, 1025)]
+    ):
         ids = torch.randint(0, rows, (b, s), device="cuda")
         w = _leaf(rows, width, dtype=dtype)
         yield f"embedding {rows}x{width} {b}x{s}", _through(lambda w, ids=ids: F.embedding(ids, w), w)
-        yield f"embedding padded {rows}x{width} {b}x{s}", _through(lambda w, ids=ids: F.embedding(ids, w, padding_idx=0), w)
+        yield (
+            f"embedding padded {rows}x{width} {b}x{s}",
+            _through(lambda w, ids=ids: F.embedding(ids, w, padding_idx=0), w),
+        )
     ids = torch.randint(0, 512, (1, 512), device="cuda")
     w = _leaf(512, 1024, dtype=dtype)
     yield "positions", _through(lambda w: F.embedding(ids, w), w)
@@ -116,8 +138,19 @@ def indexing(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
     yield "repeat_interleave", _through(lambda x: torch.repeat_interleave(x, 4, dim=1), x)
     yield "masked_fill", _through(lambda x: x.masked_fill(torch.zeros(64, 1, dtype=torch.bool, device="cuda"), 0.0), x)
     yield "where", _through(lambda x: torch.where(x > 0, x, 0.0), x)
-    yield "scatter_add", lambda: torch.zeros(64, 128, device="cuda", dtype=dtype).scatter_add(0, torch.zeros(64, 128, dtype=torch.long, device="cuda"), x.detach())
-    yield "index_add", _through(lambda x: torch.zeros(70, 128, device="cuda", dtype=dtype).index_add(0, torch.arange(64, device="cuda"), x), x)
+    yield (
+        "scatter_add",
+        lambda: torch.zeros(64, 128, device="cuda", dtype=dtype).scatter_add(
+            0, torch.zeros(64, 128, dtype=torch.long, device="cuda"), x.detach()
+        ),
+    )
+    yield (
+        "index_add",
+        _through(
+            lambda x: torch.zeros(70, 128, device="cuda", dtype=dtype).index_add(0, torch.arange(64, device="cuda"), x),
+            x,
+        ),
+    )
     yield "cumsum", lambda: x.detach().cumsum(-1)
     yield "topk", _through(lambda x: x.topk(2, -1)[0], x)
     yield "tril", _through(lambda x: x.tril(), x)
@@ -148,17 +181,41 @@ def losses(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
     for n, c in [(2048, 30522), (8, 2), (4096, 32000), (511, 151936), (300, 1000)]:
         x, y = _leaf(n, c, dtype=dtype), torch.randint(0, c, (n,), device="cuda")
         yield f"cross_entropy {n}x{c}", _through(lambda x, y=y: F.cross_entropy(x, y), x)
-        yield f"cross_entropy float {n}x{c}", _through(lambda x, y=y: F.cross_entropy(x.float(), y, ignore_index=-100, reduction="sum"), x)
+        yield (
+            f"cross_entropy float {n}x{c}",
+            _through(lambda x, y=y: F.cross_entropy(x.float(), y, ignore_index=-100, reduction="sum"), x),
+        )
         yield f"softmax {n}x{c}", _through(lambda x: F.softmax(x, -1), x)
         yield f"softmax float {n}x{c}", _through(lambda x: F.softmax(x, -1, dtype=torch.float32).to(x.dtype), x)
     x, y = _leaf(64, 10, dtype=dtype), torch.rand(64, 10, device="cuda").to(dtype)
-    yield "label smoothing", _through(lambda x: F.cross_entropy(x, torch.zeros(64, dtype=torch.long, device="cuda"), label_smoothing=0.1), x)
+    yield (
+        "label smoothing",
+        _through(
+            lambda x: F.cross_entropy(x, torch.zeros(64, dtype=torch.long, device="cuda"), label_smoothing=0.1), x
+        ),
+    )
     yield "bce", _through(lambda x: F.binary_cross_entropy_with_logits(x, y), x)
     yield "mse", _through(lambda x: F.mse_loss(x, y), x)
 
 
 def elementwise(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
-    for name, function in {"gelu": F.gelu, "gelu tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "relu": F.relu, "tanh": torch.tanh, "dropout": lambda x: F.dropout(x, 0.1), "pow": lambda x: x**3, "float": lambda x: x.float(), "bf16": lambda x: x.bfloat16(), "contiguous": lambda x: x.transpose(1, 2).contiguous(), "softcap": lambda x: torch.tanh(x / 30.0) * 30.0, "mean": lambda x: x.mean(), "sigmoid": torch.sigmoid, "exp": torch.exp, "clamp": lambda x: x.clamp(-1, 1)}.items():  # fmt: skip
+    for name, function in {
+        "gelu": F.gelu,
+        "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "silu": F.silu,
+        "relu": F.relu,
+        "tanh": torch.tanh,
+        "dropout": lambda x: F.dropout(x, 0.1),
+        "pow": lambda x: x**3,
+        "float": lambda x: x.float(),
+        "bf16": lambda x: x.bfloat16(),
+        "contiguous": lambda x: x.transpose(1, 2).contiguous(),
+        "softcap": lambda x: torch.tanh(x / 30.0) * 30.0,
+        "mean": lambda x: x.mean(),
+        "sigmoid": torch.sigmoid,
+        "exp": torch.exp,
+        "clamp": lambda x: x.clamp(-1, 1),
+    }.items():
         yield name, _through(function, _leaf(4, 100, 768, dtype=dtype))
     x, b, s = _leaf(4, 100, 768, dtype=dtype), _leaf(768, dtype=dtype), _leaf(4, 1, 768, dtype=dtype)
     yield "add bias", _through(lambda x, b: x + b, x, b)
@@ -170,7 +227,10 @@ def elementwise(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
     yield "add first", _through(lambda x, p: x + p, x, p)
     cos = torch.randn(1, 1, 100, 64, device="cuda").to(dtype)
     q = _leaf(4, 100, 12, 64, dtype=dtype)
-    yield "rotary", _through(lambda q: (t := q.transpose(1, 2)) * cos + torch.cat((-t[..., 32:], t[..., :32]), -1) * cos, q)
+    yield (
+        "rotary",
+        _through(lambda q: (t := q.transpose(1, 2)) * cos + torch.cat((-t[..., 32:], t[..., :32]), -1) * cos, q),
+    )
 
 
 def attention(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
@@ -197,22 +257,58 @@ def attention(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
     ]:
         q = _leaf(b, s, h, d, dtype=dtype)
         k, v = _leaf(b, t, h // gqa, d, dtype=dtype), _leaf(b, t, h // gqa, d, dtype=dtype)
-        m = {"float": torch.zeros(b, 1, s, t, device="cuda", dtype=dtype), "bool": torch.ones(b, 1, s, t, device="cuda", dtype=torch.bool), "grad": None, None: None}[mask]  # fmt: skip
+        m = {
+            "float": torch.zeros(b, 1, s, t, device="cuda", dtype=dtype),
+            "bool": torch.ones(b, 1, s, t, device="cuda", dtype=torch.bool),
+            "grad": None,
+            None: None,
+        }[mask]
         extra = [_leaf(1, h, s, t, dtype=dtype)] if mask == "grad" else []
 
-        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *e: torch.Tensor, m: Any = m, p: float = p, causal: bool = causal, gqa: int = gqa) -> torch.Tensor:
+        def run(
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            *e: torch.Tensor,
+            m: Any = m,
+            p: float = p,
+            causal: bool = causal,
+            gqa: int = gqa,
+        ) -> torch.Tensor:
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             mask = e[0] if e else m
-            return F.scaled_dot_product_attention(q, k, v, mask, p, causal, enable_gqa=gqa > 1).transpose(1, 2).contiguous()
+            return (
+                F.scaled_dot_product_attention(q, k, v, mask, p, causal, enable_gqa=gqa > 1)
+                .transpose(1, 2)
+                .contiguous()
+            )
 
         yield f"sdpa {b}x{h}x{s}x{t}x{d} mask={mask} causal={causal} p={p} gqa={gqa}", _through(run, q, k, v, *extra)
         if s == t and gqa == 1:
             packed = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v)]
-            yield f"sdpa contiguous {b}x{h}x{s}x{d} mask={mask} causal={causal}", _through(lambda q, k, v, *e, m=m, p=p, causal=causal: F.scaled_dot_product_attention(q, k, v, e[0] if e else m, p, causal), *packed, *extra)  # fmt: skip
+            yield (
+                f"sdpa contiguous {b}x{h}x{s}x{d} mask={mask} causal={causal}",
+                _through(
+                    lambda q, k, v, *e, m=m, p=p, causal=causal: F.scaled_dot_product_attention(
+                        q, k, v, e[0] if e else m, p, causal
+                    ),
+                    *packed,
+                    *extra,
+                ),
+            )
         with_no = [x.detach() for x in (q, k, v)]
 
-        def inference(q: Any = with_no[0], k: Any = with_no[1], v: Any = with_no[2], m: Any = m, causal: bool = causal, gqa: int = gqa) -> Any:
-            return F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), m, 0.0, causal, enable_gqa=gqa > 1)
+        def inference(
+            q: Any = with_no[0],
+            k: Any = with_no[1],
+            v: Any = with_no[2],
+            m: Any = m,
+            causal: bool = causal,
+            gqa: int = gqa,
+        ) -> Any:
+            return F.scaled_dot_product_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), m, 0.0, causal, enable_gqa=gqa > 1
+            )
 
         yield f"sdpa inference {b}x{h}x{s}x{t}x{d} mask={mask} causal={causal} gqa={gqa}", inference
 
@@ -227,15 +323,28 @@ def convolutions(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
         "resnet deep": ((32, 512, 7, 7), (512, 512, 3, 3), 1, 1, 1),
         "depthwise": ((8, 96, 56, 56), (96, 1, 7, 7), 1, 3, 96),
     }
-    for (name, (x, w, stride, padding, groups)), last, bias in itertools.product(shapes.items(), (False, True), (True, False)):
+    for (name, (x, w, stride, padding, groups)), last, bias in itertools.product(
+        shapes.items(), (False, True), (True, False)
+    ):
         if last and bias:
             continue
         a, k = _leaf(*x, dtype=dtype), _leaf(*w, dtype=dtype)
         if last:
             a, k = (t.detach().to(memory_format=torch.channels_last).requires_grad_() for t in (a, k))
         c = [_leaf(w[0], dtype=dtype)] if bias else []
-        yield f"conv2d {name} channels_last={last} bias={bias}", _through(lambda a, k, *c, s=stride, p=padding, g=groups: F.conv2d(a, k, c[0] if c else None, s, p, groups=g), a, k, *c)  # fmt: skip
-    for name, x, w, stride in [("whisper 1", (2, 80, 3000), (512, 80, 3), 1), ("whisper 2", (2, 512, 3000), (512, 512, 3), 2)]:
+        yield (
+            f"conv2d {name} channels_last={last} bias={bias}",
+            _through(
+                lambda a, k, *c, s=stride, p=padding, g=groups: F.conv2d(a, k, c[0] if c else None, s, p, groups=g),
+                a,
+                k,
+                *c,
+            ),
+        )
+    for name, x, w, stride in [
+        ("whisper 1", (2, 80, 3000), (512, 80, 3), 1),
+        ("whisper 2", (2, 512, 3000), (512, 512, 3), 2),
+    ]:
         a, k, b = _leaf(*x, dtype=dtype), _leaf(*w, dtype=dtype), _leaf(w[0], dtype=dtype)
         yield f"conv1d {name}", _through(lambda a, k, b, s=stride: F.conv1d(a, k, b, s, 1), a, k, b)
     image = _leaf(8, 64, 56, 56, dtype=dtype)
@@ -248,7 +357,10 @@ def convolutions(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
 
 def optimizers(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
     def parameters() -> list[nn.Parameter]:
-        made = [nn.Parameter(torch.randn(*s, device="cuda").to(dtype)) for s in [(1024, 1024), (30522, 64), (1024,), (4096, 1024), (7,), (3, 5, 7)]]
+        made = [
+            nn.Parameter(torch.randn(*s, device="cuda").to(dtype))
+            for s in [(1024, 1024), (30522, 64), (1024,), (4096, 1024), (7,), (3, 5, 7)]
+        ]
         for p in made:
             p.grad = torch.ones_like(p)
         return made
@@ -300,7 +412,11 @@ def optimizers(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
 
 
 def modules(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
-    for name, make in {"lstm": lambda: nn.LSTM(64, 128, 2, batch_first=True), "gru": lambda: nn.GRU(64, 128, batch_first=True), "rnn": lambda: nn.RNN(64, 128)}.items():
+    for name, make in {
+        "lstm": lambda: nn.LSTM(64, 128, 2, batch_first=True),
+        "gru": lambda: nn.GRU(64, 128, batch_first=True),
+        "rnn": lambda: nn.RNN(64, 128),
+    }.items():
         module = make().to("cuda").to(dtype)
         yield name, _through(lambda x, m=module: m(x)[0], _leaf(4, 20, 64, dtype=dtype))
     mha = nn.MultiheadAttention(256, 4, batch_first=True).to("cuda").to(dtype)
@@ -321,7 +437,10 @@ def autocast(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
 
     def run() -> None:
         with torch.autocast("cuda", dtype):
-            loss = F.cross_entropy(norm(lin(torch.ones(8, 256, device="cuda"))) + lin(torch.zeros(8, 256, device="cuda")), torch.zeros(8, dtype=torch.long, device="cuda"))
+            loss = F.cross_entropy(
+                norm(lin(torch.ones(8, 256, device="cuda"))) + lin(torch.zeros(8, 256, device="cuda")),
+                torch.zeros(8, dtype=torch.long, device="cuda"),
+            )
         loss.backward()
         lin.zero_grad()
         norm.zero_grad()
@@ -329,7 +448,20 @@ def autocast(dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
     yield "autocast mlp", run
 
 
-GROUPS = (linear, norms, reductions, indexing, sorting, losses, elementwise, attention, convolutions, optimizers, modules, autocast)
+GROUPS = (
+    linear,
+    norms,
+    reductions,
+    indexing,
+    sorting,
+    losses,
+    elementwise,
+    attention,
+    convolutions,
+    optimizers,
+    modules,
+    autocast,
+)
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Iterator[tuple[str, Case]]]]]:

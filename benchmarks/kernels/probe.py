@@ -1,7 +1,7 @@
 """Write down what every case of ``cases.py`` allocates, on a GPU or in the simulation, and compare the two.
 
-    python benchmarks/kernels/probe.py gpu --out probes-h200.json.gz          (on a machine with the card)
-    python benchmarks/kernels/probe.py compare probes-h200.json.gz [--group attention] [--show 20]
+python benchmarks/kernels/probe.py gpu --out probes-h200.json.gz          (on a machine with the card)
+python benchmarks/kernels/probe.py compare probes-h200.json.gz [--group attention] [--show 20]
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ def on_gpu(out: Path) -> None:
     """Run every case on the GPU under the memory history."""
     from cases import cases
 
-    found: dict[str, Any] = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "cases": {}, "outside": []}
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(),
+        "cases": {},
+        "outside": [],
+    }
     for group, make in cases():
         try:
             for name, case in make():
@@ -83,7 +88,10 @@ def simulated(capability: tuple[int, int], multiprocessors: int, version: tuple[
                         case()
                         start = len(world.tape.events)
                         case()
-                        found[key] = [(e.action, e.allocation, e.bytes, world.tape.origins[e.allocation].operation) for e in world.tape.events[start:]]
+                        found[key] = [
+                            (e.action, e.allocation, e.bytes, world.tape.origins[e.allocation].operation)
+                            for e in world.tape.events[start:]
+                        ]
                     except Exception as error:
                         found[key] = f"{type(error).__name__}: {str(error)[:200]}"
             except Exception as error:
@@ -119,7 +127,10 @@ def compare(path: Path, group: str, show: int) -> None:
             both = isinstance(events, str) and isinstance(ours, str)
             if not both:
                 failed += 1
-                print(f"? {key}\n    gpu {events if isinstance(events, str) else 'ran'}\n    sim {ours if isinstance(ours, str) else 'ran'}")
+                print(
+                    f"? {key}\n    gpu {events if isinstance(events, str) else 'ran'}\n"
+                    f"    sim {ours if isinstance(ours, str) else 'ran'}"
+                )
             continue
         a, b = canonical(events), canonical(ours)
         if a == b:
@@ -132,7 +143,10 @@ def compare(path: Path, group: str, show: int) -> None:
             print(f"{'~' if order else '!'} {key}")
             print("    gpu", " ".join(f"{'+' if x == 'alloc' else '-'}{n}" for x, n in a[:40]))
             print("    sim", " ".join(f"{'+' if x == 'alloc' else '-'}{n}" for x, n in b[:40]))
-            print("   ", "; ".join(f"{op.replace('aten::', '')} {n}" for action, _, n, op in ours if action == "alloc")[:600])
+            print(
+                "   ",
+                "; ".join(f"{op.replace('aten::', '')} {n}" for action, _, n, op in ours if action == "alloc")[:600],
+            )
     print(f"{same} the same, {failed} differ")
 
 

@@ -40,10 +40,11 @@ def predict(
 ) -> Prediction:
     """What one training step holds in GPU memory, without a GPU.
 
-    ``what``: a workload, or a live module, which is neither touched nor moved.  For a module: ``batch`` is a mapping of tensors (any device;
-    only their shapes, types and the values of small integer tensors matter) or a function of the batch size that makes one (a transformers
-    model needs none); ``optimizer`` a name of ``TrainingArguments.optim`` or a class; ``train`` settings by their names in
-    ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``), and ``loop`` ("pytorch" unless said).
+    ``what``: a workload, or a live module, which is neither touched nor moved.  For a module: ``batch`` is a mapping of
+    tensors (any device; only their shapes, types and the values of small integer tensors matter) or a function of the
+    batch size that makes one (a transformers model needs none); ``optimizer`` a name of ``TrainingArguments.optim`` or
+    a class; ``train`` settings by their names in ``TrainingArguments`` (``bf16=True``,
+    ``gradient_accumulation_steps=4``), and ``loop`` ("pytorch" unless said).
 
     Raises ``WorkloadError``, ``MissingLibrary``, ``NetworkError``, ``FactoryError``, ``SimulationError``.
     """
@@ -77,7 +78,9 @@ def _prediction(workload: Workload, simulation: Simulation, timeline: bool, star
         room_bytes=card.memory_bytes - memory.device_bytes,
         memory=memory,
         modules=settled.modules,
-        bytes_per_parameter=bytes_per_parameter(workload, simulation.parameters, simulation.trainable_parameters, memory),
+        bytes_per_parameter=bytes_per_parameter(
+            workload, simulation.parameters, simulation.trainable_parameters, memory
+        ),
         facts=_facts(workload, card, era, simulation, settled),
         notes=simulation.notes,
         out_of_memory=settled.out_of_memory,
@@ -97,8 +100,18 @@ def _facts(workload: Workload, card: Card, era: str, simulation: Simulation, set
     version = ".".join(map(str, simulation.torch_version))
     components = settled.memory.components
     return (
-        Fact("step", f"{len(simulation.tape.origins):,} allocations in {simulation.steps} steps", "computed", "executed on tensors without data"),
-        Fact("allocator", workload.allocator or "default settings", "computed", f"a twin of PyTorch {version}'s caching allocator"),
+        Fact(
+            "step",
+            f"{len(simulation.tape.origins):,} allocations in {simulation.steps} steps",
+            "computed",
+            "executed on tensors without data",
+        ),
+        Fact(
+            "allocator",
+            workload.allocator or "default settings",
+            "computed",
+            f"a twin of PyTorch {version}'s caching allocator",
+        ),
         _card_fact("card's memory", card.memory_bytes, card.source("memory_bytes")),
         _card_fact("context and kernels", components.context, card.source(f"contexts.{era}.first_tensor_bytes")),
     )
@@ -119,7 +132,9 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def compare(workloads: Sequence[Workload], *, timeline: bool = False, trust_remote_code: bool = False) -> tuple[Prediction, ...]:
+def compare(
+    workloads: Sequence[Workload], *, timeline: bool = False, trust_remote_code: bool = False
+) -> tuple[Prediction, ...]:
     """Predict several workloads, in order."""
     return tuple(predict(workload, timeline=timeline, trust_remote_code=trust_remote_code) for workload in workloads)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class OutOfMemory(Exception):  # noqa: N818 (a result that is raised, named as PyTorch names it)
+class OutOfMemory(Exception):  # a result that is raised, named as PyTorch names it
     """The allocator could not serve a request, even after it gave back every cached segment (all values in bytes).
 
     ``requested`` is what the program asked for and ``segment`` what the driver was asked for; ``allocated`` and

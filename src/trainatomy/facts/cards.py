@@ -21,11 +21,13 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Memory that a process holds on the card outside PyTorch's allocator: the CUDA context and what libraries load on the way.
+    """Memory that a process holds on the card outside PyTorch's allocator: the CUDA context and what libraries load on
+    the way.
 
-    ``loads_bytes``: what each first use adds. ``kernels``: PyTorch's own kernels; ``cublas`` and ``cublas_backward``: cuBLAS' handle of the
-    thread that runs forward, and of autograd's; ``cudnn`` and ``cudnn_backward``: cuDNN's attention or convolution; ``convolution``: what a
-    convolution adds to that; ``training``: kernels of backward and optimizer.
+    ``loads_bytes``: what each first use adds. ``kernels``: PyTorch's own kernels; ``cublas`` and ``cublas_backward``:
+    cuBLAS' handle of the thread that runs forward, and of autograd's; ``cudnn`` and ``cudnn_backward``: cuDNN's
+    attention or convolution; ``convolution``: what a convolution adds to that; ``training``: kernels of backward and
+    optimizer.
     """
 
     era: str
@@ -177,7 +179,9 @@ def _numbers(value: Mapping[str, Any]) -> Mapping[str, float]:
 def _contexts(value: Mapping[str, Any]) -> Mapping[str, Context]:
     def one(era: str, entry: Mapping[str, Any]) -> Context:
         loads = {str(library): int(size) for library, size in entry["loads_bytes"].items()}
-        return Context(era, int(entry["first_tensor_bytes"]), MappingProxyType(loads), str(entry.get("environment", "")))
+        return Context(
+            era, int(entry["first_tensor_bytes"]), MappingProxyType(loads), str(entry.get("environment", ""))
+        )
 
     return MappingProxyType({era: one(era, entry) for era, entry in value.items()})
 

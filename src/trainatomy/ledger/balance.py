@@ -51,7 +51,9 @@ def folded(path: str) -> str:
     return _LAYER.sub("*", path)
 
 
-def by_module(tape: Tape, held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]) -> tuple[ModuleShare, ...]:
+def by_module(
+    tape: Tape, held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]
+) -> tuple[ModuleShare, ...]:
     """Activations by module, layers folded, the largest first."""
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for number in held:
@@ -63,7 +65,9 @@ def by_module(tape: Tape, held: Sequence[int], purposes: Sequence[Purpose], size
     return tuple(sorted(shares, key=lambda share: -share.activation_bytes))
 
 
-def over_time(tape: Tape, purposes: Sequence[Purpose], sizes: Sequence[int], start: int = 0) -> Iterator[tuple[int, dict[str, int]]]:
+def over_time(
+    tape: Tape, purposes: Sequence[Purpose], sizes: Sequence[int], start: int = 0
+) -> Iterator[tuple[int, dict[str, int]]]:
     """Event index and bytes by component after it, from ``start`` on. The dictionary is the same object each time."""
     totals = dict.fromkeys(COMPONENTS, 0)
     for index, (action, allocation, _, _) in enumerate(tape.events):

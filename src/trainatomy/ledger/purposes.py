@@ -1,8 +1,9 @@
 """What every allocation on a tape is for.
 
-Labels say it where the run knew (weights, gradients, optimizer states, inputs, workspaces).  The rest follows from when an allocation was made and
-what became of it: made in a forward pass (or its recomputation) and still held when that pass ends, it is an activation saved for
-backward; anything else made in forward, backward or the optimizer is temporary.
+Labels say it where the run knew (weights, gradients, optimizer states, inputs, workspaces).  The rest follows from when
+an allocation was made and what became of it: made in a forward pass (or its recomputation) and still held when that
+pass ends, it is an activation saved for backward; anything else made in forward, backward or the optimizer is
+temporary.
 """
 
 from __future__ import annotations

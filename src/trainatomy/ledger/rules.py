@@ -1,7 +1,8 @@
 """Bytes per parameter: the guides' rules of thumb beside what a training really holds.
 
-Source of the rules: Hugging Face, "Model training anatomy": weights 4 (6 in mixed precision), gradients 4, AdamW's states 8, 8-bit AdamW's 2,
-SGD's with momentum 4: 16 in fp32 and 18 in mixed precision with AdamW; inference in mixed precision 6.
+Source of the rules: Hugging Face, "Model training anatomy": weights 4 (6 in mixed precision), gradients 4, AdamW's
+states 8, 8-bit AdamW's 2, SGD's with momentum 4: 16 in fp32 and 18 in mixed precision with AdamW; inference in mixed
+precision 6.
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ _STATES = {"adamw": 8.0, "adam": 8.0, "8bit": 2.0, "sgd": 0.0, "momentum": 4.0}
 
 
 def bytes_per_parameter(workload: Workload, parameters: int, trainable: int, memory: Memory) -> BytesPerParameter:
-    """Weights, optimizer states and gradients at the peak, per parameter, beside the guides' rule where they have one."""
+    """Weights, optimizer states and gradients at the peak, per parameter, beside the guides' rule where they have
+    one."""
     parts = {name: memory.components.as_dict()[name] / max(parameters, 1) for name in _KEPT}
     copies = sum(line.bytes for line in memory.lines if line.name == "16-bit copies kept by autocast")
     rule, name = _rule(workload)
     return BytesPerParameter(
-        parameters, trainable, sum(parts.values()), parts, rule, name, _reasons(workload, parameters, trainable, memory, copies, rule, sum(parts.values()))
+        parameters,
+        trainable,
+        sum(parts.values()),
+        parts,
+        rule,
+        name,
+        _reasons(workload, parameters, trainable, memory, copies, rule, sum(parts.values())),
     )
 
 
@@ -51,19 +59,33 @@ def _states(workload: Workload) -> tuple[float, str] | None:
     return None
 
 
-def _reasons(workload: Workload, parameters: int, trainable: int, memory: Memory, copies: int, rule: float | None, actual: float) -> tuple[str, ...]:
+def _reasons(
+    workload: Workload, parameters: int, trainable: int, memory: Memory, copies: int, rule: float | None, actual: float
+) -> tuple[str, ...]:
     reasons: list[str] = []
     if _mixed(workload) and rule is not None and copies < 1.9 * parameters:
         reasons.append(
-            f"the rule counts a 16-bit copy of all weights (2 bytes); at the peak autocast holds {copies / max(parameters, 1):.2f}: "
-            "copies are made of matrix weights when they are used, and dropped when the forward pass ends"
+            "the rule counts a 16-bit copy of all weights (2 bytes); at the peak autocast holds "
+            f"{copies / max(parameters, 1):.2f}: copies are made of matrix weights when they are used, "
+            "and dropped when the forward pass ends"
         )
     if trainable < parameters:
-        reasons.append(f"only {trainable:,} of {parameters:,} parameters are trained: the others need no gradients and no optimizer states")
-    if memory.components.gradients < 3.9 * trainable and workload.mode == "training" and workload.model.dtype == "float32":
-        reasons.append(f"gradients are not all there at the peak, which is in the {memory.peak.phase} of step {memory.peak.step}")
+        reasons.append(
+            f"only {trainable:,} of {parameters:,} parameters are trained: "
+            "the others need no gradients and no optimizer states"
+        )
+    if (
+        memory.components.gradients < 3.9 * trainable
+        and workload.mode == "training"
+        and workload.model.dtype == "float32"
+    ):
+        reasons.append(
+            f"gradients are not all there at the peak, which is in the {memory.peak.phase} of step {memory.peak.step}"
+        )
     if workload.model.dtype != "float32":
-        reasons.append(f"weights, gradients and the optimizer's states are kept in {workload.model.dtype}: 2 bytes a number, not 4")
+        reasons.append(
+            f"weights, gradients and the optimizer's states are kept in {workload.model.dtype}: 2 bytes a number, not 4"
+        )
     if memory.components.optimizer_states == 0 and workload.mode == "training" and memory.peak.step == 0:
         reasons.append("the peak is in the first step, before the optimizer has made its states")
     return tuple(reasons)

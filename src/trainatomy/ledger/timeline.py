@@ -11,8 +11,11 @@ from trainatomy.results.bill import TimelinePoint
 from trainatomy.results.tape import Tape
 
 
-def timeline(tape: Tape, purposes: Sequence[Purpose], sizes: Sequence[int], points: int = 500) -> tuple[TimelinePoint, ...]:
-    """At most about ``points`` instants of a whole run; in each stretch of events the highest one is kept, so that no peak is lost."""
+def timeline(
+    tape: Tape, purposes: Sequence[Purpose], sizes: Sequence[int], points: int = 500
+) -> tuple[TimelinePoint, ...]:
+    """At most about ``points`` instants of a whole run; in each stretch of events the highest one is kept, so that no
+    peak is lost."""
     stretch = max(1, len(tape.events) // points)
     where = _Where(tape)
     kept: list[TimelinePoint] = []

@@ -1,7 +1,7 @@
 """The bill: what every part of GPU memory holds at the instant of the peak, as plain values.
 
-Device memory is what ``nvidia-smi`` shows for the process.  It is the sum of ``Components.as_dict()`` exactly:
-what PyTorch's allocator has handed out at its peak (weights ... functionality), what it holds besides (``cache``), and what
+Device memory is what ``nvidia-smi`` shows for the process.  It is the sum of ``Components.as_dict()`` exactly: what
+PyTorch's allocator has handed out at its peak (weights ... functionality), what it holds besides (``cache``), and what
 lies outside of it (``context``).
 """
 
@@ -42,7 +42,8 @@ class Components:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A part of one component: what it is (``16-bit copies kept by autocast``, ``cuBLAS workspaces``), bytes, number of tensors."""
+    """A part of one component: what it is (``16-bit copies kept by autocast``, ``cuBLAS workspaces``), bytes, number of
+    tensors."""
 
     component: str
     name: str
@@ -52,7 +53,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class ModuleShare:
-    """A module (path in the model, layers folded to ``encoder.layer.*``) and the activations that it holds at the peak."""
+    """A module (path in the model, layers folded to ``encoder.layer.*``) and the activations that it holds at the
+    peak."""
 
     module: str
     activation_bytes: int
@@ -61,7 +63,8 @@ class ModuleShare:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """When and where: optimizer step (from 0), phase (load, forward, recompute, backward, optimizer), module, operation."""
+    """When and where: optimizer step (from 0), phase (load, forward, recompute, backward, optimizer), module,
+    operation."""
 
     step: int
     phase: str
@@ -83,8 +86,9 @@ class Fact:
 class BytesPerParameter:
     """The guide's rule beside what this training holds. Bytes per parameter without activations and temporaries.
 
-    ``rule`` is what the guides say (18 for mixed precision with AdamW, 16 in fp32, 6 for inference in mixed precision, ...; None where they
-    name no rule), ``parts`` what is held by component, ``reasons`` why they differ, one sentence each.
+    ``rule`` is what the guides say (18 for mixed precision with AdamW, 16 in fp32, 6 for inference in mixed precision,
+    ...; None where they name no rule), ``parts`` what is held by component, ``reasons`` why they differ, one sentence
+    each.
     """
 
     parameters: int
@@ -145,9 +149,10 @@ class OutOfMemoryPoint:
 class Prediction:
     """One predicted training: the answer first, then what it rests on.
 
-    ``fits`` means that the allocator, with what the card leaves after context and driver, never runs out. ``room_bytes`` is what is left of the
-    card at the peak (negative: what is short); ``verdict`` is ``tight`` when it fits with less than 5 % of the card left, or only because the
-    allocator frees its cache on the way (``num_alloc_retries`` > 0).
+    ``fits`` means that the allocator, with what the card leaves after context and driver, never runs out.
+    ``room_bytes`` is what is left of the card at the peak (negative: what is short); ``verdict`` is ``tight`` when it
+    fits with less than 5 % of the card left, or only because the allocator frees its cache on the way
+    (``num_alloc_retries`` > 0).
     """
 
     name: str
@@ -171,9 +176,10 @@ class Prediction:
 class Measurement:
     """The same step on a GPU. ``None`` where it could not be read. ``status``: completed or out of memory.
 
-    ``device_bytes`` is what nvidia-smi shows for the process (NVML, the driver's own reservation taken off); ``process_bytes`` NVML's own figure
-    for the process; ``nvml_used_bytes`` is the raw ``used`` of the first NVML call; ``idle_bytes`` what NVML said before the first tensor;
-    ``context_bytes`` what the first tensor cost outside of PyTorch's allocator.
+    ``device_bytes`` is what nvidia-smi shows for the process (NVML, the driver's own reservation taken off);
+    ``process_bytes`` NVML's own figure for the process; ``nvml_used_bytes`` is the raw ``used`` of the first NVML call;
+    ``idle_bytes`` what NVML said before the first tensor; ``context_bytes`` what the first tensor cost outside of
+    PyTorch's allocator.
     """
 
     name: str

@@ -35,7 +35,8 @@ class Origin(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Something began or ended before the event of that index: ``loaded``, ``step``, ``forward``, ``forward end``, ..."""
+    """Something began or ended before the event of that index: ``loaded``, ``step``, ``forward``, ``forward end``,
+    ..."""
 
     event: int
     name: str
@@ -44,7 +45,8 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class Tape:
-    """A stream of events and, for each allocation, its origin and what it turned out to hold (``labels``, see the ledger)."""
+    """A stream of events and, for each allocation, its origin and what it turned out to hold (``labels``, see the
+    ledger)."""
 
     events: list[Event] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trainatomy.workload.factory import Factory  # noqa: TC001 - pydantic reads annotations when it runs
+from trainatomy.workload.factory import Factory  # pydantic reads annotations when it runs
 from trainatomy.workload.section import Count, Problem, Section
 
 DEFAULT_SEQUENCE_LENGTH = 512

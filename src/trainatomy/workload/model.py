@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trainatomy.workload.factory import Factory  # noqa: TC001 - pydantic reads annotations when it runs
+from trainatomy.workload.factory import Factory  # pydantic reads annotations when it runs
 from trainatomy.workload.section import Count, Fraction, Integer, Names, Problem, Section, Settings, Text
 
 Dtype = Literal["float32", "bfloat16", "float16"]

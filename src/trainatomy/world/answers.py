@@ -1,7 +1,8 @@
 """What is answered where the value of a tensor is asked for, and there is none.
 
-Where the batch does not tell (see ``values``), a number is 0 and a truth is True, except what follows from ``isnan`` and ``isinf``, which is False: a training without padding, overflow or NaN
-takes these ways (``mask.all()``, ``found_inf``, ``isnan(loss)``).
+Where the batch does not tell (see ``values``), a number is 0 and a truth is True, except what follows from ``isnan``
+and ``isinf``, which is False: a training without padding, overflow or NaN takes these ways (``mask.all()``,
+``found_inf``, ``isnan(loss)``).
 """
 
 from __future__ import annotations
@@ -12,10 +13,22 @@ from typing import Any
 
 import torch
 
+from trainatomy.world.storages import forgetting
 from trainatomy.world.values import Values
 
 _MAKES_FALSE = frozenset({"aten::isnan", "aten::isinf"})
-_KEEPS_FALSE = frozenset({"aten::any", "aten::all", "aten::logical_or", "aten::bitwise_or", "aten::__or__", "aten::logical_and", "aten::to", "aten::_to_copy"})
+_KEEPS_FALSE = frozenset(
+    {
+        "aten::any",
+        "aten::all",
+        "aten::logical_or",
+        "aten::bitwise_or",
+        "aten::__or__",
+        "aten::logical_and",
+        "aten::to",
+        "aten::_to_copy",
+    }
+)
 
 
 class Answers:
@@ -36,11 +49,13 @@ class Answers:
 
     def learn(self, name: str, args: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> None:
         """Remember what is known to be False."""
-        if name in _MAKES_FALSE or (self._false and name in _KEEPS_FALSE and all(self._is_false(a) for a in args if isinstance(a, torch.Tensor))):
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        kept = self._false and name in _KEEPS_FALSE and all(self._is_false(t) for t in tensors)
+        if name in _MAKES_FALSE or kept:
             for tensor in outputs:
                 storage = tensor.untyped_storage()
                 key = storage._cdata
-                self._false[key] = weakref.ref(storage, lambda _, key=key: self._false.pop(key, None))
+                self._false[key] = weakref.ref(storage, forgetting(self._false, key))
 
     def _is_false(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._false

@@ -1,8 +1,8 @@
 """CUDA's autocast, for tensors without data.
 
-``torch.autocast("cuda")`` keeps its state in C++ and that state works everywhere; only the casts are made by dispatch keys that meta tensors do
-not carry.  This file makes them, before autograd sees the call, with the same lists and the same cache as
-``aten/src/ATen/autocast_mode.{h,cpp}`` (torch 2.9-2.13; ``rms_norm`` joined the fp32 list in 2.12).
+``torch.autocast("cuda")`` keeps its state in C++ and that state works everywhere; only the casts are made by dispatch
+keys that meta tensors do not carry.  This file makes them, before autograd sees the call, with the same lists and the
+same cache as ``aten/src/ATen/autocast_mode.{h,cpp}`` (torch 2.9-2.13; ``rms_norm`` joined the fp32 list in 2.12).
 """
 
 from __future__ import annotations
@@ -16,29 +16,34 @@ import torch
 from trainatomy.world.storages import Storages
 
 LOWER_PRECISION = (
-    "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu addmm addmv addr "
-    "matmul __matmul__ __rmatmul__ einsum mm mv linalg_vecdot vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot multi_dot "
-    "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention"
+    "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution "
+    "prelu addmm addmv addr matmul __matmul__ __rmatmul__ einsum mm mv linalg_vecdot vecdot linear addbmm baddbmm "
+    "bmm chain_matmul linalg_multi_dot multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
+    "_scaled_dot_product_flash_attention scaled_dot_product_attention"
 ).split()
 FP32 = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ softplus layer_norm "
-    "native_layer_norm group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss "
-    "nll_loss_nd nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss "
-    "soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp "
-    "upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d "
-    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d "
-    "_upsample_bicubic2d_aa"
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ softplus "
+    "layer_norm native_layer_norm group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss "
+    "cosine_embedding_loss nll_loss nll_loss_nd nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss "
+    "huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss "
+    "multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d "
+    "_upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d "
+    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d "
+    "upsample_bicubic2d _upsample_bicubic2d_aa"
 ).split()
-FP32_BY_DTYPE = "prod softmax log_softmax cumprod cumsum linalg_vector_norm vector_norm linalg_matrix_norm matrix_norm sum norm".split()
+FP32_BY_DTYPE = (
+    "prod softmax log_softmax cumprod cumsum linalg_vector_norm vector_norm linalg_matrix_norm matrix_norm sum norm"
+).split()
 PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
 
 #: How many positional arguments come before ``dtype`` in the functions of the third list (softmax(x, dim, dtype)).
 _DTYPE_POSITION = {"softmax": 2, "log_softmax": 2}
-_NAMESPACES = (torch, torch.Tensor, torch._C._nn, torch._C._linalg, torch._C._special, torch._C._VariableFunctions)
+_PARTS = ("_nn", "_linalg", "_special", "_VariableFunctions")
+_NAMESPACES = (torch, torch.Tensor, *(getattr(torch._C, part) for part in _PARTS))
 
 
 def _functions(names: list[str]) -> set[Callable[..., Any]]:
-    found = set()
+    found: set[Callable[..., Any]] = set()
     for space in _NAMESPACES:
         found.update(getattr(space, name) for name in names if hasattr(space, name))
     return found
@@ -47,7 +52,9 @@ def _functions(names: list[str]) -> set[Callable[..., Any]]:
 class Autocast:
     """The casts and their cache. ``cast(func, args, kwargs)`` gives the arguments that the CUDA kernels would get."""
 
-    def __init__(self, storages: Storages, torch_version: tuple[int, int], on_copy: Callable[[torch.Tensor], None]) -> None:
+    def __init__(
+        self, storages: Storages, torch_version: tuple[int, int], on_copy: Callable[[torch.Tensor], None]
+    ) -> None:
         self._storages = storages
         self._on_copy = on_copy
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -66,7 +73,8 @@ class Autocast:
 
     @contextlib.contextmanager
     def within(self, func: Callable[..., Any]) -> Iterator[None]:
-        """What a listed function is made of is not cast again: its kernel runs with autocast's dispatch key excluded."""
+        """What a listed function is made of is not cast again: its kernel runs with autocast's dispatch key
+        excluded."""
         before, self._suspended = self._suspended, self._suspended or any(func in names for names in self._lists)
         try:
             yield
@@ -77,7 +85,9 @@ class Autocast:
         """What leaving the outermost context does: the 16-bit copies are let go."""
         self._cache.clear()
 
-    def cast(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def cast(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of ``func`` as its CUDA kernel would get them."""
         if func in self._lower:
             return self._to(torch.get_autocast_dtype("cuda"), args, kwargs)
@@ -89,8 +99,11 @@ class Autocast:
             return self._to(self._widest(args, kwargs), args, kwargs)
         return args, kwargs
 
-    def _to(self, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Last argument first, which is the order in which compilers evaluate the casts of ``cached_cast``'s callers."""
+    def _to(
+        self, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Last argument first, which is the order in which compilers evaluate the casts of ``cached_cast``'s
+        callers."""
         cast_kwargs = {k: self._value(dtype, v) for k, v in reversed(kwargs.items())}
         return tuple([self._value(dtype, a) for a in reversed(args)][::-1]), cast_kwargs
 
@@ -102,7 +115,12 @@ class Autocast:
         return value
 
     def _eligible(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_meta and tensor.is_floating_point() and tensor.dtype != torch.float64 and self._storages.on_device(tensor)
+        return (
+            tensor.is_meta
+            and tensor.is_floating_point()
+            and tensor.dtype != torch.float64
+            and self._storages.on_device(tensor)
+        )
 
     def _tensor(self, dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype == dtype or not self._eligible(tensor):
@@ -126,7 +144,8 @@ class Autocast:
 
     def _with_dtype(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         name = getattr(func, "__name__", "")
-        given = kwargs.get("dtype") is not None or len(args) > _DTYPE_POSITION.get(name, len(args)) or kwargs.get("out") is not None
+        positional = len(args) > _DTYPE_POSITION.get(name, len(args))
+        given = positional or kwargs.get("dtype") is not None or kwargs.get("out") is not None
         first = args[0] if args else kwargs.get("input", kwargs.get("self"))
         if given or not isinstance(first, torch.Tensor) or not self._eligible(first):
             return kwargs

@@ -1,6 +1,8 @@
-"""``torch.cuda`` without CUDA: the questions that libraries ask before they use a GPU, answered for the card that is simulated.
+"""``torch.cuda`` without CUDA: the questions that libraries ask before they use a GPU, answered for the card that is
+simulated.
 
-Everything is put back when the context ends.  Patched on a machine with a GPU as well, so that a prediction never touches it.
+Everything is put back when the context ends.  Patched on a machine with a GPU as well, so that a prediction never
+touches it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,18 @@ from torch.utils import _foreach_utils, checkpoint
 from trainatomy.world.kernels.plan import Processor
 
 CUDA = torch.device("cuda:0")
+#: Functions of ``torch.cuda`` that do nothing.
+_SILENT = (
+    "set_device synchronize init _lazy_init _lazy_call ipc_collect manual_seed manual_seed_all seed seed_all "
+    "set_rng_state set_rng_state_all reset_peak_memory_stats reset_max_memory_allocated set_stream "
+    "reset_accumulated_memory_stats set_per_process_memory_fraction"
+).split()
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+#: Resident threads of a multiprocessor, where they are not 2048. Source: CUDA C++ programming guide, table of compute
+#: capabilities.
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 
 
 class Properties:
@@ -30,7 +43,7 @@ class Properties:
         self.major, self.minor = processor.capability
         self.multi_processor_count = processor.multiprocessors
         self.warp_size = 32
-        self.max_threads_per_multi_processor = 1024 if processor.capability == (7, 5) else 1536 if processor.capability[1] in (6, 9) else 2048
+        self.max_threads_per_multi_processor = _THREADS.get(processor.capability, 2048)
         self.is_integrated = self.is_multi_gpu_board = False
         self.gcnArchName = ""
 
@@ -95,13 +108,8 @@ def _cuda(properties: Properties, empty_cache: Callable[[], None]) -> dict[str, 
         "memory_stats": _always({}),
         "is_current_stream_capturing": _always(False),
         **{name: _always(0) for name in memory},
-        **{
-            name: _always(None)
-            for name in ("set_device", "synchronize", "init", "_lazy_init", "_lazy_call", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all",
-             "set_rng_state", "set_rng_state_all", "reset_peak_memory_stats", "reset_max_memory_allocated", "set_stream", "reset_accumulated_memory_stats",
-             "set_per_process_memory_fraction")
-        },
-    }  # fmt: skip
+        **{name: _always(None) for name in _SILENT},
+    }
 
 
 def _accelerator() -> dict[str, Any]:
@@ -118,13 +126,15 @@ def _accelerator() -> dict[str, Any]:
 
 
 def _metadata(tensor: torch.Tensor) -> dict[str, Any]:
-    """What checkpointing compares. It asks once from inside an operation and once outside, and must hear the same device."""
+    """What checkpointing compares. It asks once from inside an operation and once outside, and must hear the same
+    device."""
     with torch._C.DisableTorchFunction():
         return {"shape": tensor.shape, "dtype": tensor.dtype, "device": tensor.device}
 
 
 def _overridable_checks() -> Iterator[tuple[Any, str]]:
-    """Functions written in Python ask whether a mode overrides them, and run with the mode off if so; they must not, see ``mode``."""
+    """Functions written in Python ask whether a mode overrides them, and run with the mode off if so; they must not,
+    see ``mode``."""
     for module in [m for n, m in sys.modules.items() if n == "torch" or n.startswith("torch.")]:
         if module.__name__ in ("torch.overrides", "torch._C"):
             continue
@@ -135,7 +145,9 @@ def _overridable_checks() -> Iterator[tuple[Any, str]]:
 
 
 @contextlib.contextmanager
-def simulated_driver(properties: Properties, empty_cache: Callable[[], None], clear_autocast_cache: Callable[[], None]) -> Iterator[None]:
+def simulated_driver(
+    properties: Properties, empty_cache: Callable[[], None], clear_autocast_cache: Callable[[], None]
+) -> Iterator[None]:
     """While open, Python is told that one GPU is there."""
     clear = torch.clear_autocast_cache
 
@@ -152,7 +164,8 @@ def simulated_driver(properties: Properties, empty_cache: Callable[[], None], cl
         stack.enter_context(mock.patch.object(torch._C, "_get_accelerator", _always(torch.device("cuda")), create=True))
         stack.enter_context(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", _always(0), create=True))
         devices = _foreach_utils._get_foreach_kernels_supported_devices()
-        stack.enter_context(mock.patch.object(_foreach_utils, "_get_foreach_kernels_supported_devices", _always([*devices, "meta"])))
+        foreach = _always([*devices, "meta"])
+        stack.enter_context(mock.patch.object(_foreach_utils, "_get_foreach_kernels_supported_devices", foreach))
         stack.enter_context(mock.patch.object(amp_common, "amp_definitely_not_available", _always(False)))
         stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", clear_both))
         stack.enter_context(mock.patch.object(torch.version, "cuda", torch.version.cuda or "13.0"))

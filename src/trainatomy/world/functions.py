@@ -1,4 +1,5 @@
-"""Functions that take another way on CUDA than on meta tensors, above autograd: dropout, losses, attention, normalisation."""
+"""Functions that take another way on CUDA than on meta tensors, above autograd: dropout, losses, attention,
+normalisation."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ from trainatomy.world.kernels.sdpa import sdpa
 from trainatomy.world.kernels.sdpa_choice import SdpFlags
 
 Function = Callable[..., Any]
+_nn: Any = torch._C._nn  # its stubs take a reduction for a string, which is an index there
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, train: bool = True) -> torch.Tensor:
-    """CUDA runs the fused kernel with a bool mask (``aten/src/ATen/native/Dropout.cpp``, ``is_fused_kernel_acceptable``)."""
+    """CUDA runs the fused kernel with a bool mask (``aten/src/ATen/native/Dropout.cpp``,
+    ``is_fused_kernel_acceptable``)."""
     if not train or p == 0 or p == 1 or input.numel() == 0:
         with torch._C.DisableTorchFunction():
             return torch.dropout(input, p, train)
@@ -33,12 +36,13 @@ def cross_entropy_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """What ``aten/src/ATen/native/LossNLL.cpp`` composes, so that autocast reaches the parts: log_softmax in the logits' type, the loss in fp32."""
+    """What ``aten/src/ATen/native/LossNLL.cpp`` composes, so that autocast reaches the parts: log_softmax in the
+    logits' type, the loss in fp32."""
     if label_smoothing > 0.0 or target.shape == input.shape or (weight is not None):
         with torch._C.DisableTorchFunction():
-            return torch._C._nn.cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smoothing)
+            return _nn.cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smoothing)
     log_probabilities = torch.log_softmax(input, 1 if input.dim() > 1 else 0, input.dtype)
-    return torch._C._nn.nll_loss_nd(log_probabilities, target, weight, reduction, ignore_index)
+    return _nn.nll_loss_nd(log_probabilities, target, weight, reduction, ignore_index)
 
 
 def composites(processor: Processor) -> dict[Any, Function]:
@@ -49,12 +53,12 @@ def composites(processor: Processor) -> dict[Any, Function]:
 
     return {
         torch.dropout: dropout,
-        torch._C._nn.cross_entropy_loss: cross_entropy_loss,
-        torch._C._nn.scaled_dot_product_attention: attention,
+        _nn.cross_entropy_loss: cross_entropy_loss,
+        _nn.scaled_dot_product_attention: attention,
         torch._grouped_mm: grouped_mm,
         torch.rms_norm: above_autograd.rms_norm,
-        torch._C._nn.linear: above_autograd.linear,
-        torch._C._nn.one_hot: above_autograd.one_hot,
+        _nn.linear: above_autograd.linear,
+        _nn.one_hot: above_autograd.one_hot,
         **dict.fromkeys((torch.softmax, torch.Tensor.softmax), above_autograd.softmax),
         **dict.fromkeys((torch.log_softmax, torch.Tensor.log_softmax), above_autograd.log_softmax),
         torch.lstm: recurrent.lstm,

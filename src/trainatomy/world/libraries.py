@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-_CUBLAS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "_addmm_activation", "_grouped_mm"})
+_CUBLAS = frozenset(
+    {"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "_addmm_activation", "_grouped_mm"}
+)
 _CUDNN_ATTENTION = "_scaled_dot_product_cudnn_attention"
 
 

@@ -13,21 +13,29 @@ from trainatomy.errors import WorkloadError
 from trainatomy.training.batch import MakeBatch
 from trainatomy.workload.schema import Workload
 
+#: Keywords that are sections of a workload; every other one is a setting of ``train``.
+_TOP = ("loop", "mode", "allocator", "data", "zero_grad_set_to_none", "software")
+
 
 def on_meta(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` whose parameters and buffers are meta tensors; ties between them and settings are kept, the model is not touched.
+    """A copy of ``model`` whose parameters and buffers are meta tensors; ties between them and settings are kept, the
+    model is not touched.
 
     Raises ``WorkloadError`` for a module that cannot be copied.
     """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+        empty = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     try:
         return copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise WorkloadError(f"the module {type(model).__name__} cannot be copied ({error}); give a factory that builds it: model.factory") from error
+        raise WorkloadError(
+            f"the module {type(model).__name__} cannot be copied ({error}); "
+            "give a factory that builds it: model.factory"
+        ) from error
 
 
 def described(
@@ -37,11 +45,13 @@ def described(
     gpu: str | None,
     train: Mapping[str, Any],
 ) -> tuple[Workload, MakeBatch | None]:
-    """The workload that stands for training ``model``, and what makes its batches (None: what fits a transformers model)."""
+    """The workload that stands for training ``model``, and what makes its batches (None: what fits a transformers
+    model)."""
     settings = dict(train)
-    top = {key: settings.pop(key) for key in ("loop", "mode", "allocator", "data", "zero_grad_set_to_none", "software") if key in settings}
+    top = {key: settings.pop(key) for key in _TOP if key in settings}
     if optimizer is not None:
-        settings["optim"] = optimizer if isinstance(optimizer, str) else f"{optimizer.__module__}.{optimizer.__qualname__}"
+        named = optimizer if isinstance(optimizer, str) else f"{optimizer.__module__}.{optimizer.__qualname__}"
+        settings["optim"] = named
     make_batch: MakeBatch | None = None
     if isinstance(batch, Mapping):
         given = _to_host(batch)
@@ -50,9 +60,14 @@ def described(
     elif batch is not None:
         make_batch = lambda size: _to_host(batch(size))  # noqa: E731
     elif not hasattr(model, "config"):
-        raise WorkloadError(f"a batch is needed to train {type(model).__name__}: pass batch={{name: tensor}}, or a function of the batch size")
-    mapping = {"loop": "pytorch", **top, "model": {"class": type(model).__name__}, "train": settings}
-    return Workload.from_mapping(mapping if gpu is None else {**mapping, "gpu": gpu}), make_batch
+        raise WorkloadError(
+            f"a batch is needed to train {type(model).__name__}: "
+            "pass batch={name: tensor}, or a function of the batch size"
+        )
+    card = {} if gpu is None else {"gpu": gpu}
+    name = type(model).__name__
+    mapping: dict[str, Any] = {"loop": "pytorch", **top, **card, "model": {"class": name}, "train": settings}
+    return Workload.from_mapping(mapping), make_batch
 
 
 def _to_host(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The function mode: what Python calls, before autograd sees it.
 
-Python functions of torch (``torch.nn.functional``, ...) would be handed to the mode whole and then run with it off; while the world is open
-they are told that nothing overrides them (``driver``), so that only the builtins inside arrive here.
+Python functions of torch (``torch.nn.functional``, ...) would be handed to the mode whole and then run with it off;
+while the world is open they are told that nothing overrides them (``driver``), so that only the builtins inside arrive
+here.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from trainatomy.world.placement import META, Handler, names_cuda
 class CudaFunctions(TorchFunctionMode):
     """Answers for devices, makes autocast's casts, and swaps composite functions for what CUDA runs."""
 
-    def __init__(self, handlers: dict[Any, Handler], composites: dict[Any, Callable[..., Any]], autocast: Autocast) -> None:
+    def __init__(
+        self, handlers: dict[Any, Handler], composites: dict[Any, Callable[..., Any]], autocast: Autocast
+    ) -> None:
         super().__init__()
         self._handlers = handlers
         self._composites = composites
         self._autocast = autocast
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         handler = self._handlers.get(func)
         if handler is not None:
@@ -49,8 +54,9 @@ class CudaFunctions(TorchFunctionMode):
         """A tensor made on the device: by a factory, or from data (``torch.tensor(..., device="cuda")``)."""
         if func in (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor):
             host = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory")}
-            made = func(*args, **host, device="cpu") if func is not torch.Tensor.new_tensor else torch.tensor(args[1], **host)
-            made = made.to(META)
+            make: Callable[..., Any]
+            make, data = (torch.tensor, args[1:]) if func is torch.Tensor.new_tensor else (func, args)
+            made = make(*data, **{**host, "device": "cpu"}).to(META)
             made.requires_grad_(kwargs.get("requires_grad", False))
             return made
         kwargs.pop("pin_memory", None)

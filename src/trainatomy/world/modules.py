@@ -14,7 +14,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 class ModuleTracker:
     """Keeps a stack of the modules that are being called; ``current()`` is the path of the innermost.
 
-    ``recomputation(True)`` is called when a checkpointed forward begins inside backward, ``recomputation(False)`` when it ends.
+    ``recomputation(True)`` is called when a checkpointed forward begins inside backward, ``recomputation(False)`` when
+    it ends.
     """
 
     def __init__(self, recomputation: Callable[[bool], None]) -> None:
@@ -30,10 +31,15 @@ class ModuleTracker:
             self._paths.setdefault(id(module), name)
 
     def __enter__(self) -> ModuleTracker:
-        self._handles = [register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave, always_call=True)]
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -46,7 +52,7 @@ class ModuleTracker:
     def operation(self) -> None:
         """An operation ran: remember for its autograd node, if one was made, which module it belongs to."""
         if self._stack and torch.is_grad_enabled():
-            self._by_sequence[torch.autograd._get_sequence_nr() - 1] = self._stack[-1]
+            self._by_sequence[torch._C._autograd._get_sequence_nr() - 1] = self._stack[-1]
 
     def current(self) -> str:
         """Path of the module at work, '' for none."""

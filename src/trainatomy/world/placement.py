@@ -27,8 +27,15 @@ def names_cuda(device: Any) -> bool:
     return torch.device(device).type == "cuda"
 
 
+def _getter(name: str) -> Callable[..., Any]:
+    """The function that a mode is handed when Python asks a tensor for an attribute."""
+    getter: Callable[..., Any] = getattr(torch.Tensor, name).__get__
+    return getter
+
+
 class Placement:
-    """The handlers of one world, by function; ``move`` tells the recorder that a result lives elsewhere than its source."""
+    """The handlers of one world, by function; ``move`` tells the recorder that a result lives elsewhere than its
+    source."""
 
     def __init__(self, storages: Storages, arriving: Callable[[torch.Tensor, torch.Tensor | None], None]) -> None:
         self._storages = storages
@@ -38,10 +45,10 @@ class Placement:
         """All handlers by the function (or property getter) that they answer for."""
         t = torch.Tensor
         table: dict[Any, Handler] = {
-            t.device.__get__: self._device,
-            t.is_cuda.__get__: self._is_cuda,
-            t.is_meta.__get__: lambda f, a, k: False,
-            t.is_cpu.__get__: self._is_cpu,
+            _getter("device"): self._device,
+            _getter("is_cuda"): self._is_cuda,
+            _getter("is_meta"): lambda f, a, k: False,
+            _getter("is_cpu"): self._is_cpu,
             t.get_device: lambda f, a, k: 0 if self._is_cuda(f, a, k) else -1,
             t.to: self._to,
             t.cuda: lambda f, a, k: self._move(a[0], CUDA),
@@ -81,11 +88,13 @@ class Placement:
             other = rest[0]
             target = CUDA if self.is_device(other) else CPU
             return self._move(tensor, target, other.dtype, **kwargs)
-        if (rest and isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool)) or kwargs.get("device") is not None:
-            device = torch.device(kwargs["device"] if kwargs.get("device") is not None else rest[0])
+        named = kwargs.get("device")
+        if named is None and rest and isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool):
+            named, rest = rest[0], rest[1:]
+        if named is not None:
+            device = torch.device(named)
             if device.type == "meta":
                 return func(*args, **kwargs)
-            rest = rest[1:] if kwargs.get("device") is None else rest
             options = {k: v for k, v in kwargs.items() if k != "device"}
             names = ("dtype", "non_blocking", "copy") if "dtype" not in options else ("non_blocking", "copy")
             options.update(zip(names, rest, strict=False))
@@ -94,7 +103,13 @@ class Placement:
         return func(*args, **kwargs)
 
     def _move(
-        self, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None, non_blocking: bool = False, copy: bool = False, **options: Any
+        self,
+        tensor: torch.Tensor,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+        copy: bool = False,
+        **options: Any,
     ) -> torch.Tensor:
         here = self.is_device(tensor)
         there = device.type == "cuda"
@@ -102,7 +117,8 @@ class Placement:
         if here == there:
             return tensor.to(dtype, copy=copy, **options)
         if not tensor.is_meta:
-            moved = tensor.detach().to(META, dtype, **options) if not tensor.requires_grad else tensor.to(META, dtype, **options)
+            source = tensor if tensor.requires_grad else tensor.detach()
+            moved = source.to(META, dtype, **options)
         else:
             moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **options)
         if there:

@@ -1,4 +1,5 @@
-"""Sees every aten operation below autograd and writes to the tape what it allocates on the device, and when that is given back."""
+"""Sees every aten operation below autograd and writes to the tape what it allocates on the device, and when that is
+given back."""
 
 from __future__ import annotations
 
@@ -50,14 +51,15 @@ class Recorder(TorchDispatchMode):
         self._uses = UseCounts()
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
-    # -- the tape ---------------------------------------------------------------------------------------------------------------------
+    # -- the tape ------------------------------------------------------------------------------------------------------
 
     def mark(self, name: str) -> None:
         """Note that something began or ended here."""
         self.tape.marks.append(Mark(len(self.tape.events), name, self.step))
 
     def allocate(self, size: int, operation: str) -> int:
-        """A request of ``size`` bytes; gives its number on the tape, -1 for an empty one (PyTorch takes nothing for it)."""
+        """A request of ``size`` bytes; gives its number on the tape, -1 for an empty one (PyTorch takes nothing for
+        it)."""
         if size == 0:
             return -1
         number = len(self.tape.origins)
@@ -111,14 +113,16 @@ class Recorder(TorchDispatchMode):
         if number is not None and number >= 0:
             self.tape.labels.setdefault(number, label)
 
-    # -- operations -------------------------------------------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------------------------
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Nothing here is ever compiled; the wrapper that keeps dynamo out costs time in every operation."""
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         with _DISABLED():
             name = func._schema.name
@@ -142,9 +146,9 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         except NotImplementedError as error:
             raise SimulationError(
-                f"{name} in {self._modules.current() or 'no module'} cannot be executed without data: its result depends on values "
-                f"that do not exist in a run without a GPU.\nMeasure this model with `trainatomy measure`, or replace the operation "
-                f"(PyTorch says: {str(error).splitlines()[0][:200]})"
+                f"{name} in {self._modules.current() or 'no module'} cannot be executed without data: its result "
+                "depends on values that do not exist in a run without a GPU.\nMeasure this model with `trainatomy measure`, or "
+                f"replace the operation (PyTorch says: {str(error).splitlines()[0][:200]})"
             ) from error
 
     def _use_libraries(self, name: str) -> None:
@@ -156,15 +160,21 @@ class Recorder(TorchDispatchMode):
             self.tape.labels[number] = what
 
     def _accumulates(self, args: tuple[Any, ...], output: torch.Tensor) -> bool:
-        """The engine adds two gradients of one tensor in place if nobody else holds the first; under a dispatch mode it never does.
+        """The engine adds two gradients of one tensor in place if nobody else holds the first; under a dispatch mode it
+        never does.
 
-        Source: torch/csrc/autograd/input_buffer.cpp (``accumulate``, ``can_accumulate_inplace``), torch 2.9-2.13.  ``python_adds`` is set
-        while an addition comes from Python, which is not the engine's.
+        Source: torch/csrc/autograd/input_buffer.cpp (``accumulate``, ``can_accumulate_inplace``), torch 2.9-2.13.
+        ``python_adds`` is set while an addition comes from Python, which is not the engine's.
         """
         if torch._C._current_graph_task_id() == -1 or self.python_adds or torch.is_grad_enabled():
             return False
         first = args[0]
-        if len(args) != 2 or not isinstance(args[1], torch.Tensor) or first.shape != output.shape or first.dtype != output.dtype:
+        if (
+            len(args) != 2
+            or not isinstance(args[1], torch.Tensor)
+            or first.shape != output.shape
+            or first.dtype != output.dtype
+        ):
             return False
         if not is_dense(first) or not self._uses.exclusive(first):
             return False
@@ -183,7 +193,9 @@ class Recorder(TorchDispatchMode):
         sources = [t for t in _tensors(args) if t.is_meta]
         return bool(sources) and not any(self._storages.on_device(t) for t in sources)
 
-    def _write(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]) -> None:
+    def _write(
+        self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
+    ) -> None:
         rule = self._rules.get(name)
         if rule is None:
             for tensor in outputs:

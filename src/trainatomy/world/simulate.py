@@ -27,7 +27,8 @@ from trainatomy.world.kernels.workspaces import Workspaces
 from trainatomy.world.watcher import Watcher
 from trainatomy.world.world import World
 
-#: Micro-batches that are executed at most for the third step; two steps are always run (states and gradients exist from the second on).
+#: Micro-batches that are executed at most for the third step; two steps are always run (states and gradients exist from
+#: the second on).
 _PATIENCE = 6
 
 
@@ -52,7 +53,8 @@ def torch_version(workload: Workload) -> tuple[int, int]:
 
 
 def steps_needed(workload: Workload) -> int:
-    """How many optimizer steps are executed: enough for optimizer states to exist and the allocator's cache to settle."""
+    """How many optimizer steps are executed: enough for optimizer states to exist and the allocator's cache to
+    settle."""
     if workload.steps is not None:
         return workload.steps
     if workload.mode == "inference":
@@ -60,9 +62,16 @@ def steps_needed(workload: Workload) -> int:
     return 3 if 3 * workload.train.gradient_accumulation_steps <= _PATIENCE else 2
 
 
-def simulate(workload: Workload, card: Card, *, model: Callable[[], nn.Module] | None = None, make_batch: MakeBatch | None = None, trust_remote_code: bool = False) -> Simulation:
-    """Execute the workload's step without a GPU; ``model`` builds the model on meta tensors, and ``make_batch`` its batches, where they are
-    not the workload's own.
+def simulate(
+    workload: Workload,
+    card: Card,
+    *,
+    model: Callable[[], nn.Module] | None = None,
+    make_batch: MakeBatch | None = None,
+    trust_remote_code: bool = False,
+) -> Simulation:
+    """Execute the workload's step without a GPU; ``model`` builds the model on meta tensors, and ``make_batch`` its
+    batches, where they are not the workload's own.
 
     Raises ``SimulationError`` for an operation that needs data, and what building the model and the step raises.
     """
@@ -76,7 +85,8 @@ def simulate(workload: Workload, card: Card, *, model: Callable[[], nn.Module] |
             built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
         with world.open():
             world.adopt(built)
-            torch.ones((1, 1)).to("cuda")  # a measurement begins so as well: the context, and the allocator's first segment
+            # A measurement begins so as well: the context, and the allocator's first segment.
+            torch.ones((1, 1)).to("cuda")
             run(workload, built, device="cuda", steps=steps, observer=Watcher(world.recorder), make_batch=make_batch)
     counts = sum(p.numel() for p in built.parameters()), sum(p.numel() for p in built.parameters() if p.requires_grad)
     used = world.recorder.libraries | {"kernels"} | ({"training"} if workload.mode == "training" else set())
@@ -85,7 +95,9 @@ def simulate(workload: Workload, card: Card, *, model: Callable[[], nn.Module] |
 
 def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
     """What a reader should know of the description."""
-    note = sequence_note(workload.data, model) if workload.data.factory is None and hasattr(unwrap(model), "config") else None
+    if workload.data.factory is not None or not hasattr(unwrap(model), "config"):
+        return ()
+    note = sequence_note(workload.data, model)
     return (note,) if note else ()
 
 
@@ -100,14 +112,19 @@ def _libraries(workload: Workload, world: World) -> contextlib.AbstractContextMa
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No warnings about a GPU that is not there, and no collection of cycles at moments that depend on this machine."""
+    """No warnings about a GPU that is not there, and no collection of cycles at moments that depend on this machine.
+
+    What exists already is frozen, so that a collection that the training itself asks for (accelerate does) takes no
+    time.
+    """
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
+    gc.freeze()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        gc.unfreeze()
         if enabled:
             gc.enable()

@@ -1,7 +1,8 @@
 """Whether the autograd engine holds the only reference to a gradient.
 
-Seen from inside a dispatch mode a tensor has more references than the engine's own (Python's wrapper, the call's arguments); how many more
-depends on PyTorch's version, so a gradient that is known to be exclusive is looked at once, to compare with.
+Seen from inside a dispatch mode a tensor has more references than the engine's own (Python's wrapper, the call's
+arguments); how many more depends on PyTorch's version, so a gradient that is known to be exclusive is looked at once,
+to compare with.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class _Look(TorchDispatchMode):
 
     seen: tuple[int, int] | None = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func._schema.name == "aten::add" and torch._C._current_graph_task_id() != -1:
             self.seen = _counts(args[0])

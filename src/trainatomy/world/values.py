@@ -1,7 +1,8 @@
 """Values that are known although tensors have no data: what came with the batch, and what follows from it.
 
-Token ids, masks and labels come from the host with their values, positions from ``arange``.  Operations on such small tensors of
-integers and truths are run on the host as well, so that ``attention_mask.all()`` is answered as a run on a GPU would answer it.
+Token ids, masks and labels come from the host with their values, positions from ``arange``.  Operations on such small
+tensors of integers and truths are run on the host as well, so that ``attention_mask.all()`` is answered as a run on a
+GPU would answer it.
 """
 
 from __future__ import annotations
@@ -33,18 +34,21 @@ class Values:
         return value
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor]) -> None:
-        """An operation ran on tensors without data: run it on their values if all are known, else forget what it overwrote."""
+        """An operation ran on tensors without data: run it on their values if all are known, else forget what it
+        overwrote."""
         tensors = [a for a in _flat(args) if a.is_meta]
         if tensors and tensors[0] not in self._known and not func._schema.is_mutable:
             return
-        if (not tensors and func._schema.name not in _FACTORIES) or any(t.is_floating_point() or t.numel() > _LARGEST for t in outputs):
+        made_of_nothing = not tensors and func._schema.name not in _FACTORIES
+        if made_of_nothing or any(t.is_floating_point() or t.numel() > _LARGEST for t in outputs):
             return
         if not all(t in self._known for t in tensors):
             for tensor in outputs:
                 self._known.pop(tensor, None)
             return
         try:
-            result = func(*self._values(args), **{**kwargs, **({"device": torch.device("cpu")} if kwargs.get("device") is not None else {})})
+            host = {"device": torch.device("cpu")} if kwargs.get("device") is not None else {}
+            result = func(*self._values(args), **{**kwargs, **host})
         except (RuntimeError, NotImplementedError):
             return
         for tensor, value in zip(outputs, _flat(result), strict=False):

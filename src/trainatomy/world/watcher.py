@@ -1,4 +1,5 @@
-"""Tells the tape what only the loop knows: when a step begins, and which tensors are weights, gradients, optimizer states."""
+"""Tells the tape what only the loop knows: when a step begins, and which tensors are weights, gradients, optimizer
+states."""
 
 from __future__ import annotations
 

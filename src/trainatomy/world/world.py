@@ -1,4 +1,5 @@
-"""The world in which a step runs without a GPU: driver, function mode, recorder and module tracker, entered and left together."""
+"""The world in which a step runs without a GPU: driver, function mode, recorder and module tracker, entered and left
+together."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class World:
         self.storages = Storages()
         self.modules = ModuleTracker(lambda begins: self.recorder.mark("recompute" if begins else "recompute end"))
         self.recorder = Recorder(self.storages, self.modules, self.rules, self.processor, self.workspaces)
-        self.autocast = Autocast(self.storages, self.processor.torch_version, lambda t: self.recorder.label(t, "weight_copy"))
+        copied = lambda t: self.recorder.label(t, "weight_copy")  # noqa: E731
+        self.autocast = Autocast(self.storages, self.processor.torch_version, copied)
         self.placement = Placement(self.storages, self._arrive)
         self.functions = CudaFunctions(self._handlers(), composites(self.processor), self.autocast)
 
@@ -59,7 +61,8 @@ class World:
         return dict.fromkeys(functions, run)
 
     def _handlers(self) -> dict[Any, Handler]:
-        """Devices; additions that Python makes, which are not the autograd engine's; numbers that are assigned, which CUDA keeps on the host."""
+        """Devices; additions that Python makes, which are not the autograd engine's; numbers that are assigned, which
+        CUDA keeps on the host."""
         t = torch.Tensor
         return {
             **self.placement.handlers(),
