@@ -79,3 +79,6 @@ class RecordedAddresses:
 
     def kernels_loaded(self) -> None:
         pass
+
+    def handle_created(self) -> None:
+        pass

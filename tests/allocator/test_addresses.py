@@ -5,35 +5,65 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainatomy.allocator.addresses import CONTEXT_RANGE_BYTES, TopDownReservations
+from trainatomy.allocator.addresses import NewestFirst
 from trainatomy.allocator.sizes import MIB
 
 
+def without_spare() -> tuple[NewestFirst, int]:
+    """A policy whose first two reservations are full, and the address below which it makes new ones."""
+    policy = NewestFirst()
+    policy.take(24 * MIB)
+    return policy, policy.take(2 * MIB) - 414 * MIB
+
+
+def test_the_first_segments_lie_in_what_the_context_left() -> None:
+    policy = NewestFirst()
+    small, spare = policy.take(2 * MIB), policy.take(20 * MIB)
+    assert spare == small + 74 * MIB
+    assert policy.take(2 * MIB) == spare + 20 * MIB
+    assert policy.take(20 * MIB) == small - 414 * MIB - 32 * MIB
+
+
 def test_reservations_go_down_and_are_filled_up() -> None:
-    policy = TopDownReservations()
-    first = policy.take(20 * MIB)
-    assert first % (32 * MIB) == 0
-    assert policy.take(16 * MIB) == first - 32 * MIB
-    assert policy.take(16 * MIB) == first - 16 * MIB
-    assert policy.take(120 * MIB) == first - 160 * MIB
-    assert policy.take(2 * MIB) == first - 40 * MIB  # the lowest tail: that of the reservation of 128 MiB
+    policy, top = without_spare()
+    assert policy.take(20 * MIB) == top - 32 * MIB
+    assert policy.take(16 * MIB) == top - 64 * MIB
+    assert policy.take(16 * MIB) == top - 48 * MIB
+    assert policy.take(120 * MIB) == top - 192 * MIB
 
 
-def test_the_context_range_is_filled_first_once_kernels_are_loaded() -> None:
-    policy = TopDownReservations()
-    before = policy.take(32 * MIB)
+def test_the_newest_reservation_with_room_serves_wherever_it_lies() -> None:
+    policy, _ = without_spare()
+    high, low = policy.take(64 * MIB), policy.take(20 * MIB)
+    policy.give_back(high, 64 * MIB)
+    assert policy.take(20 * MIB) == high + 32 * MIB  # a new reservation, above the older one
+    assert policy.take(12 * MIB) == high + 52 * MIB
+    assert policy.take(12 * MIB) == low + 20 * MIB
+
+
+def test_the_context_range_opens_with_the_kernels_and_is_older_than_any_other() -> None:
+    policy, top = without_spare()
+    before = policy.take(20 * MIB)
+    policy.kernels_loaded()  # 26 MiB below, 10 MiB behind the 20
+    assert policy.take(2 * MIB) == before - 32 * MIB + 26 * MIB
+    assert policy.take(12 * MIB) == top
     policy.kernels_loaded()
-    first = policy.take(20 * MIB)
-    assert first > before
-    assert policy.take(32 * MIB) == first + 20 * MIB
-    assert policy.take(2 * MIB) < before
-    assert policy.take(CONTEXT_RANGE_BYTES) < before
-    policy.kernels_loaded()
-    assert policy.take(2 * MIB + 512) == first + 52 * MIB
+    assert policy.take(20 * MIB) == top + 12 * MIB
+
+
+def test_each_handle_takes_64_mib_and_the_first_its_kernels() -> None:
+    policy, top = without_spare()
+    policy.kernels_loaded()  # 26 MiB below, 10 MiB at the start of the context's range
+    policy.handle_created()
+    assert policy.take(2 * MIB) == top - 32 * MIB + 28 * MIB
+    assert policy.take(32 * MIB) == top + 74 * MIB
+    policy.handle_created()
+    assert policy.take(2 * MIB) == top - 32 * MIB + 30 * MIB
+    assert policy.take(32 * MIB) == top + 170 * MIB
 
 
 def test_an_empty_reservation_is_used_again() -> None:
-    policy = TopDownReservations()
+    policy, _ = without_spare()
     held = [policy.take(size * MIB) for size in (16, 16, 64)]
     policy.give_back(held[0], 16 * MIB)
     assert policy.take(20 * MIB) < held[2]
@@ -43,11 +73,12 @@ def test_an_empty_reservation_is_used_again() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 70)), max_size=80))
 def test_ranges_never_overlap(steps: list[tuple[bool, int]]) -> None:
-    policy = TopDownReservations()
+    policy = NewestFirst()
     live: list[tuple[int, int]] = []
     for number, (takes, value) in enumerate(steps):
         if number == 30:
             policy.kernels_loaded()
+            policy.handle_created()
         if takes or not live:
             size = 2 * value * MIB
             address = policy.take(size)

@@ -6,7 +6,7 @@ import pytest
 
 from trainatomy.allocator import AllocatorSettings, OutOfMemory, replay
 from trainatomy.allocator.sizes import MIB
-from trainatomy.results.tape import Event, Tape
+from trainatomy.results.tape import Event, Origin, Tape
 
 DEFAULT = AllocatorSettings()
 
@@ -54,3 +54,38 @@ def test_out_of_memory_ends_the_replay() -> None:
 def test_impossible_tapes(events: list[Event], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replay(Tape(events), DEFAULT)
+
+
+class Journal:
+    """An address policy that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str | int] = []
+
+    def take(self, size: int) -> int:
+        self.notes.append(size // MIB)
+        return 1000 * MIB * len(self.notes)
+
+    def give_back(self, address: int, size: int) -> None:
+        self.notes.append(-size // MIB)
+
+    def kernels_loaded(self) -> None:
+        self.notes.append("kernels")
+
+    def handle_created(self) -> None:
+        self.notes.append("handle")
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ({2: "cublas_workspace", 4: "cublas_workspace"}, [12, "kernels", 14, "handle", 16, 18, "handle", 20]),
+        ({}, [12, "kernels", "handle", 14, 16, 18, 20]),
+    ],
+)
+def test_addresses_depend_on_when_libraries_load(labels: dict[int, str], told: list[str | int]) -> None:
+    events = [Event("alloc", n, (12 + 2 * n) * MIB) for n in range(5)]
+    origins = [Origin("", "", "load" if n == 0 else "forward", 0) for n in range(5)]
+    journal = Journal()
+    replay(Tape(events, origins, labels), DEFAULT, addresses=journal)
+    assert journal.notes == told

@@ -10,7 +10,7 @@ from trainatomy.allocator.outofmemory import OutOfMemory
 from trainatomy.allocator.twin import CachingAllocator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from trainatomy.allocator.addresses import AddressPolicy
     from trainatomy.allocator.settings import AllocatorSettings
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 BEFORE_THE_STEP: Final = ("load", "other")
 """Phases in which the kernels of the step are not loaded yet, if nothing else came before."""
+HANDLE_LABEL: Final = "cublas_workspace"
+"""The label of the workspace that a thread takes with its cuBLAS handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ def replay(
 ) -> Replay:
     """Replay all events in order on a fresh allocator; an OutOfMemory ends the replay.
 
-    The origins of the tape tell where loading the model ends, which matters for addresses (see ``addresses.py``).
+    The origins of the tape tell where loading the model ends, its labels where cuBLAS handles are made; both matter for
+    addresses (see ``addresses.py``).
     Raises ValueError for a tape that frees what is not allocated, or allocates one number twice.
     """
     twin = CachingAllocator(settings, capacity_bytes, device_bytes=device_bytes, addresses=addresses)
@@ -60,11 +63,13 @@ def replay(
     sizes, allocated, reserved = array("q", bytes(8 * count)), array("q"), array("q")
     handles: dict[int, int] = {}
     failure: OutOfMemory | None = None
-    first_step = _end_of_loading(tape)
+    done = 0
     try:
-        for events in (tape.events[:first_step], tape.events[first_step:]):
-            _feed(twin, events, handles, sizes, allocated, reserved)
-            twin.kernels_loaded()
+        for event, happens in _library_moments(tape, twin):
+            _feed(twin, tape.events[done:event], handles, sizes, allocated, reserved)
+            happens()
+            done = event
+        _feed(twin, tape.events[done:], handles, sizes, allocated, reserved)
     except OutOfMemory as error:
         failure = error
         allocated.append(twin.allocated_bytes)
@@ -107,6 +112,19 @@ def _feed(
             twin.empty_cache()
         allocated.append(twin.allocated_bytes)
         reserved.append(twin.reserved_bytes)
+
+
+def _library_moments(tape: Tape, twin: CachingAllocator) -> list[tuple[int, Callable[[], None]]]:
+    """(event, what to tell the twin before it), in order; a tape without labels has a handle from the first step on."""
+    start = _end_of_loading(tape)
+    moments: list[tuple[int, Callable[[], None]]] = [(start, twin.kernels_loaded)]
+    workspaces = {allocation for allocation, label in tape.labels.items() if label == HANDLE_LABEL}
+    if not workspaces:
+        return [*moments, (start, twin.handle_created)]
+    for index, event in enumerate(tape.events):
+        if event.action == "alloc" and event.allocation in workspaces:
+            moments.append((index, twin.handle_created))
+    return sorted(moments, key=lambda moment: moment[0])
 
 
 def _end_of_loading(tape: Tape) -> int:

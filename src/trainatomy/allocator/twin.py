@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
-from trainatomy.allocator.addresses import AddressPolicy, TopDownReservations
+from trainatomy.allocator.addresses import AddressPolicy, NewestFirst
 from trainatomy.allocator.blocks import (
     ADDRESS_BITS,
     ADDRESS_MASK,
@@ -79,7 +79,7 @@ class CachingAllocator:
         self._collects = self._allowed is not None and settings.garbage_collection_threshold is not None
         self._max_split = settings.max_split_size_bytes or UNBOUNDED
         self._max_rounding = settings.max_non_split_rounding_bytes or settings.large_segment_bytes
-        self._addresses: AddressPolicy = TopDownReservations() if addresses is None else addresses
+        self._addresses: AddressPolicy = NewestFirst() if addresses is None else addresses
         self._expandable = settings.expandable_segments
         self._rounded: dict[int, int] = {}
         self._live: dict[int, Block] = {}
@@ -160,6 +160,10 @@ class CachingAllocator:
     def kernels_loaded(self) -> None:
         """Say that the model is on the device and its first step begins: addresses change (see ``addresses.py``)."""
         self._addresses.kernels_loaded()
+
+    def handle_created(self) -> None:
+        """Say that a thread made its cuBLAS handle, whose workspace is next: it takes addresses, too."""
+        self._addresses.handle_created()
 
     def block_bytes(self, handle: int) -> int:
         """The size of the block behind a live handle, an unsplit rest included; 0 for handle 0."""
