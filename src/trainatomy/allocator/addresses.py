@@ -17,8 +17,8 @@ Given where the segments before it lie, 93 % of all segments lie where these rul
 Not modelled: gaps that the host's own mappings leave or open, which differ between processes (18 % of new reservations
 do not lie below all others); the code of further kernels, 2 MiB at a time (in the first forward pass about 4 MiB more
 in fp32, 12 MiB under autocast); and that convolutions open the context's range a few operations later.  What happens
-after ``cudaFree`` was not seen; assumed: a reservation that is wholly free returns to the address space, and the highest
-gap that fits is taken first.
+after ``cudaFree`` was not seen; assumed: a reservation that is wholly free returns to the address space, and the
+highest gap that fits is taken first.
 """
 
 from __future__ import annotations
