@@ -147,8 +147,8 @@ class Recorder(TorchDispatchMode):
         except NotImplementedError as error:
             raise SimulationError(
                 f"{name} in {self._modules.current() or 'no module'} cannot be executed without data: its result "
-                "depends on values that do not exist in a run without a GPU.\nMeasure this model with `trainatomy measure`, or "
-                f"replace the operation (PyTorch says: {str(error).splitlines()[0][:200]})"
+                "depends on values that do not exist in a run without a GPU.\nMeasure this model with `trainatomy "
+                f"measure`, or replace the operation (PyTorch says: {str(error).splitlines()[0][:200]})"
             ) from error
 
     def _use_libraries(self, name: str) -> None:
