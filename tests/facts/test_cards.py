@@ -16,11 +16,11 @@ ALL = cards()
 
 
 def leaves(data, prefix=""):
-    """Dotted names of all numbers of a card's file."""
+    """Dotted names of all numbers of a card's file, and of mappings that hold none."""
     for key, value in data.items():
         if key in ("sources", "assumed", "name", "device_name", "environment"):
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key
