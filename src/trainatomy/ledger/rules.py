@@ -10,8 +10,8 @@ from __future__ import annotations
 from trainatomy.results.bill import BytesPerParameter, Memory
 from trainatomy.workload.schema import Workload
 
+_NO_RULE = "the guides name no rule for this"
 _KEPT = ("weights", "optimizer_states", "gradients")
-_STATES = {"adamw": 8.0, "adam": 8.0, "8bit": 2.0, "sgd": 0.0, "momentum": 4.0}
 
 
 def bytes_per_parameter(workload: Workload, parameters: int, trainable: int, memory: Memory) -> BytesPerParameter:
@@ -36,22 +36,24 @@ def _mixed(workload: Workload) -> bool:
 
 
 def _rule(workload: Workload) -> tuple[float | None, str]:
+    if workload.model.dtype != "float32":
+        return None, _NO_RULE
     weights = 6.0 if _mixed(workload) else 4.0
     kind = "mixed precision" if _mixed(workload) else "fp32"
     if workload.mode == "inference":
         return weights, f"inference in {kind}"
     states = _states(workload)
-    if states is None or workload.model.dtype != "float32":
-        return None, "the guides name no rule for this"
+    if states is None:
+        return None, _NO_RULE
     size, label = states
     return weights + 4.0 + size, f"{kind} with {label}"
 
 
 def _states(workload: Workload) -> tuple[float, str] | None:
-    optim = workload.train.optim
-    if "8bit" in optim and ("adam" in optim):
+    optim = workload.train.optim.rpartition(".")[2].lower()  # a name of TrainingArguments, or that of a class
+    if "8bit" in optim and "adam" in optim:
         return 2.0, "8-bit AdamW"
-    if optim.startswith("adamw") and not any(word in optim for word in ("4bit", "8bit")):
+    if optim.startswith("adam") and "4bit" not in optim and optim != "adamax":
         return 8.0, "AdamW"
     if optim == "sgd":
         momentum = "momentum" in (workload.train.optim_args or "")

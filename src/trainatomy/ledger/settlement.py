@@ -83,7 +83,7 @@ def _peak_requested(tape: Tape) -> int:
 
 
 def _instant(tape: Tape, event: int | None) -> Instant:
-    if event is None:
+    if event is None or tape.events[event].action != "alloc":  # nothing was ever held: no event is a peak
         return Instant(-1, "load", "", "")
     origin = tape.origins[tape.events[event].allocation]
     return Instant(origin.step, origin.phase, origin.module, origin.operation)
