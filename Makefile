@@ -6,6 +6,8 @@
 #   make check     lint, format, types, import contract, generated documentation
 #   make format    rewrite the code in the house style
 #   make docs      rewrite the generated documentation
+#   make accuracy  predict every training that was measured on a GPU, and rewrite docs/accuracy.md (some minutes)
+#   make speed     time the command line beside importing the libraries
 #
 # PIP_ARGS reaches every installation. On Linux, torch without CUDA is a much smaller download:
 #   make setup PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -25,7 +27,7 @@ SETUP := $(VENV)/.setup-done
 TEST_SETUP := $(VENV)/.test-setup-done
 DEV_SETUP := $(VENV)/.dev-setup-done
 
-.PHONY: help setup demo test check format docs clean
+.PHONY: help setup demo test check format docs accuracy speed clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -75,6 +77,13 @@ format: $(DEV_SETUP)
 
 docs: $(DEV_SETUP)
 	$(BIN)/python docs/generate.py
+
+accuracy: $(TEST_SETUP)
+	$(INSTALL) torchvision
+	$(BIN)/python benchmarks/accuracy/report.py
+
+speed: $(SETUP)
+	$(BIN)/python benchmarks/speed.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

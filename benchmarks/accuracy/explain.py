@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from report import workload_of
+from outcomes import workload_of
 
 from trainatomy import api
 from trainatomy.gpu import tape

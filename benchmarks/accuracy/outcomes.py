@@ -1,0 +1,185 @@
+"""What was measured, what is predicted for it, and the error: (predicted - measured) / measured.
+
+``device`` is the whole card's figure for rows that had it to themselves.  For others it is NVML's figure for the
+process, held against the prediction less what NVML leaves out there (``records/cards.yaml``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grid
+import yaml
+
+import trainatomy
+from trainatomy import api
+
+if TYPE_CHECKING:
+    from trainatomy.workload.schema import Workload
+
+RECORDS = grid.HERE / "records"
+SETS = {"held out": "Held out", "tuning": "Tuned on", "notebook": "The notebook's nine rows"}
+"""The sets of rows, with the titles that the page gives them."""
+FIGURES = ("allocated", "reserved", "device")
+TASKS_PER_PROCESS = 20
+"""After about so many predictions a process ends and gives back what the libraries keep."""
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One row: bytes predicted and measured by figure (``None``: not known), or the error that prediction ended in."""
+
+    name: str
+    set: str
+    predicted: Mapping[str, int | None]
+    measured: Mapping[str, int | None]
+    problem: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+    def error(self, figure: str) -> float | None:
+        """The relative error, positive where the prediction is too high."""
+        predicted, measured = self.predicted.get(figure), self.measured.get(figure)
+        return None if predicted is None or not measured else (predicted - measured) / measured
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run over many rows: the software that predicted, a digest of what was measured, the rows in its order."""
+
+    predicted_with: Mapping[str, str]
+    records_digest: str
+    outcomes: Sequence[Outcome]
+
+
+def read_records(paths: Sequence[Path]) -> list[Line]:
+    """The lines of measured.jsonl files, in order."""
+    return [json.loads(text) for path in paths for text in path.read_text(encoding="utf-8").splitlines()]
+
+
+def digest(lines: Sequence[Line]) -> str:
+    """What tells one set of measured lines from another."""
+    return hashlib.sha256(json.dumps(lines, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def cards() -> dict[str, dict[str, Any]]:
+    """``records/cards.yaml``: by the driver's name of the card."""
+    found: dict[str, dict[str, Any]] = yaml.safe_load((RECORDS / "cards.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def set_of(line: Line) -> str:
+    """Which of ``SETS`` the row is of."""
+    return str(line.get("set") or ("held out" if line["held_out"] else "tuning"))
+
+
+def workload_of(line: Line, card: str) -> Workload:
+    """The measured training, with the card and the version of PyTorch that it ran on."""
+    row = grid.Row(line["name"], line["family"], line["workload"], line["alone"], line["held_out"])
+    software = {"torch": line["versions"]["torch"].split("+")[0]}
+    mapping = {"name": line["name"], **row.mapping, "gpu": card, "software": software}
+    return replace(row, mapping=mapping).workload()
+
+
+def measured(line: Line) -> dict[str, int | None]:
+    """The measured bytes of each figure."""
+    return {
+        "allocated": line["peak_allocated_bytes"],
+        "reserved": line["peak_reserved_bytes"],
+        "device": line["device_bytes"] if has_card(line) else line["process_bytes"],
+    }
+
+
+def has_card(line: Line) -> bool:
+    """Whether NVML's figure for the whole card is the row's own."""
+    return line["nvml_used_bytes"] is not None and line["idle_bytes"] is not None
+
+
+def outcome(line: Line, card: str = "") -> Outcome:
+    """Predict the training of a measured line; ``card``: the one that it ran on, where records/cards.yaml lacks it."""
+    known = cards().get(line["gpu"], {})
+    try:
+        prediction = api.predict(workload_of(line, card or known["card"]))
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Outcome(line["name"], set_of(line), {}, measured(line), problem)
+    memory, shortfall = prediction.memory, known.get("process_shortfall_bytes")
+    device = memory.device_bytes if has_card(line) else None if shortfall is None else memory.device_bytes - shortfall
+    predicted = {"allocated": memory.peak_allocated_bytes, "reserved": memory.peak_reserved_bytes, "device": device}
+    problem = "" if line["status"] == "completed" else line["status"]
+    return Outcome(line["name"], set_of(line), predicted, measured(line), problem, prediction.seconds_taken)
+
+
+def predict_all(lines: Sequence[Line], card: str = "", jobs: int = 2) -> Iterator[Outcome]:
+    """An outcome for each line, in order, from ``jobs`` processes that are replaced after some rows.
+
+    Not by ``max_tasks_per_child``: with it, Python 3.11's executor can wait for ever
+    (https://github.com/python/cpython/issues/115634).
+    """
+    share = jobs * TASKS_PER_PROCESS
+    for first in range(0, len(lines), share):
+        part = lines[first : first + share]
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            futures = [pool.submit(outcome, line, card) for line in part]
+            for line, future in zip(part, futures, strict=True):
+                try:
+                    yield future.result()
+                except BrokenProcessPool:
+                    yield Outcome(line["name"], set_of(line), {}, measured(line), "the process that predicted it died")
+
+
+def software() -> dict[str, str]:
+    """The versions that predictions come from."""
+    libraries = ("torch", "transformers", "accelerate", "peft")
+    return {"trainatomy": trainatomy.__version__, **{name: metadata.version(name) for name in libraries}}
+
+
+def write(run: Run, path: Path) -> None:
+    """Keep a run as JSON, a row a line, so that two runs can be held against each other."""
+    rows = []
+    for one in run.outcomes:
+        content = asdict(one)
+        del content["seconds"]
+        rows.append(json.dumps(content))
+    head = json.dumps({"predicted_with": run.predicted_with, "records_digest": run.records_digest})
+    path.write_text(head[:-1] + ', "outcomes": [\n' + ",\n".join(rows) + "\n]}\n", encoding="utf-8")
+
+
+def read(path: Path) -> Run:
+    """A run that was kept."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    outcomes = tuple(Outcome(**row) for row in content["outcomes"])
+    return Run(content["predicted_with"], content["records_digest"], outcomes)
+
+
+def changes(before: Run, after: Run) -> list[str]:
+    """A line for each prediction that differs between two runs, with its error before and after."""
+    old = {one.name: one for one in before.outcomes}
+    found = []
+    for one in after.outcomes:
+        for figure in FIGURES:
+            then, now = old[one.name].error(figure) if one.name in old else None, one.error(figure)
+            if one.name in old and then != now:
+                found.append(f"{one.name} {figure}: {_percent(then)} -> {_percent(now)}")
+    return found
+
+
+def _percent(error: float | None) -> str:
+    return "none" if error is None else f"{error * 100:+.4f} %"
+
+
+def family(line: Line) -> str:
+    """The model's family as transformers writes it (``Bert``, ``Qwen2``); the row's own where a factory builds it."""
+    found = re.match(r"(\w+?)(?=For[A-Z]|LMHead|Model)", line["workload"]["model"].get("class", ""))
+    return found[1] if found else str(line["family"])

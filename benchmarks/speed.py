@@ -1,0 +1,149 @@
+"""How long answers take: ``python benchmarks/speed.py [--runs 5]``.
+
+Each command runs in a process of its own: seconds until it ends, seconds of processor time that it took, and the most
+memory that it held. The median of the runs counts. What is compared with a limit says whether it kept it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+
+GIB = 2**30
+TRAINATOMY = (sys.executable, "-m", "trainatomy")
+IMPORTS = "import torch; from transformers import BertForSequenceClassification"
+LOADS_NEITHER = "import trainatomy, sys; sys.exit(bool({'torch', 'transformers'} & sys.modules.keys()))"
+LLAMA = """\
+model: {id: meta-llama/Llama-3.1-405B, class: LlamaForCausalLM, dtype: bfloat16}
+data: {sequence_length: 4096}
+train: {per_device_train_batch_size: 1, optim: adamw_torch_fused}
+gpu: {base: b200, memory_bytes: 8 TiB}
+"""
+BERT = (
+    "predict --model google-bert/bert-large-uncased --model-class BertForSequenceClassification --sequence-length 512 "
+    "--per-device-train-batch-size 4 --gpu h200"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One process: seconds on the clock, seconds of processor time, bytes of memory held at most."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A command with its runs."""
+
+    name: str
+    runs: Sequence[Run]
+
+    def typical(self, of: Callable[[Run], float]) -> float:
+        """The median over the runs."""
+        return median(map(of, self.runs))
+
+
+def run(command: Sequence[str]) -> Run:
+    """Run a command to its end. Raises ``SystemExit`` where it fails, with what it said."""
+    began = time.perf_counter()
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.perf_counter() - began
+        if process.returncode:
+            said.seek(0)
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{said.read().decode()[-2000:]}")
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+def times(workload: Path, runs: int, large_runs: int) -> dict[str, Timed]:
+    """Every command with its runs, after one that fills the file caches."""
+    commands = {
+        "imports": ("import torch and BertForSequenceClassification", (sys.executable, "-c", IMPORTS), runs),
+        "bert": ("trainatomy predict, BERT-large", (*TRAINATOMY, *BERT.split()), runs),
+        "llama": ("trainatomy predict, Llama-3.1-405B", (*TRAINATOMY, "predict", str(workload)), large_runs),
+        "help": ("trainatomy --help", (*TRAINATOMY, "--help"), runs),
+        "import": ("import trainatomy", (sys.executable, "-c", LOADS_NEITHER), runs),
+    }
+    found: dict[str, Timed] = {}
+    for key, (name, command, count) in commands.items():
+        if key != "llama":
+            run(command)
+        found[key] = Timed(name, [run(command) for _ in range(count)])
+        print(_row(found[key]), flush=True)
+    return found
+
+
+def limits(found: dict[str, Timed]) -> list[tuple[str, float, float]]:
+    """What is to be kept: name, reached, limit."""
+    bert, imports, llama = (found[key].typical(_seconds) for key in ("bert", "imports", "llama"))
+    return [
+        ("BERT-large, times the imports alone", bert / imports, 2.0),
+        ("Llama-3.1-405B, seconds", llama, 30.0),
+        ("Llama-3.1-405B, GiB of memory", found["llama"].typical(_peak) / GIB, 1.5),
+        ("trainatomy --help, seconds", found["help"].typical(_seconds), 0.3),
+    ]
+
+
+def _seconds(one: Run) -> float:
+    return one.seconds
+
+
+def _cpu(one: Run) -> float:
+    return one.cpu_seconds
+
+
+def _peak(one: Run) -> float:
+    return one.peak_bytes
+
+
+def _row(timed: Timed) -> str:
+    spread = max(map(_seconds, timed.runs)) - min(map(_seconds, timed.runs))
+    return (
+        f"| {timed.name} | {timed.typical(_seconds):.2f} | {spread:.2f} | {timed.typical(_cpu):.2f} "
+        f"| {timed.typical(_peak) / GIB:.2f} | {len(timed.runs)} |"
+    )
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{model or platform.processor() or platform.machine()}, {os.cpu_count()} processors"
+
+
+def main() -> int:
+    """Print the tables; 1 where a limit is not kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5, help="runs of each command (default: 5)")
+    parser.add_argument("--large-runs", type=int, default=3, help="runs of Llama-3.1-405B (default: 3)")
+    options = parser.parse_args()
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
+    print(f"{_processor()}; Python {platform.python_version()}, {versions}; {time.strftime('%Y-%m-%d')}\n")
+    print("| | seconds | spread | processor seconds | GiB | runs |\n|---|---:|---:|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as folder:
+        workload = Path(folder) / "llama.yaml"
+        workload.write_text(LLAMA, encoding="utf-8")
+        reached = limits(times(workload, options.runs, options.large_runs))
+    print("\n| | reached | limit | |\n|---|---:|---:|---|")
+    for name, value, limit in reached:
+        print(f"| {name} | {value:.2f} | {limit:g} | {'kept' if value <= limit else 'not kept'} |")
+    return int(any(value > limit for _, value, limit in reached))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
