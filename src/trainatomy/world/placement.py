@@ -5,7 +5,9 @@ Handlers run with the world's function mode popped, so the calls inside see meta
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -34,12 +36,21 @@ def _getter(name: str) -> Callable[..., Any]:
 
 
 class Placement:
-    """The handlers of one world, by function; ``move`` tells the recorder that a result lives elsewhere than its
-    source."""
+    """The handlers of one world, by function.
 
-    def __init__(self, storages: Storages, arriving: Callable[[torch.Tensor, torch.Tensor | None], None]) -> None:
+    ``arriving`` is told of a tensor that came over to the device, and of its source where that has its values; what
+    is made inside ``on_host()`` stands for a tensor in host memory.
+    """
+
+    def __init__(
+        self,
+        storages: Storages,
+        arriving: Callable[[torch.Tensor, torch.Tensor | None], None],
+        on_host: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._storages = storages
         self._arriving = arriving
+        self._on_host = on_host
 
     def handlers(self) -> dict[Any, Handler]:
         """All handlers by the function (or property getter) that they answer for."""
@@ -77,10 +88,15 @@ class Placement:
         return not self.is_device(args[0])
 
     def _type(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(args) > 1 or kwargs:
-            return func(*args, **kwargs)
-        name: str = func(*args)
-        return name.replace("torch.", "torch.cuda.", 1) if self.is_device(args[0]) else name
+        """``type()`` and ``type("torch.cuda.HalfTensor")``; a dtype moves nothing."""
+        tensor, asked = args[0], (args[1] if len(args) > 1 else kwargs.get("dtype"))
+        if asked is None:
+            kind = func(tensor).rpartition(".")[2]
+            return f"torch.cuda.{kind}" if self.is_device(tensor) else f"torch.{kind}"
+        if isinstance(asked, str):
+            place, _, kind = asked.rpartition(".")
+            return self._move(tensor, CUDA if place == "torch.cuda" else CPU, getattr(torch, kind).dtype)
+        return func(*args, **kwargs)
 
     def _to(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensor, rest = args[0], args[1:]
@@ -92,7 +108,7 @@ class Placement:
         if named is None and rest and isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool):
             named, rest = rest[0], rest[1:]
         if named is not None:
-            device = torch.device(named)
+            device = CUDA if names_cuda(named) else torch.device(named)
             if device.type == "meta":
                 return func(*args, **kwargs)
             options = {k: v for k, v in kwargs.items() if k != "device"}
@@ -120,9 +136,8 @@ class Placement:
             source = tensor if tensor.requires_grad else tensor.detach()
             moved = source.to(META, dtype, **options)
         else:
-            moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **options)
+            with contextlib.nullcontext() if there else self._on_host():
+                moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **options)
         if there:
             self._arriving(moved, tensor if tensor.dtype == moved.dtype else None)
-        else:
-            self._storages.mark_host([moved])
         return moved

@@ -39,7 +39,7 @@ class World:
         self.recorder = Recorder(self.storages, self.modules, self.rules, self.processor, self.workspaces)
         copied = lambda t: self.recorder.label(t, "weight_copy")  # noqa: E731
         self.autocast = Autocast(self.storages, self.processor.torch_version, copied)
-        self.placement = Placement(self.storages, self._arrive)
+        self.placement = Placement(self.storages, self._arrive, self.on_host)
         self.functions = CudaFunctions(self._handlers(), composites(self.processor), self.autocast)
 
     @property

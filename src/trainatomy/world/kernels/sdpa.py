@@ -111,15 +111,15 @@ def _math(
     if not flags.half_precision_math:
         query, key, value = (t.to(torch.float32) if is_half(t) else t for t in (query, key, value))
     scaling = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else abs(scale))
-    query = query * (-scaling if scale is not None and scale < 0 else scaling)
+    scaled = query * (-scaling if scale is not None and scale < 0 else scaling)  # beside query, which lives on
     if is_causal:
         if mask is not None:
             raise ValueError("scaled_dot_product_attention: attn_mask and is_causal=True cannot be given together")
-        mask = query.new_ones((query.shape[-2], key.shape[-2]), dtype=torch.bool).tril()
+        mask = scaled.new_ones((query.shape[-2], key.shape[-2]), dtype=torch.bool).tril()
         mask = _additive(mask, query.dtype, "math")
     if enable_gqa:
         key, value = (_repeat_heads(tensor, query.shape[-3]) for tensor in (key, value))
-    weights = torch.matmul(query, key.transpose(-2, -1) * scaling)
+    weights = torch.matmul(scaled, key.transpose(-2, -1) * scaling)
     if mask is not None:
         weights.add_(mask)
     weights = _aten._safe_softmax(weights, -1)
