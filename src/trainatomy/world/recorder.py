@@ -19,6 +19,7 @@ from trainatomy.world.modules import ModuleTracker
 from trainatomy.world.storages import Storages
 from trainatomy.world.uses import UseCounts, is_dense
 from trainatomy.world.values import Values
+from trainatomy.world.zeros import FreshZeros
 
 _DISABLED = torch._C.DisableTorchFunction
 
@@ -49,6 +50,7 @@ class Recorder(TorchDispatchMode):
         self._workspaces = workspaces
         self.libraries: set[str] = set()
         self._uses = UseCounts()
+        self._zeros = FreshZeros()
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
     # -- the tape ------------------------------------------------------------------------------------------------------
@@ -137,6 +139,7 @@ class Recorder(TorchDispatchMode):
                 if self._from_host(name, args, outputs):
                     self._storages.mark_host(outputs)
                 elif not (name == "aten::add" and self._accumulates(args, outputs[0])):
+                    self._zeros.follow(name, args, outputs[0], self._take_over)
                     self._write(name, func, args, kwargs, outputs)
                     self._use_libraries(name)
         return result
@@ -178,7 +181,11 @@ class Recorder(TorchDispatchMode):
             return False
         if not is_dense(first) or not self._uses.exclusive(first):
             return False
-        known = self._known.pop(first.untyped_storage()._cdata, None)
+        return self._take_over(first, output)
+
+    def _take_over(self, source: torch.Tensor, output: torch.Tensor) -> bool:
+        """The memory of ``source`` is the output's from now on, as CUDA writes in place what a dispatch mode does not."""
+        known = self._known.pop(source.untyped_storage()._cdata, None)
         if known is None:
             return False
         self._adopt(output, known[0])
