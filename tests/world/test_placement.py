@@ -1,0 +1,119 @@
+"""Where tensors without data say that they are, and what moving them takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainatomy.world.placement import names_cuda
+from trainatomy.world.world import World
+
+CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
+
+
+def taken(world: World) -> list[int]:
+    return [event.bytes for event in world.tape.events if event.action == "alloc"]
+
+
+@pytest.mark.parametrize(
+    ("device", "is_cuda"),
+    [("cuda", True), ("cuda:0", True), (0, True), (CUDA, True), ("cpu", False), (CPU, False), (None, False)],
+)
+def test_what_names_the_gpu(device: Any, is_cuda: bool) -> None:
+    assert names_cuda(device) is is_cuda
+
+
+def test_a_tensor_made_on_the_device_says_so(world: World) -> None:
+    made = torch.empty(4, 5, device="cuda")
+    assert (made.device, made.is_cuda, made.is_cpu, made.is_meta, made.get_device()) == (CUDA, True, False, False, 0)
+    assert made.type() == "torch.cuda.FloatTensor"
+    assert taken(world) == [80]
+
+
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
+def test_a_tensor_from_data(world: World, make: Any) -> None:
+    made = make([1.0, 2.0, 3.0], device="cuda")
+    assert (made.device, made.shape, made.dtype) == (CUDA, (3,), torch.float32)
+    assert taken(world) == [12]
+
+
+def test_new_tensors_are_made_where_their_source_is(world: World) -> None:
+    source = torch.empty(2, device="cuda")
+    assert source.new_tensor([1, 2, 3], device="cuda").device == CUDA
+    assert torch.empty_like(source).device == source.new_zeros(3).device == CUDA
+    assert taken(world) == [8, 24, 8, 12]
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda t: t.to("cuda"),
+        lambda t: t.to(0),
+        lambda t: t.to(device="cuda"),
+        lambda t: t.to("cuda", non_blocking=True),
+        lambda t: t.to("cuda", torch.float32),
+        lambda t: t.cuda(),
+        lambda t: t.pin_memory().to("cuda"),
+        lambda t: t.to(torch.empty(0, device="cuda")),
+    ],
+)
+def test_a_move_takes_memory_once(world: World, move: Any) -> None:
+    moved = move(torch.ones(256))
+    assert moved.device == CUDA
+    assert moved.to("cuda") is moved
+    assert taken(world) == [1024]
+
+
+def test_a_move_can_change_the_type(world: World) -> None:
+    assert torch.ones(256).to("cuda", torch.float16).dtype == torch.float16
+    assert torch.ones(256).to("cuda", dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert taken(world) == [512, 512]
+
+
+def test_a_type_alone_moves_nothing(world: World) -> None:
+    here, there = torch.ones(4).to(torch.float16), torch.empty(4, device="cuda").to(torch.float16)
+    assert (here.device, there.device) == (CPU, CUDA)
+    assert taken(world) == [16, 8]
+
+
+def test_what_comes_back_is_the_hosts_and_stays_there(world: World) -> None:
+    back = torch.empty(256, device="cuda").cpu()
+    assert back.device == CPU
+    assert (back + 1).device == CPU
+    assert taken(world) == [1024]
+    assert (back.to("cuda") * 2).device == CUDA
+    assert taken(world) == [1024, 1024, 1024]
+
+
+def test_a_release_is_on_the_tape(world: World) -> None:
+    first = torch.empty(256, device="cuda")
+    view = first.view(16, 16)
+    del first
+    assert [event.action for event in world.tape.events] == ["alloc"]
+    del view
+    assert [event.action for event in world.tape.events] == ["alloc", "free"]
+
+
+def test_a_model_moves_as_a_whole(world: World) -> None:
+    with world.on_host():
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    assert {p.device for p in model.parameters()} == {CPU}
+    assert taken(world) == []
+    parameters = list(model.parameters())
+    model.to("cuda")
+    assert {t.device for t in (*model.parameters(), *model.buffers())} == {CUDA}
+    assert list(map(id, model.parameters())) == list(map(id, parameters))
+    assert taken(world) == [256, 32, 32, 32, 32, 32, 8]
+
+
+def test_nothing_is_taken_for_nothing(world: World) -> None:
+    torch.empty(0, 5, device="cuda")
+    assert world.tape.events == []
+
+
+def test_emptying_the_cache_is_on_the_tape(world: World) -> None:
+    torch.cuda.empty_cache()
+    assert [event.action for event in world.tape.events] == ["empty_cache"]
