@@ -1,0 +1,82 @@
+"""What is answered where a value is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from trainatomy.world.world import World
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_mask_that_came_with_the_batch_is_known(world: World, padded: bool, dtype: torch.dtype) -> None:
+    mask = torch.ones(2, 8, dtype=dtype)
+    mask[1, 6:] = not padded
+    mask = mask.to("cuda")
+    assert bool(mask.all()) is not padded
+    assert bool((mask == 0).any()) is padded
+    assert bool(torch.all(mask[:, None, None, :].bool())) is not padded
+    assert int(mask.sum()) == (14 if padded else 16)
+    assert mask.sum(-1).max().item() == 8
+
+
+def test_positions_are_known(world: World) -> None:
+    positions = torch.arange(5, device="cuda")
+    assert int(positions[-1]) == 4
+    assert bool((positions[1:] > positions[:-1]).all())
+    assert (positions + 3).max().item() == 7
+
+
+def test_what_is_overwritten_in_place_is_followed(world: World) -> None:
+    labels = torch.tensor([1, 2, 3]).to("cuda")
+    labels.add_(4)
+    assert labels.sum().item() == 18
+
+
+def test_what_is_overwritten_with_the_unknown_is_forgotten(world: World) -> None:
+    labels = torch.tensor([1, 2, 3]).to("cuda")
+    labels.copy_(torch.empty(3, device="cuda").argsort())
+    assert labels.sum().item() == 0
+
+
+def test_equality_of_known_values(world: World) -> None:
+    one, same, other = (torch.tensor(values).to("cuda") for values in ([1, 2], [1, 2], [1, 3]))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_a_loss_is_zero_and_a_truth_is_true(world: World) -> None:
+    loss = torch.empty(4, device="cuda").mean()
+    assert loss.item() == 0.0
+    assert float(loss) == 0.0
+    assert bool(loss < 3)
+    assert bool((torch.empty(4, device="cuda") > 0).all())
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda x: torch.isnan(x),
+        lambda x: torch.isinf(x.sum()),
+        lambda x: torch.isnan(x).any(),
+        lambda x: (torch.isnan(x) | torch.isinf(x)).any(),
+        lambda x: torch.isnan(x).to(torch.bool).all(),
+    ],
+)
+def test_nothing_overflows(world: World, question: Any) -> None:
+    assert not bool(question(torch.empty(1, device="cuda")))
+
+
+def test_a_falsehood_dies_with_its_tensor(world: World) -> None:
+    """Another tensor may take the storage's identity; it must not take its answer."""
+    for _ in range(50):
+        assert not bool(torch.isnan(torch.empty(1, device="cuda")))
+        assert bool(torch.empty(1, device="cuda") > 0)
+
+
+def test_tensors_of_the_host_keep_their_values(world: World) -> None:
+    assert torch.tensor([2.5]).item() == 2.5
+    assert not bool((torch.arange(3) > 1).all())
