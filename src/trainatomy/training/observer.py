@@ -38,6 +38,12 @@ class Observer(Protocol):
     def micro_step_begin(self, micro_step: int) -> None:
         """Micro-batch ``micro_step`` (from 0 in each step) begins: its forward is next."""
 
+    def leaves_out(self, micro_step: int, of: int) -> bool:
+        """Whether micro-batch ``micro_step`` of ``of``, which repeats the one before, need not be run.
+
+        Always False where something is trained; a run without data may save itself the repetition.
+        """
+
     def forward_end(self) -> None:
         """The loss is computed and the model's other outputs have been let go; backward is next."""
 
@@ -67,6 +73,9 @@ class Silent:
     def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None: ...
     def step_begin(self, step: int) -> None: ...
     def micro_step_begin(self, micro_step: int) -> None: ...
+    def leaves_out(self, micro_step: int, of: int) -> bool:
+        return False
+
     def forward_end(self) -> None: ...
     def micro_step_end(self, micro_step: int) -> None: ...
     def optimizer_begin(self) -> None: ...

@@ -26,9 +26,9 @@ class ModuleTracker:
         self._handles: list[Any] = []
 
     def learn(self, model: nn.Module) -> None:
-        """Take the names of a model's modules."""
+        """Take the names of a model's modules; the model itself goes by its class."""
         for name, module in model.named_modules():
-            self._paths.setdefault(id(module), name)
+            self._paths.setdefault(id(module), name or type(module).__name__)
 
     def __enter__(self) -> ModuleTracker:
         self._handles = [

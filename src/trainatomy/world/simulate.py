@@ -24,7 +24,7 @@ from trainatomy.world.eras import software_of
 from trainatomy.world.kernels import RULES
 from trainatomy.world.kernels.plan import Processor
 from trainatomy.world.kernels.workspaces import Workspaces
-from trainatomy.world.watcher import Watcher
+from trainatomy.world.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.world.world import World
 
 #: Micro-batches that are executed at most for the third step; two steps are always run (states and gradients exist from
@@ -59,7 +59,8 @@ def steps_needed(workload: Workload) -> int:
         return workload.steps
     if workload.mode == "inference":
         return 2
-    return 3 if 3 * workload.train.gradient_accumulation_steps <= _PATIENCE else 2
+    micro_steps = min(workload.train.gradient_accumulation_steps, EXECUTED_MICRO_STEPS)
+    return 3 if 3 * micro_steps <= _PATIENCE else 2
 
 
 def simulate(

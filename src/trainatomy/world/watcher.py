@@ -12,6 +12,10 @@ from torch import nn
 from trainatomy.world.recorder import Recorder
 
 
+#: Micro-batches of a step that are executed: with gradients new, with gradients there (twice), and the last, on which the optimizer waits.
+EXECUTED_MICRO_STEPS = 4
+
+
 class Watcher:
     """The observer of a simulated run (``training.observer.Observer``)."""
 
@@ -44,6 +48,10 @@ class Watcher:
         """Forward begins."""
         self._recorder.mark("forward")
         self._recorder.stage = "forward"
+
+    def leaves_out(self, micro_step: int, of: int) -> bool:
+        """Micro-batches between the third and the last do again what the third did."""
+        return EXECUTED_MICRO_STEPS - 1 <= micro_step < of - 1
 
     def forward_end(self) -> None:
         """What forward made and is still held, is held for backward."""

@@ -53,6 +53,8 @@ def train(
         observer.step_begin(step)
         for micro_step in range(accumulation):
             batch = next(batches)
+            if observer.leaves_out(micro_step, accumulation):
+                continue
             observer.micro_step_begin(micro_step)
             with autocast(settings, kind):
                 loss = loss_of(model(**batch))

@@ -74,6 +74,7 @@ def _is_transformers_model(model: nn.Module) -> bool:
 @cache
 def _observed_trainer() -> Any:
     """The Trainer with an observer; made on first use, because importing the Trainer takes a second."""
+    import torch
     from transformers import Trainer, TrainerCallback
 
     class Steps(TrainerCallback):
@@ -131,11 +132,13 @@ def _observed_trainer() -> Any:
             return optimizer
 
         def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-            micro_step = self._micro_step
+            micro_step, of = self._micro_step, self.args.gradient_accumulation_steps
+            self._micro_step = (micro_step + 1) % of
+            if self._observer.leaves_out(micro_step, of):
+                return torch.zeros((), device=self.args.device)
             self._observer.micro_step_begin(micro_step)
             loss = super().training_step(*arguments, **keywords)
             self._observer.micro_step_end(micro_step)
-            self._micro_step = (micro_step + 1) % self.args.gradient_accumulation_steps
             return loss
 
         def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
