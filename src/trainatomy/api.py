@@ -55,10 +55,12 @@ def predict(
         workload = what if gpu is None else what.model_copy(update={"gpu": gpu})
         simulation = simulate(workload, workload.card(), trust_remote_code=trust_remote_code)
     else:
+        from trainatomy.training.factory import user_code
         from trainatomy.world.live import described, on_meta
 
         workload, make_batch = described(what, batch, optimizer, gpu, train)
-        simulation = simulate(workload, workload.card(), model=lambda: on_meta(what), make_batch=make_batch)
+        with user_code(f"{type(what).__name__}: its forward"):
+            simulation = simulate(workload, workload.card(), model=lambda: on_meta(what), make_batch=make_batch)
     return _prediction(workload, simulation, timeline, started)
 
 

@@ -65,9 +65,15 @@ def described(
             "pass batch={name: tensor}, or a function of the batch size"
         )
     card = {} if gpu is None else {"gpu": gpu}
-    name = type(model).__name__
-    mapping: dict[str, Any] = {"loop": "pytorch", **top, **card, "model": {"class": name}, "train": settings}
+    described_model = {"class": type(model).__name__, **_dtype(model)}
+    mapping: dict[str, Any] = {"loop": "pytorch", **top, **card, "model": described_model, "train": settings}
     return Workload.from_mapping(mapping), make_batch
+
+
+def _dtype(model: nn.Module) -> dict[str, str]:
+    """The type of the weights, where they have 16 bits: that of the first."""
+    first = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return {"dtype": str(first).removeprefix("torch.")} if first in (torch.float16, torch.bfloat16) else {}
 
 
 def _to_host(batch: Mapping[str, Any]) -> dict[str, Any]:
