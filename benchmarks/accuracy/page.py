@@ -10,6 +10,7 @@ from outcomes import FIGURES, SETS, Line, Outcome, Run, digest, family
 from techniques import PLAIN, TECHNIQUES, techniques
 
 MARK = "<!-- Written by `make accuracy`. -->"
+README_MARKS = ("<!-- accuracy: written by `make accuracy` -->", "<!-- end of accuracy -->")
 ABOUT = """\
 Every row was measured on a GPU and is predicted afresh, without one, by `make accuracy`. An error is (predicted
 − measured) / measured; median, 95th percentile and worst are of its absolute value. *Exact* counts predictions
@@ -37,6 +38,16 @@ def page(run: Run, lines: Sequence[Line]) -> str:
                 order = [PLAIN, *TECHNIQUES]
                 parts += groups(chosen, lambda one: techniques(by_name[one.name]["workload"]), order)
     return "\n".join([*parts, "", "## Rows", "", *details(run.outcomes), ""])
+
+
+def in_readme(text: str, run: Run) -> str:
+    """The README's text with the summaries of ``run`` between its two marks."""
+    parts: list[str] = []
+    for kind, title in SETS.items():
+        chosen = [one for one in run.outcomes if one.set == kind]
+        parts += [f"{title}, {counted(chosen)}:", "", *summary(chosen), ""] if chosen else []
+    before, _, rest = text.partition(README_MARKS[0])
+    return before + README_MARKS[0] + "\n\n" + "\n".join(parts) + "\n" + README_MARKS[1] + rest.partition(README_MARKS[1])[2]
 
 
 def counted(outcomes: Sequence[Outcome]) -> str:

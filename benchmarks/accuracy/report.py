@@ -1,7 +1,7 @@
 """Predicted beside measured: ``python benchmarks/accuracy/report.py [MEASURED.jsonl ...] [--only heldout]``.
 
 Every measured row is predicted afresh, without a GPU.  Without arguments, the shipped records are: then the run is kept
-in errors.json, docs/accuracy.md is written from it, and what changed since the last run is printed (``make accuracy``).
+in errors.json, docs/accuracy.md and the tables of README.md are written from it, and what changed since the last run is printed (``make accuracy``).
 A row that cannot be predicted is a row of its own, never left out.
 """
 
@@ -19,6 +19,7 @@ from outcomes import RECORDS, Line, Run
 
 ERRORS = HERE / "errors.json"
 PAGE = HERE.parents[1] / "docs" / "accuracy.md"
+README = HERE.parents[1] / "README.md"
 SETS = {"tuning": "tuning", "heldout": "held out", "notebook": "notebook"}
 
 
@@ -43,10 +44,16 @@ def keep(run: Run, lines: list[Line]) -> None:
     """Write errors.json and the page; print what changed since the errors.json before."""
     before = outcomes.read(ERRORS) if ERRORS.exists() else None
     outcomes.write(run, ERRORS)
-    PAGE.write_text(page.page(run, lines), encoding="utf-8")
+    publish(run, lines)
     if before:
         found = outcomes.changes(before, run)
         print(f"{len(found)} figures changed since the last run", *found, sep="\n  ")
+
+
+def publish(run: Run, lines: list[Line]) -> None:
+    """Write the page and the README's tables from a run."""
+    PAGE.write_text(page.page(run, lines), encoding="utf-8")
+    README.write_text(page.in_readme(README.read_text(encoding="utf-8"), run), encoding="utf-8")
 
 
 def options() -> argparse.Namespace:
@@ -58,7 +65,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--gpu", default="", help="the card that was measured (default: by records/cards.yaml)")
     parser.add_argument("--jobs", type=int, default=2, help="processes that predict (default: 2)")
     parser.add_argument("--out", type=Path, help="write the page here, and keep nothing")
-    parser.add_argument("--page-only", action="store_true", help="write docs/accuracy.md from errors.json again")
+    parser.add_argument("--page-only", action="store_true", help="write the page from errors.json again")
     return parser.parse_args()
 
 
@@ -67,7 +74,7 @@ def main() -> int:
     asked = options()
     lines = outcomes.read_records(asked.measured) if asked.measured else shipped()
     if asked.page_only:
-        PAGE.write_text(page.page(outcomes.read(ERRORS), lines), encoding="utf-8")
+        publish(outcomes.read(ERRORS), lines)
         return 0
     names = asked.names.split(",") if asked.names else None
     chosen = [
