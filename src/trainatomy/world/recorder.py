@@ -184,7 +184,8 @@ class Recorder(TorchDispatchMode):
         return self._take_over(first, output)
 
     def _take_over(self, source: torch.Tensor, output: torch.Tensor) -> bool:
-        """The memory of ``source`` is the output's from now on, as CUDA writes in place what a dispatch mode does not."""
+        """The memory of ``source`` is the output's from now on, as CUDA writes in place what a dispatch mode does
+        not."""
         known = self._known.pop(source.untyped_storage()._cdata, None)
         if known is None:
             return False

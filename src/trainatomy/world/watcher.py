@@ -11,8 +11,8 @@ from torch import nn
 
 from trainatomy.world.recorder import Recorder
 
-
-#: Micro-batches of a step that are executed: with gradients new, with gradients there (twice), and the last, on which the optimizer waits.
+#: Micro-batches of a step that are executed: with gradients new, with gradients there (twice), and the last, on which
+#: the optimizer waits.
 EXECUTED_MICRO_STEPS = 4
 
 

@@ -1,8 +1,8 @@
 """Zeros that a backward formula has just made, to fill them in place.
 
-The formulas of gather, index_select, indexing and value-selecting reductions scatter a gradient into fresh zeros.  On CUDA they write in
-place; under a dispatch mode, which counts as a tensor subclass, they make another tensor.
-Source: torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/native (``areAnyTensorSubclassLike``), torch 2.9-2.13.
+The formulas of gather, index_select, indexing and value-selecting reductions scatter a gradient into fresh zeros.  On
+CUDA they write in place; under a dispatch mode, which counts as a tensor subclass, they make another tensor. Source:
+torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/native (``areAnyTensorSubclassLike``), torch 2.9-2.13.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class FreshZeros:
         output: torch.Tensor,
         take_over: Callable[[torch.Tensor, torch.Tensor], bool],
     ) -> None:
-        """Look at an operation; ``take_over(zeros, output)`` is called for one that fills the zeros in place on CUDA."""
+        """Look at an operation; ``take_over(zeros, output)`` is called for one that fills the zeros in place on
+        CUDA."""
         if torch._C._current_graph_task_id() == -1:
             return
         self._age += 1
