@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 RECORDS = grid.HERE / "records"
-SETS = {"held out": "Held out", "tuning": "Tuned on", "notebook": "The notebook's nine rows"}
+SETS = {"held out": "Held out", "tuning": "Tuned on", "notebook": "The notebook"}
 """The sets of rows, with the titles that the page gives them."""
 FIGURES = ("allocated", "reserved", "device")
 TASKS_PER_PROCESS = 20

@@ -47,7 +47,15 @@ def in_readme(text: str, run: Run) -> str:
         chosen = [one for one in run.outcomes if one.set == kind]
         parts += [f"{title}, {counted(chosen)}:", "", *summary(chosen), ""] if chosen else []
     before, _, rest = text.partition(README_MARKS[0])
-    return before + README_MARKS[0] + "\n\n" + "\n".join(parts) + "\n" + README_MARKS[1] + rest.partition(README_MARKS[1])[2]
+    return (
+        before
+        + README_MARKS[0]
+        + "\n\n"
+        + "\n".join(parts)
+        + "\n"
+        + README_MARKS[1]
+        + rest.partition(README_MARKS[1])[2]
+    )
 
 
 def counted(outcomes: Sequence[Outcome]) -> str:

@@ -1,8 +1,8 @@
 """Predicted beside measured: ``python benchmarks/accuracy/report.py [MEASURED.jsonl ...] [--only heldout]``.
 
 Every measured row is predicted afresh, without a GPU.  Without arguments, the shipped records are: then the run is kept
-in errors.json, docs/accuracy.md and the tables of README.md are written from it, and what changed since the last run is printed (``make accuracy``).
-A row that cannot be predicted is a row of its own, never left out.
+in errors.json, docs/accuracy.md and the tables of README.md are written from it, and what changed since the last run is
+printed (``make accuracy``).  A row that cannot be predicted is a row of its own, never left out.
 """
 
 from __future__ import annotations

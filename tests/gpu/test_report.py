@@ -126,6 +126,9 @@ def test_the_shipped_page_comes_from_the_shipped_records() -> None:
         (each["name"], outcomes.measured(each)) for each in lines
     ]
     assert report.PAGE.read_text("utf-8") == page.page(run, lines), "run `make accuracy`"
+    readme = report.README.read_text("utf-8")
+    assert page.README_MARKS[0] in readme
+    assert readme == page.in_readme(readme, run), "run `make accuracy`"
 
 
 def test_shipped_rows_are_rows_of_the_grid_and_were_held_out_as_it_says() -> None:
