@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from outcomes import workload_of
 
-from trainatomy import api
 from trainatomy.gpu import tape
 from trainatomy.gpu.compare_tapes import Difference, compare_peak, compare_step
 from trainatomy.gpu.tape import History
@@ -55,7 +54,7 @@ def main() -> int:
     options = parser.parse_args()
     history = tape.read(options.tape)
     workload = read(options.workload) if options.workload else _recorded(history, options.gpu)
-    simulated, real = simulate(workload, api.card_of(workload)).tape, tape.to_tape(history)
+    simulated, real = simulate(workload, workload.card()).tape, tape.to_tape(history)
     if history.notes:
         differences = compare_step(simulated, real, options.step)
         print(table(f"Allocated in step {options.step}", differences, options.count))
