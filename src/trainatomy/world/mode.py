@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from trainatomy.world.autocast import Autocast
-from trainatomy.world.placement import META, Handler, names_cuda
+from trainatomy.world.placement import CUDA, META, Handler, names_cuda
 
 
 class CudaFunctions(TorchFunctionMode):
@@ -56,7 +56,8 @@ class CudaFunctions(TorchFunctionMode):
             host = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory")}
             make: Callable[..., Any]
             make, data = (torch.tensor, args[1:]) if func is torch.Tensor.new_tensor else (func, args)
-            made = make(*data, **{**host, "device": "cpu"}).to(META)
+            made = make(*data, **{**host, "device": "cpu"})
+            made = self._handlers[torch.Tensor.to](torch.Tensor.to, (made, CUDA), {})
             made.requires_grad_(kwargs.get("requires_grad", False))
             return made
         kwargs.pop("pin_memory", None)

@@ -16,6 +16,7 @@ from trainatomy.world.answers import Answers
 from trainatomy.world.kernels.plan import Call, Free, Out, Processor, Rule, Scratch
 from trainatomy.world.libraries import libraries_of
 from trainatomy.world.modules import ModuleTracker
+from trainatomy.world.selection import Selection
 from trainatomy.world.storages import Storages
 from trainatomy.world.uses import UseCounts, is_dense
 from trainatomy.world.values import Values
@@ -51,6 +52,7 @@ class Recorder(TorchDispatchMode):
         self.libraries: set[str] = set()
         self._uses = UseCounts()
         self._zeros = FreshZeros()
+        self._selection = Selection(self.values, self.hold)
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
     # -- the tape ------------------------------------------------------------------------------------------------------
@@ -130,6 +132,8 @@ class Recorder(TorchDispatchMode):
             name = func._schema.name
             result = self._answers.answer(name, args)
             if result is None:
+                result = self._selection.run(name, func, args, kwargs)
+            if result is None:
                 result = self._run(name, func, args, kwargs)
             self._modules.operation()
             outputs = _tensors(result)
@@ -149,9 +153,10 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         except NotImplementedError as error:
             raise SimulationError(
-                f"{name} in {self._modules.current() or 'no module'} cannot be executed without data: its result "
-                "depends on values that do not exist in a run without a GPU.\nMeasure this model with `trainatomy "
-                f"measure`, or replace the operation (PyTorch says: {str(error).splitlines()[0][:200]})"
+                f"{name} in {self._modules.current() or 'the training loop'} cannot be executed without data: "
+                "its result depends on values that do not exist in a run without a GPU.\n"
+                "Measure this model with `trainatomy measure`, or replace the operation "
+                f"(PyTorch says: {str(error).splitlines()[0][:200]})"
             ) from error
 
     def _use_libraries(self, name: str) -> None:

@@ -7,44 +7,63 @@ GPU would answer it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
+_Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 _LARGEST = 1 << 18
 _FACTORIES = frozenset({"aten::arange", "aten::zeros", "aten::ones", "aten::full", "aten::scalar_tensor"})
+
+
+def _place(tensor: torch.Tensor) -> _Place:
+    """Which view of its storage a tensor is: Python may meet one as different objects (autograd's saved tensors)."""
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 class Values:
     """Knows the values of some tensors without data, as tensors on the host."""
 
     def __init__(self) -> None:
-        self._known: Any = WeakIdKeyDictionary()
+        self._known: dict[int, dict[_Place, torch.Tensor]] = {}
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def learn(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """A tensor came from the host with its values; large or floating ones are not remembered."""
         if not value.is_meta and not value.is_floating_point() and not value.is_complex() and value.numel() <= _LARGEST:
-            self._known[tensor] = value
+            self._remember(tensor, value)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values of a tensor, if they are known."""
-        value: torch.Tensor | None = self._known.get(tensor)
-        return value
+        views = self._known.get(tensor.untyped_storage()._cdata) if self._known else None
+        return views.get(_place(tensor)) if views else None
+
+    def _remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._known:
+            self._known[key] = {}
+            self._storages[key] = weakref.ref(storage, lambda _, key=key: self._forget(key))
+        self._known[key][_place(tensor)] = value
+
+    def _forget(self, key: int) -> None:
+        self._known.pop(key, None)
+        self._storages.pop(key, None)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor]) -> None:
         """An operation ran on tensors without data: run it on their values if all are known, else forget what it
         overwrote."""
         tensors = [a for a in _flat(args) if a.is_meta]
-        if tensors and tensors[0] not in self._known and not func._schema.is_mutable:
+        if tensors and self.of(tensors[0]) is None and not func._schema.is_mutable:
             return
         made_of_nothing = not tensors and func._schema.name not in _FACTORIES
         if made_of_nothing or any(t.is_floating_point() or t.numel() > _LARGEST for t in outputs):
             return
-        if not all(t in self._known for t in tensors):
+        if not all(self.of(t) is not None for t in tensors):
             for tensor in outputs:
-                self._known.pop(tensor, None)
+                self._forget(tensor.untyped_storage()._cdata)
             return
         try:
             host = {"device": torch.device("cpu")} if kwargs.get("device") is not None else {}
@@ -53,11 +72,11 @@ class Values:
             return
         for tensor, value in zip(outputs, _flat(result), strict=False):
             if value.shape == tensor.shape and not value.is_meta:
-                self._known[tensor] = value
+                self._remember(tensor, value)
 
     def _values(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._known[value] if value.is_meta else value
+            return self.of(value) if value.is_meta else value
         if isinstance(value, (list, tuple)):
             return type(value)(self._values(v) for v in value)
         return value

@@ -24,3 +24,14 @@ def native_dropout(call: Call) -> Plan:
 def isinf(call: Call) -> Plan:
     """|x| = ∞, with |x| as a tensor of its own (aten/src/ATen/native/TensorCompare.cpp)."""
     return [Scratch(dense_bytes(bound(call)["self"]), "absolute value"), Out(0)]
+
+
+def roll(call: Call) -> Plan:
+    """Along several dimensions one after the other, each into a tensor of its own.
+
+    Source: aten/src/ATen/native/TensorTransformations.h (``roll_common``), torch 2.9-2.13.
+    """
+    dims = call.args[2] if len(call.args) > 2 else call.kwargs.get("dims", ())
+    size = call.outputs[0].untyped_storage().nbytes()
+    steps = [Scratch(size, f"rolled {number}") for number in range(len(dims) - 1)]
+    return (*steps, Out(0))

@@ -62,6 +62,7 @@ RULES_A: dict[str, Rule] = {
     "aten::binary_cross_entropy_with_logits": loss.binary_cross_entropy_with_logits,
     "aten::native_dropout": elementwise.native_dropout,
     "aten::isinf": elementwise.isinf,
+    "aten::roll": elementwise.roll,
     "aten::_foreach_norm": optimizer.foreach_norm,
     "aten::_foreach_max": optimizer.foreach_max,
 }
