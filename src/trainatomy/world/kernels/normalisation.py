@@ -105,6 +105,9 @@ def batch_norm(call: Call) -> Plan:
 
     ATen/native/cuda/Normalization.cu, ``batch_norm_cuda`` and ``batch_norm_backward_cuda`` for contiguous images.
     Left out: the staging buffers of channels-last statistics, and cuDNN's workspace and reserve, which are empty in its
-    spatial mode (NCHW) but not in the persistent one (channels last).
+    spatial mode (NCHW) but not in the persistent one (channels last).  In inference no statistics are saved: what is
+    returned in their place is empty (ATen/native/cudnn/BatchNorm.cpp, ``cudnn_batch_norm``).
     """
+    if call.func._schema.name == "aten::native_batch_norm" and not call.args[5]:
+        return [Out(0), *(Out(number, 0) for number in range(1, len(call.outputs)))]
     return [Out(index) for index in range(len(call.outputs))]
