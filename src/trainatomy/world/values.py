@@ -20,7 +20,7 @@ _FACTORIES = frozenset({"aten::arange", "aten::zeros", "aten::ones", "aten::full
 
 def _place(tensor: torch.Tensor) -> _Place:
     """Which view of its storage a tensor is: Python may meet one as different objects (autograd's saved tensors)."""
-    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    return int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype
 
 
 class Values:
@@ -45,7 +45,11 @@ class Values:
         key = storage._cdata
         if key not in self._known:
             self._known[key] = {}
-            self._storages[key] = weakref.ref(storage, lambda _, key=key: self._forget(key))
+
+            def died(_: object, key: int = key) -> None:
+                self._forget(key)
+
+            self._storages[key] = weakref.ref(storage, died)
         self._known[key][_place(tensor)] = value
 
     def _forget(self, key: int) -> None:
