@@ -56,3 +56,8 @@ def count_of(number: int) -> str:
 def seconds(duration: float) -> str:
     """``0.0421`` -> ``42 ms``; ``2.13`` -> ``2.1 s``."""
     return f"{duration * 1000:.0f} ms" if duration < 1 else f"{duration:.1f} s"
+
+
+def times(count: int) -> str:
+    """``once``, ``twice``, ``3 times``."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

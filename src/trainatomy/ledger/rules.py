@@ -82,7 +82,8 @@ def _reasons(
         and workload.model.dtype == "float32"
     ):
         reasons.append(
-            f"gradients are not all there at the peak, which is in the {memory.peak.phase} of step {memory.peak.step}"
+            "gradients are not all there at the peak, which is in the "
+            f"{memory.peak.phase} of step {memory.peak.step + 1}"
         )
     if workload.model.dtype != "float32":
         reasons.append(

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from trainatomy.faces.text.rendering import figures, section
 from trainatomy.results.bill import Measurement, Prediction
-from trainatomy.units import exact_bytes, human_bytes, seconds, signed_percent
+from trainatomy.units import exact_bytes, human_bytes, seconds, signed_percent, times
 
 _FIGURES = (
     ("peak allocated", "peak_allocated_bytes"),
@@ -44,7 +44,7 @@ def _headline(measurement: Measurement) -> Text:
     if measurement.step_seconds is not None:
         line.append(f", {seconds(measurement.step_seconds)} each")
     if measurement.num_alloc_retries:
-        line.append(f"; the allocator gave its cache back {measurement.num_alloc_retries} times")
+        line.append(f"; the allocator gave its cache back {times(measurement.num_alloc_retries)}")
     return line
 
 

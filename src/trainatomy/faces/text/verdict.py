@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from trainatomy.results.bill import Instant, OutOfMemoryPoint, Prediction, Verdict
-from trainatomy.units import human_bytes
+from trainatomy.units import human_bytes, times
 
 STYLES: dict[Verdict, str] = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
 
@@ -26,7 +26,7 @@ def _room(prediction: Prediction) -> str:
     if not prediction.fits:
         return f"and runs out in fragments although {human_bytes(room)} would be left"
     spare = f"{human_bytes(room)} to spare"
-    return f"{spare}, after the allocator gave its cache back {retries} times" if retries else spare
+    return f"{spare}, after the allocator gave its cache back {times(retries)}" if retries else spare
 
 
 def out_of_memory_line(point: OutOfMemoryPoint) -> Text:
