@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
@@ -66,7 +67,7 @@ def counted(outcomes: Sequence[Outcome]) -> str:
 
 def environment(run: Run, lines: Sequence[Line]) -> list[str]:
     """Where and with what was measured and predicted."""
-    places = sorted({f"{line['gpu']}, driver {line['driver']}, {line['date']}" for line in lines})
+    places = Counter(f"{line['gpu']}, driver {line['driver']}, {line['date']}" for line in lines)
     versions: dict[str, set[str]] = {}
     for line in lines:
         for name, version in line["versions"].items():
@@ -74,7 +75,7 @@ def environment(run: Run, lines: Sequence[Line]) -> list[str]:
     measured = ", ".join(f"{name} {'/'.join(sorted(found))}" for name, found in versions.items())
     predicted = ", ".join(f"{name} {version}" for name, version in run.predicted_with.items())
     return [
-        *(f"- Measured: {len(lines)} rows on {place}." for place in places),
+        *(f"- Measured: {count} rows on {place}." for place, count in sorted(places.items())),
         f"- Measured with {measured}.",
         f"- Predicted without a GPU with {predicted}, for the version of PyTorch that was measured.",
         f"- Digest of the measured rows: `{digest(lines)}`.",

@@ -20,7 +20,7 @@ from outcomes import RECORDS, Line, Run
 ERRORS = HERE / "errors.json"
 PAGE = HERE.parents[1] / "docs" / "accuracy.md"
 README = HERE.parents[1] / "README.md"
-SETS = {"tuning": "tuning", "heldout": "held out", "notebook": "notebook"}
+SETS = {"tuning": "tuning", "heldout": "held out", "notebook": "notebook", "unseen": "unseen", "h100": "H100"}
 
 
 def shipped() -> list[Line]:

@@ -141,4 +141,4 @@ def test_shipped_rows_are_rows_of_the_grid_and_were_held_out_as_it_says() -> Non
 def test_what_nvml_leaves_out_of_a_process_is_what_the_records_show() -> None:
     both = [each for each in report.shipped() if outcomes.has_card(each) and each["process_bytes"] is not None]
     shortfalls = {(each["gpu"], each["device_bytes"] - each["process_bytes"]) for each in both}
-    assert shortfalls == {(CARD, outcomes.cards()[CARD]["process_shortfall_bytes"])}
+    assert shortfalls == {(gpu, known["process_shortfall_bytes"]) for gpu, known in outcomes.cards().items()}
