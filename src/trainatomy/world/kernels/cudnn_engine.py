@@ -7,8 +7,9 @@ fp32 with TF32, fp16, bf16), and assumed for other cards with tensor cores:
 - Engines work on channels-last data.  What is contiguous (NCHW) is transformed in the workspace, input, weight and
   output once each, with 16 bytes more; a 1x1 weight is the same in both layouts.  Channels that do not fill 16 bytes
   are padded to it, in the gradient of the weight always, in forward for 16-bit types alone.
-- fp32 forward of filters above 1x1 with short sums (C·R·S of at most 576) writes contiguous output itself.  fp32
-  patches that do not overlap (stride = filter) need nothing.
+- fp32 forward with short sums (C·R·S of at most 576) writes contiguous output itself; with a strided 1x1 filter
+  only where the output has many places (seen with 12,544 and 25,088, not with 6,272 and fewer; the bound between is
+  assumed).  fp32 patches that do not overlap (stride = filter) need nothing.
 - A 1x1 convolution without strides or padding is one matrix product for each image if an image's rows fill 16 bytes;
   the gradient of the weight then holds one fp32 sum for each image.
 - The gradient of the weight is summed in as many parts as fit on the multiprocessors at once, ⌊multiprocessors /
@@ -95,12 +96,17 @@ class Convolution:
         data = self.data[0] * channels * math.prod(self.data[2:])
         weight = 0 if self._pointwise() else self._padded_weight(channels)
         keeps_output = self.channels_last and (half or kind == "forward") and kind != "input gradient"
-        short = filled and self._sum_length() <= _SHORT_SUM and not self._pointwise()
-        writes_output = kind == "forward" and not half and short
+        short = filled and self._sum_length() <= _SHORT_SUM
+        writes_output = kind == "forward" and not half and short and (not self._pointwise() or self._many_places())
         if writes_output:
             weight = self.weight.numel()
         output = 0 if keeps_output or writes_output else self.output.numel()
         return (data + weight + output) * self.dtype.itemsize + _HEADER
+
+    def _many_places(self) -> bool:
+        """Tiles of 128 places of the output would occupy half of the multiprocessors."""
+        places = self.output[0] * math.prod(self.output[2:])
+        return 2 * ceil_div(places, 128) >= self.multiprocessors
 
     def _padded_channels(self, kind: Kind) -> int:
         """C of the transformed input."""
