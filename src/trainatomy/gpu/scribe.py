@@ -5,15 +5,16 @@ A note's place among allocations is exact: the allocator counts them itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from trainatomy.gpu.tape import Note
 from trainatomy.gpu.watch import Watch
+from trainatomy.training.states import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from torch import nn
 
@@ -79,21 +80,9 @@ class Scribe(Watch):
         return addresses(parameter.grad for parameter in self._model.parameters() if parameter.grad is not None)
 
     def _states(self) -> list[int]:
-        return addresses(_tensors(getattr(self._optimizer, "state", {})))
+        return addresses(tensors_in(getattr(self._optimizer, "state", {})))
 
 
 def addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Where the storages of ``tensors`` begin on the GPU."""
     return [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.is_cuda]
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested mappings and sequences; a mapping's keys (parameters) are none of them."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)

@@ -3,12 +3,12 @@ states."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from trainatomy.training.states import tensors_in
 from trainatomy.world.recorder import Recorder
 
 #: Micro-batches of a step that are executed: with gradients new, with gradients there (twice), and the last, on which
@@ -23,7 +23,6 @@ class Watcher:
         self._recorder = recorder
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        self.model_bytes_event = 0
 
     def loaded(self, model: nn.Module) -> None:
         """Everything on the device now is the model's."""
@@ -94,19 +93,8 @@ class Watcher:
     def _states(self) -> None:
         if self._optimizer is not None:
             state = getattr(self._optimizer, "state", {})
-            self._label(_tensors(list(state.values())), "optimizer_state")
+            self._label(tensors_in(list(state.values())), "optimizer_state")
 
     def _label(self, tensors: Any, label: str) -> None:
         for tensor in tensors:
             self._recorder.label(tensor, label)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
