@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 RECORDS = grid.HERE / "records"
 SETS = {
-    "unseen": "Unseen: written and measured when all rules stood",
+    "unseen": "Unseen when first predicted; three rows then led to changes (records/README.md)",
     "held out": "Held out",
     "tuning": "Tuned on",
     "H100": "Both, on an H100",
