@@ -1,0 +1,82 @@
+"""Every operation of one training step, in the order of issue: what the clock and the operations' anatomy read.
+
+A run without a GPU writes it from executed operations.  Plain values; no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Array(NamedTuple):
+    """A tensor as a kernel sees it. ``dtype`` as PyTorch names it without ``torch.``; ``strides`` in elements;
+    ``storage``: equal within one call for arguments that share memory; ``on_host``: lies in host memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    storage: int
+    on_host: bool = False
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def bytes(self) -> int:
+        """How much memory they take."""
+        return self.elements * self.itemsize
+
+
+class Call(NamedTuple):
+    """A distinct call of an operator: equal calls of a step are one ``Call``.
+
+    ``name``: ``aten::addmm``; ``inputs`` and ``outputs``: its tensors in the order of its schema, lists flattened
+    (``lengths``: how many tensors each list argument holds); ``numbers``: its other arguments as text, by name;
+    ``flop``: by torch's registry of formulas (``torch.utils.flop_counter``), ``None`` where it has none; ``written``:
+    positions in ``inputs`` that the operator writes to; ``is_view``: its results share memory with its arguments and
+    no kernel runs.
+    """
+
+    name: str
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    lengths: tuple[int, ...] = ()
+    numbers: tuple[tuple[str, str], ...] = ()
+    flop: int | None = None
+    written: tuple[int, ...] = ()
+    is_view: bool = False
+
+
+class Operation(NamedTuple):
+    """One operation of the step. ``event``: how many of the tape's events happened before it; ``call``: index in
+    ``Operations.calls``; ``phase``: as in ``Origin`` (forward, recompute, backward, optimizer, zero_grad, other);
+    ``module``: path of the module it belongs to; ``micro_step``: from 0 in the step; ``repeats``: how often the real
+    step runs it (more than once for a micro-batch that stands for others that were not executed); ``outputs``:
+    the tape's numbers of the allocations that its results live in.
+    """
+
+    event: int
+    call: int
+    phase: str
+    module: str
+    micro_step: int
+    repeats: int
+    outputs: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Operations:
+    """One steady step: its distinct calls, its operations in order, and how often modules were called in it (by phase,
+    for the cost of Python between operations)."""
+
+    calls: list[Call] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    module_calls: dict[str, int] = field(default_factory=dict)
+    step: int = -1
