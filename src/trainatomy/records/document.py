@@ -1,0 +1,81 @@
+"""A record as a JSON document, and back.
+
+A document names the version of its form.  Within a version keys are added but neither renamed nor removed, and a new
+key has a default, so that every document of this version can be read.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.errors import TrainatomyError
+from trainatomy.results.record import Record
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+FAMILY = "trainatomy/record/"
+VERSION = 1
+SCHEMA = f"{FAMILY}{VERSION}"
+
+
+def to_document(record: Record) -> bytes:
+    """UTF-8 JSON, one object with its ``schema`` first."""
+    content = {"schema": SCHEMA, **asdict(record)}
+    return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", errors="replace")
+
+
+def from_document(data: bytes) -> Record:
+    """The record that ``data`` holds.
+
+    Raises ``TrainatomyError`` that says what it is instead: not JSON, not a record, of another version, or damaged; the
+    message reads as the end of "FILE: ...".
+    """
+    from pydantic import ValidationError
+
+    try:
+        return _adapter().validate_python(_body(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise TrainatomyError(f"damaged record: {place}: {first['msg']}{more}") from None
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    """The object without its ``schema``, if that is one of ours."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise TrainatomyError(f"not JSON ({_where(error)})" if data.strip() else "empty file") from None
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if not isinstance(schema, str) or not schema.startswith(FAMILY):
+        kind = f"its schema is {schema!r}" if isinstance(schema, str) else "it names no schema"
+        raise TrainatomyError(f"not a record: {kind}, where a record has {SCHEMA!r}")
+    if schema != SCHEMA:
+        raise TrainatomyError(_other_version(schema))
+    return {key: value for key, value in content.items() if key != "schema"}
+
+
+def _where(error: ValueError | RecursionError) -> str:
+    return str(error) if isinstance(error, ValueError) else "nested too deeply"
+
+
+def _other_version(schema: str) -> str:
+    version = schema.removeprefix(FAMILY)
+    if not version.isdecimal() or int(version) < VERSION:
+        return f"a record of version {version!r}, which no trainatomy has written; this one reads version {VERSION}"
+    return (
+        f"a record of version {version}, and this trainatomy reads version {VERSION}: a newer one wrote it. "
+        "Upgrade: pip install --upgrade trainatomy"
+    )
+
+
+@cache
+def _adapter() -> TypeAdapter[Record]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Record)
