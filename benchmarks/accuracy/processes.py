@@ -21,7 +21,7 @@ from trainatomy.gpu.job import Job, set_environment
 from trainatomy.gpu.worker import execute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -98,12 +98,12 @@ def start(job: Job, description: Path, result: Path, log: Path) -> Started:
         )
 
 
-def fork(job: Job, result: Path, log: Path) -> Forked:
-    """Measure ``job`` in a child of this process."""
+def fork(job: Job, result: Path, log: Path, prepare: Callable[[], None] | None = None) -> Forked:
+    """Measure ``job`` in a child of this process, which calls ``prepare`` first."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
-    return Forked(pid) if pid else _child(job, result, log)
+    return Forked(pid) if pid else _child(job, result, log, prepare)
 
 
 def can_fork(job: Job) -> bool:
@@ -137,7 +137,7 @@ def _hidden(module: str) -> Iterator[None]:
         del sys.modules[module]
 
 
-def _child(job: Job, result: Path, log: Path) -> NoReturn:
+def _child(job: Job, result: Path, log: Path, prepare: Callable[[], None] | None) -> NoReturn:
     code = 1
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -145,6 +145,8 @@ def _child(job: Job, result: Path, log: Path) -> NoReturn:
         os.dup2(descriptor, 2)
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
         os.environ.pop(NVML_CHECK, None)
+        if prepare is not None:
+            prepare()
         execute(job, result)
         code = 0
     except BaseException:

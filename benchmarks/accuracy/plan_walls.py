@@ -1,0 +1,178 @@
+"""Say where the wall is: ``python benchmarks/accuracy/plan_walls.py [--out walls-plan.json]``. Needs no GPU.
+
+For each row and size of ``walls.yaml``: the largest batch that is predicted to fit a card with that much memory, and
+what is predicted for it and for the next two.  ``walls.py`` then runs all of them on a GPU.
+
+The card is an H200 with less memory.  Of that the context takes what it takes on an H200, so the allocator is left
+``capacity_bytes``, which is what the measurement grants it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import grid
+import outcomes
+import yaml
+from grid import HERE, Row
+
+from trainatomy import api
+from trainatomy.workload.schema import Workload
+
+PLAN = HERE / "records" / "walls-plan.json"
+BASE = "h200"
+BEYOND = 2
+"""Batches beyond the largest that fits."""
+STEPS, SCALED_STEPS = 4, 8
+"""Optimizer steps, the same for both sides; with fp16 the first may be skipped while the gradient scale settles."""
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One run: ``above`` is how many samples beyond the largest batch that is predicted to fit (0: that one).
+
+    ``predicted``: fits, verdict, allocated, reserved, num_alloc_retries and, where it does not fit, what is asked for
+    and held when it fails; bytes.
+    """
+
+    row: str
+    size_gib: int
+    batch: int
+    above: int
+    workload: Mapping[str, Any]
+    capacity_bytes: int
+    predicted: Mapping[str, Any]
+    held_out: bool
+
+    @property
+    def name(self) -> str:
+        """Unique, and fit for a file's name."""
+        return f"{self.row}-{self.size_gib}gib-{self.batch}"
+
+
+@dataclass
+class Search:
+    """The search for one row's walls; what was predicted for a batch on a card is kept, and tells where to look next.
+
+    Peaks hardly depend on the card, and are close to affine in the batch.
+    """
+
+    row: Row
+    torch: str
+    known: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    peaks: dict[int, int] = field(default_factory=dict)
+
+    def plan(self, size_gib: int) -> list[Planned]:
+        """The largest batch that fits and the next ones; raises ``ValueError`` where not even one sample fits."""
+        low, high = 0, 0
+        batch = self._guess(size_gib)
+        while high - low != 1:
+            if self._predict(size_gib, batch)["fits"]:
+                low = batch
+            else:
+                high = batch
+            if high == 1:
+                raise ValueError(f"{self.row.name}: one sample does not fit {size_gib} GiB")
+            batch = self._next(size_gib, low, high)
+        return [self._planned(size_gib, low, above) for above in range(BEYOND + 1)]
+
+    def _next(self, size_gib: int, low: int, high: int) -> int:
+        """The batch to try next: by the line through what is known, within the bounds."""
+        guess = self._guess(size_gib)
+        if not high:
+            return max(guess, low + 1)
+        return min(max(guess, low + 1), high - 1) if high - low > 1 else low
+
+    def _guess(self, size_gib: int) -> int:
+        """Where the line through the two nearest peaks meets the card's memory."""
+        if len(self.peaks) < 2:
+            return 2 if 1 in self.peaks else 1
+        target = size_gib * GIB
+        one, other = sorted(sorted(self.peaks, key=lambda batch: abs(self.peaks[batch] - target))[:2])
+        slope = (self.peaks[other] - self.peaks[one]) / (other - one)
+        return max(1, int(one + (target - self.peaks[one]) / slope)) if slope > 0 else other + 1
+
+    def _predict(self, size_gib: int, batch: int) -> dict[str, Any]:
+        if (size_gib, batch) not in self.known:
+            workload = Workload.from_mapping(self._mapping(batch) | self._simulated(size_gib))
+            prediction = api.predict(workload)
+            memory, failure = prediction.memory, prediction.out_of_memory
+            self.peaks[batch] = memory.device_bytes
+            self.known[size_gib, batch] = {
+                "fits": prediction.fits,
+                "verdict": prediction.verdict,
+                "allocated": memory.peak_allocated_bytes,
+                "reserved": memory.peak_reserved_bytes,
+                "context": memory.components.context,
+                "num_alloc_retries": memory.num_alloc_retries,
+                "out_of_memory": asdict(failure) if failure else None,
+            }
+        return self.known[size_gib, batch]
+
+    def _simulated(self, size_gib: int) -> dict[str, Any]:
+        return {"gpu": {"base": BASE, "memory_bytes": size_gib * GIB}, "software": {"torch": self.torch}}
+
+    def _mapping(self, batch: int) -> dict[str, Any]:
+        mapping = deepcopy(self.row.workload().to_mapping())
+        train = mapping.setdefault("train", {})
+        train["per_device_train_batch_size"] = batch
+        return mapping | {"steps": SCALED_STEPS if train.get("fp16") else STEPS}
+
+    def _planned(self, size_gib: int, fitting: int, above: int) -> Planned:
+        batch = fitting + above
+        predicted = self._predict(size_gib, batch)
+        capacity = size_gib * GIB - predicted["context"]
+        workload = deepcopy(dict(self.row.mapping)) | {"steps": self._mapping(batch)["steps"]}
+        workload["train"] = {**workload.get("train", {}), "per_device_train_batch_size": batch}
+        return Planned(self.row.name, size_gib, batch, above, workload, capacity, predicted, self.row.held_out)
+
+
+def search(name: str, sizes: list[int], torch: str) -> list[Planned]:
+    """All planned runs of one row."""
+    row = next(row for row in grid.rows() if row.name == name)
+    found = Search(row, torch)
+    return [planned for size in sizes for planned in found.plan(size)]
+
+
+def read(path: Path = PLAN) -> list[Planned]:
+    """A plan that was written."""
+    return [Planned(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["runs"]]
+
+
+def main() -> int:
+    """Predict and write the plan."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=PLAN)
+    parser.add_argument("--torch", default="2.11.0", help="the version that will be measured (default: 2.11.0)")
+    parser.add_argument("--rows", help="only these, separated by commas")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    asked = yaml.safe_load((HERE / "walls.yaml").read_text(encoding="utf-8"))["rows"]
+    names = options.rows.split(",") if options.rows else list(asked)
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(search, name, asked[name], options.torch) for name in names]
+        planned = []
+        for future in futures:
+            planned += future.result()
+            fits = [
+                f"{one.size_gib} GiB: {one.batch}" for one in planned if one.row == planned[-1].row and not one.above
+            ]
+            print(f"{planned[-1].row}: largest batch by card: {', '.join(fits)}", file=sys.stderr, flush=True)
+    content = {"predicted_with": outcomes.software(), "for_torch": options.torch, "base": BASE}
+    lines = ",\n".join(json.dumps(asdict(one)) for one in planned)
+    options.out.write_text(json.dumps(content)[:-1] + ', "runs": [\n' + lines + "\n]}\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

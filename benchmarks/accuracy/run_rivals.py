@@ -1,0 +1,188 @@
+"""Ask the other tools about the measured rows: ``python benchmarks/accuracy/run_rivals.py NAME... [--jobs 2]``.
+
+Each row is asked in a process of its own, forked once the libraries are imported, with a time limit.  What a tool said
+is kept in ``records/rivals/NAME.json`` with versions and date, so that the report needs none of the tools installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import outcomes
+from processes import NVML_CHECK, Forked
+from rivals import About, Said
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+FOLDER = outcomes.RECORDS / "rivals"
+POLL_SECONDS = 0.02
+LENGTH = 160
+"""Characters of an error that are kept."""
+BOTH = "h100-sample.jsonl"
+"""Rows of the other files, measured again on another card: the tools say the same of both."""
+
+
+def rival(name: str) -> ModuleType:
+    """The module of that name."""
+    return importlib.import_module(f"rivals.{name}")
+
+
+def rows() -> list[dict[str, Any]]:
+    """What is asked about: every measured training once."""
+    return outcomes.read_records([path for path in sorted(outcomes.RECORDS.glob("h*.jsonl")) if path.name != BOTH])
+
+
+def ask(module: ModuleType, line: dict[str, Any], arguments: Sequence[Any], path: Path) -> None:
+    """In a child: write what the rival says of a row, or why it says nothing."""
+    began = time.perf_counter()
+    content: dict[str, Any]
+    try:
+        content = {"bytes": int(module.answer(line, *arguments))}
+    except BaseException as error:
+        first = next(iter(str(error).splitlines()), "")
+        content = {"problem": f"{type(error).__name__}: {first}"[:LENGTH]}
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(content | {"seconds": time.perf_counter() - began}), encoding="utf-8")
+    draft.replace(path)
+
+
+def fork(module: ModuleType, line: dict[str, Any], arguments: Sequence[Any], path: Path) -> Forked:
+    """Ask in a child of this process, which prints nothing."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return Forked(pid)
+    try:
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.environ.pop(NVML_CHECK, None)
+        ask(module, line, arguments, path)
+    finally:
+        os._exit(0)
+
+
+def ask_all(module: ModuleType, lines: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What the rival says of every row, by name; a row beyond the limits is one without an answer."""
+    arguments = [options.device] if options.device else []
+    waiting, running = list(reversed(lines)), dict[str, tuple[Forked, float]]()
+    found: dict[str, dict[str, Any]] = {}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
+        while waiting or running:
+            while waiting and len(running) < options.jobs and time.monotonic() - began < options.time_limit:
+                line = waiting.pop()
+                path = Path(folder, f"{line['name']}.json")
+                running[line["name"]] = fork(module, line, arguments, path), time.monotonic()
+            time.sleep(POLL_SECONDS)
+            for name, (child, started) in list(running.items()):
+                late = time.monotonic() - started > options.row_limit
+                if child.status() is None and not late:
+                    continue
+                child.kill()
+                del running[name]
+                found[name] = _result(Path(folder, f"{name}.json"), options.row_limit, late)
+                print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+            if time.monotonic() - began >= options.time_limit:
+                found |= {line["name"]: {"problem": "not asked: no time left", "seconds": 0.0} for line in waiting}
+                waiting.clear()
+    return found
+
+
+def _result(path: Path, limit: float, late: bool) -> dict[str, Any]:
+    with suppress(FileNotFoundError):
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return content
+    problem = f"took more than {limit:g} s" if late else "its process died"
+    return {"problem": problem, "seconds": limit}
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """The versions of what is installed of ``packages``."""
+    found = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def said(module: ModuleType, found: dict[str, dict[str, Any]]) -> Said:
+    """All answers as one value."""
+    return Said(
+        module.ABOUT,
+        datetime.now(UTC).date().isoformat(),
+        versions(module.ABOUT.packages),
+        round(median(content["seconds"] for content in found.values()), 3),
+        {name: content["bytes"] for name, content in found.items() if "bytes" in content},
+        {name: content["problem"] for name, content in found.items() if "problem" in content},
+    )
+
+
+def write(one: Said, path: Path) -> None:
+    """Keep it as JSON, a row a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(one), indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> Said:
+    """What was kept."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return Said(**content | {"about": About(**content["about"])})
+
+
+def kept(folder: Path = FOLDER) -> list[Said]:
+    """What all rivals said, in the order of their files' names."""
+    return [read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def main() -> int:
+    """Ask and keep; 1 where a rival answered nothing at all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rivals", nargs="+", metavar="NAME", help="modules of the folder rivals")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder (default: records/rivals)")
+    parser.add_argument("--names", help="rows, separated by commas (default: all that were measured)")
+    parser.add_argument("--jobs", type=int, default=2, help="rows that are asked about at a time (default: 2)")
+    parser.add_argument("--row-limit", type=float, default=120, help="seconds for a row (default: 120)")
+    parser.add_argument("--time-limit", type=float, default=3600, help="seconds after which no row is begun")
+    parser.add_argument("--device", help="for rivals that execute: cpu, on a machine without a GPU")
+    options = parser.parse_args()
+    lines = [line for line in rows() if options.names is None or line["name"] in options.names.split(",")]
+    _preload()
+    silent = 0
+    for name in options.rivals:
+        one = said(rival(name), ask_all(rival(name), lines, options))
+        write(one, options.out / f"{name}.json")
+        print(f"{one.about.tool}: {len(one.answers)} of {len(lines)} rows answered, {one.seconds} s each")
+        silent += not one.answers
+    return int(silent > 0)
+
+
+def _preload() -> None:
+    """Import what every row needs, once, without touching CUDA."""
+    os.environ[NVML_CHECK] = "1"
+    import torch.distributed._tools.mem_tracker
+    import transformers  # noqa: F401
+
+    from trainatomy.training import arguments, batch, model, optimizer  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
