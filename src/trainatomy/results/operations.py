@@ -1,6 +1,19 @@
 """Every operation of one training step, in the order of issue: what the clock and the operations' anatomy read.
 
-A run without a GPU writes it from executed operations.  Plain values; no torch.
+A run without a GPU writes it from executed operations, as autograd's dispatcher hands them to the GPU's kernels: below
+autograd, composites in their parts.  Plain values; no torch.
+
+What a reader should know:
+
+- An operation with an output that is not ``on_host`` runs on the GPU; one whose tensors all are, on the CPU.
+  ``aten::_to_copy`` and ``aten::copy_`` between the two are copies of a batch or a result.
+- ``aten::_local_scalar_dense`` of a tensor that is not on the host is a read by the host, which waits for the GPU.
+  ``aten::equal``, ``aten::nonzero``, ``aten::masked_select``, ``aten::index`` with a bool index and copies to the host
+  wait for it too.
+- In-place lists (``aten::_foreach_add_``, ``aten::_fused_adamw_``) have no outputs: ``Call.written`` says what is
+  written.
+- Operations that follow one another with ``repeats`` above 1 are one micro-batch, run that often as a whole.
+- The engine's accumulation of gradients is ``aten::add_``, as on a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +51,8 @@ class Call(NamedTuple):
     """A distinct call of an operator: equal calls of a step are one ``Call``.
 
     ``name``: ``aten::addmm``; ``inputs`` and ``outputs``: its tensors in the order of its schema, lists flattened
-    (``lengths``: how many tensors each list argument holds); ``numbers``: its other arguments as text, by name;
+    (``lengths``: how many tensors each list argument holds); ``numbers``: its other arguments as text, by name, those
+    that were left at their defaults not among them (a list of optional tensors: ``indices``, ``None, *``);
     ``flop``: by torch's registry of formulas (``torch.utils.flop_counter``), ``None`` where it has none; ``written``:
     positions in ``inputs`` that the operator writes to; ``is_view``: its results share memory with its arguments and
     no kernel runs.

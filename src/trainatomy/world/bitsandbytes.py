@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 
 from trainatomy.errors import MissingLibrary
+from trainatomy.world.kernels.whole import one_operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,14 +66,25 @@ def _replacements(get_paged: Callable[..., torch.Tensor]) -> dict[str, Callable[
     def update_32bit(optimizer_name: str, g: torch.Tensor, p: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("max_unorm", 0.0) > 0.0:
             torch.norm(p.data.float())
+        _update("optimizer_update_32bit", (g, p, *args), kwargs)
+
+    def update_8bit(optimizer_name: str, g: torch.Tensor, p: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        _update("optimizer_update_8bit_blockwise", (g, p, *args), kwargs)
 
     return {
         "get_paged": get_paged,
         "fill": _nothing,
         "prefetch_tensor": _nothing,
         "optimizer_update_32bit": update_32bit,
-        "optimizer_update_8bit_blockwise": _nothing,
+        "optimizer_update_8bit_blockwise": update_8bit,
     }
+
+
+def _update(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """One kernel that writes its parameter and states, after the gradient."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    with one_operation(f"bitsandbytes::{name}", *tensors, written=tuple(range(1, len(tensors)))):
+        pass
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -15,11 +15,12 @@ class ModuleTracker:
     """Keeps a stack of the modules that are being called; ``current()`` is the path of the innermost.
 
     ``recomputation(True)`` is called when a checkpointed forward begins inside backward, ``recomputation(False)`` when
-    it ends.
+    it ends, ``count()`` (where it is set) for every call of a module.
     """
 
     def __init__(self, recomputation: Callable[[bool], None]) -> None:
         self._recomputation = recomputation
+        self.count: Callable[[], None] | None = None
         self._paths: dict[int, str] = {}
         self._stack: list[str] = []
         self._by_sequence: dict[int, str] = {}
@@ -54,6 +55,11 @@ class ModuleTracker:
         if self._stack and torch.is_grad_enabled():
             self._by_sequence[torch._C._autograd._get_sequence_nr() - 1] = self._stack[-1]
 
+    def custom_operation(self) -> None:
+        """The forward of an ``autograd.Function`` runs, whose node has been made already."""
+        if self._stack:
+            self._by_sequence.setdefault(torch._C._autograd._get_sequence_nr() - 1, self._stack[-1])
+
     def current(self) -> str:
         """Path of the module at work, '' for none."""
         if self._stack:
@@ -68,6 +74,8 @@ class ModuleTracker:
         if not self._stack and torch._C._current_graph_task_id() != -1:
             self._recomputation(True)
         self._stack.append(self._paths.get(id(module), type(module).__name__))
+        if self.count is not None:
+            self.count()
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self._stack:

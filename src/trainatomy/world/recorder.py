@@ -16,6 +16,7 @@ from trainatomy.world.answers import Answers
 from trainatomy.world.kernels.plan import Call, Free, Out, Processor, Rule, Scratch
 from trainatomy.world.libraries import libraries_of
 from trainatomy.world.modules import ModuleTracker
+from trainatomy.world.operations import OperationWriter
 from trainatomy.world.selection import Selection
 from trainatomy.world.storages import Storages
 from trainatomy.world.uses import UseCounts, is_dense
@@ -54,6 +55,8 @@ class Recorder(TorchDispatchMode):
         self._zeros = FreshZeros()
         self._selection = Selection(self.values, self.hold)
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._taken_over = False
+        self.operations = OperationWriter(storages, modules, self._number_at, lambda: len(self.tape.events))
 
     # -- the tape ------------------------------------------------------------------------------------------------------
 
@@ -87,6 +90,10 @@ class Recorder(TorchDispatchMode):
         """The allocation that holds a tensor, if it is on the device."""
         with _DISABLED():
             known = self._known.get(tensor.untyped_storage()._cdata) if tensor.is_meta else None
+        return known[0] if known else None
+
+    def _number_at(self, storage: int) -> int | None:
+        known = self._known.get(storage)
         return known[0] if known else None
 
     def hold(self, tensor: torch.Tensor, operation: str, size: int | None = None) -> int | None:
@@ -130,6 +137,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         with _DISABLED():
             name = func._schema.name
+            event, self._taken_over = len(self.tape.events), False
             result = self._answers.answer(name, args)
             if result is None:
                 result = self._selection.run(name, func, args, kwargs)
@@ -146,6 +154,8 @@ class Recorder(TorchDispatchMode):
                     self._zeros.follow(name, args, outputs[0], self._take_over)
                     self._write(name, func, args, kwargs, outputs)
                     self._use_libraries(name)
+            if self.operations.recording:
+                self.operations.write(func, args, kwargs, result, event, self._taken_over)
         return result
 
     def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -195,6 +205,7 @@ class Recorder(TorchDispatchMode):
         if known is None:
             return False
         self._adopt(output, known[0])
+        self._taken_over = True
         return True
 
     def _from_host(self, name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> bool:

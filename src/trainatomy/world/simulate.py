@@ -6,12 +6,14 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
 
 from trainatomy.facts.cards import Card
+from trainatomy.results.operations import Operations
 from trainatomy.results.tape import Tape
 from trainatomy.training.batch import MakeBatch
 from trainatomy.training.model import build_model, unwrap
@@ -34,7 +36,8 @@ _PATIENCE = 6
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The tape of a run, what was trained, and which libraries were loaded on the way (see ``facts.cards.Context``)."""
+    """The tape of a run, what was trained, which libraries were loaded on the way (see ``facts.cards.Context``), and
+    the operations of its last step."""
 
     tape: Tape
     parameters: int
@@ -43,6 +46,7 @@ class Simulation:
     torch_version: tuple[int, int]
     libraries: frozenset[str]
     notes: tuple[str, ...]
+    operations: Operations = field(default_factory=Operations)
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -88,10 +92,13 @@ def simulate(
             world.adopt(built)
             # A measurement begins so as well: the context, and the allocator's first segment.
             torch.ones((1, 1)).to("cuda")
-            run(workload, built, device="cuda", steps=steps, observer=Watcher(world.recorder), make_batch=make_batch)
+            # Nobody but the loop holds the observer, which knows the model and its optimizer.
+            observed = partial(run, workload, built, device="cuda", steps=steps, make_batch=make_batch)
+            observed(observer=Watcher(world.recorder, steps))
     counts = sum(p.numel() for p in built.parameters()), sum(p.numel() for p in built.parameters() if p.requires_grad)
     used = world.recorder.libraries | {"kernels"} | ({"training"} if workload.mode == "training" else set())
-    return Simulation(world.tape, *counts, steps, version, frozenset(used), _notes(workload, built))
+    notes, operations = _notes(workload, built), world.recorder.operations.operations
+    return Simulation(world.tape, *counts, steps, version, frozenset(used), notes, operations)
 
 
 def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from trainatomy.world.autocast import Autocast
 from trainatomy.world.driver import Properties, simulated_driver
 from trainatomy.world.functions import composites
 from trainatomy.world.kernels.plan import Processor, Rule
+from trainatomy.world.kernels.whole import told_to
 from trainatomy.world.mode import CudaFunctions
 from trainatomy.world.modules import ModuleTracker
 from trainatomy.world.placement import Handler, Placement
@@ -75,6 +76,7 @@ class World:
         with torch._C.DisableTorchFunction():
             self.storages.forget(tensor)
             self.recorder.hold(tensor, "copy to device")
+            self.recorder.operations.arrived()
             if value is not None:
                 self.recorder.values.learn(tensor, value)
         if self.recorder.stage != "load":
@@ -85,8 +87,10 @@ class World:
         """Everything inside runs in this world."""
         properties = Properties(self.name, self.total_memory, self.processor)
         empty = lambda: self.recorder.tape.events.append(Event("empty_cache", -1, 0))  # noqa: E731
-        with simulated_driver(properties, empty, self.autocast.clear), self.modules, self.recorder, self.functions:
-            yield self
+        operations = told_to(self.recorder.operations)
+        with simulated_driver(properties, empty, self.autocast.clear), operations:  # noqa: SIM117
+            with self.modules, self.recorder, self.functions:
+                yield self
 
     @contextlib.contextmanager
     def on_host(self) -> Iterator[None]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainatomy.world.kernels.whole import one_operation
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,18 +27,21 @@ class _FusedRmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, data: torch.Tensor, weight: torch.Tensor | None, dimensions: int) -> torch.Tensor:
         rows = (*data.shape[:-dimensions], *(1 for _ in range(dimensions)))
-        out = torch.empty_like(data, memory_format=torch.contiguous_format)
-        scale = data.new_empty(rows, dtype=torch.float32)
+        with one_operation("aten::_fused_rms_norm", data, weight, dimensions=dimensions) as results:
+            out = torch.empty_like(data, memory_format=torch.contiguous_format)
+            scale = data.new_empty(rows, dtype=torch.float32)
+            results += [out, scale]
         ctx.save_for_backward(data, weight, scale)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        tensors = ctx.saved_tensors[:2]
-        made = [
-            torch.empty_like(tensor, memory_format=torch.contiguous_format) if wanted else None
-            for tensor, wanted in zip(tensors, ctx.needs_input_grad, strict=False)
-        ]
+        data, weight, scale = ctx.saved_tensors
+        with one_operation("aten::_fused_rms_norm_backward", gradients[0], data, scale, weight) as made:
+            made += [
+                torch.empty_like(tensor, memory_format=torch.contiguous_format) if wanted else None
+                for tensor, wanted in zip((data, weight), ctx.needs_input_grad, strict=False)
+            ]
         return (*made, None)
 
 

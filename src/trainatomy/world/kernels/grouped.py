@@ -13,6 +13,7 @@ import torch
 
 from trainatomy.world.kernels.arguments import bound, round_up
 from trainatomy.world.kernels.plan import Call, Out, Plan, Scratch
+from trainatomy.world.kernels.whole import one_operation
 
 if TYPE_CHECKING:
     from trainatomy.world.kernels.plan import Processor
@@ -30,14 +31,23 @@ class _ProductOfEachGroup(torch.autograd.Function):
     kept."""
 
     @staticmethod
-    def forward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, first: torch.Tensor, second: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(first, second)
-        return first.new_empty(first.shape[0], second.shape[2])
+        with one_operation("aten::_grouped_mm", first, second, offs) as results:
+            results.append(product := first.new_empty(first.shape[0], second.shape[2]))
+        return product
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        operands = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
-        return tuple(torch.empty_like(operand) if wanted else None for operand, wanted in operands)
+        first, second = ctx.saved_tensors
+        of_first = of_second = None
+        if ctx.needs_input_grad[0]:
+            with one_operation("aten::_grouped_mm", gradients[0], second.transpose(-2, -1)) as results:
+                results.append(of_first := torch.empty_like(first))
+        if ctx.needs_input_grad[1]:
+            with one_operation("aten::_grouped_mm", first.transpose(-2, -1), gradients[0]) as results:
+                results.append(of_second := torch.empty_like(second))
+        return of_first, of_second, None
 
 
 def grouped_mm(
@@ -52,7 +62,7 @@ def grouped_mm(
     ragged = mat_a.dim() == 2 and mat_b.dim() == 3
     if mat_a.dtype == torch.bfloat16 or not ragged or bias is not None or out_dtype not in (None, mat_a.dtype):
         return torch.ops.aten._grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
-    product: torch.Tensor = _ProductOfEachGroup.apply(mat_a, mat_b)
+    product: torch.Tensor = _ProductOfEachGroup.apply(mat_a, mat_b, offs)
     return product
 
 

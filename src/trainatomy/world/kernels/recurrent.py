@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainatomy.world.kernels.whole import one_operation
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -115,9 +117,13 @@ class _CudnnRecurrence(torch.autograd.Function):
         after = tuple(torch.empty_like(state) for state in hidden)
         numbers = sum(weight.numel() for weight in weights)
         flat = data.new_empty(numbers) if data.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda") else None
-        workspace = _buffer(data, layer.workspace_bytes(rows, size, numbers, data.element_size()))
-        reserve = _buffer(data, layer.reserve_bytes(rows, size, data.element_size()))
+        told = {"mode": layer.mode, "num_layers": layer.num_layers, "bidirectional": layer.bidirectional}
+        with one_operation("aten::_cudnn_rnn", ordered, *hidden, *weights, **told) as results:
+            workspace = _buffer(data, layer.workspace_bytes(rows, size, numbers, data.element_size()))
+            reserve = _buffer(data, layer.reserve_bytes(rows, size, data.element_size()))
+            results += [output, *after, reserve]
         del workspace
+        results.clear()
         del ordered
         output = _steps_first(layer, output)
         ctx.layer, ctx.rows, ctx.size, ctx.states, ctx.numbers = layer, rows, size, states, numbers
@@ -129,12 +135,17 @@ class _CudnnRecurrence(torch.autograd.Function):
         data, _, _, _, *tensors = ctx.saved_tensors
         hidden, weights = tensors[: ctx.states], tensors[ctx.states :]
         size = ctx.layer.workspace_bytes(ctx.rows, ctx.size, ctx.numbers, data.element_size())
-        of_data, *of_hidden = _input_gradients(ctx.layer, data, gradients[0], hidden, size)
-        ordered = _steps_first(ctx.layer, data).contiguous()
-        flat = data.new_zeros(ctx.numbers)
-        workspace = _buffer(data, size)
-        del workspace
-        del ordered
+        layer = ctx.layer
+        told = {"mode": layer.mode, "num_layers": layer.num_layers, "bidirectional": layer.bidirectional}
+        with one_operation("aten::_cudnn_rnn_backward", gradients[0], data, *hidden, *weights, **told) as results:
+            of_data, *of_hidden = _input_gradients(layer, data, gradients[0], hidden, size)
+            ordered = _steps_first(layer, data).contiguous()
+            flat = data.new_zeros(ctx.numbers)
+            workspace = _buffer(data, size)
+            del workspace
+            del ordered
+            results += [of_data, *of_hidden, flat]
+        results.clear()
         of_weights = [part.view_as(weight) for part, weight in zip(_split(flat, weights), weights, strict=True)]
         return (None, of_data, None, *of_hidden, *of_weights)
 

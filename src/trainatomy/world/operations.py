@@ -1,0 +1,244 @@
+"""Writes the operations of the last executed step: distinct calls once, with their shapes, strides and FLOP, and every
+operation in the order of issue.
+
+The recorder hands over each aten operation after it ran.  Where PyTorch acts otherwise under a dispatch mode than on a
+GPU (gradients that the engine accumulates, zeros that are filled in place), the operation is written as the GPU's;
+where a kernel is simulated by smaller operations, ``kernels.whole.one_operation`` writes it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from trainatomy.results.operations import Array, Call, Operation, Operations
+from trainatomy.world.modules import ModuleTracker
+from trainatomy.world.storages import Storages
+
+
+class OperationWriter:
+    """Writes ``operations`` while ``recording``. ``number_of`` gives the allocation that a storage's key stands for."""
+
+    def __init__(
+        self,
+        storages: Storages,
+        modules: ModuleTracker,
+        number_of: Callable[[int], int | None],
+        event: Callable[[], int],
+    ) -> None:
+        self.operations = Operations()
+        self.recording = False
+        self.micro_step = 0
+        self.repeats = 1
+        self.stage = "other"
+        self._storages = storages
+        self._modules = modules
+        self._number_of = number_of
+        self._event = event
+        self._indices: dict[Any, int] = {}
+        self._inside = 0
+        self._skips = False
+
+    # -- what the loop tells -------------------------------------------------------------------------------------------
+
+    def start(self, step: int) -> None:
+        """What follows is the step that is written."""
+        self.operations = Operations(step=step)
+        self._indices.clear()
+        self.micro_step, self.repeats, self.recording = 0, 1, True
+        self._modules.count = self._called
+
+    def stop(self) -> None:
+        """The step is over."""
+        self.recording = False
+        self._modules.count = None
+
+    def skip_placeholder(self) -> None:
+        """A micro-batch is left out; the zero that the Trainer takes for its loss is no operation of the step."""
+        self._skips = True
+
+    def phase(self) -> str:
+        """forward, recompute, backward, optimizer, zero_grad or other."""
+        if torch._C._current_graph_task_id() != -1:
+            return "recompute" if self._modules.recomputing else "backward"
+        return self.stage
+
+    def _called(self) -> None:
+        calls, phase = self.operations.module_calls, self.phase()
+        calls[phase] = calls.get(phase, 0) + self.repeats
+
+    # -- operations ----------------------------------------------------------------------------------------------------
+
+    def write(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, event: int, in_place: bool
+    ) -> None:
+        """An operation ran, ``event`` events of the tape before it. ``in_place``: on a GPU its result is its first
+        argument. Call with torch functions disabled."""
+        if self._inside or func.namespace == "profiler" or (self._skips and self._is_placeholder(func)):
+            return
+        places: dict[int, int] = {}
+        given = tuple([self._seen(value, places) for value in args])
+        named = tuple([(name, self._seen(value, places)) for name, value in kwargs.items()]) if kwargs else ()
+        before = len(places)
+        made = self._seen(result, places)
+        key = (func, given, named, made, in_place)
+        index = self._indices.get(key)
+        if index is None:
+            index = self._intern(key, _described(func, args, kwargs, result, key[1:4], in_place, len(places) == before))
+        self._append(index, event, made, places)
+
+    def write_one(
+        self, name: str, inputs: Any, outputs: Any, numbers: dict[str, Any], written: tuple[int, ...], event: int
+    ) -> None:
+        """An operation that Python simulates: see ``one_operation``."""
+        with torch._C.DisableTorchFunction():
+            places: dict[int, int] = {}
+            given, made = self._seen(tuple(inputs), places), self._seen(tuple(outputs), places)
+            key = (name, given, made, tuple(numbers.items()), written)
+            index = self._indices.get(key)
+            if index is None:
+                texts = tuple((key, _text(value)) for key, value in numbers.items())
+                call = Call(name, _arrays(given), _arrays(made), numbers=texts, written=written)
+                index = self._intern(key, call)
+            self._append(index, event, made, places)
+
+    def enter(self) -> int:
+        """What follows, until ``leave``, is part of one operation. Gives the number of events before it."""
+        self._inside += 1
+        self._modules.custom_operation()
+        return self._event()
+
+    def leave(self) -> None:
+        """The operation that ``enter`` began is over."""
+        self._inside -= 1
+
+    def arrived(self) -> None:
+        """The last operation's result lies on the device: a copy of what stood for the host's."""
+        if not self.recording or self._inside or not self.operations.operations:
+            return
+        last = self.operations.operations[-1]
+        call = self.operations.calls[last.call]
+        if any(array.on_host for array in call.outputs):
+            call = call._replace(outputs=tuple(array._replace(on_host=False) for array in call.outputs))
+            index = self._indices.get(call)
+            index = self._intern(call, call) if index is None else index
+            self.operations.operations[-1] = last._replace(call=index)
+
+    def _append(self, index: int, event: int, made: Any, places: dict[int, int]) -> None:
+        keys = list(places)
+        numbers = [self._number_of(keys[place]) for place in dict.fromkeys(_places(made))]
+        outputs = tuple([number for number in numbers if number is not None and number >= 0])
+        operation = Operation(
+            event, index, self.phase(), self._modules.current(), self.micro_step, self.repeats, outputs
+        )
+        self.operations.operations.append(operation)
+
+    def _intern(self, key: Any, call: Call) -> int:
+        index = self._indices[key] = len(self.operations.calls)
+        self.operations.calls.append(call)
+        return index
+
+    def _seen(self, value: Any, places: dict[int, int]) -> Any:
+        """A value as a part of the key: tensors as ``_Seen``, lists as tuples."""
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()._cdata
+            place = places.setdefault(storage, len(places))
+            on_host = storage in self._storages._host if value.is_meta else True
+            return _Seen((value.shape, value.stride(), value.dtype, place, on_host))
+        if isinstance(value, (list, tuple)):
+            return tuple([self._seen(item, places) for item in value])
+        return value
+
+    def _is_placeholder(self, func: Any) -> bool:
+        self._skips = False
+        return bool(func._schema.name == "aten::zeros")
+
+
+class _Seen(tuple[Any, ...]):
+    """Shape, strides, dtype, place of the storage among those of the call, whether it is the host's."""
+
+    __slots__ = ()
+
+
+def _places(made: Any) -> list[int]:
+    if type(made) is _Seen:
+        return [made[3]]
+    return [place for item in made for place in _places(item)] if type(made) is tuple else []
+
+
+def _arrays(seen: Any) -> tuple[Array, ...]:
+    """The tensors of a key, flattened."""
+    if type(seen) is _Seen:
+        shape, strides, dtype, place, on_host = seen
+        return (Array(tuple(shape), tuple(strides), _text(dtype), dtype.itemsize, place, on_host),)
+    return tuple(array for item in seen for array in _arrays(item)) if type(seen) is tuple else ()
+
+
+def _text(value: Any) -> str:
+    return str(value).removeprefix("torch.").replace("meta", "cuda")
+
+
+def _described(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    seen: tuple[Any, Any, Any],
+    in_place: bool,
+    no_new_storage: bool,
+) -> Call:
+    """The call as a value; runs once for each distinct one."""
+    schema = func._schema
+    inputs: list[Array] = []
+    lengths: list[int] = []
+    numbers: list[tuple[str, str]] = []
+    written: list[int] = []
+    by_name = dict(seen[1])
+    for position, argument in enumerate(schema.arguments):
+        value = seen[0][position] if position < len(seen[0]) else by_name.get(argument.name)
+        arrays = _arrays(value)
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.extend(range(len(inputs), len(inputs) + len(arrays)))
+        inputs.extend(arrays)
+        if type(value) is tuple and (arrays or "Tensor" in str(argument.type)):
+            lengths.append(len(arrays))
+            if len(arrays) < len(value):  # indices: which dimensions are indexed
+                numbers.append((argument.name, ", ".join("*" if type(item) is _Seen else "None" for item in value)))
+        elif value is not None and not arrays and not isinstance(value, torch.Generator):
+            numbers.append((argument.name, _text(list(value) if type(value) is tuple else value)))
+    outputs = _arrays(seen[2])
+    name = schema.name
+    if in_place:
+        outputs = tuple(array._replace(storage=inputs[0].storage) for array in outputs)
+        written, name = [0], _in_place_name(name)
+    is_view = bool(outputs) and no_new_storage and not written
+    return Call(
+        name,
+        tuple(inputs),
+        outputs,
+        tuple(lengths),
+        tuple(numbers),
+        _flop(func, args, kwargs, result),
+        tuple(written),
+        is_view,
+    )
+
+
+def _in_place_name(name: str) -> str:
+    space, _, operator = name.partition("::")
+    return f"{name}_" if hasattr(getattr(torch.ops, space), f"{operator}_") else name
+
+
+def _flop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
+    """By torch's registry, as ``FlopCounterMode`` calls it (torch/utils/flop_counter.py); None where it has no formula
+    or the formula does not take these shapes."""
+    formula = flop_registry.get(func._overloadpacket)
+    if formula is None:
+        return None
+    try:
+        return int(formula(*args, **kwargs, out_val=result))
+    except AssertionError:
+        return None
