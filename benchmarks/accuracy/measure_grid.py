@@ -1,9 +1,13 @@
 """Measure the grid on this machine's GPU: ``python benchmarks/accuracy/measure_grid.py --out DIR [--only tuning]``.
 
-Several rows run at a time, each in a process of its own: what PyTorch's allocator holds is a matter of one process.
-What the whole card holds is not, so rows marked ``alone`` come last, one after the other; so do rows that ran out of
-memory or made the allocator retry beside others.  Each result is a line of DIR/measured.jsonl as soon as it is there,
-failures are lines of DIR/failed.jsonl, and a second call goes on where the first one ended.
+Each row runs twice, each time in a process of its own: without anything recorded, for its time and its peaks, then with
+its allocations recorded, for what held the memory (``--no-record``: the first only).  Several rows run at a time:
+what PyTorch's allocator holds is a matter of one process.  What the whole card holds is not, nor is time, so rows
+marked ``alone`` come last, one after the other; so do rows that ran out of memory or made the allocator retry beside
+others.  ``--jobs 1`` lets every row be alone.
+
+Each result is a line of DIR/measured.jsonl as soon as it is there, failures are lines of DIR/failed.jsonl, and a second
+call goes on where the first one ended.
 """
 
 from __future__ import annotations
@@ -14,13 +18,14 @@ import sys
 import tempfile
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import grid
 import processes
 from grid import Row
+from measured_lines import append, line_of, table, with_record
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.gpu.job import STACKS, Job, read_result
@@ -29,20 +34,32 @@ from trainatomy.gpu.measure import died, last_lines, require_gpu
 if TYPE_CHECKING:
     from trainatomy.results.bill import Measurement
 
-POLL_SECONDS = 0.05
-SCALED_STEPS = 8
+POLL_SECONDS = 0.02
+STEPS = {"control": 8, "record": 4}
+"""Optimizer steps: two to warm up and six to time, and as many as the peak needs."""
+SCALED_STEPS = {"control": 10, "record": 8}
 """With float16 gradients: a scale that starts too high skips its first steps, and with them the optimizer's states."""
+
+Part = Literal["control", "record"]
+
+
+class Task(NamedTuple):
+    """One of the two runs of a row."""
+
+    row: Row
+    part: Part
 
 
 @dataclass
 class Campaign:
-    """The measuring of many rows: what waits, what runs, what is done."""
+    """The measuring of many rows: what waits, what runs, what is done; ``controls``: rows whose second run is due."""
 
     options: argparse.Namespace
     forking: bool
     beside: deque[Row]
     alone: deque[Row]
-    running: list[processes.Running] = field(default_factory=list)
+    running: list[tuple[Task, processes.Running]] = field(default_factory=list)
+    controls: dict[str, Measurement] = field(default_factory=dict)
     done: list[Measurement] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
@@ -52,10 +69,10 @@ class Campaign:
         try:
             while self._start_more() or self.running:
                 time.sleep(POLL_SECONDS)
-                for process in list(self.running):
-                    self._look_after(process)
+                for task, process in list(self.running):
+                    self._look_after(task, process)
         finally:
-            for process in self.running:
+            for _, process in self.running:
                 process.process.kill()
 
     def _start_more(self) -> bool:
@@ -63,72 +80,88 @@ class Campaign:
         if time.monotonic() - self.began > self.options.time_limit:
             return False
         while self.beside and len(self.running) < self.options.jobs:
-            self._start(self.beside.popleft(), alone=self.options.jobs == 1)
+            self._start(Task(self.beside.popleft(), "control"), alone=self.options.jobs == 1)
         if self.alone and not self.beside and not self.running:
-            self._start(self.alone.popleft(), alone=True)
+            self._start(Task(self.alone.popleft(), "control"), alone=True)
         return bool(self.beside or self.alone)
 
-    def _start(self, row: Row, *, alone: bool) -> None:
-        job = job_of(row, self.options, alone=alone)
-        description, result, log = (self.options.work / f"{row.name}.{kind}" for kind in ("json", "result.json", "log"))
+    def _start(self, task: Task, *, alone: bool) -> None:
+        job = job_of(task, self.options, alone=alone)
+        stem = f"{task.row.name}.{task.part}"
+        description, result, log = (self.options.work / f"{stem}.{kind}" for kind in ("json", "result.json", "log"))
         result.unlink(missing_ok=True)
         description.write_text(json.dumps(job.workload), encoding="utf-8")
         if self.forking and processes.can_fork(job):
             process: processes.Process = processes.fork(job, result, log)
         else:
             process = processes.start(job, description, result, log)
-        self.running.append(processes.Running(row.name, process, result, log, alone))
+        self.running.append((task, processes.Running(task.row.name, process, result, log, alone)))
 
-    def _look_after(self, running: processes.Running) -> None:
+    def _look_after(self, task: Task, running: processes.Running) -> None:
         """Take the result of a process that ended; stop one that takes too long."""
         status = running.process.status()
         if status is None:
             if time.monotonic() - running.began < self.options.row_limit:
                 return
             running.process.kill()
-        self.running.remove(running)
+        self.running.remove((task, running))
         try:
             measurement = read_result(running.result)
         except FileNotFoundError:
             late = f"did not end within {self.options.row_limit} s; its last lines:\n{last_lines(running.log)}"
-            self._fail(running.name, late if status is None else died(status, last_lines(running.log)))
+            self._fail(task, running, late if status is None else died(status, last_lines(running.log)))
         except TrainatomyError as error:
-            self._fail(running.name, str(error))
+            self._fail(task, running, str(error))
         else:
-            self._take(running, measurement)
+            self._take(task, running, measurement)
+        finally:
+            if not self.options.tape:
+                tape_of(task.row, self.options).unlink(missing_ok=True)
 
-    def _take(self, running: processes.Running, measurement: Measurement) -> None:
-        row = next(row for row in self.options.rows if row.name == running.name)
-        if not running.alone and (measurement.status != "completed" or measurement.num_alloc_retries):
-            self.alone.append(row)  # the others may have taken the memory that it lacked
-            return
+    def _take(self, task: Task, running: processes.Running, measurement: Measurement) -> None:
+        if task.part == "record":
+            self._keep(task.row, with_record(self.controls.pop(task.row.name), measurement), running)
+        elif not running.alone and (measurement.status != "completed" or measurement.num_alloc_retries):
+            self.alone.append(task.row)  # the others may have taken the memory that it lacked
+        elif self.options.record:
+            self.controls[task.row.name] = measurement
+            self._start(Task(task.row, "record"), alone=running.alone)
+        else:
+            self._keep(task.row, measurement, running)
+
+    def _keep(self, row: Row, measurement: Measurement, running: processes.Running) -> None:
         measurement = replace(measurement, workload=dict(row.mapping))
         self.done.append(measurement)
+        append(self.options.out / "measured.jsonl", line_of(measurement, row, alone=running.alone))
         seconds = time.monotonic() - running.began
-        line = asdict(measurement) | {"held_out": row.held_out, "family": row.family, "alone": running.alone}
-        append(self.options.out / "measured.jsonl", line)
         print(
             f"{row.name}: {measurement.status}, {measurement.peak_allocated_bytes:,} B in {seconds:.1f} s", flush=True
         )
 
-    def _fail(self, name: str, message: str) -> None:
+    def _fail(self, task: Task, running: processes.Running, message: str) -> None:
+        """Write the failure down; of a row whose second run failed, the first is kept all the same."""
+        name = task.row.name
         self.failed.append(name)
-        append(self.options.out / "failed.jsonl", {"name": name, "message": message})
-        print(f"{name}: FAILED: {message}", flush=True)
+        append(self.options.out / "failed.jsonl", {"name": name, "part": task.part, "message": message})
+        print(f"{name}: {task.part}: FAILED: {message}", flush=True)
+        if task.part == "record":
+            self._keep(task.row, self.controls.pop(name), running)
 
 
-def job_of(row: Row, options: argparse.Namespace, *, alone: bool) -> Job:
-    """What the row's worker is asked to do."""
-    mapping = row.workload().to_mapping()
-    steps = max(options.steps, SCALED_STEPS) if mapping.get("train", {}).get("fp16") else options.steps
-    tape = (options.out / f"{row.name}.tape.json.gz").absolute() if options.tape else None
-    return Job(mapping, steps, tape, options.stacks if options.tape else "none", alone)
+def tape_of(row: Row, options: argparse.Namespace) -> Path:
+    """Where the recorded run writes its tape: to stay, or to be deleted once it is settled."""
+    folder: Path = options.out if options.tape else options.work
+    return (folder / f"{row.name}.tape.json.gz").absolute()
 
 
-def append(path: Path, content: dict[str, object]) -> None:
-    """Add one JSON line."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(content) + "\n")
+def job_of(task: Task, options: argparse.Namespace, *, alone: bool) -> Job:
+    """What the worker is asked to do."""
+    mapping = task.row.workload().to_mapping()
+    scaled = bool(mapping.get("train", {}).get("fp16"))
+    steps = max(options.steps or 0, SCALED_STEPS[task.part]) if scaled else options.steps or STEPS[task.part]
+    if task.part == "control":
+        return Job(mapping, steps, alone=alone)
+    return Job(mapping, steps, tape_of(task.row, options), options.stacks, alone)
 
 
 def chosen(options: argparse.Namespace) -> list[Row]:
@@ -157,14 +190,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", choices=("tuning", "heldout", "all"), default="all")
     parser.add_argument("--names", help="rows, separated by commas")
     parser.add_argument("--jobs", type=int, default=4, help="rows that run at a time (default: 4)")
-    parser.add_argument("--steps", type=int, default=4, help="optimizer steps (default: 4; float16: at least 8)")
+    parser.add_argument("--steps", type=int, help="optimizer steps of each run (default: 8, recorded 4; float16: more)")
     parser.add_argument(
-        "--time-limit", type=float, default=480, help="seconds after which no row starts (default: 480)"
+        "--time-limit", type=float, default=540, help="seconds after which no row starts (default: 540)"
     )
-    parser.add_argument("--row-limit", type=float, default=100, help="seconds that a row may take (default: 100)")
+    parser.add_argument("--row-limit", type=float, default=100, help="seconds that a run may take (default: 100)")
     parser.add_argument("--no-fork", action="store_true", help="start every row's process afresh")
-    parser.add_argument("--tape", action="store_true", help="keep each row's tape in the folder")
-    parser.add_argument("--stacks", choices=STACKS, default="none", help="with --tape: where each allocation came from")
+    parser.add_argument("--no-record", dest="record", action="store_false", help="time and peaks only: one run a row")
+    parser.add_argument("--tape", action="store_true", help="keep each recorded run's tape in the folder")
+    parser.add_argument("--stacks", choices=STACKS, default="none", help="keep where each allocation came from")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     options.work = options.work or Path(tempfile.mkdtemp(prefix="trainatomy-grid-"))
@@ -186,17 +220,6 @@ def main() -> int:
     print(table(campaign.done))
     print(f"{len(campaign.done)} measured, {len(campaign.failed)} failed ({', '.join(campaign.failed)}), {left} left")
     return 1 if campaign.failed else 0
-
-
-def table(done: list[Measurement]) -> str:
-    """One short line for each measurement, MiB."""
-    lines = [f"{'row':40} {'allocated':>10} {'reserved':>10} {'device':>10} {'context':>8} {'step ms':>8}"]
-    for one in done:
-        sizes = (one.peak_allocated_bytes, one.peak_reserved_bytes, one.device_bytes, one.context_bytes)
-        cells = ["-" if size is None else f"{size / 2**20:.1f}" for size in sizes]
-        seconds = "-" if one.step_seconds is None else f"{one.step_seconds * 1000:.0f}"
-        lines.append(f"{one.name:40} {cells[0]:>10} {cells[1]:>10} {cells[2]:>10} {cells[3]:>8} {seconds:>8}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

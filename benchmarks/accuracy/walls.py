@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import processes
 from grid import Row
+from measured_lines import append
 from plan_walls import PLAN, Planned, read
 
 from trainatomy.errors import TrainatomyError
@@ -161,12 +162,6 @@ class Walls:
 def kept(measured: Measurement) -> dict[str, Any]:
     """What is kept of a measurement."""
     return {key: getattr(measured, key) for key in KEYS}
-
-
-def append(path: Path, content: dict[str, object]) -> None:
-    """Add one JSON line."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(content) + "\n")
 
 
 def waiting(plan: list[Planned], out: Path, names: str | None) -> list[Planned]:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import compare_runs
@@ -17,12 +17,24 @@ import pytest
 from test_measure import RESULT
 
 from trainatomy.gpu.job import Job, read_result, write_result
+from trainatomy.results.bill import Components, Instant, Memory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trainatomy.results.bill import Measurement
 
+MEMORY = Memory(
+    peak_allocated_bytes=11,
+    peak_reserved_bytes=20,
+    device_bytes=30,
+    peak_requested_bytes=9,
+    model_bytes=5,
+    components=Components(5, 2, 2, 1, 1, 0, 9, 10),
+    lines=(),
+    peak=Instant(1, "backward", "", "aten::mm"),
+    num_alloc_retries=0,
+)
 NAMES = ("bert-base-fp16", "bert-base-mlm", "gpt2-eager", "bert-large-fp32")
 
 
@@ -76,22 +88,25 @@ def test_what_a_fork_could_not_measure_is_not_forked(workload: dict[str, object]
 
 
 class Campaigns:
-    """Runs campaigns whose workers answer at once; ``started``: names and whether they were alone."""
+    """Runs campaigns whose workers answer at once; ``started``: names and whether they were alone; ``jobs``: all."""
 
     def __init__(self, folder: Path, answers: dict[str, list[Measurement | None]]) -> None:
         self.folder = folder
         self.answers = answers
         self.started: list[tuple[str, bool]] = []
+        self.jobs: list[Job] = []
 
     def fork(self, job: Job, result: Path, log: Path) -> processes.Forked:
         name = str(job.workload["name"])
         self.started.append((name, job.alone))
+        self.jobs.append(job)
         log.write_text("last words")
         if answer := self.answers.get(name, [RESULT]).pop(0):
             write_result(result, replace(answer, name=name))
         return processes.Forked(0, _status=0)
 
-    def run(self, *arguments: str) -> measure_grid.Campaign:
+    def run(self, *arguments: str, record: bool = False) -> measure_grid.Campaign:
+        arguments = arguments if record else (*arguments, "--no-record")
         options = measure_grid.parse(["--out", str(self.folder), "--names", ",".join(NAMES), "--jobs", "2", *arguments])
         beside, alone = (deque(row for row in options.rows if row.alone is want) for want in (False, True))
         campaign = measure_grid.Campaign(options, True, beside, alone)
@@ -141,6 +156,32 @@ def test_a_worker_without_a_result_is_a_failure_with_its_last_lines(campaigns: C
     assert campaigns.run().failed == ["bert-base-mlm"]
     (line,) = campaigns.lines("failed.jsonl")
     assert line["name"] == "bert-base-mlm" and "last words" in str(line["message"])
+
+
+def test_a_row_runs_once_for_its_time_and_once_for_what_held_the_memory(campaigns: Campaigns) -> None:
+    recorded = replace(RESULT, memory=MEMORY, recorded_step_seconds=0.2, peak_allocated_bytes=11)
+    campaigns.answers["bert-large-fp32"] = [RESULT, recorded]
+    campaigns.run(record=True)
+    control, record = campaigns.jobs[-2:]
+    assert (control.tape, control.steps, record.steps) == (None, 8, 4) and record.tape is not None
+    line = campaigns.lines("measured.jsonl")[-1]
+    assert (line["peak_allocated_bytes"], line["step_seconds"], line["recorded_step_seconds"]) == (10, 0.1, 0.2)
+    assert line["memory"] == json.loads(json.dumps(asdict(MEMORY)))
+    assert line["notes"] == ["allocated 11 B at the peak of the recorded run"]
+    assert sorted(path.name for path in campaigns.folder.iterdir()) == ["measured.jsonl"]
+
+
+def test_with_float16_both_runs_are_long_enough_for_the_scale_to_settle(campaigns: Campaigns) -> None:
+    campaigns.run(record=True)
+    assert {job.steps for job in campaigns.jobs if job.workload["name"] == "bert-base-fp16"} == {8, 10}
+
+
+def test_where_the_recorded_run_fails_the_other_is_kept(campaigns: Campaigns) -> None:
+    campaigns.answers["gpt2-eager"] = [RESULT, None]
+    assert campaigns.run(record=True).failed == ["gpt2-eager"]
+    (line,) = campaigns.lines("failed.jsonl")
+    assert (line["name"], line["part"]) == ("gpt2-eager", "record")
+    assert "gpt2-eager" in [line["name"] for line in campaigns.lines("measured.jsonl")]
 
 
 def test_no_row_starts_after_the_time_limit(campaigns: Campaigns) -> None:

@@ -1,0 +1,54 @@
+"""A measured row: its two runs as one value, as a line of a file, and as a line to read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from grid import Row
+
+    from trainatomy.results.bill import Measurement
+
+
+def with_record(control: Measurement, recorded: Measurement) -> Measurement:
+    """The control run, with what held the memory in the recorded one, and how long its steps took.
+
+    The bill is that of the recorded run: where its peak is not the control's, a note says so.
+    """
+    notes = list(control.notes)
+    if recorded.peak_allocated_bytes != control.peak_allocated_bytes:
+        notes.append(f"allocated {recorded.peak_allocated_bytes:,} B at the peak of the recorded run")
+    return replace(
+        control,
+        memory=recorded.memory,
+        modules=recorded.modules,
+        recorded_step_seconds=recorded.recorded_step_seconds or recorded.step_seconds,
+        notes=(*notes, *recorded.notes),
+    )
+
+
+def line_of(measurement: Measurement, row: Row, *, alone: bool) -> dict[str, Any]:
+    """The line that is kept."""
+    return asdict(measurement) | {"held_out": row.held_out, "family": row.family, "alone": alone, "tape_file": None}
+
+
+def append(path: Path, content: Mapping[str, Any]) -> None:
+    """Add one JSON line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(content) + "\n")
+
+
+def table(done: Sequence[Measurement]) -> str:
+    """One short line for each measurement, MiB."""
+    lines = [f"{'row':40} {'allocated':>10} {'reserved':>10} {'device':>10} {'context':>8} {'step ms':>8}"]
+    for one in done:
+        sizes = (one.peak_allocated_bytes, one.peak_reserved_bytes, one.device_bytes, one.context_bytes)
+        cells = ["-" if size is None else f"{size / 2**20:.1f}" for size in sizes]
+        seconds = "-" if one.step_seconds is None else f"{one.step_seconds * 1000:.0f}"
+        lines.append(f"{one.name:40} {cells[0]:>10} {cells[1]:>10} {cells[2]:>10} {cells[3]:>8} {seconds:>8}")
+    return "\n".join(lines)
