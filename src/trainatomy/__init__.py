@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from trainatomy.faces.json import to_json
     from trainatomy.facts.architectures import architectures
     from trainatomy.facts.cards import card, cards
+    from trainatomy.integrations.anatomy import Anatomy, watch
+    from trainatomy.integrations.callback import AnatomyCallback
+    from trainatomy.integrations.printing import print_gpu_utilization, print_summary
+    from trainatomy.records.reading import diff, history, read_record
     from trainatomy.results.bill import Components, Measurement, Memory, Prediction
     from trainatomy.workload.notebook import notebook
     from trainatomy.workload.reading import read as read_workload
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Anatomy",
+    "AnatomyCallback",
     "Components",
     "DeviceError",
     "DoesNotFit",
@@ -50,11 +56,17 @@ __all__ = [
     "card",
     "cards",
     "compare",
+    "diff",
+    "history",
     "measure",
     "notebook",
     "predict",
+    "print_gpu_utilization",
+    "print_summary",
+    "read_record",
     "read_workload",
     "to_json",
+    "watch",
 ]
 
 _HOMES = {
@@ -62,7 +74,11 @@ _HOMES = {
     **dict.fromkeys([name for name in __all__ if name.endswith("Error")], "errors"),
     **dict.fromkeys(("DoesNotFit", "MissingLibrary"), "errors"),
     **dict.fromkeys(("Components", "Measurement", "Memory", "Prediction"), "results.bill"),
+    **dict.fromkeys(("diff", "history", "read_record"), "records.reading"),
     **dict.fromkeys(("card", "cards"), "facts.cards"),
+    **dict.fromkeys(("Anatomy", "watch"), "integrations.anatomy"),
+    **dict.fromkeys(("print_gpu_utilization", "print_summary"), "integrations.printing"),
+    "AnatomyCallback": "integrations.callback",
     "architectures": "facts.architectures",
     "to_json": "faces.json",
     "Workload": "workload.schema",

@@ -9,11 +9,17 @@ from typing import Any
 from trainatomy.facts.architectures import ArchitectureEntry
 from trainatomy.facts.cards import Card
 from trainatomy.facts.published import PublishedTable
+from trainatomy.records.document import SCHEMA
 from trainatomy.results.bill import Measurement, Prediction
+from trainatomy.results.difference import Difference
+from trainatomy.results.record import History, Record
 
 PREDICTION = "trainatomy/prediction/1"
 COMPARISON = "trainatomy/comparison/1"
 MEASUREMENT = "trainatomy/measurement/1"
+RECORD = SCHEMA
+HISTORY = "trainatomy/history/1"
+DIFFERENCE = "trainatomy/difference/1"
 CARDS = "trainatomy/cards/1"
 ARCHITECTURES = "trainatomy/architectures/1"
 
@@ -45,6 +51,24 @@ def relative_gap(measurement: Measurement, prediction: Prediction, name: str) ->
     measured: int | None = getattr(measurement, name)
     predicted: int = getattr(prediction.memory, name)
     return predicted / measured - 1 if measured and measurement.status == "completed" else None
+
+
+def record_to_json(record: Record) -> dict[str, Any]:
+    """A record as its file has it."""
+    return {"schema": RECORD, **_plain(record)}
+
+
+def history_to_json(history: History) -> dict[str, Any]:
+    """Rows under ``records``, oldest first, and what could not be read under ``skipped``."""
+    return {"schema": HISTORY, **_plain(history)}
+
+
+def difference_to_json(difference: Difference) -> dict[str, Any]:
+    """What changed between two records, with the change of each figure beside its values."""
+    shifts = ("components", "lines", "figures", "nvml")
+    changes = {name: [{**_plain(each), "change": each.change} for each in getattr(difference, name)] for name in shifts}
+    paces = [{**_plain(each), "ratio": each.ratio} for each in difference.paces]
+    return {"schema": DIFFERENCE, **_plain(difference), **changes, "paces": paces}
 
 
 def cards_to_json(cards: Sequence[Card]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from trainatomy.faces.json import COMPARED, COMPARISON, MEASUREMENT, PREDICTION
+from trainatomy.faces.json import COMPARED, COMPARISON, MEASUREMENT, PREDICTION, RECORD
 from trainatomy.results.bill import Measurement, Prediction
+from trainatomy.results.record import Record
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _SIMPLE = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null"}
@@ -43,6 +44,12 @@ def measurement_schema() -> dict[str, Any]:
     }
     body["required"] += ["prediction", "gap"]
     return _document("A measurement", body, definitions)
+
+
+def record_schema() -> dict[str, Any]:
+    """Of the file of one record, and of ``show --json``."""
+    definitions: dict[str, Any] = {}
+    return _document("A record", _tagged(Record, RECORD, definitions), definitions)
 
 
 def _document(title: str, body: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,15 @@ evidence.py      where the peak is, which modules hold it, bytes per parameter, 
 timeline.py      memory by component over the steps
 comparison.py    several predictions
 measurement.py   a measurement beside its prediction
+history.py       records
+difference.py    two records; answer.py says it in one sentence
 catalogue.py     cards and architectures
 """
 
 from trainatomy.faces.text.catalogue import architectures_table, card_page, cards_table
 from trainatomy.faces.text.comparison import comparison_page
+from trainatomy.faces.text.difference import difference_page
+from trainatomy.faces.text.history import history_page
 from trainatomy.faces.text.measurement import measurement_page
 from trainatomy.faces.text.page import prediction_page
 from trainatomy.faces.text.rendering import console, render
@@ -22,6 +26,8 @@ __all__ = [
     "cards_table",
     "comparison_page",
     "console",
+    "difference_page",
+    "history_page",
     "measurement_page",
     "prediction_page",
     "render",

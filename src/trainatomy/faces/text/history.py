@@ -1,0 +1,95 @@
+"""The records of a folder as a table: the newest last, beside the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trainatomy.faces.text.rendering import bullets
+from trainatomy.results.record import History, Summary
+from trainatomy.units import human_bytes, seconds, signed_percent
+
+STATUS_STYLES = {"completed": "green", "out of memory": "bold red"}
+
+_SHARED: dict[str, Callable[[Summary], str]] = {
+    "GPU": lambda row: gpu_name(row.gpu),
+    "status": lambda row: row.status,
+    "group": lambda row: row.group,
+}
+
+
+def history_page(history: History) -> Group:
+    """One row a record.  GPU, status and group have a column where they differ, and are said once where they do not."""
+    rows = history.records
+    parts: list[RenderableType] = [_headline(history)]
+    if rows:
+        parts += [Text(), _table(rows), Text(), Text(_CLOSING, style="dim")]
+    if history.skipped:
+        many = f"{len(history.skipped)} file{'s' if len(history.skipped) > 1 else ''}"
+        parts += [Text(f"\nNot read: {many} in the folder", style="bold yellow")]
+        parts.append(bullets([f"{each.file}: {each.reason}" for each in history.skipped]))
+    return Group(*parts)
+
+
+_CLOSING = (
+    "Gap: predicted against measured device memory. "
+    "`trainatomy show RECORD` draws one again, `trainatomy diff A B` says what changed."
+)
+
+
+def gpu_name(name: str) -> str:
+    """``NVIDIA H200`` -> ``H200``."""
+    return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+def short_id(identity: str) -> str:
+    """The hash at the end of an id, by which a record can be named too."""
+    return identity.rpartition("-")[2]
+
+
+def _headline(history: History) -> Text:
+    rows = history.records
+    if not rows:
+        return Text(f"No records in {history.folder} are what was asked for.", style="bold")
+    line = Text(f"{len(rows)} record{'s' if len(rows) > 1 else ''} in {history.folder}", style="bold")
+    said = [
+        value
+        for value, differ in ((value_of(rows[0]), _differ(rows, value_of)) for value_of in _SHARED.values())
+        if value and not differ
+    ]
+    return line.append("".join(f", {value}" for value in said))
+
+
+def _differ(rows: tuple[Summary, ...], value_of: Callable[[Summary], str]) -> bool:
+    return len(set(map(value_of, rows))) > 1
+
+
+def _table(rows: tuple[Summary, ...]) -> Table:
+    shown = {title: value_of for title, value_of in _SHARED.items() if _differ(rows, value_of)}
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("\nrecord", no_wrap=True, style="cyan")
+    table.add_column("\ndate, UTC", no_wrap=True)
+    table.add_column("\nname", overflow="fold", ratio=1, min_width=8)
+    for title in shown:
+        table.add_column(f"\n{title}", overflow="fold", no_wrap=title == "status")
+    for title in ("device\nmemory", "\ngap", "step\ntime", "samples\n/s"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        extra = [Text(value_of(row), style=STATUS_STYLES.get(value_of(row), "")) for value_of in shown.values()]
+        name = row.name + (f" #{row.repeat + 1}" if row.repeat else "")
+        table.add_row(short_id(row.id), row.created[:16].replace("T", " "), name, *extra, *_figures(row))
+    return table
+
+
+def _figures(row: Summary) -> tuple[str, ...]:
+    return (
+        "-" if row.device_bytes is None else human_bytes(row.device_bytes),
+        "-" if row.gap is None else signed_percent(row.gap, 1),
+        "-" if row.step_seconds is None else seconds(row.step_seconds),
+        "-"
+        if row.samples_per_second is None
+        else f"{row.samples_per_second:.{1 if row.samples_per_second < 100 else 0}f}",
+    )
