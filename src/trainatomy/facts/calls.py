@@ -1,0 +1,107 @@
+"""A call of an operator as one line of text, and back: how calibration files name what was timed.
+
+``aten::mm(bf16[512,1024],bf16[1024,4096|1,1024])->bf16[512,4096];k=v``: types by short names, sizes, after a bar the
+strides where the tensor is not contiguous, ``@2`` where it shares memory with the tensor at position 2 of all that are
+written, ``h`` in front of one that lies on the host, ``*3`` behind one that is repeated with memory of its own, ``!``
+behind one that is written to.  ``#`` precedes the lengths of lists.  The count of floating-point operations is not
+kept.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import groupby
+from math import prod
+
+from trainatomy.results.operations import Array, Call
+
+SHORT = {
+    "float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int64": "i64", "int32": "i32",
+    "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "b8", "float8_e4m3fn": "f8e4", "float8_e5m2": "f8e5",
+    "complex64": "c64",
+}  # fmt: skip
+LONG = {short: long for long, short in SHORT.items()}
+BYTES = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i64": 8, "i32": 4, "i16": 2, "c64": 8}
+
+_ARRAY = re.compile(r"(h?)(\w+)\[([\d,]*)(?:\|([\d,]*))?\](?:@(\d+))?(?:\*(\d+))?(!?)")
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides, in elements, of a tensor of that shape whose numbers lie one after the other."""
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def array(dtype: str, *shape: int, strides: tuple[int, ...] | None = None, storage: int = -1) -> Array:
+    """A tensor by the short or the long name of its type; contiguous unless ``strides`` (in elements) say otherwise."""
+    short = SHORT.get(dtype, dtype)
+    return Array(
+        shape, contiguous(shape) if strides is None else strides, LONG.get(short, dtype), BYTES.get(short, 1), storage
+    )
+
+
+def to_text(call: Call) -> str:
+    """The line that stands for ``call``."""
+    first: dict[int, int] = {}
+    words = []
+    for position, tensor in enumerate((*call.inputs, *call.outputs)):
+        shared = first.setdefault(tensor.storage, position)
+        words.append(_word(tensor, shared if shared != position else None, position in call.written))
+    count = len(call.inputs)
+    text = f"{call.name}({_joined(words[:count])})->{_joined(words[count:])}"
+    if call.lengths:
+        text += "#" + ",".join(map(str, call.lengths))
+    return text + "".join(f";{key}={value}" for key, value in call.numbers)
+
+
+def _word(tensor: Array, shared: int | None, written: bool) -> str:
+    sizes = ",".join(map(str, tensor.shape))
+    if tensor.strides != contiguous(tensor.shape):
+        sizes += "|" + ",".join(map(str, tensor.strides))
+    own = "" if shared is None else f"@{shared}"
+    host = "h" if tensor.on_host else ""
+    return f"{host}{SHORT.get(tensor.dtype, tensor.dtype)}[{sizes}]{own}{'!' if written else ''}"
+
+
+def _joined(words: list[str]) -> str:
+    """Words that follow each other and are equal are told once, with their count before the mark of writing."""
+    parts = []
+    for word, run in groupby(words):
+        count = len(list(run))
+        mark = "!" if word.endswith("!") else ""
+        parts.append(f"{word.removesuffix('!')}{f'*{count}' if count > 1 else ''}{mark}")
+    return ",".join(parts)
+
+
+@cache
+def from_text(text: str) -> Call:
+    """The call that ``to_text`` wrote; ``ValueError`` where the line is not one."""
+    head, *pairs = text.split(";")
+    matched = re.fullmatch(r"([\w:.]+)\((.*)\)->([^#]*)(?:#([\d,]*))?", head)
+    if matched is None:
+        raise ValueError(f"not a call: {text!r}")
+    name, before, after, lengths = matched.groups()
+    inputs, written = _arrays(before, [])
+    outputs, _ = _arrays(after, inputs)
+    numbers = tuple((pair.partition("=")[0], pair.partition("=")[2]) for pair in pairs)
+    sizes = tuple(int(size) for size in lengths.split(",")) if lengths else ()
+    return Call(name, tuple(inputs), tuple(outputs), sizes, numbers, None, tuple(written))
+
+
+def _arrays(text: str, before: list[Array]) -> tuple[list[Array], list[int]]:
+    found: list[Array] = []
+    written: list[int] = []
+    for host, dtype, sizes, strides, shared, count, mark in _ARRAY.findall(text):
+        shape = _numbers(sizes)
+        for _ in range(int(count or 1)):
+            position = len(before) + len(found)
+            storage = (before + found)[int(shared)].storage if shared else position
+            steps = _numbers(strides) if strides else contiguous(shape)
+            if mark:
+                written.append(position)
+            found.append(Array(shape, steps, LONG.get(dtype, dtype), BYTES.get(dtype, 1), storage, bool(host)))
+    return found, written
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)

@@ -1,0 +1,262 @@
+"""Measure what the clock needs: ``python -m trainatomy.gpu.calibrate --output FILE`` or ``trainatomy calibrate``.
+
+The file is JSON, ``trainatomy/calibration/1``::
+
+    environment    card, driver, versions, processor, date
+    sections
+      kernels      points: one operator each, with the device's microseconds: again on the same tensors (``us``), and
+                   with the L2 cache full of something else (``cold_us``), and how many kernels ran
+      device       launches one behind the other, waits, memory from the driver
+
+Other parts of a calibration are further sections.  A point's call reads as ``facts/calls.py`` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from trainatomy.gpu.calibrate_cases import Case
+    from trainatomy.gpu.calls import CallRecorder
+
+SCHEMA = "trainatomy/calibration/1"
+TIME_LIMIT = 120.0
+"""Seconds; what is not measured by then is left out, and the file says so."""
+COLD_RUNS = 3
+WARM_SECONDS = 0.008
+TENSOR_CORES = ("aten::mm(", "aten::addmm(", "aten::bmm(", "aten::baddbmm(", "aten::convolution")
+"""Operators that TF32 changes."""
+FLUSHED = 2
+"""How many times the L2 cache's size is written to empty it."""
+
+
+def calibrate(
+    *, time_limit: float = TIME_LIMIT, kernel_names: bool = False, progress: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Measure this machine's GPU and return the calibration (see above); ``DeviceError`` where there is none.
+
+    ``kernel_names``: keep the names of the kernels beside each point.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "`calibrate` measures the GPU of this machine, and PyTorch finds none here "
+            f"(torch {torch.__version__}). Run it where `nvidia-smi` shows the card, then use the file anywhere: "
+            "`trainatomy predict --calibration FILE`."
+        )
+    say = progress or (lambda line: print(line, file=sys.stderr, flush=True))
+    deadline = time.monotonic() + time_limit
+    points, left_out = kernel_points(deadline, kernel_names, say)
+    from trainatomy.gpu import calibrate_device
+
+    say("launches, waits, memory")
+    device = {
+        "launches": calibrate_device.launches(),
+        "waiting": calibrate_device.waiting(),
+        "memory": calibrate_device.memory(),
+    }
+    sections = {"kernels": {"points": points, "left_out": left_out}, "device": device}
+    return {"schema": SCHEMA, "environment": environment(), "sections": sections}
+
+
+def groups() -> dict[str, Callable[[], Iterable[Case]]]:
+    """The groups of cases, most wanted first."""
+    from trainatomy.gpu import calibrate_cases as cases
+    from trainatomy.gpu import calibrate_traffic as traffic
+
+    return {
+        "matrix products": cases.matrix_products,
+        "element-wise": traffic.elementwise,
+        "normalisations": traffic.normalisations,
+        "attention": cases.attention,
+        "optimizers": traffic.optimizers,
+        "batched products": cases.batched_products,
+        "losses": traffic.losses,
+        "rows of scores": traffic.rows_of_scores,
+        "broadcast": traffic.broadcast,
+        "tables": traffic.tables,
+        "small ones": traffic.small_ones,
+        "convolutions": cases.convolutions,
+        "image operators": cases.image_operators,
+        "grouped products": cases.grouped_products,
+        "transfers": traffic.transfers,
+    }
+
+
+def kernel_points(
+    deadline: float, kernel_names: bool, say: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The points of all groups, and what could not be measured."""
+    import torch
+
+    from trainatomy.facts.calls import to_text
+    from trainatomy.gpu.calls import CallRecorder, Sample, profiled
+
+    points: list[dict[str, Any]] = []
+    left_out: list[str] = []
+    scrap = torch.empty(FLUSHED * _l2_bytes(), dtype=torch.uint8, device="cuda")
+    for name, cases in groups().items():
+        began = time.monotonic()
+        if began > deadline:
+            left_out.append(f"{name}: out of time")
+            continue
+        recorder = CallRecorder()
+        events: list[dict[str, Any]] = []
+        count = 0
+        with profiled(events):
+            for case in cases():
+                if time.monotonic() > deadline:
+                    left_out.append(f"{name}: out of time after {count} cases")
+                    break
+                try:
+                    run_case(case, recorder, scrap)
+                except (RuntimeError, AttributeError, TypeError) as error:
+                    left_out.append(f"{name}: {str(error).splitlines()[0][:160]}")
+                count += 1
+        gathered: dict[tuple[int, str], list[Sample]] = defaultdict(list)
+        for sample in recorder.samples(events):
+            gathered[sample.call, sample.label].append(sample)
+        texts = {index: to_text(call) for call, index in recorder.calls.items() if not call.is_view}
+        points += [
+            point(texts[call], samples, gathered.get((call, label.replace("hot", "cold")), []), label, kernel_names)
+            for (call, label), samples in gathered.items()
+            if label.startswith("hot")
+            and call in texts
+            and samples[-1].kernels
+            and ("tf32" not in label or texts[call].startswith(TENSOR_CORES))
+        ]
+        say(f"{name}: {count} cases, {time.monotonic() - began:.1f} s")
+        torch.cuda.empty_cache()
+    return points, left_out
+
+
+def run_case(case: Case, recorder: CallRecorder, scrap: Any) -> None:
+    """Warm up, then run a few times, then a few times with a cache that holds other things."""
+    import torch
+
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul.allow_tf32 = case.tf32
+    convolution.allow_tf32 = True
+    try:
+        work = case.make()
+        work()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        took = time.perf_counter() - begin
+        for _ in range(min(40, int(WARM_SECONDS / took)) if case.warm else 0):
+            work()
+        recorder.label = "hot tf32" if case.tf32 else "hot"
+        with recorder:
+            for _ in range(case.runs):
+                work()
+        recorder.label = recorder.label.replace("hot", "cold")
+        for _ in range(min(COLD_RUNS, case.runs)):
+            scrap.fill_(1)
+            with recorder:
+                work()
+    finally:
+        matmul.allow_tf32 = False
+
+
+def point(call: str, samples: Sequence[Any], cold: Sequence[Any], label: str, kernel_names: bool) -> dict[str, Any]:
+    """One point of the file."""
+    found: dict[str, Any] = {"call": call, "us": round(median(sample.microseconds for sample in samples), 2)}
+    if cold:
+        found["cold_us"] = round(median(sample.microseconds for sample in cold), 2)
+    found["kernels"] = len(samples[-1].kernels)
+    if "tf32" in label:
+        found["tf32"] = True
+    if kernel_names:
+        found["names"] = [name[:90] for name in samples[-1].kernels[:6]]
+    return found
+
+
+def _l2_bytes() -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).L2_cache_size)
+
+
+def environment() -> dict[str, Any]:
+    """Where the measurement was taken."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "capability": [properties.major, properties.minor],
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+        "driver": _driver(),
+        "versions": {name: metadata.version(name) for name in ("torch", "trainatomy") if _installed(name)},
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _driver() -> str | None:
+    from trainatomy.errors import MissingLibrary
+    from trainatomy.gpu import nvml
+
+    try:
+        with nvml.session() as driver:
+            return driver.version
+    except (MissingLibrary, DeviceError):
+        return None
+
+
+def _processor() -> str:
+    """The CPU's model, as Linux names it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def write(calibration: dict[str, Any], path: Path) -> None:
+    """One point a line."""
+    text = json.dumps(calibration, separators=(",", ":"))
+    path.write_text(text.replace('{"call"', '\n{"call"') + "\n", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainatomy.gpu.calibrate", description=calibrate.__doc__)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--time-limit", type=float, default=TIME_LIMIT)
+    parser.add_argument("--kernel-names", action="store_true")
+    options = parser.parse_args(arguments)
+    write(calibrate(time_limit=options.time_limit, kernel_names=options.kernel_names), options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,98 @@
+"""What a card costs beside its kernels: launches one behind the other, memory from the driver, waiting for results."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.gpu.calibrate_cases import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LAUNCHES = 400
+"""Launches in a row: fewer than the 1024 that fit the queue of a stream."""
+SLEEP_CYCLES = 20_000_000
+"""The GPU sleeps about 10 ms so that the host is ahead when it starts."""
+
+
+def launches() -> list[dict[str, float]]:
+    """Microseconds from one kernel's start to the next one's where the host is far ahead, by bytes that it adds to."""
+    found = []
+    for size in (4, 65536, MIB, 4 * MIB, 16 * MIB):
+        x = torch.zeros(max(size // 4, 1), device="cuda")
+        periods = [_period(partial(x.add_, 1.0)) for _ in range(5)]
+        found.append({"bytes": size, "period_us": round(median(periods), 3)})
+    return found
+
+
+def _period(work: Callable[[], Any]) -> float:
+    for _ in range(10):
+        work()
+    torch.cuda.synchronize()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(SLEEP_CYCLES)
+    begin.record()
+    for _ in range(LAUNCHES):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3 / LAUNCHES
+
+
+def waiting() -> dict[str, float]:
+    """Microseconds on an idle card: from a launch to its result on the host, and for a wait that has nothing to wait
+    for."""
+    x = torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    return {
+        "item_us": _host(lambda: x.item()),
+        "launch_to_item_us": _host(lambda: (x + 1).item()),
+        "synchronize_us": _host(torch.cuda.synchronize),
+    }
+
+
+def _host(work: Callable[[], Any], runs: int = 200) -> float:
+    for _ in range(10):
+        work()
+    taken = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - begin)
+    return round(median(taken) * 1e6, 2)
+
+
+def memory() -> list[dict[str, float]]:
+    """Microseconds of memory from the driver: ``cudaMalloc`` and ``cudaFree`` by size, and what PyTorch's cache takes
+    for a block of that size that it holds."""
+    found = []
+    for size in (2 * MIB, 20 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB, 4096 * MIB):
+        grown, freed, cached = [], [], []
+        for _ in range(5):
+            torch.cuda.empty_cache()
+            torch.cuda.synchronize()
+            times = [time.perf_counter()]
+            block = torch.empty(size, dtype=torch.uint8, device="cuda")
+            times.append(time.perf_counter())
+            del block
+            times.append(time.perf_counter())
+            block = torch.empty(size, dtype=torch.uint8, device="cuda")
+            times.append(time.perf_counter())
+            del block
+            times.append(time.perf_counter())
+            torch.cuda.empty_cache()
+            times.append(time.perf_counter())
+            grown.append(times[1] - times[0])
+            cached.append(times[3] - times[2])
+            freed.append(times[5] - times[4])
+        found.append(
+            {"bytes": size}
+            | {name: round(median(taken) * 1e6, 2) for name, taken in
+               (("malloc_us", grown), ("free_us", freed), ("cached_us", cached))}
+        )  # fmt: skip
+    return found

@@ -1,0 +1,190 @@
+"""Operators that really ran, as ``Call`` values, and the device time of each by PyTorch's profiler (CUPTI)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from bisect import bisect_right
+from collections import defaultdict
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainatomy.results.operations import Array, Call
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MARK = "trainatomy-call"
+_DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_WITHOUT_WEIGHT = frozenset({"device", "layout", "pin_memory", "non_blocking"})
+_HOST_CALLS = ("cuda_runtime", "cuda_driver")
+
+
+class Sample(NamedTuple):
+    """One run of call number ``call`` under the label ``label``: microseconds of its kernels, and their names."""
+
+    call: int
+    label: str
+    microseconds: float
+    kernels: tuple[str, ...]
+
+
+class CallRecorder(TorchDispatchMode):
+    """Numbers the distinct calls that run below autograd, and marks each run for the profiler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[Call, int] = {}
+        self.label = "hot"
+        self._runs: list[tuple[int, str]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "profiler":
+            return func(*args, **kwargs)
+        described = arguments_of(func, args, kwargs)
+        with torch.profiler.record_function(f"{MARK} {len(self._runs)}"):
+            result = func(*args, **kwargs)
+        call = call_of(func, described, result)
+        self._runs.append((self.calls.setdefault(call, len(self.calls)), self.label))
+        return result
+
+    def samples(self, events: Iterable[dict[str, Any]]) -> list[Sample]:
+        """What the profiler saw of every run, in the order of issue."""
+        found = []
+        for name, microseconds, kernels in device_time_by_mark(events):
+            word = name.removeprefix(MARK).strip()
+            if word.isdigit():
+                call, label = self._runs[int(word)]
+                found.append(Sample(call, label, microseconds, kernels))
+        return found
+
+
+def arguments_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Inputs, lengths of lists, other arguments and written positions of a call, before it runs."""
+    inputs: list[Array] = []
+    lengths: list[int] = []
+    numbers: list[tuple[str, str]] = []
+    written: list[int] = []
+    for index, argument in enumerate(func._schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        if isinstance(value, torch.Tensor):
+            tensors = [value]
+        elif isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value):
+            tensors = [item for item in value if isinstance(item, torch.Tensor)]
+            lengths.append(len(tensors))
+        else:
+            if _shapes_the_work(func._schema.name, argument.name, value):
+                numbers.append((argument.name, str(value).replace(";", ",")))
+            continue
+        for tensor in tensors:
+            if writes:
+                written.append(len(inputs))
+            inputs.append(array_of(tensor))
+    return tuple(inputs), tuple(lengths), tuple(numbers), tuple(written)
+
+
+def _shapes_the_work(operator: str, name: str, value: Any) -> bool:
+    """Whether an argument that is no tensor can change what a kernel costs: not where it is one of many factors."""
+    if value is None or name in _WITHOUT_WEIGHT:
+        return False
+    if isinstance(value, list | tuple) and any(isinstance(item, float) for item in value):
+        return False
+    return not (isinstance(value, float) and operator.startswith(("aten::_foreach", "aten::_fused")))
+
+
+def call_of(func: Any, described: tuple[Any, ...], result: Any) -> Call:
+    """The call with its results; storages are numbered by first appearance, so that equal calls are equal."""
+    inputs, lengths, numbers, written = described
+    outputs = [array_of(tensor) for tensor in tensors_in(result)]
+    order: dict[int, int] = {}
+    placed = [tensor._replace(storage=order.setdefault(tensor.storage, len(order))) for tensor in (*inputs, *outputs)]
+    aliases = [returned.alias_info for returned in func._schema.returns]
+    is_view = bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+    return Call(
+        func._schema.name, tuple(placed[: len(inputs)]), tuple(placed[len(inputs) :]), lengths, numbers, None, written,
+        is_view,
+    )  # fmt: skip
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """What a kernel sees of a tensor; its storage by address."""
+    return Array(
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        str(tensor.dtype).removeprefix("torch."),
+        tensor.element_size(),
+        tensor.untyped_storage()._cdata,
+        tensor.device.type == "cpu",
+    )
+
+
+def tensors_in(result: Any) -> list[torch.Tensor]:
+    """The tensors of a result, lists flattened."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, list | tuple):
+        return [tensor for item in result for tensor in tensors_in(item)]
+    return []
+
+
+@contextmanager
+def profiled(into: list[dict[str, Any]]) -> Iterator[None]:
+    """Profile what runs inside, and add the profiler's events to ``into``; waits for the GPU."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with tempfile.TemporaryDirectory() as folder:
+        with torch.profiler.profile(activities=activities) as profiler:
+            yield
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        into += read_trace(path)
+
+
+def read_trace(path: Path) -> list[dict[str, Any]]:
+    """The events of a Chrome trace that the profiler wrote, gzipped or not."""
+    content = path.read_bytes()
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)[
+        "traceEvents"
+    ]
+    return events
+
+
+def device_time_by_mark(events: Iterable[dict[str, Any]]) -> list[tuple[str, float, tuple[str, ...]]]:
+    """For each mark on the host: microseconds and names of the kernels, copies and fills that were launched inside it.
+
+    A device's event has the correlation of the CUDA call that launched it, and that call lies inside a mark.  Marks do
+    not overlap: the host does one thing after the other, also where autograd's thread does it.
+    """
+    marks = []
+    launches: dict[int, float] = {}
+    work = []
+    for event in events:
+        category = event.get("cat")
+        if category == "user_annotation" and event["name"].startswith(MARK):
+            marks.append((event["ts"], event["ts"] + event["dur"], event["name"]))
+        elif category in _HOST_CALLS and "correlation" in event.get("args", {}):
+            launches[event["args"]["correlation"]] = event["ts"]
+        elif category in _DEVICE_WORK:
+            work.append((event["ts"], event["args"]["correlation"], event["dur"], event["name"]))
+    marks.sort()
+    begins = [mark[0] for mark in marks]
+    inside: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    for _, correlation, duration, name in sorted(work):
+        at = launches.get(correlation)
+        index = bisect_right(begins, at) - 1 if at is not None else -1
+        if at is not None and index >= 0 and at <= marks[index][1]:
+            inside[index].append((duration, name))
+    return [
+        (mark[2], sum(duration for duration, _ in inside[index]), tuple(name for _, name in inside[index]))
+        for index, mark in enumerate(marks)
+    ]
