@@ -65,13 +65,20 @@ class Place:
                 listed = self.filesystem.ls(self.root, detail=True)
             except FileNotFoundError:
                 return ()
+        if [entry["name"].rstrip("/") for entry in listed if entry["type"] == "file"] == [self.root]:
+            raise TrainatomyError(
+                f"{self.path} is a file: name the folder that it is in, or `trainatomy show` the file"
+            )
         files = (entry["name"].rpartition("/")[2] for entry in listed if entry["type"] != "directory")
         return tuple(sorted(name for name in files if name.endswith(ending) and not name.startswith(".")))
 
-    def read(self, name: str) -> bytes:
-        """The whole file; raises ``FileNotFoundError`` as it is, other faults as ``TrainatomyError``."""
+    def read(self, name: str) -> bytes | None:
+        """The whole file, or ``None`` where there is none; raises ``TrainatomyError`` for other faults."""
         with self._reaching("read", name):
-            content: bytes = self.filesystem.cat_file(f"{self.root}/{name}")
+            try:
+                content: bytes = self.filesystem.cat_file(f"{self.root}/{name}")
+            except FileNotFoundError:
+                return None
             return content
 
     def read_all(self, names: Sequence[str]) -> Iterator[tuple[str, bytes | Exception]]:
@@ -122,8 +129,6 @@ class Place:
         where = self.path if name is None else self.where(name)
         try:
             yield
-        except FileNotFoundError:
-            raise
         except Exception as error:
             number = error.errno if isinstance(error, OSError) else None
             advice = f"; {_ADVICE[number]}" if number in _ADVICE else ""

@@ -76,10 +76,11 @@ class Store:
             place, name = Place(path[0], self._options), path[1]
         else:
             place, name = self._place, resolve(text, self._ids(), self.path) + ENDING
+        content = place.read(name)
+        if content is None:
+            raise TrainatomyError(f"There is no file {place.where(name)}")
         try:
-            return self._parsed(name, place.read(name))
-        except FileNotFoundError:
-            raise TrainatomyError(f"There is no file {place.where(name)}") from None
+            return self._parsed(name, content)
         except TrainatomyError as error:
             raise TrainatomyError(f"{place.where(name)}: {error}") from None
 

@@ -1,0 +1,115 @@
+"""A record as JSON and back; what is no record says what it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from trainatomy.errors import TrainatomyError
+from trainatomy.faces.json import record_to_json
+from trainatomy.faces.schema import record_schema
+from trainatomy.records.document import SCHEMA, from_document, to_document
+from trainatomy.results.bill import ModuleShare, Neighbour, Stage
+from trainatomy.results.record import Record
+
+FILES = sorted((Path(__file__).parent / "data").glob("*.json"))
+
+
+def test_everything_comes_back(vanilla: Record, failed: Record) -> None:
+    prediction = vanilla.prediction
+    assert prediction is not None
+    full = replace(
+        vanilla.measurement,
+        memory=prediction.memory,
+        modules=(ModuleShare("bert.encoder.layer.*", 2**30, 24),),
+        stages=(Stage("idle", None, 2**29, 0, 0), Stage("training", 2**33, 2**33, 2**32, 2**32)),
+        timed_step_seconds=(0.1, 0.11),
+        neighbours=(Neighbour(4711, "python", None),),
+        notes=("größer → kleiner",),
+    )
+    for record in (vanilla, failed, replace(vanilla, measurement=full), replace(vanilla, prediction=None)):
+        assert from_document(to_document(record)) == record
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_files_of_the_first_version_can_be_read(file: Path) -> None:
+    record = from_document(file.read_bytes())
+    assert record.id == file.stem
+    assert record.prediction is not None
+    assert record.measurement.peak_allocated_bytes > 2**32
+
+
+def test_a_document_is_its_json_face_and_follows_the_schema(vanilla: Record, failed: Record) -> None:
+    schema = record_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for record in (vanilla, failed):
+        document = json.loads(to_document(record))
+        assert document == json.loads(json.dumps(record_to_json(record)))
+        assert next(iter(document)) == "schema"
+        jsonschema.validate(document, schema)
+
+
+def test_what_a_command_line_can_hold_can_be_written(vanilla: Record) -> None:
+    odd = replace(vanilla, command="trainatomy measure caf\udce9.yaml")
+    assert from_document(to_document(odd)).command == "trainatomy measure caf?.yaml"
+
+
+def test_keys_that_a_later_trainatomy_added_are_no_obstacle(vanilla: Record) -> None:
+    content = json.loads(to_document(vanilla))
+    content["mood"] = "good"
+    content["measurement"]["mood"] = ["good"]
+    assert from_document(json.dumps(content).encode()) == vanilla
+
+
+def _version(number: str) -> Callable[[dict[str, Any]], object]:
+    return lambda content: content.update(schema=f"trainatomy/record/{number}")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_version("2"), "a record of version 2, and this trainatomy reads version 1.*pip install --upgrade"),
+        (_version("0"), "version '0', which no trainatomy has written"),
+        (_version("new"), "version 'new', which no trainatomy has written"),
+        (lambda content: content.update(schema="trainatomy/prediction/1"), "not a record: its schema is .*prediction"),
+        (lambda content: content.pop("schema"), "not a record: it names no schema"),
+        (lambda content: content["measurement"].pop("driver"), "damaged record: measurement.driver: Field required$"),
+        (lambda content: content.update(measurement=3, repeat="x"), r"damaged record: repeat: .*\(and 1 more\)"),
+    ],
+)
+def test_another_version_and_damage_are_named(
+    spoil: Callable[[dict[str, Any]], object], said: str, vanilla: Record
+) -> None:
+    content = json.loads(to_document(vanilla))
+    spoil(content)
+    with pytest.raises(TrainatomyError, match=said):
+        from_document(json.dumps(content).encode())
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "empty file"),
+        (b'{"schema": "traina', "not JSON"),
+        (b"\xff\xfe\x00", "not JSON"),
+        (b"[" * 200_000, "not JSON"),
+        (b"[1, 2]", "it names no schema"),
+    ],
+)
+def test_what_is_no_json_object_is_named(data: bytes, said: str) -> None:
+    with pytest.raises(TrainatomyError, match=said):
+        from_document(data)
+
+
+def test_half_a_record_is_none(vanilla: Record) -> None:
+    document = to_document(vanilla)
+    for length in range(0, len(document) - 2, 97):
+        with pytest.raises(TrainatomyError):
+            from_document(document[:length])
+    assert json.loads(document)["schema"] == SCHEMA

@@ -1,0 +1,48 @@
+"""A kill at any moment loses nothing that was written and leaves no half record."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainatomy.records.store import Store
+
+WRITER = """
+import sys
+from dataclasses import replace
+from trainatomy.records.store import Store
+record = Store(sys.argv[1]).read("3da90a10")
+store = Store(sys.argv[2])
+for count in range(100_000):
+    each = replace(record, id=f"20261121-{count:09d}-3da9{sys.argv[3]}", command="x" * 300_000)
+    store.write(each)
+    print(each.id, flush=True)
+"""
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.013, 0.05])
+def test_two_writers_killed_at_work(tmp_path: Path, patience: float) -> None:
+    data = str(Path(__file__).parent / "data")
+    command = [sys.executable, "-c", WRITER, data, str(tmp_path)]
+    writers = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("000a", "000b")]
+    said: list[str] = []
+    for writer in writers:
+        assert writer.stdout is not None
+        said.append(writer.stdout.readline().strip())
+    time.sleep(patience)
+    for writer in writers:
+        writer.kill()
+    for writer in writers:
+        rest, _ = writer.communicate()
+        said += [line for line in rest.split("\n")[:-1] if line]
+        assert writer.returncode == -signal.SIGKILL
+    history = Store(tmp_path).history()
+    assert history.skipped == ()
+    assert set(said) <= {row.id for row in history.records}
+    assert len(said) >= 2
+    assert all(len(Store(tmp_path).read(row.id).command) == 300_000 for row in history.records[-3:])
