@@ -40,6 +40,10 @@ STEPS = {"control": 8, "record": 4}
 SCALED_STEPS = {"control": 10, "record": 8}
 """With float16 gradients: a scale that starts too high skips its first steps, and with them the optimizer's states."""
 
+MOST_STEPS = 30
+TIMED_SECONDS = 0.5
+"""Short steps are timed more often: until they took so long together, or that many ran."""
+
 Part = Literal["control", "record"]
 
 
@@ -90,7 +94,6 @@ class Campaign:
         stem = f"{task.row.name}.{task.part}"
         description, result, log = (self.options.work / f"{stem}.{kind}" for kind in ("json", "result.json", "log"))
         result.unlink(missing_ok=True)
-        description.write_text(json.dumps(job.workload), encoding="utf-8")
         if self.forking and processes.can_fork(job):
             process: processes.Process = processes.fork(job, result, log)
         else:
@@ -114,9 +117,6 @@ class Campaign:
             self._fail(task, running, str(error))
         else:
             self._take(task, running, measurement)
-        finally:
-            if not self.options.tape:
-                tape_of(task.row, self.options).unlink(missing_ok=True)
 
     def _take(self, task: Task, running: processes.Running, measurement: Measurement) -> None:
         if task.part == "record":
@@ -148,20 +148,15 @@ class Campaign:
             self._keep(task.row, self.controls.pop(name), running)
 
 
-def tape_of(row: Row, options: argparse.Namespace) -> Path:
-    """Where the recorded run writes its tape: to stay, or to be deleted once it is settled."""
-    folder: Path = options.out if options.tape else options.work
-    return (folder / f"{row.name}.tape.json.gz").absolute()
-
-
 def job_of(task: Task, options: argparse.Namespace, *, alone: bool) -> Job:
     """What the worker is asked to do."""
     mapping = task.row.workload().to_mapping()
     scaled = bool(mapping.get("train", {}).get("fp16"))
     steps = max(options.steps or 0, SCALED_STEPS[task.part]) if scaled else options.steps or STEPS[task.part]
     if task.part == "control":
-        return Job(mapping, steps, alone=alone)
-    return Job(mapping, steps, tape_of(task.row, options), options.stacks, alone)
+        return Job(mapping, steps, alone=alone, most_steps=max(steps, MOST_STEPS), seconds=TIMED_SECONDS)
+    tape = (options.out / f"{task.row.name}.tape.json.gz").absolute() if options.tape else None
+    return Job(mapping, steps, tape, options.stacks if tape else "none", alone, record=True)
 
 
 def chosen(options: argparse.Namespace) -> list[Row]:
@@ -198,7 +193,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-fork", action="store_true", help="start every row's process afresh")
     parser.add_argument("--no-record", dest="record", action="store_false", help="time and peaks only: one run a row")
     parser.add_argument("--tape", action="store_true", help="keep each recorded run's tape in the folder")
-    parser.add_argument("--stacks", choices=STACKS, default="none", help="keep where each allocation came from")
+    parser.add_argument("--stacks", choices=STACKS, default="none", help="with --tape: where each allocation came from")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     options.work = options.work or Path(tempfile.mkdtemp(prefix="trainatomy-grid-"))

@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
@@ -32,6 +32,8 @@ PLAN = HERE / "records" / "walls-plan.json"
 BASE = "h200"
 BEYOND = 2
 """Batches beyond the largest that fits."""
+PATIENCE = 3
+"""Guesses before the search only halves."""
 STEPS, SCALED_STEPS = 4, 8
 """Optimizer steps, the same for both sides; with fp16 the first may be skipped while the gradient scale settles."""
 GIB = 2**30
@@ -74,33 +76,38 @@ class Search:
 
     def plan(self, size_gib: int) -> list[Planned]:
         """The largest batch that fits and the next ones; raises ``ValueError`` where not even one sample fits."""
-        low, high = 0, 0
-        batch = self._guess(size_gib)
+        low, high, tries = 0, 0, 0
         while high - low != 1:
+            batch = self._next(size_gib, low, high, tries)
+            tries += 1
             if self._predict(size_gib, batch)["fits"]:
                 low = batch
             else:
                 high = batch
             if high == 1:
                 raise ValueError(f"{self.row.name}: one sample does not fit {size_gib} GiB")
-            batch = self._next(size_gib, low, high)
         return [self._planned(size_gib, low, above) for above in range(BEYOND + 1)]
 
-    def _next(self, size_gib: int, low: int, high: int) -> int:
-        """The batch to try next: by the line through what is known, within the bounds."""
+    def _next(self, size_gib: int, low: int, high: int, tries: int) -> int:
+        """The batch to try next: by what is known of the peaks, and by halving where that has not found it soon."""
         guess = self._guess(size_gib)
         if not high:
-            return max(guess, low + 1)
-        return min(max(guess, low + 1), high - 1) if high - low > 1 else low
+            return guess if guess > low else low + 1 + low // 32
+        if tries >= PATIENCE:
+            return (low + high) // 2
+        return min(max(guess, low + 1), high - 1)
 
     def _guess(self, size_gib: int) -> int:
-        """Where the line through the two nearest peaks meets the card's memory."""
-        if len(self.peaks) < 2:
-            return 2 if 1 in self.peaks else 1
+        """Where the line through the two nearest peaks, one on each side if there are, meets the card's memory."""
         target = size_gib * GIB
-        one, other = sorted(sorted(self.peaks, key=lambda batch: abs(self.peaks[batch] - target))[:2])
+        below = sorted((batch for batch in self.peaks if self.peaks[batch] <= target), key=lambda one: -self.peaks[one])
+        above = sorted((batch for batch in self.peaks if self.peaks[batch] > target), key=lambda one: self.peaks[one])
+        known = [*below[:1], *above[:1], *below[1:], *above[1:]][:2]
+        if len(known) < 2:
+            return 4 * known[0] if below else max(1, known[0] // 4) if known else 2
+        one, other = sorted(known)
         slope = (self.peaks[other] - self.peaks[one]) / (other - one)
-        return max(1, int(one + (target - self.peaks[one]) / slope)) if slope > 0 else other + 1
+        return max(1, int(one + (target - self.peaks[one]) / slope)) if slope > 0 else other
 
     def _predict(self, size_gib: int, batch: int) -> dict[str, Any]:
         if (size_gib, batch) not in self.known:
@@ -162,12 +169,13 @@ def main() -> int:
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(search, name, asked[name], options.torch) for name in names]
         planned = []
-        for future in futures:
+        for future in as_completed(futures):
             planned += future.result()
             fits = [
                 f"{one.size_gib} GiB: {one.batch}" for one in planned if one.row == planned[-1].row and not one.above
             ]
             print(f"{planned[-1].row}: largest batch by card: {', '.join(fits)}", file=sys.stderr, flush=True)
+    planned.sort(key=lambda one: (names.index(one.row), one.size_gib, one.batch))
     content = {"predicted_with": outcomes.software(), "for_torch": options.torch, "base": BASE}
     lines = ",\n".join(json.dumps(asdict(one)) for one in planned)
     options.out.write_text(json.dumps(content)[:-1] + ', "runs": [\n' + lines + "\n]}\n", encoding="utf-8")

@@ -15,6 +15,7 @@ import time
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from trainatomy.gpu.job import Job, set_environment
@@ -22,7 +23,6 @@ from trainatomy.gpu.worker import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it, PyTorch asks NVML for GPUs, not CUDA, which no fork could use afterwards (torch/cuda/__init__.py)."""
@@ -86,15 +86,19 @@ class Running:
 
 
 def start(job: Job, description: Path, result: Path, log: Path) -> Started:
-    """Measure ``job`` in a fresh process; ``description`` holds its workload as JSON."""
-    options = [] if job.alone else ["--shared"]
-    options += ["--steps", str(job.steps), "--stacks", job.stacks] + (["--tape", str(job.tape)] if job.tape else [])
-    command = [sys.executable, "-m", "trainatomy.gpu.worker", str(description), str(result), *options]
+    """Measure ``job`` in a fresh process, which reads it from the file ``description``."""
+    description.write_text(job.to_json(), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name != NVML_CHECK}
     set_environment(environment, job.workload.get("allocator", ""))
     with log.open("wb") as output:
         return Started(
-            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+            subprocess.Popen(
+                [sys.executable, __file__, str(description), str(result)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+            )
         )
 
 
@@ -155,3 +159,7 @@ def _child(job: Job, result: Path, log: Path, prepare: Callable[[], None] | None
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+if __name__ == "__main__":
+    execute(Job.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))

@@ -163,7 +163,7 @@ def test_a_row_runs_once_for_its_time_and_once_for_what_held_the_memory(campaign
     campaigns.answers["bert-large-fp32"] = [RESULT, recorded]
     campaigns.run(record=True)
     control, record = campaigns.jobs[-2:]
-    assert (control.tape, control.steps, record.steps) == (None, 8, 4) and record.tape is not None
+    assert (control.recorded, control.steps, record.recorded, record.steps) == (False, 8, True, 4)
     line = campaigns.lines("measured.jsonl")[-1]
     assert (line["peak_allocated_bytes"], line["step_seconds"], line["recorded_step_seconds"]) == (10, 0.1, 0.2)
     assert line["memory"] == json.loads(json.dumps(asdict(MEMORY)))
