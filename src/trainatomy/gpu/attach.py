@@ -1,0 +1,252 @@
+"""Watch somebody's own training on a GPU, from inside its process, and say what it held.
+
+``Attachment`` binds the parts together: signals (where the loop is), notes (what is written down), recording (PyTorch's
+history), clock.  It takes no memory on the card and never waits for it, except once at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from datetime import UTC, datetime
+from importlib import metadata
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from trainatomy.errors import DeviceError, MissingLibrary
+from trainatomy.gpu import nvml
+from trainatomy.gpu.attach_bill import bill_of
+from trainatomy.gpu.attach_clock import Clock
+from trainatomy.gpu.attach_history import Recording
+from trainatomy.gpu.attach_notes import Counted, Notes, counted
+from trainatomy.gpu.attach_reading import Utilization, utilization
+from trainatomy.gpu.attach_signals import Signals
+from trainatomy.gpu.settled import Counted as Totals
+from trainatomy.gpu.settled import Failure
+from trainatomy.gpu.watch import WARM_UP_STEPS
+from trainatomy.results.bill import Measurement, Stage
+from trainatomy.units import human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from trainatomy.gpu.settled import RealBill
+
+LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "trainatomy")
+BORROWED = "the memory history was already being recorded; it was read and left as it is"
+INCOMPLETE = (
+    "the memory history that was already being recorded does not reach back to the beginning of the watch: "
+    "no components; record with more max_entries, or leave the recording to trainatomy"
+)
+
+
+class Attachment:
+    """One watched training: ``start``, run the loop, ``stop``; ``result`` at any time after ``start``."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        name: str = "",
+        workload: Mapping[str, Any] | None = None,
+        *,
+        keeps_batch: bool = False,
+    ) -> None:
+        """``workload``: the training as the mapping of a workload file, as far as it is known; ``keeps_batch``: keep
+        the first batch on the host."""
+        self.name = name or type(model).__name__
+        self._workload = workload or {"model": {"class": type(model).__name__}}
+        self.model, self._optimizer, self._keeps_batch = model, optimizer, keeps_batch
+        self._status: Literal["completed", "out of memory"] = "completed"
+        self._message = ""
+        self._failure: Failure | None = None
+        self._final: Measurement | None = None
+
+    def start(self) -> None:
+        """Begin here.  What was allocated before is known by address or stands on a line of its own."""
+        self._device = _device_of(self.model)
+        self._before = utilization(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._clock = Clock()
+        self._recording = Recording(self._device)
+        self._retries = _retries(self._device)
+        self.notes = Notes(self.model, self._optimizer, self._clock, self._counted, self._roll)
+        self._signals = Signals(self.model, self._optimizer, self.notes)
+        self.notes.keeps_batch = self._keeps_batch
+        self.notes.optimizer = self._signals.optimizer
+        self._recording.start(self._counted(), self.notes.known())
+        self.notes.follow()
+        self._signals.attach()
+        self._clock.tick()
+
+    def stop(self, error: BaseException | None = None) -> Measurement:
+        """End here, with the ``error`` that ended the loop if one did; the result, which stays the same from now on."""
+        if self._final is not None:
+            return self._final
+        try:
+            self._signals.detach()
+            self.notes.unfollow()
+            if error is not None:
+                self._fail(error)
+            with contextlib.suppress(RuntimeError):  # after a CUDA error nothing can be waited for
+                torch.cuda.synchronize(self._device)
+            self._clock.finish()
+            self._final = self.result()
+        finally:
+            self._recording.stop()
+        return self._final
+
+    def result(self) -> Measurement:
+        """What was measured so far."""
+        if self._final is not None:
+            return self._final
+        now = self._counted()
+        window = self._recording.window(now, self.notes.notes, self.notes.followed)
+        after = utilization(self._device)
+        totals = self._totals(after)
+        bill = bill_of(window, totals, self._device, self._failure) if window.complete else None
+        return self._measurement(after, totals, bill, self._remarks(window.complete))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was allocated since the start."""
+        return self._counted().peak_bytes
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        self._message = _first_line(error)
+        if isinstance(error, Exception) and is_out_of_memory(error):
+            self._status = "out of memory"
+            reserved, allocated = torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)
+            self._failure = Failure(self.notes.instant(), 0, allocated, reserved)
+        self.notes.failed()
+
+    def _counted(self) -> Counted:
+        return counted(self._device)
+
+    def _roll(self, now: Counted) -> None:
+        if self._recording.is_full(now):
+            self._recording.keep(now, self.notes.notes, self.notes.followed)
+            self._recording.start(now, self.notes.known())
+            self.notes.follow()
+
+    def _totals(self, after: Utilization) -> Totals:
+        reserved, context = torch.cuda.max_memory_reserved(self._device), after.context_bytes
+        return Totals(
+            peak_allocated_bytes=torch.cuda.max_memory_allocated(self._device),
+            peak_reserved_bytes=reserved,
+            device_bytes=None if context is None else reserved + context,
+            model_bytes=self._before.allocated_bytes,
+            num_alloc_retries=_retries(self._device) - self._retries,
+        )
+
+    def _remarks(self, complete: bool) -> tuple[str, ...]:
+        found = []
+        if self._recording.is_borrowed:
+            found.append(BORROWED if complete else INCOMPLETE)
+        cached = self._before.reserved_bytes - self._before.allocated_bytes
+        if cached:
+            found.append(
+                f"{human_bytes(cached)} were reserved but not allocated when the watch began; "
+                "they count as reserved at the peak"
+            )
+        if self._message and self._status == "completed":
+            found.append(f"the loop was ended by {self._message}")
+        return tuple(found)
+
+    def _measurement(
+        self, after: Utilization, totals: Totals, bill: RealBill | None, remarks: tuple[str, ...]
+    ) -> Measurement:
+        seconds = tuple(self._clock.seconds[WARM_UP_STEPS:])
+        return Measurement(
+            name=self.name,
+            workload=dict(self._workload),
+            status=self._status,
+            gpu=after.gpu,
+            driver=_driver(),
+            versions=versions(),
+            date=datetime.now(UTC).date().isoformat(),
+            peak_allocated_bytes=totals.peak_allocated_bytes,
+            peak_reserved_bytes=totals.peak_reserved_bytes,
+            device_bytes=totals.device_bytes,
+            process_bytes=after.process_bytes,
+            nvml_used_bytes=after.used_bytes,
+            idle_bytes=None,
+            context_bytes=after.context_bytes,
+            model_bytes=totals.model_bytes,
+            num_alloc_retries=totals.num_alloc_retries,
+            step_seconds=median(seconds) if seconds else None,
+            steps=self.notes.steps,
+            message=self._message,
+            tape_file=None,
+            memory=bill.memory if bill else None,
+            modules=bill.modules if bill else (),
+            stages=(_stage("before the watch", self._before), _peak_stage(totals, after)),
+            timed_step_seconds=seconds,
+            recorded_step_seconds=median(seconds) if seconds else None,
+            samples_per_second=_rate(self.notes.samples, self._clock.seconds),
+            tokens_per_second=_rate(self.notes.tokens, self._clock.seconds),
+            out_of_memory=bill.out_of_memory if bill else None,
+            notes=(*remarks, *(bill.notes if bill else ())),
+        )
+
+
+def _peak_stage(totals: Totals, after: Utilization) -> Stage:
+    return Stage(
+        "training", totals.device_bytes, after.used_bytes, totals.peak_allocated_bytes, totals.peak_reserved_bytes
+    )
+
+
+def _stage(name: str, found: Utilization) -> Stage:
+    return Stage(name, found.process_bytes, found.used_bytes, found.allocated_bytes, found.reserved_bytes)
+
+
+def _device_of(model: nn.Module) -> int:
+    """The GPU that the model lies on, or the current one while it still lies on the host."""
+    for parameter in model.parameters():
+        if parameter.is_cuda and parameter.device.index is not None:
+            return parameter.device.index
+    return torch.cuda.current_device()
+
+
+def _retries(device: int) -> int:
+    return int(torch.cuda.memory_stats_as_nested_dict(device).get("num_alloc_retries", 0))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """PyTorch's own allocator has its own error; libraries that allocate by themselves raise CUDA's."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "out of memory" in str(error)
+    )
+
+
+def versions() -> dict[str, str]:
+    """What runs here."""
+    found = {"python": platform.python_version(), "cuda": torch.version.cuda or ""}
+    for name in LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _rate(amounts: list[int], seconds: list[float]) -> float | None:
+    """The median of amount per second over the steps after the warm-up; ``None`` where nothing was counted."""
+    rates = [amount / time for amount, time in zip(amounts, seconds, strict=False) if time > 0][WARM_UP_STEPS:]
+    return median(rates) if rates and any(rates) else None
+
+
+def _driver() -> str:
+    try:
+        with nvml.session() as driver:
+            return driver.version
+    except (MissingLibrary, DeviceError):
+        return "unknown"

@@ -1,0 +1,31 @@
+"""How long steps take on the GPU, without waiting for it: CUDA's own time stamps between them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+
+class Clock:
+    """A time stamp at each ``tick``; what lies between two is a step.  They are read when the GPU has passed them."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[torch.cuda.Event] = deque()
+        self.seconds: list[float] = []
+
+    def tick(self) -> None:
+        """Put a stamp behind what the GPU has to do so far."""
+        stamp = torch.cuda.Event(enable_timing=True)
+        stamp.record()
+        self._waiting.append(stamp)
+        self._read()
+
+    def finish(self) -> None:
+        """Read all stamps; the GPU must have come to its end."""
+        self._read()
+
+    def _read(self) -> None:
+        while len(self._waiting) > 1 and self._waiting[1].query():
+            begin = self._waiting.popleft()
+            self.seconds.append(begin.elapsed_time(self._waiting[0]) / 1000)

@@ -1,0 +1,94 @@
+"""``with trainatomy.watch(model, optimizer) as anatomy:`` around any training loop."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.gpu.attach import Attachment
+from trainatomy.integrations.missing import has_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from torch import nn
+
+    from trainatomy.results.bill import Measurement, Prediction
+
+
+class Anatomy:
+    """A watched training.  ``measurement``: what it held, once the ``with`` block has ended (``None`` without a GPU).
+
+    An exception of the block passes through; out of memory is part of the measurement.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any = None,
+        *,
+        name: str = "",
+        predictable: bool = False,
+        workload: Mapping[str, Any] | None = None,
+    ) -> None:
+        """As ``watch``; ``workload``: the training as the mapping of a workload file, as far as it is known."""
+        self.measurement: Measurement | None = None
+        self.prediction: Prediction | None = None
+        self.attachment: Attachment | None = None
+        if has_gpu():
+            self.attachment = Attachment(model, optimizer, name, workload, keeps_batch=predictable)
+
+    def __enter__(self) -> Anatomy:
+        if self.attachment is not None:
+            self.attachment.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.attachment is not None:
+            self.measurement = self.attachment.stop(error)
+
+    def result(self) -> Measurement | None:
+        """What was measured so far, or in the end; ``None`` without a GPU."""
+        if self.measurement is None and self.attachment is not None:
+            return self.attachment.result()
+        return self.measurement
+
+    def predict(self) -> Prediction | None:
+        """Predict the training that was watched, from its live model, for its card; ``print`` shows it beside what was
+        measured.  ``None``, with a warning, where that cannot be done."""
+        measurement = self.result()
+        if measurement is not None and self.attachment is not None:
+            from trainatomy.integrations.predicting import predict_live
+
+            at = self.attachment
+            self.prediction = predict_live(at.model, at.notes.optimizer, at.notes.first_batch, measurement)
+        return self.prediction
+
+    def print(self) -> None:
+        """Print the summary: device memory by component, time, samples per second."""
+        from trainatomy.integrations.printing import print_summary
+
+        print_summary(self)
+
+    def write(self, folder: str | os.PathLike[str], command: str = "trainatomy.watch") -> str | None:
+        """Write a record into a folder of records, and return where it is (``None`` without a GPU)."""
+        measurement = self.result()
+        if measurement is None:
+            return None
+        from trainatomy.records.make import make_record
+        from trainatomy.records.store import Store
+
+        return Store(folder).write(make_record(measurement, self.prediction, command))
+
+
+def watch(model: nn.Module, optimizer: Any = None, *, name: str = "", predictable: bool = False) -> Anatomy:
+    """Watch a training loop of ``model`` and ``optimizer`` (none: inference): a context manager around it.
+
+    The loop is not changed; model and optimizer may be wrapped by ``accelerator.prepare``.  On a machine without a GPU
+    it says so once and does nothing.  ``name``: of the measurement (the model's class unless given);
+    ``predictable``: keep the first batch on the host, so that ``anatomy.predict()`` can say what was to be expected.
+    """
+    return Anatomy(model, optimizer, name=name, predictable=predictable)

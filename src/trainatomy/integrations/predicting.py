@@ -1,0 +1,71 @@
+"""The prediction of a training that just ran, from its live model: what stands beside the measurement."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.api import predict
+from trainatomy.facts.cards import cards
+from trainatomy.world.live import on_meta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import nn
+
+    from trainatomy.results.bill import Measurement, Prediction
+
+
+def predict_live(
+    model: nn.Module, optimizer: Any, batch: Mapping[str, Any] | None, measurement: Measurement
+) -> Prediction | None:
+    """Predict the training that ``measurement`` is of, on the card that it ran on; warns and gives ``None`` where that
+    cannot be done, because a training must not fail for it.
+
+    ``batch``: a micro-batch with the shapes of the training's (``None``: what fits a transformers model).
+    """
+    card = next((card for card in cards() if card.device_name == measurement.gpu), None)
+    if card is None:
+        warnings.warn(
+            f"no prediction: trainatomy knows no card called {measurement.gpu!r}", RuntimeWarning, stacklevel=2
+        )
+        return None
+    workload = measurement.workload
+    train: dict[str, Any] = dict(workload.get("train", {}))  # type: ignore[call-overload]
+    if "optim" not in train and workload.get("loop") != "trainer" and optimizer is not None:
+        train["optimizer"] = type(optimizer)
+    try:
+        with kept_accelerate_state():
+            bare = without_precision_wrapper(on_meta(model))
+            return predict(bare, batch=batch, gpu=card.id, loop=workload.get("loop", "pytorch"), **train)
+    except Exception as error:  # whatever it is, the training's end must not be lost for it
+        warnings.warn(f"no prediction: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+        return None
+
+
+def without_precision_wrapper(model: nn.Module) -> nn.Module:
+    """``model`` (a copy) without the autocast that ``accelerator.prepare`` put around its forward: the loop of the
+    prediction has its own."""
+    if "forward" in vars(model):
+        from accelerate.utils import extract_model_from_parallel
+
+        bare: nn.Module = extract_model_from_parallel(model, keep_fp32_wrapper=False)
+        return bare
+    return model
+
+
+@contextmanager
+def kept_accelerate_state() -> Iterator[None]:
+    """Put back what accelerate's shared states hold: a prediction resets them, and the Trainer goes on with them."""
+    state: Any = sys.modules.get("accelerate.state")
+    kinds = [] if state is None else [state.PartialState, state.AcceleratorState, state.GradientState]
+    kept = [dict(kind._shared_state) for kind in kinds]
+    try:
+        yield
+    finally:
+        for kind, values in zip(kinds, kept, strict=True):
+            kind._shared_state.clear()
+            kind._shared_state.update(values)

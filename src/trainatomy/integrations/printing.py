@@ -1,0 +1,51 @@
+"""The two helpers that the guides define in their first cells, saying what their numbers are made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.errors import TrainatomyError
+from trainatomy.faces.text import measurement_page, prediction_page
+from trainatomy.faces.text.rendering import console
+from trainatomy.faces.text.summary import speed_text, utilization_text
+from trainatomy.gpu.attach_reading import utilization
+from trainatomy.integrations.anatomy import Anatomy
+from trainatomy.integrations.missing import has_gpu
+from trainatomy.results.bill import Measurement, Prediction
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def print_gpu_utilization() -> None:
+    """Print how much of the GPU's memory is used, by whom and for what; without a GPU, warn once."""
+    if has_gpu():
+        console().print(utilization_text(utilization()))
+
+
+def print_summary(result: Any) -> None:
+    """Print what is known of ``result``.
+
+    A ``TrainOutput`` of ``Trainer.train`` (time, samples per second, then the GPU's memory), a ``Measurement``, a
+    ``Prediction``, or what ``trainatomy.watch`` gave.  Raises ``TrainatomyError`` for anything else.
+    """
+    if isinstance(result, Anatomy):
+        measurement = result.result()
+        if measurement is not None:
+            _show(measurement_page(measurement, result.prediction))
+    elif isinstance(result, Measurement):
+        _show(measurement_page(result, None))
+    elif isinstance(result, Prediction):
+        _show(prediction_page(result))
+    elif isinstance(metrics := getattr(result, "metrics", None), dict):
+        _show(speed_text(metrics))
+        print_gpu_utilization()
+    else:
+        raise TrainatomyError(
+            f"print_summary cannot read a {type(result).__name__}: give it what Trainer.train() returned, "
+            "a Measurement, a Prediction, or what trainatomy.watch(...) gave."
+        )
+
+
+def _show(drawing: RenderableType) -> None:
+    console().print(drawing)
