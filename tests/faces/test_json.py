@@ -15,8 +15,8 @@ import pytest
 from trainatomy.faces.json import architectures_to_json, cards_to_json, comparison_to_json, measurement_to_json, to_json
 from trainatomy.facts.architectures import architectures
 from trainatomy.facts.cards import cards
-from trainatomy.facts.published import notebook
 from trainatomy.results.bill import Components, Measurement, Prediction
+from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
 
@@ -67,10 +67,15 @@ def test_stable_keys(prediction: Prediction) -> None:
 
 
 def test_a_comparison_keeps_the_order(named: Callable[[str, int], Prediction]) -> None:
-    value = comparison_to_json([named("b", 0), named("a", 5)])
+    rows = tuple(ComparisonRow(name, {}, named(name, 0), published=PublishedFigures(2**30)) for name in "ba")
+    value = comparison_to_json(Comparison(rows, source="a table"))
     assert [row["name"] for row in value["rows"]] == ["b", "a"]
+    assert value["published"] == {"source": "a table", "memory_bytes": [2**30, 2**30]}
     check(value, "comparison")
-    check(comparison_to_json([named("b", 0)], notebook()), "comparison")
+    assert comparison_to_json(Comparison(rows[:1]))["published"] is not None
+    plain = comparison_to_json(Comparison((replace(rows[0], published=None),)))
+    assert plain["published"] is None
+    check(plain, "comparison")
 
 
 def test_a_measurement_has_the_gap(measurement: Measurement, prediction: Prediction) -> None:

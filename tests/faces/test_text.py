@@ -17,6 +17,7 @@ from trainatomy.faces.text.rendering import bar
 from trainatomy.faces.text.verdict import verdict_line
 from trainatomy.facts.published import notebook
 from trainatomy.results.bill import Line, Measurement, Prediction
+from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 
 PAGES = Path(__file__).parent / "pages"
 GIB = 1024**3
@@ -44,15 +45,25 @@ def test_timeline(timeline: Prediction) -> None:
     compare(prediction_page(timeline), "timeline")
 
 
+def rows_of(*predictions: Prediction) -> tuple[ComparisonRow, ...]:
+    return tuple(ComparisonRow(each.name, each.workload, each) for each in predictions)
+
+
 def test_comparison(prediction: Prediction, too_big: Prediction, named: Callable[[str, int], Prediction]) -> None:
-    rows = [prediction, named("gradient checkpointing, accumulation over 4 batches, fp16", -GIB), too_big]
-    compare(comparison_page(rows), "comparison")
+    rows = rows_of(prediction, named("gradient checkpointing, accumulation over 4 batches, fp16", -GIB), too_big)
+    compare(comparison_page(Comparison(rows)), "comparison")
 
 
 def test_comparison_with_published_figures(named: Callable[[str, int], Prediction]) -> None:
-    rows = [named(run.name, run.memory_bytes - 8 * GIB) for run in notebook().rows]
-    rows[1] = named("one per cent more than published", round(1.01 * notebook().rows[1].memory_bytes) - 8 * GIB)
-    compare(comparison_page(rows, notebook()), "published")
+    known = notebook()
+    predictions = [named(run.name, run.memory_bytes - 8 * GIB) for run in known.rows]
+    more = round(1.01 * known.rows[1].memory_bytes) - 8 * GIB
+    predictions[1] = named("one per cent more than published", more)
+    rows = [
+        replace(row, published=PublishedFigures(run.memory_bytes))
+        for row, run in zip(rows_of(*predictions), known.rows, strict=True)
+    ]
+    compare(comparison_page(Comparison(tuple(rows), source=known.source)), "published")
 
 
 def test_measurement(measurement: Measurement, prediction: Prediction) -> None:

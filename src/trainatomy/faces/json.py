@@ -8,9 +8,9 @@ from typing import Any
 
 from trainatomy.facts.architectures import ArchitectureEntry
 from trainatomy.facts.cards import Card
-from trainatomy.facts.published import PublishedTable
 from trainatomy.records.document import SCHEMA
 from trainatomy.results.bill import Measurement, Prediction
+from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.difference import Difference
 from trainatomy.results.record import History, Record
 
@@ -26,6 +26,9 @@ ARCHITECTURES = "trainatomy/architectures/1"
 COMPARED = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 """The figures that a measurement and a prediction have in common."""
 
+SPREADS = (*COMPARED, "step_seconds", "samples_per_second", "tokens_per_second")
+"""The figures of which a measured comparison gives median, least and most over the repeats."""
+
 
 def to_json(value: Prediction | Measurement) -> dict[str, Any]:
     """A prediction or a measurement as an object of plain JSON types; the keys are those of the dataclass."""
@@ -33,11 +36,33 @@ def to_json(value: Prediction | Measurement) -> dict[str, Any]:
     return {"schema": schema, **_plain(value)}
 
 
-def comparison_to_json(predictions: Sequence[Prediction], published: PublishedTable | None = None) -> dict[str, Any]:
-    """Predictions under ``rows``, in order; with ``published``, what others measured of them, in the same order."""
-    rows = [to_json(prediction) for prediction in predictions]
-    known = published and {"source": published.source, "memory_bytes": [run.memory_bytes for run in published.rows]}
-    return {"schema": COMPARISON, "rows": rows, "published": known}
+def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
+    """Rows in order under ``rows``: each its prediction; in a measured comparison with what was measured beside it.
+
+    Under ``published`` what others measured of the rows, in the same order, or null.
+    """
+    known = [row.published for row in comparison.rows if row.published is not None]
+    published = {"source": comparison.source, "memory_bytes": [figures.memory_bytes for figures in known]}
+    rows = [_row(row, measured=comparison.measured) for row in comparison.rows]
+    value = {"schema": COMPARISON, "rows": rows, "published": published if known else None}
+    return {**value, "group": comparison.group, "repeats": comparison.repeats} if comparison.measured else value
+
+
+def _row(row: ComparisonRow, *, measured: bool) -> dict[str, Any]:
+    """A prediction, and in a measured comparison more keys; without a prediction those and what was asked for."""
+    made = to_json(row.prediction) if row.prediction else {"name": row.name, "workload": _plain(row.workload)}
+    if not measured:
+        return made
+    return {
+        **made,
+        "name": row.name,
+        "status": row.status,
+        "measured": {name: _plain(row.spread(name)) for name in SPREADS},
+        "gap": {name: row.gap(name) for name in COMPARED},
+        "measurements": [to_json(each) for each in row.measurements],
+        "errors": list(row.errors),
+        "prediction_error": row.prediction_error,
+    }
 
 
 def measurement_to_json(measurement: Measurement, prediction: Prediction | None) -> dict[str, Any]:

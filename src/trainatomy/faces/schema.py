@@ -8,8 +8,9 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from trainatomy.faces.json import COMPARED, COMPARISON, MEASUREMENT, PREDICTION, RECORD
+from trainatomy.faces.json import COMPARED, COMPARISON, MEASUREMENT, PREDICTION, RECORD, SPREADS
 from trainatomy.results.bill import Measurement, Prediction
+from trainatomy.results.comparison import RowStatus, Spread
 from trainatomy.results.record import Record
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -23,13 +24,29 @@ def prediction_schema() -> dict[str, Any]:
 
 
 def comparison_schema() -> dict[str, Any]:
-    """Of ``compare --json``."""
+    """Of ``compare --json``; keys that only a measured comparison has are not required."""
     definitions: dict[str, Any] = {}
-    definitions["Prediction"] = _tagged(Prediction, PREDICTION, definitions)
-    rows = {"type": "array", "items": {"$ref": "#/$defs/Prediction"}}
+    definitions["Measurement"] = _tagged(Measurement, MEASUREMENT, definitions)
+    spread = _of(Spread, definitions)
+    nothing = {"type": "null"}
+    more: dict[str, Any] = {
+        "status": {"enum": list(get_args(RowStatus))},
+        "measured": _object({name: {"anyOf": [spread, nothing]} for name in SPREADS}),
+        "gap": _object({name: {"type": ["number", "null"]} for name in COMPARED}),
+        "measurements": {"type": "array", "items": {"$ref": "#/$defs/Measurement"}},
+        "errors": {"type": "array", "items": {"type": "string"}},
+        "prediction_error": {"type": "string"},
+    }
+    row = _tagged(Prediction, PREDICTION, definitions)
+    row["properties"] |= more
+    unpredicted = _object({"name": {"type": "string"}, "workload": {"type": "object"}, **more})
+    definitions |= {"Row": row, "UnpredictedRow": unpredicted}
+    rows = {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Row"}, {"$ref": "#/$defs/UnpredictedRow"}]}}
     published = _object({"source": {"type": "string"}, "memory_bytes": {"type": "array", "items": {"type": "integer"}}})
-    properties = {"schema": {"const": COMPARISON}, "rows": rows, "published": {"anyOf": [published, {"type": "null"}]}}
-    return _document("A comparison", _object(properties), definitions)
+    properties = {"schema": {"const": COMPARISON}, "rows": rows, "published": {"anyOf": [published, nothing]}}
+    body = _object(properties)
+    body["properties"] |= {"group": {"type": "string"}, "repeats": {"type": "integer"}}
+    return _document("A comparison", body, definitions)
 
 
 def measurement_schema() -> dict[str, Any]:

@@ -92,6 +92,11 @@ def mixed_precision_by_batch() -> tuple[str, tuple[MixedPrecisionRow, ...]]:
     return data["source"], tuple(MixedPrecisionRow(**row) for row in data["rows"])
 
 
+def mixed_precision_remark() -> str:
+    """What is known, and what is not, of the setting of ``mixed_precision_by_batch``."""
+    return str(read_yaml("published.yaml")["mixed_precision_by_batch"]["remark"])
+
+
 def operator_shares() -> tuple[str, tuple[OperatorShare, ...]]:
     """Shares of the three groups of operators in a BERT-large encoder layer: their source and the groups."""
     data = read_yaml("published.yaml")["operator_shares"]

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.facts.cards import card
-from trainatomy.facts.published import PublishedTable
+from trainatomy.facts.published import mixed_precision_by_batch, mixed_precision_remark
 from trainatomy.facts.published import notebook as published_notebook
-from trainatomy.workload.notebook import notebook
+from trainatomy.results.comparison import PublishedFigures
+from trainatomy.workload.notebook import NOTEBOOK, NOTEBOOK_FP16, READY, ready
 from trainatomy.workload.overrides import merge
 from trainatomy.workload.reading import read, read_all
 from trainatomy.workload.schema import Workload
 
-NOTEBOOK = "notebook"
+MIB = 2**20
+_HOW_MANY = {NOTEBOOK: "nine trainings", NOTEBOOK_FP16: "eight trainings"}
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Figures of others, one for each workload; ``samples``: of how many samples they give the time."""
+
+    source: str = ""
+    remark: str = ""
+    samples: int | None = None
+    rows: tuple[PublishedFigures, ...] = ()
 
 
 def one_workload(file: str | None, overrides: Mapping[str, Any]) -> Workload:
@@ -22,29 +35,49 @@ def one_workload(file: str | None, overrides: Mapping[str, Any]) -> Workload:
     return merge(read(file) if file is not None else None, overrides)
 
 
-def several_workloads(files: Sequence[str], overrides: Mapping[str, Any]) -> tuple[Workload, ...]:
-    """Every workload of several files, or the notebook's rows, with flags over each; raises ``WorkloadError``."""
-    if NOTEBOOK in files:
-        if len(files) > 1:
-            raise WorkloadError(
-                f"{NOTEBOOK!r} stands alone: it is nine trainings already (a file of that name: ./{NOTEBOOK})"
-            )
-        return _notebook(overrides)
+def several_workloads(
+    files: Sequence[str], overrides: Mapping[str, Any], *, today: bool = False
+) -> tuple[Workload, ...]:
+    """Every workload of several files, or the rows of a ready comparison, with flags over each.
+
+    ``today``: today's software, also where a ready comparison would be taken as it was then.
+    Raises ``WorkloadError``.
+    """
+    for name in READY:
+        if name in files:
+            if len(files) > 1:
+                raise WorkloadError(
+                    f"{name!r} stands alone: it is {_HOW_MANY[name]} already (a file of that name: ./{name})"
+                )
+            return _ready(name, overrides, today=today)
     return tuple(merge(workload, overrides) for file in files for workload in read_all(file))
 
 
-def _notebook(overrides: Mapping[str, Any]) -> tuple[Workload, ...]:
-    """On the notebook's own card and day; where a card is named, with today's software unless ``--era 2022``."""
+def _ready(name: str, overrides: Mapping[str, Any], *, today: bool) -> tuple[Workload, ...]:
+    """On the source's own card and day; where a card is named, with today's software unless ``--era 2022``."""
     gpu, era = overrides.get("gpu"), overrides.get("era")
     if gpu is not None:
         card(gpu)
-    rows = notebook("2022" if era == "2022" or (gpu is None and era is None) else "today", gpu)
+    as_then = era == "2022" or (gpu is None and era is None and not today)
+    rows = ready(name, "2022" if as_then else "today", gpu)
     rest = {name: value for name, value in overrides.items() if name not in ("gpu", "era")}
     return tuple(merge(row, rest | ({"era": era} if era not in (None, "2022") else {})) for row in rows)
 
 
-def published_table(files: Sequence[str], workloads: Sequence[Workload]) -> PublishedTable | None:
-    """What was published of the notebook's trainings, if they are asked for as they were: their card, their day."""
-    table = published_notebook()
-    as_then = list(files) == [NOTEBOOK] and all(row.era == "2022" and row.gpu == table.gpu for row in workloads)
-    return table if as_then else None
+def published(files: Sequence[str], workloads: Sequence[Workload]) -> Published:
+    """What was published of a ready comparison, if it is asked for as it was: its rows, card and day; else nothing."""
+    name = files[0] if len(files) == 1 and files[0] in READY else ""
+    if not name or list(workloads) != list(ready(name, "2022")):
+        return Published()
+    if name == NOTEBOOK:
+        table = published_notebook()
+        rows = [PublishedFigures(row.memory_bytes, row.seconds, row.samples_per_second) for row in table.rows]
+        return Published(table.source, "", table.samples, tuple(rows))
+    source, by_batch = mixed_precision_by_batch()
+    sizes = [size for row in by_batch for size in (row.fp32_mb, row.fp16_mb)]
+    return Published(source, mixed_precision_remark(), None, tuple(PublishedFigures(size * MIB) for size in sizes))
+
+
+def samples_of(files: Sequence[str]) -> int | None:
+    """How many samples a ready comparison trains on, in whose time its source gives it."""
+    return published_notebook().samples if list(files) == [NOTEBOOK] else None

@@ -1,33 +1,49 @@
-"""Several predictions side by side, with the difference to the first and, where there is one, the published figure."""
+"""Several trainings side by side: predicted, with the difference to the first and, where there is one, the published
+figure; or predicted and measured, with the gap, time and throughput."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.faces.text.rendering import figures
-from trainatomy.faces.text.verdict import STYLES
-from trainatomy.facts.published import PublishedTable
-from trainatomy.results.bill import Prediction
-from trainatomy.units import difference, human_bytes, mebibytes, signed_percent
+from trainatomy.faces.text.rendering import figures, section
+from trainatomy.faces.text.verdict import STYLES, instant_phrase
+from trainatomy.results.bill import Measurement, OutOfMemoryPoint, Prediction
+from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
+from trainatomy.units import difference, human_bytes, mebibytes, seconds, signed_percent
+
+_OUTCOMES = {"out of memory": "bold red", "failed": "bold red", "not measured": "dim"}
 
 
-def comparison_page(predictions: Sequence[Prediction], published: PublishedTable | None = None) -> Group:
-    """One row a prediction.  ``published``: what others measured of the same trainings, in the same order."""
+def comparison_page(comparison: Comparison) -> Group:
+    """One row a training."""
+    if comparison.measured:
+        return _measured_page(comparison)
+    predictions = comparison.predictions
     cards = {prediction.card.name: prediction.card.memory_bytes for prediction in predictions}
     several = len(cards) > 1
     where = "" if several else "".join(f" on {name} ({human_bytes(memory)})" for name, memory in cards.items())
-    table = _published_table(predictions, published) if published else _table(predictions, with_card=several)
+    table = _published_table(comparison) if comparison.source else _table(predictions, with_card=several)
     parts: list[RenderableType] = [Text(f"Memory at the peak{where}", style="bold"), Text(), table]
-    if published:
-        parts += [
-            Text(),
-            Text(f"MiB throughout, as the source counts (its MB). Published: {published.source}.", style="dim"),
-        ]
+    if comparison.source:
+        unit = "MiB throughout, as the source counts (its MB)."
+        parts += [Text(), Text(f"{unit} Published: {comparison.source}.", style="dim")]
+    if comparison.remark:
+        parts += [Text(), Text(comparison.remark, style="dim")]
     return Group(*parts)
+
+
+def run_line(name: str, measurement: Measurement | None, error: Exception | None, from_record: bool) -> str:
+    """One run that ended, in a line: ``fp16: 9.12 GiB, 108 ms a step``."""
+    if measurement is None:
+        return f"{name}: failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    size = measurement.peak_reserved_bytes if measurement.device_bytes is None else measurement.device_bytes
+    said = human_bytes(size) if measurement.status == "completed" else measurement.status
+    step = "" if measurement.step_seconds is None else f", {seconds(measurement.step_seconds)} a step"
+    return f"{name}: {said}{step}{' (on record)' if from_record else ''}"
 
 
 def _table(predictions: Sequence[Prediction], *, with_card: bool) -> Table:
@@ -50,17 +66,153 @@ def _table(predictions: Sequence[Prediction], *, with_card: bool) -> Table:
     return table
 
 
-def _published_table(predictions: Sequence[Prediction], published: PublishedTable) -> Table:
+def _published_table(comparison: Comparison) -> Table:
     """With MiB throughout, the unit of the published figures."""
     table = figures("training", "verdict", numbers=("\npredicted", "\npublished", "\nerror", "to the\nfirst"))
-    first = mebibytes(predictions[0].memory.device_bytes)
-    for index, (prediction, run) in enumerate(zip(predictions, published.rows, strict=True)):
-        known = mebibytes(run.memory_bytes)
-        predicted = mebibytes(prediction.memory.device_bytes)
+    first = mebibytes(comparison.predictions[0].memory.device_bytes)
+    for index, row in enumerate(comparison.rows):
+        if row.prediction is None or row.published is None:
+            continue
+        known = mebibytes(row.published.memory_bytes)
+        predicted = mebibytes(row.prediction.memory.device_bytes)
         error, change = signed_percent(predicted - known, known), f"{predicted - first:+d}" if index else ""
-        table.add_row(prediction.name, _verdict(prediction), str(predicted), str(known), error, change)
+        table.add_row(row.name, _verdict(row.prediction), str(predicted), str(known), error, change)
     return table
 
 
 def _verdict(prediction: Prediction) -> Text:
     return Text(prediction.verdict, style=STYLES[prediction.verdict])
+
+
+def _measured_page(comparison: Comparison) -> Group:
+    parts: list[RenderableType] = [
+        Text(f"Measured on {', '.join(comparison.gpus) or 'a GPU'}", style="bold"),
+        Text(_setting(comparison), style="dim"),
+        Text(),
+        _measured_table(comparison),
+    ]
+    parts += _explained("Out of memory", [(row.name, _ran_out(row)) for row in comparison.rows if row.ran_out])
+    failed = [(row.name, row.errors[0]) for row in comparison.rows if row.errors]
+    parts += _explained("Failed", failed)
+    unpredicted = [(row.name, row.prediction_error) for row in comparison.rows if row.prediction is None]
+    parts += _explained("Not predicted", unpredicted)
+    return Group(*parts)
+
+
+def _setting(comparison: Comparison) -> str:
+    """What the figures are, in a sentence or two."""
+    what = "memory as nvidia-smi shows it" if _figure(comparison) == "device_bytes" else "memory PyTorch reserved"
+    repeats = f"; medians of {comparison.repeats} runs, least–largest where they differ" * (comparison.repeats > 1)
+    group = f"; records: {comparison.group}" if comparison.group else ""
+    return f"Each in a fresh process; {what}{repeats}{group}."
+
+
+def _figure(comparison: Comparison) -> str:
+    """The memory that is compared: the device's, unless the driver did not say it of a run."""
+    known = all(each.device_bytes is not None for row in comparison.rows for each in row.completed)
+    return "device_bytes" if known else "peak_reserved_bytes"
+
+
+def _measured_table(comparison: Comparison) -> Table:
+    figure, rows = _figure(comparison), comparison.rows
+    published = any(row.published for row in rows)
+    with_time = any(_predicted_step(row) is not None for row in rows)
+    titles = ["predicted\nmemory", "measured\nmemory", "\ngap", *(["\npublished"] if published else [])]
+    titles += [*(["predicted\nstep"] if with_time else []), "\nstep", "samples\nper s"]
+    titles += [f"{comparison.samples}\nsamples"] if comparison.samples else []
+    table = figures("training", numbers=titles)
+    for row in rows:
+        cells: list[RenderableType] = [_predicted(row, figure), _outcome(row, figure), _gap(row, figure)]
+        cells += [_published(row)] if published else []
+        cells += [_predicted_time(row)] if with_time else []
+        cells += [_cell(row.spread("step_seconds"), seconds), _cell(row.spread("samples_per_second"), _rate)]
+        cells += [_total(row, comparison.samples)] if comparison.samples else []
+        table.add_row(row.name, *cells)
+    return table
+
+
+def _predicted(row: ComparisonRow, figure: str) -> Text:
+    if row.prediction is None:
+        return Text("-", style="dim")
+    text = Text(human_bytes(getattr(row.prediction.memory, figure)))
+    if row.prediction.out_of_memory is not None:
+        text.append("\ndoes not fit", style=STYLES["does not fit"])
+    return text
+
+
+def _outcome(row: ComparisonRow, figure: str) -> Text:
+    """The measured memory; what happened instead; or both, where only some repeats came to their end."""
+    if row.status == "completed":
+        return _cell(row.spread(figure), _bytes)
+    said = Text(row.status, style=_OUTCOMES[row.status])
+    if row.completed:
+        said = Text.assemble(_cell(row.spread(figure), _bytes), "\n", said)
+    return said
+
+
+def _gap(row: ComparisonRow, figure: str) -> str:
+    gap = row.gap(figure)
+    return "" if gap is None else signed_percent(gap, 1)
+
+
+def _published(row: ComparisonRow) -> str:
+    return human_bytes(row.published.memory_bytes) if row.published else ""
+
+
+def _predicted_step(row: ComparisonRow) -> float | None:
+    """Seconds of a step, where predictions carry a time."""
+    found: float | None = getattr(getattr(row.prediction, "time", None), "step_seconds", None)
+    return found
+
+
+def _predicted_time(row: ComparisonRow) -> str:
+    step = _predicted_step(row)
+    return "" if step is None else seconds(step)
+
+
+def _total(row: ComparisonRow, samples: int) -> str:
+    """What the guide calls time: so many samples at the measured rate."""
+    rate = row.spread("samples_per_second")
+    return "" if rate is None or not rate.median else seconds(samples / rate.median)
+
+
+def _cell(spread: Spread | None, say: Callable[[float], str]) -> Text:
+    """The median and, where repeats differ as far as one can see, the least and the largest below it."""
+    if spread is None:
+        return Text("")
+    text, least, most = Text(say(spread.median)), say(spread.least), say(spread.most)
+    if least != most:
+        text.append(f"\n{least}–{most}", style="dim")
+    return text
+
+
+def _bytes(count: float) -> str:
+    return human_bytes(round(count))
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.1f}" if rate < 1000 else f"{rate:.0f}"
+
+
+def _ran_out(row: ComparisonRow) -> str:
+    """What was held and asked for when memory ran out; the message of PyTorch where that is all there is."""
+    if (point := row.out_of_memory) is not None:
+        return _held(point)
+    return row.ran_out.message if row.ran_out else ""
+
+
+def _held(point: OutOfMemoryPoint) -> str:
+    held = f"{human_bytes(point.allocated_bytes)} allocated and {human_bytes(point.reserved_bytes)} reserved"
+    return f"{human_bytes(point.requested_bytes)} asked for {instant_phrase(point.instant)}, with {held}"
+
+
+def _explained(title: str, entries: Sequence[tuple[str, str]]) -> list[RenderableType]:
+    """A section with a line for each row that needs explaining; nothing where none does."""
+    if not entries:
+        return []
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(ratio=1, overflow="fold")
+    table.add_column(ratio=2, overflow="fold")
+    for name, text in entries:
+        table.add_row(Text(name, style="bold"), Text(text))
+    return [section(title, table)]

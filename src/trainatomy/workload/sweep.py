@@ -1,0 +1,133 @@
+"""Sweeps: the same training once for each value of a setting, ``per_device_train_batch_size=1,2,4,8``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import yaml
+
+from trainatomy.errors import WorkloadError
+from trainatomy.workload.arguments import arguments
+from trainatomy.workload.flags import BY_NAME, FLAGS
+from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.overrides import merge
+from trainatomy.workload.schema import Workload
+
+MOST_ROWS = 1000
+"""More trainings than anybody reads side by side: a mistyped sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A setting and its values.
+
+    ``key`` as it was typed, for the names of rows; ``values``: as typed, and as ``workload.overrides.merge`` takes
+    them.
+    """
+
+    key: str
+    values: tuple[tuple[str, Mapping[str, Any]], ...]
+
+
+def sweep(workloads: Sequence[Workload], texts: Sequence[str]) -> tuple[Workload, ...]:
+    """Every workload with every combination of values, the last setting changing fastest; rows are named by them.
+
+    ``texts``: ``KEY=V1,V2,…`` with a name of TrainingArguments, a flag's name, or a key of a workload file with dots
+    (``data.sequence_length``, ``model.config.num_hidden_layers``).  A value that holds commas stands in brackets
+    (``lora_target_modules=[q_proj,v_proj],all-linear``).  Raises ``WorkloadError`` that names the sweep.
+    """
+    sweeps = [parse(text) for text in texts]
+    if not sweeps:
+        return tuple(workloads)
+    _refuse_repeats(sweeps)
+    combinations = list(product(*(each.values for each in sweeps)))
+    if (count := len(workloads) * len(combinations)) > MOST_ROWS:
+        raise WorkloadError(f"--sweep: {count:,} trainings are more than a table can show ({MOST_ROWS:,}); sweep less")
+    several = len(workloads) > 1
+    return tuple(_set(workload, sweeps, values, several) for workload in workloads for values in combinations)
+
+
+def parse(text: str) -> Sweep:
+    """Read ``KEY=V1,V2``; raises ``WorkloadError`` where the key is unknown or there is no value."""
+    key, equals, raw = text.partition("=")
+    key = key.strip().removeprefix("--").replace("-", "_")
+    if not equals or not key or not raw.strip():
+        raise WorkloadError(f"--sweep must look like KEY=VALUE,VALUE,…, found {text!r}")
+    values = _values(text, raw)
+    if len(set(map(repr, values))) < len(values):
+        raise WorkloadError(f"--sweep {text}: a value is given twice")
+    return Sweep(key, tuple((_shown(value), _override(text, key, value)) for value in values))
+
+
+def _values(text: str, raw: str) -> list[Any]:
+    """The values as they were typed, in the grammar of a YAML list: 4 stays "4", [a, b] is a list of texts."""
+    try:
+        node = yaml.compose(f"[{raw}]", Loader=yaml.SafeLoader)
+        values = _typed(node)
+    except (yaml.YAMLError, AttributeError, ValueError):
+        raise WorkloadError(f"--sweep {text}: the values cannot be read; write VALUE,VALUE,… or [A,B],[C]") from None
+    if not isinstance(values, list) or not values or "" in values:
+        raise WorkloadError(f"--sweep {text}: a value is missing between two commas")
+    return values
+
+
+def _typed(node: Any) -> Any:
+    if isinstance(node, yaml.ScalarNode):
+        return node.value
+    if isinstance(node, yaml.SequenceNode):
+        return [_typed(each) for each in node.value]
+    raise ValueError("a mapping")
+
+
+def _shown(value: Any) -> str:
+    return f"[{','.join(map(_shown, value))}]" if isinstance(value, list) else str(value)
+
+
+def _override(text: str, key: str, value: Any) -> dict[str, Any]:
+    """What ``merge`` is to set: a flag by its name, or the flag of a key that was written with dots."""
+    if key in BY_NAME:
+        return {key: value}
+    path = tuple(key.split("."))
+    for flag in FLAGS:
+        if flag.path == path:
+            return {flag.name: value}
+        depth = len(flag.path)
+        if flag.kind == "pairs" and path[:depth] == flag.path and all(path):
+            return {flag.name: [f"{'.'.join(path[depth:])}={_shown(value)}"]}
+    if key.removeprefix("train.") in arguments().names():
+        return {key.removeprefix("train."): value}  # accepted, or refused with its reason, by `merge`
+    known = [*BY_NAME, *(".".join(map(str, flag.path)) for flag in FLAGS)]
+    raise WorkloadError(f"--sweep {text}: unknown setting {key!r}{suggestion(key, known)}")
+
+
+def _refuse_repeats(sweeps: Sequence[Sweep]) -> None:
+    seen: dict[str, str] = {}
+    for each in sweeps:
+        (name, value), *_ = each.values[0][1].items()
+        full = f"{name} {value[0].partition('=')[0]}" if isinstance(value, list) and "=" in value[0] else name
+        if full in seen:
+            raise WorkloadError(f"--sweep sets {each.key} twice: write its values in one list")
+        seen[full] = each.key
+
+
+def _set(
+    workload: Workload,
+    sweeps: Sequence[Sweep],
+    values: Sequence[tuple[str, Mapping[str, Any]]],
+    several: bool,
+) -> Workload:
+    """``workload`` with these values, named by them; behind its own name where other workloads are swept too."""
+    overrides: dict[str, Any] = {}
+    for _, override in values:
+        for name, value in override.items():
+            below = overrides.get(name)
+            overrides[name] = [*below, *value] if isinstance(below, list) and isinstance(value, list) else value
+    label = ", ".join(f"{each.key}={shown}" for each, (shown, _) in zip(sweeps, values, strict=True))
+    own = workload.name or workload.model.id or workload.model.class_ or workload.model.factory
+    try:
+        return merge(workload, {**overrides, "name": f"{own}, {label}" if several else label})
+    except WorkloadError as error:
+        raise WorkloadError(f"--sweep, {label}: {error}") from None
