@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from trainatomy.gpu.reporting import Progress
     from trainatomy.world.simulate import Simulation
 
 Batch = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
@@ -141,8 +142,23 @@ def compare(
     return tuple(predict(workload, timeline=timeline, trust_remote_code=trust_remote_code) for workload in workloads)
 
 
-def measure(workload: Workload, *, tape: Path | str | None = None, time_limit: float | None = None) -> Measurement:
-    """The same step on this machine's GPU, in a fresh process; raises ``DeviceError`` where there is none."""
+def measure(
+    workload: Workload,
+    *,
+    components: bool = True,
+    steps: int | None = None,
+    tape: Path | str | None = None,
+    time_limit: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Measurement:
+    """The same step on this machine's GPU, in fresh processes: once timed, once recorded for the bill.
+
+    ``components``: False leaves the recorded run out; ``steps``: optimizer steps where the workload does not say;
+    ``tape``: a file for the recorded run's allocations; ``time_limit``: seconds; ``progress``: is told where it is.
+
+    Out of memory is a result.  Raises ``DeviceError`` where there is no GPU or the process that used it failed, and
+    what the workload itself causes.
+    """
     from trainatomy.gpu.measure import measure as run
 
-    return run(workload, tape=tape, time_limit=time_limit)
+    return run(workload, components=components, steps=steps, tape=tape, time_limit=time_limit, progress=progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ class FakeNvml:
     has_second_form: bool = True
     processes_answer: bool = True
     pid: int = 0
+    others: dict[int, int | None] = field(default_factory=dict)
     opened: int = 0
     asked: list[int] = field(default_factory=list)
     NVMLError: type[Exception] = FakeNvmlError
@@ -71,7 +73,8 @@ class FakeNvml:
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
         if not self.processes_answer:
             raise FakeNvmlError("Not Supported")
-        return [SimpleNamespace(pid=1, usedGpuMemory=7), SimpleNamespace(pid=self.pid, usedGpuMemory=self.used)]
+        held = {**self.others, self.pid: self.used}
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in held.items()]
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[str, Any]] | None = None) -> None:
@@ -89,14 +92,17 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
         "init": None,
         "synchronize": None,
         "current_device": 0,
-        "get_device_properties": SimpleNamespace(name="NVIDIA H200", uuid=UUID),
+        "get_device_properties": SimpleNamespace(name="NVIDIA H200", uuid=UUID, total_memory=2**37),
+        "get_device_capability": (9, 0),
         "memory_allocated": 11 * MIB,
         "memory_reserved": 2 * MIB,
         "max_memory_allocated": 40 * MIB,
         "max_memory_reserved": 64 * MIB,
     }
-    counted = iter([1, 1, 1, *[2] * 99])  # one allocation while loading, another in the first forward
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"allocation.all.allocated": next(counted)})
+    counted = chain([1, 1, 1], repeat(2))  # one allocation while loading, another in the first forward
+    counts = lambda _: {"allocation": {"all": {"allocated": next(counted), "freed": 0}}}  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", counts, raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_alloc_retries": 3})
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)

@@ -24,7 +24,7 @@ def test_both_forms_and_the_process_are_read(fake: FakeNvml) -> None:
     with nvml.session() as driver:
         reading = driver.cards[0].read(pid=42)
         assert (driver.version, driver.cards[0].name) == ("580.159.04", "NVIDIA H200")
-    assert reading == nvml.Reading(IDLE_BYTES + 500 * MIB, 500 * MIB, IDLE_BYTES, 500 * MIB)
+    assert reading == nvml.Reading(IDLE_BYTES + 500 * MIB, 500 * MIB, IDLE_BYTES, 500 * MIB, ((42, 500 * MIB),))
     assert fake.opened == 0
 
 

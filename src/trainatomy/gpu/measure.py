@@ -1,32 +1,45 @@
-"""Measure a training: run it on this machine's GPU, in a fresh process, and read the result.
+"""Measure a training: run it on this machine's GPU, in fresh processes, and put together what they say.
 
-A fresh process, because what ran before leaves memory behind: a context, loaded kernels, library workspaces, cached
-segments.
+A fresh process each time, because what ran before leaves memory behind: a context, loaded kernels, library workspaces,
+cached segments.  Two of them, because recording takes time: the *control run*, in which nothing is recorded, gives
+times and totals; the *recorded run* gives the bill.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
-import subprocess
 import sys
 import tempfile
+import time
+from contextlib import closing
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainatomy.errors import DeviceError, MissingLibrary
-from trainatomy.gpu import nvml
-from trainatomy.gpu.job import DEFAULT_STEPS, Stacks, read_result, set_environment
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.errors import DeviceError, WorkloadError
+from trainatomy.gpu.forks import can_fork
+from trainatomy.gpu.hosting import Host, died, indented
+from trainatomy.gpu.job import Job, Stacks, warm_up_steps
+from trainatomy.gpu.merging import merged
+from trainatomy.gpu.reporting import Progress
+from trainatomy.gpu.visible import require_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator
 
     from trainatomy.results.bill import Measurement
     from trainatomy.workload.schema import Workload
 
+SESSION = (sys.executable, "-m", "trainatomy.gpu.session")
+TIMED_STEPS = 8
+MOST_STEPS = 100
+TIMED_SECONDS = 3.0
+"""The control run times at least ``TIMED_STEPS`` steps, and more of them until they took so long together."""
 LOG_LINES = 12
-WITHOUT_GPU = "`trainatomy predict` needs no GPU."
+
+__all__ = ["died", "jobs_for", "last_lines", "measure", "require_gpu"]
 
 
 def measure(
@@ -34,98 +47,99 @@ def measure(
     *,
     tape: Path | str | None = None,
     stacks: Stacks = "none",
-    steps: int = DEFAULT_STEPS,
+    steps: int | None = None,
+    components: bool = True,
     time_limit: float | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Measurement:
     """Run ``workload`` on the GPU of this machine and return what it took; out of memory is a result, not an error.
 
-    ``steps``: optimizer steps where the workload does not say; ``tape``: a file for the stream of allocations, with
-    ``stacks`` if wanted; ``time_limit``: seconds; ``progress``: is told what happens, one line at a time (default:
-    prints to stderr).
+    ``components``: run it a second time, recorded, for the bill; ``steps``: optimizer steps of each run where the
+    workload does not say (default: enough for a stable median); ``tape``: a file for the recorded run's stream of
+    allocations, with ``stacks`` if wanted; ``time_limit``: seconds for everything; ``progress``: is told where it is
+    (default: prints a line to stderr for each stage).
 
-    Raises ``DeviceError`` where there is no GPU or the process died, and whatever error the workload itself causes.
+    Raises ``DeviceError`` where there is no GPU or the control run's process died or took too long, and whatever error
+    the workload itself causes.  Where only the recorded run failed, the result lacks its bill and a note says why.
     """
-    say = progress or (lambda line: print(line, file=sys.stderr, flush=True))
-    say(f"measuring {workload.name or 'the workload'} on {require_gpu()}")
-    with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
-        description, result = Path(folder, "workload.json"), Path(folder, "result.json")
-        description.write_text(json.dumps(workload.to_mapping()), encoding="utf-8")
-        options = ["--steps", str(steps), "--stacks", stacks] + (["--tape", str(Path(tape).absolute())] if tape else [])
-        command = [sys.executable, "-m", "trainatomy.gpu.worker", str(description), str(result), *options]
-        return run_worker(command, result, Path(folder, "log"), workload.allocator, time_limit)
-
-
-def require_gpu() -> str:
-    """The name of a GPU that a child process can use.
-
-    Raises ``DeviceError`` at once where there is none.  Without NVML's binding the worker has to find out.
-    """
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if hidden is not None and hidden.strip() in ("", "-1", "NoDevFiles"):
-        raise DeviceError(f"CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU from this process. {WITHOUT_GPU}")
-    try:
-        with nvml.session() as driver:
-            return ", ".join(sorted({card.name for card in driver.cards})) + f" (driver {driver.version})"
-    except MissingLibrary:
-        if _has_driver():
-            return "this machine's GPU"
-        raise DeviceError(
-            f"No NVIDIA driver is installed on this machine (no libcuda); measuring needs one and a GPU. {WITHOUT_GPU}"
-        ) from None
-    except DeviceError as error:
-        raise DeviceError(f"{error} Measuring runs the training on a GPU; {WITHOUT_GPU}") from None
-
-
-def _has_driver() -> bool:
-    """Whether CUDA's driver library can be loaded, which says little of the card but costs nothing."""
-    try:
-        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return False
-    return True
-
-
-def run_worker(
-    command: Sequence[str], result: Path, log: Path, allocator: str, time_limit: float | None
-) -> Measurement:
-    """Run a worker process to its end and read ``result``; the process is killed when this is interrupted.
-
-    Raises ``DeviceError`` with the end of ``log`` where the process died or took longer than ``time_limit`` seconds.
-    """
-    environment = dict(os.environ)
-    set_environment(environment, allocator)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
-        )
+    tell = progress or _printer()
+    check_allocator(workload)
+    target = None if tape is None else writable(Path(tape))
+    tell(Progress("control", f"starting on {require_gpu()}"))
+    jobs = jobs_for(workload, steps, components=components, tape=target, stacks=stacks)
+    deadline = None if time_limit is None else time.monotonic() + time_limit
+    with closing(_run_all(jobs, deadline, tell)) as results:
+        control = next(results)
+        if len(jobs) == 1:
+            return control
         try:
-            status = process.wait(time_limit)
-        except subprocess.TimeoutExpired:
-            raise DeviceError(
-                f"The worker process did not end within {time_limit:g} s and was stopped. Its last lines:\n"
-                f"{last_lines(log)}\nAllow more time, or describe a smaller training."
-            ) from None
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    if result.exists():
-        return read_result(result)
-    raise DeviceError(died(status, last_lines(log)))
+            return merged(control, next(results))
+        except DeviceError as error:
+            return replace(control, notes=(*control.notes, f"the recorded run failed, so there is no bill: {error}"))
 
 
-def died(status: int, ending: str) -> str:
-    """What to say of a worker that ended without a result; ``status`` as in ``subprocess``, negative for a signal."""
-    how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
-    advice = "Signal 9 usually means that the machine ran out of host memory. " if status == -9 else ""
-    return (
-        f"The worker process that used the GPU {how}. {advice}Its last lines:\n{ending}\n"
-        "If the message is not about your own code, check that `nvidia-smi` works and that PyTorch fits the driver."
-    )
+def jobs_for(
+    workload: Workload, steps: int | None, *, components: bool, tape: Path | None = None, stacks: Stacks = "none"
+) -> list[Job]:
+    """The control run, and the recorded one where it is wanted."""
+    mapping = workload.to_mapping()
+    exact = steps or workload.steps
+    count = exact or warm_up_steps(workload) + TIMED_STEPS
+    control = Job(mapping, count, most_steps=0 if exact else MOST_STEPS, seconds=0.0 if exact else TIMED_SECONDS)
+    if not components and tape is None:
+        return [control]
+    return [control, Job(mapping, count, tape, stacks, record=components)]
+
+
+def _run_all(jobs: list[Job], deadline: float | None, tell: Callable[[Progress], None]) -> Generator[Measurement]:
+    """The result of each job, in order: from forks of one process where they may be forks, else each from its own."""
+    left = list(jobs)
+    if len(jobs) > 1 and all(map(can_fork, jobs)):
+        with Host([*SESSION, "--fork"], "", deadline, tell) as host:
+            if host.is_ready():
+                while left:
+                    yield host.run(left.pop(0))
+    for job in left:
+        with Host(SESSION, str(job.workload.get("allocator", "")), deadline, tell) as host:
+            yield host.run(job)
+
+
+def check_allocator(workload: Workload) -> None:
+    """Raises ``WorkloadError`` for options that the installed PyTorch would refuse, before anything is started."""
+    try:
+        version = metadata.version("torch").split(".")
+    except metadata.PackageNotFoundError:
+        return
+    AllocatorSettings.parse(workload.allocator, (int(version[0]), int(version[1])))
+
+
+def writable(path: Path) -> Path:
+    """The absolute path, once it is known that a file can be made there; raises ``WorkloadError`` where it cannot."""
+    target = path.expanduser().absolute()
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.") as probe:
+            probe.write(b"x")
+            probe.flush()
+        if target.is_dir() or (target.exists() and not os.access(target, os.W_OK)):
+            raise IsADirectoryError if target.is_dir() else PermissionError
+    except OSError as error:
+        why = error.strerror or ("it is a folder" if target.is_dir() else "it may not be written")
+        raise WorkloadError(f"--tape: {target} cannot be written: {why}. Name another file.") from error
+    return target
+
+
+def _printer() -> Callable[[Progress], None]:
+    """Prints each stage once."""
+    said: set[tuple[str, str]] = set()
+
+    def tell(progress: Progress) -> None:
+        if (progress.run, progress.stage) not in said:
+            said.add((progress.run, progress.stage))
+            print(Progress(progress.run, progress.stage), file=sys.stderr, flush=True)
+
+    return tell
 
 
 def last_lines(log: Path) -> str:
     """The end of a log, indented."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(f"    {line}" for line in lines[-LOG_LINES:]) or "    (it wrote nothing)"
+    return indented(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])

@@ -15,8 +15,9 @@ All sizes are bytes.  Nothing here initialises CUDA, so nothing here takes memor
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import DeviceError, MissingLibrary
@@ -28,24 +29,30 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Memory of one card at one moment. ``used_bytes``: first form of the call, the driver's share included;
-    ``used_apart_bytes`` and ``driver_bytes``: second form; ``process_bytes``: this process alone. ``None``: not
-    available.
+    ``used_apart_bytes`` and ``driver_bytes``: second form; ``process_bytes``: this process alone; ``processes``: id and
+    bytes of each process that the driver shows. ``None``: not available.
     """
 
     used_bytes: int
     used_apart_bytes: int | None
     driver_bytes: int | None
     process_bytes: int | None
+    processes: tuple[tuple[int, int | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One card as NVML knows it: its handle, UUID (``GPU-...``) and product name."""
+    """One card as NVML knows it: its handle, UUID (``GPU-...``, an instance of a card's: ``MIG-...``), product name."""
 
     library: Any
     handle: Any
     uuid: str
     name: str
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether this is a MIG instance, a part of a card with memory of its own."""
+        return self.uuid.startswith("MIG-")
 
     def read(self, pid: int | None = None) -> Reading:
         """What the card holds now, and what process ``pid`` (default: this one) holds on it."""
@@ -57,26 +64,49 @@ class Card:
             used_apart, driver = int(apart.used), int(apart.reserved)
         except (self.library.NVMLError, AttributeError, TypeError):  # driver before 510, or an old binding
             pass
-        return Reading(used, used_apart, driver, self._process_bytes(os.getpid() if pid is None else pid))
+        processes = self._processes()
+        pid = os.getpid() if pid is None else pid
+        own = next((size for found, size in processes if found == pid), None)
+        return Reading(used, used_apart, driver, own, processes)
 
-    def _process_bytes(self, pid: int) -> int | None:
+    def _processes(self) -> tuple[tuple[int, int | None], ...]:
+        """What computes on the card; what only draws there (a desktop) holds what it held before."""
         try:
-            processes = self.library.nvmlDeviceGetComputeRunningProcesses(self.handle)
+            found = self.library.nvmlDeviceGetComputeRunningProcesses(self.handle)
         except self.library.NVMLError:
-            return None
-        return next((process.usedGpuMemory for process in processes if process.pid == pid), None)
+            return ()
+        return tuple((int(process.pid), process.usedGpuMemory) for process in found)
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The driver's version and the cards that it shows, in PCI order (which is not always CUDA's order)."""
+    """The driver's version and the cards that it shows, in PCI order (which is not always CUDA's order).
+
+    A card that is split into MIG instances is followed by them.
+    """
 
     version: str
     cards: tuple[Card, ...]
 
     def card(self, uuid: str) -> Card | None:
-        """The card with the UUID that CUDA gives for a device, with or without the leading ``GPU-``."""
-        return next((card for card in self.cards if card.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-")), None)
+        """The card, or MIG instance, with the UUID that CUDA gives for a device, with or without ``GPU-`` or ``MIG-``.
+
+        For an instance CUDA may give its card's UUID: then it is the instance that ``CUDA_VISIBLE_DEVICES`` names, or
+        the only one.
+        """
+        found = next((card for card in self.cards if _bare(card.uuid) == _bare(uuid)), None)
+        instances = self._instances_of(found)
+        if not instances:
+            return found
+        wanted = _bare(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0])
+        named = [card for card in instances if _bare(card.uuid) == wanted]
+        return named[0] if named else instances[0] if len(instances) == 1 else found
+
+    def _instances_of(self, card: Card | None) -> list[Card]:
+        if card is None or card.is_instance:
+            return []
+        after = self.cards[self.cards.index(card) + 1 :]
+        return list(takewhile(lambda other: other.is_instance, after))
 
 
 @contextmanager
@@ -94,9 +124,8 @@ def session() -> Iterator[Driver]:
         count = library.nvmlDeviceGetCount()
         if count == 0:
             raise DeviceError("The NVIDIA driver answers, but shows no GPU on this machine.")
-        yield Driver(
-            _text(library.nvmlSystemGetDriverVersion()), tuple(_card(library, index) for index in range(count))
-        )
+        cards = tuple(card for index in range(count) for card in _cards(library, index))
+        yield Driver(_text(library.nvmlSystemGetDriverVersion()), cards)
     finally:
         library.nvmlShutdown()
 
@@ -109,9 +138,33 @@ def _library() -> Any:
     return pynvml
 
 
-def _card(library: Any, index: int) -> Card:
+def _cards(library: Any, index: int) -> Iterator[Card]:
+    """The card of that index, and its MIG instances."""
     handle = library.nvmlDeviceGetHandleByIndex(index)
+    yield _card(library, handle)
+    for instance in _instances(library, handle):
+        yield _card(library, instance)
+
+
+def _instances(library: Any, handle: Any) -> Iterator[Any]:
+    """Handles of a card's MIG instances; none where the card, the driver or the binding knows no MIG."""
+    try:
+        if library.nvmlDeviceGetMigMode(handle)[0] == 0:
+            return
+        places = library.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except (library.NVMLError, AttributeError):
+        return
+    for place in range(places):
+        with suppress(library.NVMLError):  # a place without an instance
+            yield library.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+
+
+def _card(library: Any, handle: Any) -> Card:
     return Card(library, handle, _text(library.nvmlDeviceGetUUID(handle)), _text(library.nvmlDeviceGetName(handle)))
+
+
+def _bare(uuid: str) -> str:
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
 
 
 def _text(value: str | bytes) -> str:

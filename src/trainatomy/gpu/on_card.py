@@ -5,18 +5,26 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
+import re
 import sys
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from trainatomy.errors import DeviceError, MissingLibrary
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
+from trainatomy.facts.workspaces import workspaces
 from trainatomy.gpu import nvml, tape
+from trainatomy.gpu.job import warm_up_steps
 from trainatomy.gpu.meter import Meter
+from trainatomy.gpu.reporting import Reporter
 from trainatomy.gpu.scribe import Scribe
-from trainatomy.gpu.watch import Watch
-from trainatomy.results.bill import Measurement
+from trainatomy.gpu.settled import Failure, Place, counted, real_bill
+from trainatomy.gpu.throughput import throughput, tokens_per_sample
+from trainatomy.gpu.watch import EnoughSteps, Patience, Watch
+from trainatomy.results.bill import Instant, Measurement
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
 from trainatomy.workload.schema import Workload
@@ -28,45 +36,89 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchvision")
 Status = Literal["completed", "out of memory"]
+_UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
-def run(job: Job) -> Measurement:
+def run(job: Job, reporter: Reporter | None = None) -> Measurement:
     """Run ``job`` here and measure it.  The process must be fresh: nothing may have used CUDA in it.
 
     Order matters for exactness: idle reading, context (by the first tensor, which is dropped), model on the CPU, then
-    the steps. Raises ``DeviceError`` where PyTorch has no GPU.
+    the steps. Raises ``DeviceError`` where PyTorch has no GPU, ``WorkloadError`` for options that its allocator
+    refuses.
     """
     workload = Workload.from_mapping(job.workload)
+    reporter = reporter or Reporter()
     with _driver() as driver:
         meter = Meter(driver, alone=job.alone)
-        _start_cuda()
+        reporter.stage("first tensor")
+        _start_cuda(workload)
         device = torch.cuda.get_device_properties(0)
         meter.choose(str(device.uuid))
-        if job.tape:
+        if job.recorded:
             _record(job)
         _make_context()
-        meter.read_context(torch.cuda.memory_reserved())
-        watch = Scribe(meter) if job.tape else Watch(meter)
-        status, message = _execute(workload, job.steps, watch)
+        reporter.stage("building the model", meter.read_context(torch.cuda.memory_reserved()))
+        watch = _watch(job, workload, meter, reporter)
+        end = _execute(workload, watch, _patience(job, workload).steps)
         meter.read()
-        place = (device.name, driver.version if driver else "unknown")
-        measurement = _measurement(job, workload, meter, watch, (status, message), place)
-        if job.tape and isinstance(watch, Scribe):
-            tape.write(tape.from_trace(_case(measurement), _trace(), watch.notes), job.tape)
+        reporter.stage("settling the bill")
+        measurement = _measurement(job, workload, meter, watch, end)
+        if isinstance(watch, Scribe):
+            measurement = with_bill(measurement, job, workload, watch, end.failure)
         return measurement
 
 
-def _execute(workload: Workload, default_steps: int, watch: Watch) -> tuple[Status, str]:
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a run ended: status and message, tokens of a sample (``None``: it is no text), where it failed."""
+
+    status: Status = "completed"
+    message: str = ""
+    tokens: int | None = None
+    failure: Failure | None = None
+
+
+def _patience(job: Job, workload: Workload) -> Patience:
+    """A workload that names its steps gets them."""
+    if workload.steps:
+        return Patience(workload.steps, workload.steps, 0.0)
+    return Patience(max(job.steps, job.most_steps), job.steps, job.seconds)
+
+
+def _watch(job: Job, workload: Workload, meter: Meter, reporter: Reporter) -> Watch:
+    warm_up = warm_up_steps(workload)
+    if job.recorded:
+        return Scribe(meter, warm_up=warm_up, reporter=reporter, patience=_patience(job, workload))
+    return Watch(meter, warm_up=warm_up, reporter=reporter, patience=_patience(job, workload))
+
+
+def _execute(workload: Workload, watch: Watch, most_steps: int) -> End:
     torch.manual_seed(workload.train.seed)
     model = models.build_model(workload)
+    tokens = tokens_per_sample(workload, model)
     try:
-        steps.run(workload, model, device="cuda", steps=workload.steps or default_steps, observer=watch)
+        with contextlib.suppress(EnoughSteps):
+            steps.run(workload, model, device="cuda", steps=most_steps, observer=watch)
         torch.cuda.synchronize()
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
-        return "out of memory", str(error).splitlines()[0]
-    return "completed", ""
+        watch.failed()
+        message = str(error).splitlines()[0]
+        return End("out of memory", message, tokens, failure_of(message, watch))
+    return End(tokens=tokens)
+
+
+def failure_of(message: str, watch: Watch) -> Failure:
+    """Where it failed, and what the allocator held then."""
+    instant = Instant(watch.step, watch.phase, "", "")
+    return Failure(instant, requested_in(message), torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+
+
+def requested_in(message: str) -> int:
+    """Bytes in PyTorch's ``Tried to allocate 2.00 GiB`` (rounded there to two digits), 0 where it says nothing."""
+    found = re.search(r"[Tt]ried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)", message)
+    return round(float(found[1]) * _UNITS[found[2]]) if found else 0
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -86,14 +138,21 @@ def _driver() -> Iterator[nvml.Driver | None]:
         yield driver
 
 
-def _start_cuda() -> None:
+def _start_cuda(workload: Workload) -> None:
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         raise DeviceError(
             f"PyTorch {torch.__version__} ({built}) finds no GPU that it can use. Install a build of PyTorch that fits "
             "the driver (`nvidia-smi` shows which CUDA it supports); `trainatomy predict` needs no GPU."
         )
-    torch.cuda.init()
+    try:
+        torch.cuda.init()
+    except (RuntimeError, ValueError) as error:  # the allocator reads its options while CUDA starts
+        if not workload.allocator:
+            raise
+        raise WorkloadError(
+            f"allocator: PyTorch {torch.__version__} refuses {workload.allocator!r}: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _make_context() -> None:
@@ -110,34 +169,69 @@ def _record(job: Job) -> None:
     )
 
 
-def _measurement(
-    job: Job, workload: Workload, meter: Meter, watch: Watch, end: tuple[Status, str], place: tuple[str, str]
-) -> Measurement:
-    """``end``: status and message; ``place``: GPU and driver."""
+def _measurement(job: Job, workload: Workload, meter: Meter, watch: Watch, end: End) -> Measurement:
     memory = meter.result()
-    statistics = torch.cuda.memory_stats()
+    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    rates = throughput(workload, end.tokens, watch.step_seconds)
     return Measurement(
         name=workload.name or "",
         workload=dict(job.workload),
-        status=end[0],
-        gpu=place[0],
-        driver=place[1],
+        status=end.status,
+        gpu=meter.card.name if meter.card and meter.card.is_instance else torch.cuda.get_device_properties(0).name,
+        driver=meter.driver_version,
         versions=_versions(),
         date=datetime.now(UTC).date().isoformat(),
-        peak_allocated_bytes=torch.cuda.max_memory_allocated(),
-        peak_reserved_bytes=torch.cuda.max_memory_reserved(),
+        peak_allocated_bytes=peaks[0],
+        peak_reserved_bytes=peaks[1],
         device_bytes=memory.device_bytes,
         process_bytes=memory.process_bytes,
         nvml_used_bytes=memory.nvml_used_bytes,
         idle_bytes=memory.idle_bytes,
         context_bytes=memory.context_bytes,
         model_bytes=watch.model_bytes,
-        num_alloc_retries=int(statistics.get("num_alloc_retries", 0)),
+        num_alloc_retries=int(torch.cuda.memory_stats().get("num_alloc_retries", 0)),
         step_seconds=watch.step_seconds,
         steps=watch.steps,
-        message=end[1],
-        tape_file=str(job.tape) if job.tape else None,
+        message=end.message,
+        tape_file=None,
+        stages=meter.stages(*peaks),
+        timed_step_seconds=tuple(watch.timed),
+        samples_per_second=rates.samples_per_second,
+        tokens_per_second=rates.tokens_per_second,
+        neighbours=meter.neighbours(),
+        out_of_memory=None if end.failure is None else end.failure.point(),
+        notes=meter.notes(),
     )
+
+
+def with_bill(
+    measurement: Measurement, job: Job, workload: Workload, scribe: Scribe, failure: Failure | None
+) -> Measurement:
+    """The measurement with what the recorded allocations say; they are kept in ``job.tape`` where that is named."""
+    history = tape.from_trace(_case(measurement), _trace(), scribe.notes)
+    notes, tape_file = list(measurement.notes), None
+    if job.tape is not None:
+        try:
+            tape.write(history, job.tape)
+            tape_file = str(job.tape)
+        except OSError as error:
+            notes.append(f"the stream of allocations could not be kept in {job.tape}: {error.strerror or error}")
+    measurement = replace(measurement, tape_file=tape_file)
+    if job.record:
+        version = _torch_version()
+        settings = AllocatorSettings.parse(workload.allocator, version)
+        sizes = workspaces(torch.cuda.get_device_capability(0), version)
+        place = Place(settings, torch.cuda.get_device_properties(0).total_memory, sizes)
+        bill = real_bill(history, place, counted(measurement), scribe.followed, failure)
+        notes += bill.notes
+        point = bill.out_of_memory or measurement.out_of_memory
+        measurement = replace(measurement, memory=bill.memory, modules=bill.modules, out_of_memory=point)
+    return replace(measurement, notes=tuple(notes))
+
+
+def _torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def _case(measurement: Measurement) -> dict[str, Any]:

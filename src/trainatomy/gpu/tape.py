@@ -4,7 +4,9 @@ The file is gzipped JSON::
 
     {"case": {...},                                  what was run
      "events": [[action, address, bytes, stream]],   in PyTorch's own words, bytes as requested, before rounding
-     "notes": [[index, name, step, {label: [address]}]],  what the loop said before that event (may be missing)
+     "notes": [[index, name, step, {label: [address]}, module, [[weight, bytes]]]],
+                                                     what was said before that event (may be missing, as may the
+                                                     last two of each)
      "stacks": ["inner < outer < ...", ...],         only with stacks: each distinct stack once
      "stack": [index, ...]}                          and, for each event, which stack it has (-1: none)
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +35,8 @@ COUNTED = frozenset({"alloc", "free_requested"})
 """The events that the allocator's own counters count (``allocation.all.allocated`` and ``.freed``)."""
 
 PHASES = {"loaded": "other", "forward": "forward", "forward end": "backward", "backward end": "other"} | {
+    "recompute": "recompute",
+    "recompute end": "backward",
     "optimizer": "optimizer",
     "optimizer end": "other",
     "zero_grad": "zero_grad",
@@ -53,12 +58,16 @@ class Note(NamedTuple):
     """What the loop said: ``at`` counts allocations and releases before it, in a file all events before it.
 
     ``addresses``: where tensors lie whose purpose was known then, by label (weight, gradient, optimizer_state, ...).
+    With the names ``call`` and ``return``: ``module`` begins or ends its forward; of a ``call`` under autocast,
+    ``copies`` are the weights that it may copy, each with the bytes of a copy.
     """
 
     at: int
     name: str
     step: int
     addresses: Mapping[str, Sequence[int]]
+    module: str = ""
+    copies: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,41 +126,105 @@ def read(path: Path) -> History:
 
 
 def to_tape(history: History) -> Tape:
-    """Number the allocations (an address that is used again is another one), and give them phase, step and label.
+    """Number the allocations (an address that is used again is another one), and give them phase, module, step, label.
 
     A block is free for others at ``free_completed`` (with one stream the same moment as ``free_requested``).  Releases
     of what was allocated before the history began are left out.  Segments that are given back with no growth after them
     were given back by ``empty_cache``; before a growth, the allocator did it by itself, and a twin will do the same.
     """
-    tape = Tape()
-    live: dict[int, int] = {}
-    phase, step = ("load", -1) if history.notes else ("other", 0)
+    reader = _Reader(noted=bool(history.notes))
     notes = iter([*history.notes, Note(len(history.events) + 1, "", 0, {})])
     note = next(notes)
     for index, entry in enumerate(history.events):
         while note.at <= index:
-            phase, step = PHASES.get(note.name, phase), note.step
-            _take(note, tape, live)
+            reader.take(note)
             note = next(notes)
         if entry.action == "alloc":
-            live[entry.address] = len(tape.origins)
-            tape.events.append(Event("alloc", len(tape.origins), entry.bytes, entry.stream))
-            tape.origins.append(Origin(history.stack_of(index), "", phase, step))
-        elif entry.action == "free_completed" and entry.address in live:
-            tape.events.append(Event("free", live.pop(entry.address), 0, entry.stream))
+            reader.allocate(entry, history.stack_of(index))
+        elif entry.action == "free_completed":
+            reader.free(entry)
         elif entry.action in SHRINKS and _is_last_of_emptying(history.events, index):
-            tape.events.append(Event("empty_cache", -1, 0, entry.stream))
+            reader.tape.events.append(Event("empty_cache", -1, 0, entry.stream))
     while note.name:
-        _take(note, tape, live)
+        reader.take(note)
         note = next(notes)
-    return tape
+    return reader.tape
 
 
-def _take(note: Note, tape: Tape, live: Mapping[int, int]) -> None:
-    """Write a note's mark and labels; a tensor that lies inside another's block has no label of its own."""
-    tape.marks.append(Mark(len(tape.events), note.name, note.step))
-    for label, addresses in note.addresses.items():
-        tape.labels |= {live[address]: label for address in addresses if address in live}
+class _Reader:
+    """The tape so far, and where the run is: phase, step, the modules that are being called."""
+
+    def __init__(self, *, noted: bool) -> None:
+        self.tape = Tape()
+        self._live: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._phase, self._step = ("load", -1) if noted else ("other", 0)
+        self._called: list[Note] = []
+        self._copied: set[int] = set()
+
+    def allocate(self, entry: Entry, stack: str) -> None:
+        number = len(self.tape.origins)
+        self._live[entry.address] = number
+        self._sizes[number] = entry.bytes
+        module = self._called[-1].module if self._called else ""
+        self.tape.events.append(Event("alloc", number, entry.bytes, entry.stream))
+        self.tape.origins.append(Origin(stack, module, self._phase, self._step))
+        if self._is_copy(entry.bytes):
+            self.tape.labels[number] = "weight_copy"
+
+    def free(self, entry: Entry) -> None:
+        number = self._live.pop(entry.address, None)
+        if number is not None:
+            self.tape.events.append(Event("free", number, 0, entry.stream))
+
+    def take(self, note: Note) -> None:
+        """Go where the note says; write its mark and labels."""
+        if note.name == "call":
+            self._called.append(note)
+            return
+        if note.name == "return":
+            self._called = self._called[:-1]
+            return
+        self._phase, self._step = PHASES.get(note.name, self._phase), note.step
+        if note.name in ("forward", "recompute"):
+            self._copied.clear()
+        if note.name != "recompute":
+            self._called.clear()  # a forward that raised returns from none of its modules
+        self.tape.marks.append(Mark(len(self.tape.events), note.name, note.step))
+        for label, addresses in note.addresses.items():
+            self._label(label, addresses)
+
+    def _is_copy(self, size: int) -> bool:
+        """Whether an allocation of ``size`` is the copy that autocast makes of a weight of the module at work.
+
+        Autocast copies a weight where it is first used and keeps the copy until its outermost context ends.  Among the
+        allocations of a module the copies come first, because compilers evaluate the casts of an operator's arguments
+        last argument first (``cached_cast`` in aten/src/ATen/autocast_mode.h, torch 2.9-2.13).
+        """
+        if not self._called:
+            return False
+        for weight, bytes_ in self._called[-1].copies:
+            if bytes_ == size and weight not in self._copied:
+                self._copied.add(weight)
+                return True
+        return False
+
+    def _label(self, label: str, addresses: Sequence[int]) -> None:
+        """The first label of an allocation holds; a tensor may lie inside of another's block."""
+        missing = []
+        for address in addresses:
+            if address in self._live:
+                self.tape.labels.setdefault(self._live[address], label)
+            elif address:
+                missing.append(address)
+        if not missing:
+            return
+        starts = sorted(self._live)
+        for address in missing:
+            at = bisect_right(starts, address) - 1
+            number = self._live[starts[at]] if at >= 0 else None
+            if number is not None and address < starts[at] + self._sizes[number]:
+                self.tape.labels.setdefault(number, label)
 
 
 def _is_last_of_emptying(events: Sequence[Entry], index: int) -> bool:

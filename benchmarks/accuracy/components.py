@@ -1,0 +1,100 @@
+"""Components at the peak, measured against predicted: ``python benchmarks/accuracy/components.py TAPE.json.gz...``.
+
+Each tape was recorded on a GPU (``measure_grid.py --tape``, ``trainatomy measure --tape``).  The ledger that reads
+simulated tapes reads it, the same training is predicted, and the difference of each component is a share of the total.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outcomes import workload_of
+
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.facts.workspaces import workspaces
+from trainatomy.gpu import tape
+from trainatomy.gpu.labels import label_the_rest
+from trainatomy.ledger.settlement import settle
+from trainatomy.world.simulate import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trainatomy.ledger.settlement import Settlement
+    from trainatomy.workload.schema import Workload
+
+LIMIT = 0.01
+"""Of the total: the difference that a component may have."""
+OUTSIDE = ("cache", "context")
+
+
+def both(path: Path, card: str) -> tuple[Settlement, Settlement]:
+    """The recorded tape settled, and the simulated one."""
+    history = tape.read(path)
+    workload = workload_of({"family": "", "alone": False, "held_out": False, **history.case}, card)
+    real = tape.to_tape(history)
+    version = _version(workload)
+    followed = {note.step for note in history.notes if note.name == "call"}
+    label_the_rest(real, workspaces(workload.card().capability, version), sorted(followed))
+    settings = AllocatorSettings.parse(workload.allocator, version)
+    size = workload.card().memory_bytes
+    return settle(real, settings, size, 0), settle(simulate(workload, workload.card()).tape, settings, size, 0)
+
+
+def _version(workload: Workload) -> tuple[int, int]:
+    major, minor = (workload.software.torch or "").split(".")[:2]
+    return int(major), int(minor)
+
+
+def gaps(real: Settlement, simulated: Settlement) -> dict[str, float]:
+    """Predicted less measured bytes of each component in PyTorch's allocator, as a share of what is allocated."""
+    measured, predicted = _parts(real), _parts(simulated)
+    total = real.memory.peak_allocated_bytes
+    return {name: (predicted[name] - size) / total for name, size in measured.items()}
+
+
+def _parts(settled: Settlement) -> Mapping[str, int]:
+    components = settled.memory.components.as_dict()
+    return {name: size for name, size in components.items() if name not in OUTSIDE}
+
+
+def describe(name: str, real: Settlement, simulated: Settlement) -> str:
+    """A line for the row, and one for each line of the bill that differs."""
+    differences = gaps(real, simulated)
+    worst = max(differences, key=lambda key: abs(differences[key]))
+    instants = " / ".join(f"{one.peak.phase} of step {one.peak.step}" for one in (real.memory, simulated.memory))
+    text = [f"{name:44} {differences[worst] * 100:+8.3f} %  {worst:18} peak: {instants}"]
+    if abs(differences[worst]) <= LIMIT:
+        return text[0]
+    ours = {(line.component, line.name): line for line in simulated.memory.lines}
+    theirs = {(line.component, line.name): line for line in real.memory.lines}
+    for key in sorted(ours.keys() | theirs.keys()):
+        sizes = [side[key].bytes if key in side else 0 for side in (theirs, ours)]
+        counts = [side[key].tensors if key in side else 0 for side in (theirs, ours)]
+        if sizes[0] != sizes[1]:
+            text.append(
+                f"    {'/'.join(key):52} measured {sizes[0]:>14,} ({counts[0]})  predicted {sizes[1]:>14,} ({counts[1]})"
+            )
+    return "\n".join(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the comparison; 1 where a component differs by more than ``LIMIT``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tapes", type=Path, nargs="+")
+    parser.add_argument("--gpu", default="h200", help="the card that was measured (default: h200)")
+    options = parser.parse_args(arguments)
+    wrong = 0
+    for path in options.tapes:
+        real, simulated = both(path, options.gpu)
+        wrong += any(abs(gap) > LIMIT for gap in gaps(real, simulated).values())
+        print(describe(path.name.split(".tape")[0], real, simulated), flush=True)
+    print(f"{len(options.tapes)} tapes, {wrong} with a component that differs by more than {LIMIT:.0%} of the total")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

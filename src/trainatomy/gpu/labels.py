@@ -1,0 +1,125 @@
+"""What a real tape's allocations are for, where no tensor's address told it: inputs, workspaces, and steps that repeat.
+
+A note tells which tensors are weights, gradients, optimizer states.  The rest is read off the tape itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainatomy.ledger.purposes import Lifetimes, lifetimes
+from trainatomy.results.tape import Mark
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trainatomy.facts.workspaces import Workspaces
+    from trainatomy.results.tape import Tape
+
+BETWEEN_STEPS = ("loaded", "step", "step end", "backward end", "zero_grad end", "optimizer end")
+"""Marks after which a loop may move a batch to the device."""
+BACKWARD_THREAD = ("backward", "recompute")
+FOREVER = 1 << 62
+RECOMPUTATION = ("recompute", "recompute end")
+
+
+def label_the_rest(tape: Tape, sizes: Workspaces | None, followed: Sequence[int] = ()) -> tuple[int, ...]:
+    """Label inputs and workspaces; give steps that repeat a ``followed`` one its modules.
+
+    ``sizes``: of the workspaces of cuBLAS and cuBLASLt on that card; ``followed``: the steps whose modules were noted.
+    Returns the steps whose modules are not known.
+    """
+    strangers = echo(tape, followed) if followed else ()
+    lives = lifetimes(tape)
+    label_inputs(tape, lives)
+    if sizes is not None and not sizes.per_call:
+        label_workspaces(tape, lives, "cublas_workspace", sizes.cublas_bytes)
+        label_workspaces(tape, lives, "cublaslt_workspace", sizes.cublaslt_bytes)
+    return strangers
+
+
+def label_inputs(tape: Tape, lives: Lifetimes) -> None:
+    """What is allocated between steps (or micro-batches) and is there when the next forward begins came as its input.
+
+    Only phase ``other`` counts; what another label names (optimizer states that are made before the first step) stays.
+    """
+    starts = [mark.event for mark in tape.marks if mark.name == "forward"]
+    places = [mark.event for mark in tape.marks]
+    for number, origin in enumerate(tape.origins):
+        if origin.phase != "other" or number in tape.labels:
+            continue
+        born = lives.born[number]
+        mark, following = bisect_right(places, born), bisect_right(starts, born)
+        between = mark > 0 and tape.marks[mark - 1].name in BETWEEN_STEPS
+        if between and following < len(starts) and lives.died[number] >= starts[following]:
+            tape.labels[number] = "input"
+
+
+def label_workspaces(tape: Tape, lives: Lifetimes, label: str, size: int) -> None:
+    """The first allocation of exactly ``size`` bytes that is never given back, in forward's thread and in backward's.
+
+    A workspace is kept until the process ends, and each thread takes its own at its first matrix product.
+    """
+    if not size:
+        return
+    found: set[bool] = set()
+    for event in tape.events:
+        number = event.allocation
+        if event.action != "alloc" or event.bytes != size or lives.died[number] < FOREVER or number in tape.labels:
+            continue
+        thread = tape.origins[number].phase in BACKWARD_THREAD
+        if thread not in found:
+            found.add(thread)
+            tape.labels[number] = label
+
+
+def echo(tape: Tape, followed: Sequence[int]) -> tuple[int, ...]:
+    """Give every step that allocates the same sizes in the same order as a followed one its origins, copies and marks.
+
+    Modules are followed in the first steps only, because following costs time.  Returns the steps that are like none.
+    """
+    steps = _steps(tape)
+    models = {steps[step].sizes: steps[step] for step in followed if step in steps}
+    strangers = []
+    for number, step in steps.items():
+        if number < 0 or number in followed:
+            continue
+        model = models.get(step.sizes)
+        if model is None:
+            strangers.append(number)
+        else:
+            _repeat(tape, model, step, number)
+    tape.marks.sort(key=lambda mark: mark.event)
+    return tuple(strangers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The allocations of one step: their numbers, requested sizes and events, in order."""
+
+    allocations: tuple[int, ...]
+    sizes: tuple[int, ...]
+    events: tuple[int, ...]
+
+
+def _steps(tape: Tape) -> dict[int, _Step]:
+    found: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for index, event in enumerate(tape.events):
+        if event.action == "alloc":
+            found[tape.origins[event.allocation].step].append((event.allocation, event.bytes, index))
+    return {step: _Step(*map(tuple, zip(*entries, strict=True))) for step, entries in found.items()}
+
+
+def _repeat(tape: Tape, model: _Step, step: _Step, number: int) -> None:
+    """Write into ``step``, the one of that ``number``, what is known of ``model``."""
+    for original, copy in zip(model.allocations, step.allocations, strict=True):
+        tape.origins[copy] = tape.origins[original]._replace(step=number)
+        if tape.labels.get(original) == "weight_copy":
+            tape.labels.setdefault(copy, "weight_copy")
+    first, last = model.events[0], model.events[-1]
+    for mark in [mark for mark in tape.marks if mark.name in RECOMPUTATION and first < mark.event <= last + 1]:
+        before = bisect_left(model.events, mark.event) - 1
+        tape.marks.append(Mark(step.events[before] + mark.event - model.events[before], mark.name, number))
