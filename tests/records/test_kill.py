@@ -46,3 +46,53 @@ def test_two_writers_killed_at_work(tmp_path: Path, patience: float) -> None:
     assert set(said) <= {row.id for row in history.records}
     assert len(said) >= 2
     assert all(len(Store(tmp_path).read(row.id).command) == 300_000 for row in history.records[-3:])
+
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from trainatomy.records.store import Store
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class HalfOnly:
+    def __init__(self, file):
+        self.file = file
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        self.file.close()
+    def write(self, data):
+        self.file.write(data[: len(data) // 2])
+        self.file.flush()
+        die()
+
+source, folder, moment = sys.argv[1:]
+record = Store(source).read("c6fa0a12")
+opened, replaced, synced = Path.open, Path.replace, os.fsync
+if moment == "half written":
+    Path.open = lambda path, mode="r", *rest, **more: HalfOnly(opened(path, mode)) if "b" in mode else opened(path, mode)
+if moment == "not on the disk yet":
+    os.fsync = die
+if moment == "not renamed yet":
+    Path.replace = die
+if moment == "renamed":
+    Path.replace = lambda path, target: (replaced(path, target), die())
+Store(folder).write(record)
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "found"),
+    [("half written", 1), ("not on the disk yet", 1), ("not renamed yet", 1), ("renamed", 2), ("never", 2)],
+)
+def test_killed_at_every_step_of_writing(tmp_path: Path, moment: str, found: int) -> None:
+    data = Path(__file__).parent / "data"
+    Store(tmp_path).write(Store(data).read("3da90a10"))
+    ran = subprocess.run([sys.executable, "-c", DIES, str(data), str(tmp_path), moment], check=False)
+    assert ran.returncode == (0 if moment == "never" else -signal.SIGKILL)
+    history = Store(tmp_path).history()
+    assert (len(history.records), history.skipped) == (found, ())
+    Store(tmp_path).write(Store(data).read("c6fa0a12"))  # what the kill left behind is in nobody's way
+    assert len(Store(tmp_path).list()) == 2

@@ -34,7 +34,7 @@ def test_what_is_written_can_be_read(store: Store, vanilla: Record, fp16: Record
 def test_writing_leaves_one_file(tmp_path: Path, vanilla: Record) -> None:
     Store(tmp_path).write(vanilla)
     Store(tmp_path).write(vanilla)
-    assert os.listdir(tmp_path) == [f"{vanilla.id}.json"]
+    assert [file.name for file in tmp_path.iterdir()] == [f"{vanilla.id}.json"]
 
 
 def test_the_folder_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,10 @@ def test_the_key_does_not_hang_on_order_or_name() -> None:
     one = {"name": "a", "train": {"bf16": True, "seed": 1}, "model": {"id": "gpt2"}}
     two = {"model": {"id": "gpt2"}, "train": {"seed": 1, "bf16": True}, "name": "b"}
     assert key_of(one) == key_of(two)
-    assert len({key_of(one), key_of({**one, "mode": "inference"}), key_of(one, steps=4), key_of(one, components=False)}) == 4
+    assert (
+        len({key_of(one), key_of({**one, "mode": "inference"}), key_of(one, steps=4), key_of(one, components=False)})
+        == 4
+    )
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, vanilla: Record, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +140,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, vanilla: Record, monkeypatch:
     full, fsync = tmp_path / "full", os.fsync
 
     def fails_there(handle: int) -> None:
-        if str(full) in os.readlink(f"/proc/self/fd/{handle}"):
+        if str(full) in str(Path(f"/proc/self/fd/{handle}").readlink()):
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(handle)
 
@@ -146,7 +149,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, vanilla: Record, monkeypatch:
         Store(full).write(vanilla)
     assert "No space left on device; make room, or name another folder" in str(caught.value)
     assert f"The record was kept as {rescue}/{vanilla.id}.json" in str(caught.value)
-    assert os.listdir(full) == []
+    assert list(full.iterdir()) == []
     assert Store(rescue).read("last") == vanilla
 
 
@@ -179,7 +182,7 @@ def test_a_file_is_no_store(tmp_path: Path, vanilla: Record) -> None:
 
 
 def test_an_unknown_filesystem() -> None:
-    with pytest.raises(TrainatomyError, match="gopher://runs.* is no folder of records"):
+    with pytest.raises(TrainatomyError, match=r"gopher://runs.* is no folder of records"):
         Store("gopher://runs")
 
 
@@ -199,7 +202,10 @@ def test_where_a_put_is_not_whole_a_name_is_changed(vanilla: Record, monkeypatch
     seen: list[list[str]] = []
     move = memory.mv
     monkeypatch.setattr(
-        type(memory), "mv", lambda _, *names: (seen.append([row.id for row in store.list()]), move(*names)), raising=True
+        type(memory),
+        "mv",
+        lambda _, *names: (seen.append([row.id for row in store.list()]), move(*names)),
+        raising=True,
     )
     store.write(vanilla)
     assert seen == [[]]

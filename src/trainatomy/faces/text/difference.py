@@ -29,6 +29,10 @@ _FIGURES = {
     "idle_bytes": "of it before the first tensor (the driver's own)",
     "context_bytes": "what the first tensor cost (the context)",
 }
+_TITLES = {
+    "measured": "Where the memory went: the measured bill at the peak",
+    "predicted": "Where the memory went, as predicted: not both records have a measured bill",
+}
 _PACES = {
     "step_seconds": "time of a step",
     "samples_per_second": "samples per second",
@@ -42,8 +46,7 @@ def difference_page(difference: Difference) -> Group:
     if difference.changes:
         parts.append(section("What changed", _changes(difference)))
     if difference.source is not None:
-        title = f"Where the memory went: the {difference.source} bill at the peak"
-        parts.append(section(title, _bill(difference), Text(), _peaks(difference.peaks)))
+        parts.append(section(_TITLES[difference.source], _bill(difference), Text(), _peaks(difference.peaks)))
     parts.append(section("As measured", _shifts(difference.figures)))
     if any(_known(pace) for pace in difference.paces):
         parts.append(section("Time and throughput", _times(difference.paces)))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from trainatomy.faces.text.rendering import bullets
+from trainatomy.faces.text.rendering import bullets, figures
 from trainatomy.results.record import History, Summary
 from trainatomy.units import human_bytes, seconds, signed_percent
 
 STATUS_STYLES = {"completed": "green", "out of memory": "bold red"}
+
+_BESIDE = 112
+_WHOLE = 76
 
 _SHARED: dict[str, Callable[[Summary], str]] = {
     "GPU": lambda row: gpu_name(row.gpu),
@@ -26,7 +28,7 @@ def history_page(history: History) -> Group:
     rows = history.records
     parts: list[RenderableType] = [_headline(history)]
     if rows:
-        parts += [Text(), _table(rows), Text(), Text(_CLOSING, style="dim")]
+        parts += [Text(), _Table(rows), Text(), Text(_CLOSING, style="dim")]
     if history.skipped:
         many = f"{len(history.skipped)} file{'s' if len(history.skipped) > 1 else ''}"
         parts += [Text(f"\nNot read: {many} in the folder", style="bold yellow")]
@@ -67,21 +69,33 @@ def _differ(rows: tuple[Summary, ...], value_of: Callable[[Summary], str]) -> bo
     return len(set(map(value_of, rows))) > 1
 
 
-def _table(rows: tuple[Summary, ...]) -> Table:
-    shown = {title: value_of for title, value_of in _SHARED.items() if _differ(rows, value_of)}
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("\nrecord", no_wrap=True, style="cyan")
-    table.add_column("\ndate, UTC", no_wrap=True)
-    table.add_column("\nname", overflow="fold", ratio=1, min_width=8)
-    for title in shown:
-        table.add_column(f"\n{title}", overflow="fold", no_wrap=title == "status")
-    for title in ("device\nmemory", "\ngap", "step\ntime", "samples\n/s"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        extra = [Text(value_of(row), style=STATUS_STYLES.get(value_of(row), "")) for value_of in shown.values()]
-        name = row.name + (f" #{row.repeat + 1}" if row.repeat else "")
-        table.add_row(short_id(row.id), row.created[:16].replace("T", " "), name, *extra, *_figures(row))
-    return table
+class _Table:
+    """The rows, as wide as the page.  What does not fit beside the name stands below it; on the narrowest of pages the
+    time of day and samples per second stay away."""
+
+    def __init__(self, rows: tuple[Summary, ...]) -> None:
+        self.rows = rows
+        self.shown = {title: value_of for title, value_of in _SHARED.items() if _differ(rows, value_of)}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        beside, whole = options.max_width >= _BESIDE, options.max_width >= _WHOLE
+        numbers = ("device\nmemory", "\ngap", "step\ntime", "samples\n/s")[: 4 if whole else 3]
+        table = figures("\nrecord", "\ndate, UTC", "\nname", numbers=(), folded=2)
+        for title in self.shown if beside else ():
+            table.add_column(f"\n{title}", overflow="fold", no_wrap=title == "status")
+        for title in numbers:
+            table.add_column(title, justify="right", no_wrap=True)
+        for row in self.rows:
+            said = [Text(value_of(row), style=_style(value_of(row))) for value_of in self.shown.values()]
+            name = Text(row.name + (f" #{row.repeat + 1}" if row.repeat else ""))
+            date = row.created[: 16 if whole else 10].replace("T", " ")
+            cells = [name, *said] if beside else [Text("\n").join([name, Text(", ").join(filter(None, said))])]
+            table.add_row(Text(short_id(row.id), style="cyan"), date, *cells, *_figures(row)[: len(numbers)])
+        yield table
+
+
+def _style(value: str) -> str:
+    return STATUS_STYLES.get(value, "")
 
 
 def _figures(row: Summary) -> tuple[str, ...]:
