@@ -60,6 +60,11 @@ def test_what_a_command_line_can_hold_can_be_written(vanilla: Record) -> None:
     assert from_document(to_document(odd)).command == "trainatomy measure caf?.yaml"
 
 
+def test_what_json_cannot_hold_becomes_text(vanilla: Record) -> None:
+    live = replace(vanilla, measurement=replace(vanilla.measurement, workload={"optimizer": Path("adam"), "n": {1: 2}}))
+    assert from_document(to_document(live)).measurement.workload == {"optimizer": "adam", "n": {"1": 2}}
+
+
 def test_keys_that_a_later_trainatomy_added_are_no_obstacle(vanilla: Record) -> None:
     content = json.loads(to_document(vanilla))
     content["mood"] = "good"

@@ -72,7 +72,7 @@ source, folder, moment = sys.argv[1:]
 record = Store(source).read("c6fa0a12")
 opened, replaced, synced = Path.open, Path.replace, os.fsync
 if moment == "half written":
-    Path.open = lambda path, mode="r", *rest, **more: HalfOnly(opened(path, mode)) if "b" in mode else opened(path, mode)
+    Path.open = lambda path, mode: HalfOnly(opened(path, mode))
 if moment == "not on the disk yet":
     os.fsync = die
 if moment == "not renamed yet":

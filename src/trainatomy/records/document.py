@@ -23,9 +23,10 @@ SCHEMA = f"{FAMILY}{VERSION}"
 
 
 def to_document(record: Record) -> bytes:
-    """UTF-8 JSON, one object with its ``schema`` first."""
+    """UTF-8 JSON, one object with its ``schema`` first; text in place of what JSON cannot hold, such as a class that a
+    live training was described with: better than no record."""
     content = {"schema": SCHEMA, **asdict(record)}
-    return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", errors="replace")
+    return (json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n").encode("utf-8", errors="replace")
 
 
 def from_document(data: bytes) -> Record:
