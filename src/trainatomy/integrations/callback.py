@@ -159,6 +159,6 @@ def workload_of(args: Any, model: Any) -> dict[str, Any]:
     for name, field in TrainSpec.model_fields.items():
         value = getattr(args, name, None)
         value = getattr(value, "value", value)
-        if value is not None and value != field.default:
+        if value is not None and value != field.default and name != "per_device_eval_batch_size":
             train[name] = value
     return {"loop": "trainer", "model": {"class": type(model).__name__}, "train": train}

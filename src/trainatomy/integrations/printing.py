@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.errors import TrainatomyError
 from trainatomy.faces.text import measurement_page, prediction_page
 from trainatomy.faces.text.rendering import console
-from trainatomy.faces.text.summary import speed_text, utilization_text
+from trainatomy.faces.text.summary import speed_text, summary_page, utilization_text
 from trainatomy.gpu.attach_reading import utilization
 from trainatomy.integrations.anatomy import Anatomy
 from trainatomy.integrations.missing import has_gpu
@@ -32,7 +32,7 @@ def print_summary(result: Any) -> None:
     if isinstance(result, Anatomy):
         measurement = result.result()
         if measurement is not None:
-            _show(measurement_page(measurement, result.prediction))
+            _show(summary_page(measurement, result.prediction))
     elif isinstance(result, Measurement):
         _show(measurement_page(result, None))
     elif isinstance(result, Prediction):

@@ -1,15 +1,19 @@
-"""What a script prints while it trains: the card's memory with what it is made of, and a run's speed."""
+"""What a script prints while it trains: the card's memory with what it is made of, and a watched run, whole."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.units import exact_bytes, human_bytes, mebibytes
+from trainatomy.faces.text.bill import TITLES, Bill
+from trainatomy.faces.text.rendering import bullets, figures, section
+from trainatomy.faces.text.verdict import instant_phrase
+from trainatomy.results.bill import Measurement, Prediction
+from trainatomy.units import exact_bytes, human_bytes, mebibytes, seconds, signed_percent
 
 
 class Held(Protocol):
@@ -72,3 +76,71 @@ def speed_text(metrics: Mapping[str, Any]) -> Text:
         if name in metrics:
             lines.append(f"{title}: {metrics[name]:.2f}")
     return Text("\n".join(lines))
+
+
+def summary_page(measurement: Measurement, prediction: Prediction | None) -> Group:
+    """A watched training: what came of it, how fast it was, what held the memory at the peak, what was there before."""
+    memory = measurement.memory
+    parts: list[RenderableType] = [_headline(measurement), Text(_speed(measurement))]
+    if measurement.out_of_memory is not None:
+        point = measurement.out_of_memory
+        parts.append(
+            Text(
+                f"{human_bytes(point.requested_bytes)} were wanted {instant_phrase(point.instant)}, with "
+                f"{human_bytes(point.allocated_bytes)} allocated and {human_bytes(point.reserved_bytes)} reserved."
+            )
+        )
+    if memory is not None:
+        when = "at the failure" if measurement.out_of_memory is not None else "at its peak"
+        parts.append(section(f"Device memory {when}, as measured", Bill(memory)))
+        parts.append(section(f"The peak is {instant_phrase(memory.peak)}"))
+    parts.append(section("Stages", _stages(measurement)))
+    if prediction is not None:
+        parts.append(section("Beside the prediction", _beside(measurement, prediction)))
+    if measurement.notes:
+        parts.append(section("Notes", bullets(measurement.notes)))
+    return Group(*parts)
+
+
+def _headline(measurement: Measurement) -> Text:
+    good = measurement.status == "completed"
+    line = Text(measurement.status, style="bold green" if good else "bold red")
+    line.append(f": {measurement.name} on {measurement.gpu}, {measurement.steps} optimizer steps")
+    return line
+
+
+def _speed(measurement: Measurement) -> str:
+    if measurement.step_seconds is None:
+        return "too few steps to time them"
+    parts = [f"{seconds(measurement.step_seconds)} a step"]
+    for rate, what in ((measurement.samples_per_second, "samples"), (measurement.tokens_per_second, "tokens")):
+        if rate is not None:
+            parts.append(f"{rate:,.1f} {what} a second")
+    return ", ".join(parts)
+
+
+def _stages(measurement: Measurement) -> Table:
+    table = figures("", numbers=("this process", "reserved", "allocated"))
+    for stage in measurement.stages:
+        held = "-" if stage.device_bytes is None else human_bytes(stage.device_bytes)
+        table.add_row(stage.name, held, human_bytes(stage.reserved_bytes), human_bytes(stage.allocated_bytes))
+    return table
+
+
+def _beside(measurement: Measurement, prediction: Prediction) -> Table:
+    table = figures("", numbers=("measured", "predicted", "gap"))
+    measured = {} if measurement.memory is None else measurement.memory.components.as_dict()
+    predicted = prediction.memory.components.as_dict()
+    rows: list[tuple[str, int | None, int]] = [
+        (TITLES[name], count, predicted[name]) for name, count in measured.items()
+    ]
+    rows += [
+        ("peak allocated", measurement.peak_allocated_bytes, prediction.memory.peak_allocated_bytes),
+        ("peak reserved", measurement.peak_reserved_bytes, prediction.memory.peak_reserved_bytes),
+        ("device memory", measurement.device_bytes, prediction.memory.device_bytes),
+    ]
+    for title, found, expected in rows:
+        if found is not None:
+            gap = signed_percent(expected - found, found) if found else "-"
+            table.add_row(title, human_bytes(found), human_bytes(expected), gap)
+    return table
