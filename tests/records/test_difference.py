@@ -179,6 +179,8 @@ def test_what_all_rows_share_is_said_once(vanilla: Record, fp16: Record, failed:
     drawn = render(history_page(store.history()), 80)
     assert drawn.startswith("2 records in ") and ", H200, completed" in " ".join(drawn.split())
     assert "status" not in drawn
+    first = next(index for index, line in enumerate(drawn.splitlines()) if line.startswith("3da90a10"))
+    assert drawn.splitlines()[first + 1].startswith("c6fa0a12")
     assert "3da90a10  2026-11-21 10:30  notebook-vanilla  8.36 GiB  +0.00 %  108 ms     37.0" in drawn
     store.write(failed)
     mixed = render(history_page(store.history()), 100)

@@ -89,7 +89,11 @@ class _Table:
             said = [Text(value_of(row), style=_style(value_of(row))) for value_of in self.shown.values()]
             name = Text(row.name + (f" #{row.repeat + 1}" if row.repeat else ""))
             date = row.created[: 16 if whole else 10].replace("T", " ")
-            cells = [name, *said] if beside else [Text("\n").join([name, Text(", ").join(filter(None, said))])]
+            cells = (
+                [name, *said]
+                if beside
+                else [Text("\n").join(filter(None, [name, Text(", ").join(filter(None, said))]))]
+            )
             table.add_row(Text(short_id(row.id), style="cyan"), date, *cells, *_figures(row)[: len(numbers)])
         yield table
 
