@@ -98,17 +98,19 @@ def _keys(comparison: Comparison) -> list[Any]:
     """What the legend explains: components that occur, then marks that occur."""
     shown = [memory for row in comparison.rows if (memory := _shown(row)) is not None]
     used = [name for name in COLOURS if any(memory.components.as_dict()[name] for memory in shown)]
+    mark: dict[str, Any]
     keys: list[Any] = [Patch(color=COLOURS[name], label=TITLES[name]) for name in used]
     if any(row.typical and not row.typical.memory for row in comparison.rows):
         keys.append(Patch(color=MUTED, label="all together"))
     if comparison.measured:
         if comparison.predictions:
-            mark: dict[str, Any] = {"color": PAPER, "marker": "D", "markersize": 6, "markeredgecolor": INK}
+            mark = {"color": PAPER, "marker": "D", "markersize": 6, "markeredgecolor": INK}
             keys.append(Line2D([], [], label="predicted", linestyle="", **mark))
         if any(row.ran_out for row in comparison.rows):
             keys.append(Patch(facecolor=PAPER, edgecolor=ALARM, hatch="////", label="held when out of memory"))
     if any(row.published for row in comparison.rows):
-        keys.append(Line2D([], [], color=ALARM, marker="|", markersize=10, markeredgewidth=2, linestyle="", label="published"))
+        mark = {"color": ALARM, "marker": "|", "markersize": 10, "markeredgewidth": 2}
+        keys.append(Line2D([], [], label="published", linestyle="", **mark))
     return keys
 
 
@@ -120,14 +122,15 @@ def _shown(row: ComparisonRow) -> Memory | None:
 
 
 def _memory(axes: Axes, comparison: Comparison) -> None:
+    ends = []
     for place, row in enumerate(comparison.rows):
-        end = _bar(axes, place, row)
-        _label(axes, place, row, max(end, _marks(axes, place, row)))
-    low, high = axes.get_xlim()
-    axes.set_xlim(0, high * 1.22)
+        ends.append(max(_bar(axes, place, row), _marks(axes, place, row)))
+        _label(axes, place, row, ends[-1])
+    room = axes.get_position().width * WIDTH
+    widest = max(end * room / (room - _label_inches(row)) for row, end in zip(comparison.rows, ends, strict=True))
+    axes.set_xlim(0, widest or 1)
     axes.set_xlabel("GiB of device memory")
-    axes.xaxis.set_major_locator(MaxNLocator(7, integer=high > 7))
-    axes.set_xlim(0, high * 1.22)
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=widest > 7))
 
 
 def _bar(axes: Axes, place: int, row: ComparisonRow) -> float:
@@ -181,7 +184,14 @@ def _label(axes: Axes, place: int, row: ComparisonRow, end: float) -> None:
         weight="bold",
         color=ALARM if alarming else INK,
     )
-    axes.annotate(aside, (1, 0.5), xycoords=text, xytext=(5, 0), textcoords="offset points", va="center", size=8, color=MUTED)
+    beside: dict[str, Any] = {"xycoords": text, "textcoords": "offset points", "va": "center"}
+    axes.annotate(aside, (1, 0.5), xytext=(5, 0), size=8, color=MUTED, **beside)
+
+
+def _label_inches(row: ComparisonRow) -> float:
+    """About how wide the label is: characters of 9 points bold and of 8 points, and the gaps around them."""
+    bold, aside, _ = _words(row)
+    return 0.092 * len(bold) + 0.070 * len(aside) + 0.3
 
 
 def _words(row: ComparisonRow) -> tuple[str, str, bool]:
@@ -195,11 +205,14 @@ def _words(row: ComparisonRow) -> tuple[str, str, bool]:
         prediction = row.prediction
         if prediction is None:
             return "not predicted", "", True
-        return human_bytes(prediction.memory.device_bytes), "" if prediction.fits else "does not fit", not prediction.fits
+        aside = "" if prediction.fits else "does not fit"
+        if row.published:
+            aside = f"published {human_bytes(row.published.memory_bytes)}"
+        return human_bytes(prediction.memory.device_bytes), aside, not prediction.fits
     size = row.spread("device_bytes") or row.spread("peak_reserved_bytes")
     gap = row.gap("device_bytes")
     measured = human_bytes(round(size.median)) if size else ""
-    return measured, "" if gap is None else f"predicted {signed_percent(gap, 1, 1)}", False
+    return measured, "" if gap is None else f"predicted {signed_percent(gap, 1)}", False
 
 
 def _throughput(axes: Axes, rows: tuple[ComparisonRow, ...]) -> None:

@@ -31,6 +31,7 @@ _SETTINGS: dict[str, Any] = {
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9.5,
     "text.color": INK,
+    "text.parse_math": False,  # a dollar in a name is a dollar
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
     "axes.spines.top": False,

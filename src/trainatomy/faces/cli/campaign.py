@@ -155,7 +155,7 @@ def _run(
     with _bar(plan) as bar:
 
         def one(workload: Workload) -> Measurement:
-            return gpu.measure(workload, time_limit=asked.time_limit, progress=lambda line: None)
+            return gpu.measure(workload, time_limit=asked.time_limit, progress=bar.going_on)
 
         try:
             for each in run(plan, made, store, here, one, command=command, starting=bar.starting):
@@ -171,9 +171,15 @@ class _Bar:
 
     def __init__(self, plan: Plan, say: Callable[[str], None], update: Callable[..., None]) -> None:
         self._plan, self._say, self._update = plan, say, update
+        self._running = ""
 
     def starting(self, row: int, repeat: int) -> None:
-        self._update(description=self._name(row, repeat))
+        self._running = self._name(row, repeat)
+        self._update(description=self._running)
+
+    def going_on(self, where: object) -> None:
+        """``where``: what the worker says of the run, as text."""
+        self._update(description=f"{self._running}: {where}")
 
     def ended(self, each: Finished) -> None:
         self._say(run_line(self._name(each.row, each.repeat), each.measurement, each.error, each.from_record))
@@ -195,7 +201,12 @@ def _bar(plan: Plan) -> Iterator[_Bar]:
     if not paper.is_terminal:
         yield _Bar(plan, lambda line: print(line, file=sys.stderr, flush=True), lambda **changes: None)
         return
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
     with Progress(*columns, console=paper, transient=True) as shown:
         task = shown.add_task("", total=len(plan))
         yield _Bar(plan, lambda line: paper.print(line, markup=False), lambda **changes: shown.update(task, **changes))

@@ -144,7 +144,7 @@ def _outcome(row: ComparisonRow, figure: str) -> Text:
     """The measured memory; what happened instead; or both, where only some repeats came to their end."""
     if row.status == "completed":
         return _cell(row.spread(figure), _bytes)
-    said = Text(row.status, style=_OUTCOMES[row.status])
+    said = Text(row.status.replace("out of ", "out of\n"), style=_OUTCOMES[row.status])
     if row.completed:
         said = Text.assemble(_cell(row.spread(figure), _bytes), "\n", said)
     return said
@@ -182,7 +182,8 @@ def _cell(spread: Spread | None, say: Callable[[float], str]) -> Text:
         return Text("")
     text, least, most = Text(say(spread.median)), say(spread.least), say(spread.most)
     if least != most:
-        text.append(f"\n{least}–{most}", style="dim")
+        number, _, unit = least.partition(" ")
+        text.append(f"\n{number if most.endswith(f' {unit}') else least}–{most}", style="dim")
     return text
 
 
