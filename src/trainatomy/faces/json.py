@@ -67,8 +67,20 @@ def _row(row: ComparisonRow, *, measured: bool) -> dict[str, Any]:
 
 def measurement_to_json(measurement: Measurement, prediction: Prediction | None) -> dict[str, Any]:
     """A measurement with the ``prediction`` of the same workload and the ``gap`` of each figure that both have."""
-    gap = None if prediction is None else {name: relative_gap(measurement, prediction, name) for name in COMPARED}
+    gap: dict[str, Any] | None = None
+    if prediction is not None:
+        gap = {name: relative_gap(measurement, prediction, name) for name in COMPARED}
+        gap["components"] = component_gaps(measurement, prediction)
     return {**to_json(measurement), "prediction": prediction and to_json(prediction), "gap": gap}
+
+
+def component_gaps(measurement: Measurement, prediction: Prediction) -> dict[str, float] | None:
+    """(predicted - measured) / measured device memory of each component; None where there is no bill of a peak."""
+    if measurement.memory is None or measurement.status != "completed":
+        return None
+    measured, total = measurement.memory.components.as_dict(), measurement.memory.components.total_bytes
+    predicted = prediction.memory.components.as_dict()
+    return {name: (predicted[name] - size) / total for name, size in measured.items()}
 
 
 def relative_gap(measurement: Measurement, prediction: Prediction, name: str) -> float | None:

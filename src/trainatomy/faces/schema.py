@@ -54,7 +54,8 @@ def measurement_schema() -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     definitions["Prediction"] = _tagged(Prediction, PREDICTION, definitions)
     body = _tagged(Measurement, MEASUREMENT, definitions)
-    gap = _object({name: {"type": ["number", "null"]} for name in COMPARED})
+    shares = {"type": ["object", "null"], "additionalProperties": {"type": "number"}}
+    gap = _object({**{name: {"type": ["number", "null"]} for name in COMPARED}, "components": shares})
     body["properties"] |= {
         "prediction": {"anyOf": [{"$ref": "#/$defs/Prediction"}, {"type": "null"}]},
         "gap": {"anyOf": [gap, {"type": "null"}]},

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainatomy.errors import DeviceError, TrainatomyError, WorkloadError
 from trainatomy.faces.cli.asked import one_workload
+from trainatomy.faces.cli.measuring import following
 from trainatomy.faces.cli.options import Debug, Json, TrustRemoteCode, with_workload_options
-from trainatomy.faces.cli.output import progress, show, show_json
+from trainatomy.faces.cli.output import note, progress, show, show_json
 from trainatomy.faces.cli.predict import File
 from trainatomy.faces.cli.quiet import quiet_libraries
 from trainatomy.faces.json import measurement_to_json
 from trainatomy.faces.text import measurement_page
+
+if TYPE_CHECKING:
+    from trainatomy.records.store import Store
+    from trainatomy.results.bill import Measurement, Prediction
+    from trainatomy.workload.schema import Workload
 
 Tape = Annotated[
     Path | None,
     typer.Option(
         "--tape",
         metavar="FILE",
-        help="Keep the stream of allocations in this file.",
+        help="Keep the recorded run's stream of allocations in this file.",
         rich_help_panel="Output",
         dir_okay=False,
     ),
@@ -29,32 +38,97 @@ TimeLimit = Annotated[
     float | None,
     typer.Option("--time-limit", metavar="SECONDS", help="Give up after so many seconds.", rich_help_panel="Run"),
 ]
+Components = Annotated[
+    bool,
+    typer.Option(
+        "--components/--no-components",
+        help="Run it a second time with allocations recorded, for the bill.",
+        rich_help_panel="Run",
+    ),
+]
+Records = Annotated[
+    str | None,
+    typer.Option(
+        "--records",
+        metavar="FOLDER",
+        help="Where the record is kept (default: TRAINATOMY_RECORDS, or ./trainatomy-records).",
+        rich_help_panel="Output",
+    ),
+]
 
 
 @with_workload_options
 def measure(
     file: File = None,
+    components: Components = True,
     tape: Tape = None,
     time_limit: TimeLimit = None,
+    records: Records = None,
     json: Json = False,
     trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
     **overrides: Any,
 ) -> None:
-    """Run the training's step on the GPU of this machine, in a fresh process, and show the measured memory beside the
-    prediction.
+    """Run the training's step on the GPU of this machine, each time in a fresh process, and show the measured memory
+    beside the prediction.
 
-    Out of memory is a result, not an error. The prediction is made for the card that the workload names (`--gpu`).
+    Out of memory is a result, not an error. The prediction is made for this machine's card unless `--gpu` names
+    another.
     """
-    workload = one_workload(file, overrides)
+    from trainatomy.campaign.machine import this_machine
+    from trainatomy.records.store import Store
+
+    card = this_machine().card()
+    workload = one_workload(file, {**overrides, "gpu": overrides.get("gpu") or (card and card.id)})
+    store = Store(records)
+    store.check()
     with quiet_libraries(debug=debug):
         from trainatomy.api import measure as measured
-        from trainatomy.api import predict as predicted
 
-        measurement = measured(workload, tape=tape, time_limit=time_limit)
-        with progress("predicting the same step"):
-            prediction = predicted(workload, trust_remote_code=trust_remote_code)
+        prediction = _predicted(workload, trust_remote_code)
+        with following() as tell:
+            measurement = measured(workload, components=components, tape=tape, time_limit=time_limit, progress=tell)
+    unsaved = _keep(measurement, prediction, store, components)
     if json:
         show_json(measurement_to_json(measurement, prediction))
     else:
         show(measurement_page(measurement, prediction))
+    if error := unsaved or _lacking(measurement, components, tape):
+        raise error
+
+
+def _predicted(workload: Workload, trust_remote_code: bool) -> Prediction | None:
+    """What cannot be predicted can still be measured, unless its description is wrong."""
+    from trainatomy.api import predict
+
+    with progress("predicting the same step"):
+        try:
+            return predict(workload, trust_remote_code=trust_remote_code)
+        except WorkloadError:
+            raise
+        except TrainatomyError as error:
+            note(f"there is no prediction beside: {error}")
+            return None
+
+
+def _keep(
+    measurement: Measurement, prediction: Prediction | None, store: Store, components: bool
+) -> TrainatomyError | None:
+    """Write the record; where that fails the measurement is still shown."""
+    from trainatomy.records.make import make_record
+
+    command = shlex.join(["trainatomy", *sys.argv[1:]])
+    try:
+        note(f"recorded in {store.write(make_record(measurement, prediction, command, components=components))}")
+    except TrainatomyError as error:
+        return error
+    return None
+
+
+def _lacking(measurement: Measurement, components: bool, tape: Path | None) -> TrainatomyError | None:
+    """What was asked for and is not there; the notes of the page say why."""
+    if tape is not None and measurement.tape_file is None:
+        return TrainatomyError(f"the stream of allocations was not kept in {tape}: {measurement.notes[-1]}")
+    if components and measurement.memory is None and measurement.status == "completed":
+        return DeviceError(f"there is no measured bill: {measurement.notes[-1]}")
+    return None
