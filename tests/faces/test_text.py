@@ -16,7 +16,7 @@ from trainatomy.faces.text import comparison_page, measurement_page, prediction_
 from trainatomy.faces.text.rendering import bar
 from trainatomy.faces.text.verdict import verdict_line
 from trainatomy.facts.published import notebook
-from trainatomy.results.bill import Line, Measurement, Prediction
+from trainatomy.results.bill import Instant, Line, Measurement, OutOfMemoryPoint, Prediction
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 
 PAGES = Path(__file__).parent / "pages"
@@ -64,6 +64,21 @@ def test_comparison_with_published_figures(named: Callable[[str, int], Predictio
         for row, run in zip(rows_of(*predictions), known.rows, strict=True)
     ]
     compare(comparison_page(Comparison(tuple(rows), source=known.source)), "published")
+
+
+def test_measured_comparison(measurement: Measurement, prediction: Prediction) -> None:
+    runs = [replace(measurement, step_seconds=step, samples_per_second=4 / step) for step in (0.25, 0.24, 0.3)]
+    point = OutOfMemoryPoint(Instant(0, "forward", "bert.encoder.layer.20", "aten::mm"), 2**27, 5 * GIB, 6 * GIB)
+    ran_out = replace(measurement, status="out of memory", device_bytes=None, out_of_memory=point)
+    name = "gradient checkpointing, accumulation over 4 batches, fp16"
+    rows = (
+        ComparisonRow("plain", {}, prediction, measurements=tuple(runs)),
+        ComparisonRow(name, {}, prediction, measurements=(runs[0], ran_out)),
+        ComparisonRow("large", {}, prediction, measurements=(ran_out,)),
+        ComparisonRow("broken", {}, None, "aten::nonzero needs data", errors=("The worker was killed by signal 9.",)),
+        ComparisonRow("to come", {}, prediction),
+    )
+    compare(comparison_page(Comparison(rows, samples=512, group="rows-3fa9c1b7", repeats=3)), "measured-comparison")
 
 
 def test_measurement(measurement: Measurement, prediction: Prediction) -> None:

@@ -179,12 +179,12 @@ def _label(axes: Axes, place: int, row: ComparisonRow, end: float) -> None:
         (end, place),
         xytext=(9, 0),
         textcoords="offset points",
-        va="center",
+        va="center_baseline",
         size=9,
         weight="bold",
         color=ALARM if alarming else INK,
     )
-    beside: dict[str, Any] = {"xycoords": text, "textcoords": "offset points", "va": "center"}
+    beside: dict[str, Any] = {"xycoords": text, "textcoords": "offset points", "va": "center_baseline"}
     axes.annotate(aside, (1, 0.5), xytext=(5, 0), size=8, color=MUTED, **beside)
 
 
@@ -221,14 +221,20 @@ def _throughput(axes: Axes, rows: tuple[ComparisonRow, ...]) -> None:
     best = max(rate.most for rate in rates if rate)
     for place, rate in enumerate(rates):
         if rate is None:
-            axes.annotate("–", (0, place), xytext=(6, 0), textcoords="offset points", va="center", color=MUTED)
+            axes.annotate("–", (0, place), xytext=(6, 0), textcoords="offset points", va="center_baseline", color=MUTED)
             continue
         axes.barh(place, rate.median, BAR, color=THROUGHPUT)
         if rate.most > rate.least:
             axes.plot([rate.least, rate.most], [place, place], color=INK, linewidth=1.2, solid_capstyle="butt")
         text = f"{rate.median:.1f}" if rate.median < 1000 else f"{rate.median:.0f}"
         axes.annotate(
-            text, (rate.most, place), xytext=(6, 0), textcoords="offset points", va="center", size=9, weight="bold"
+            text,
+            (rate.most, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center_baseline",
+            size=9,
+            weight="bold",
         )
     axes.set_xlim(0, best * 1.25)
     axes.set_xlabel("samples per second")
