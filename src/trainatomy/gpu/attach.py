@@ -25,7 +25,7 @@ from trainatomy.gpu.attach_reading import Utilization, utilization
 from trainatomy.gpu.attach_signals import Signals
 from trainatomy.gpu.settled import Counted as Totals
 from trainatomy.gpu.settled import Failure
-from trainatomy.gpu.watch import WARM_UP_STEPS
+from trainatomy.gpu.job import WARM_UP_STEPS
 from trainatomy.results.bill import Measurement, Stage
 from trainatomy.units import human_bytes
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "trainatomy")
 BORROWED = "the memory history was already being recorded; it was read and left as it is"
+LAID_OUT = "peak reserved"
+"""Beginning of a note that means nothing here: a replay cannot know how segments were laid out before the watch."""
 INCOMPLETE = (
     "the memory history that was already being recorded does not reach back to the beginning of the watch: "
     "no components; record with more max_entries, or leave the recording to trainatomy"
@@ -192,7 +194,7 @@ class Attachment:
             samples_per_second=_rate(self.notes.samples, self._clock.seconds),
             tokens_per_second=_rate(self.notes.tokens, self._clock.seconds),
             out_of_memory=bill.out_of_memory if bill else None,
-            notes=(*remarks, *(bill.notes if bill else ())),
+            notes=(*remarks, *(note for note in (bill.notes if bill else ()) if not note.startswith(LAID_OUT))),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -63,20 +63,11 @@ def utilization(device: int | None = None) -> Utilization:
 def _held(card: Card, reserved: int) -> tuple[int | None, int | None, int | None, int | None, int | None]:
     """Used, the driver's own, this process, other processes, how many they are."""
     reading = card.read()
-    own, process = reading.driver_bytes, reading.process_bytes
-    apart = reading.used_apart_bytes
-    running = _running(card)
-    if process is None and apart is not None and running is not None and len(running) == (1 if reserved else 0):
-        process = apart  # in a container the one process has a number of its own
-    if process is None or apart is None:
-        return reading.used_bytes, own, process, None, None
-    others = None if running is None else max(0, len(running) - 1)
-    return reading.used_bytes, own, process, max(0, apart - process), others
-
-
-def _running(card: Card) -> list[Any] | None:
-    """The processes that compute on the card, as far as the driver tells."""
-    try:
-        return list(card.library.nvmlDeviceGetComputeRunningProcesses(card.handle))
-    except card.library.NVMLError:
-        return None
+    process, apart, running = reading.process_bytes, reading.used_apart_bytes, reading.processes
+    if process is None and reserved and len(running) == 1:
+        process = running[0][1]  # in a container the one process is ours, under a number that only the host knows
+    if apart is None or (reserved and process is None):
+        return reading.used_bytes, reading.driver_bytes, process, None, None
+    ours = process or 0
+    others = len(running) - (process is not None) if running else None
+    return reading.used_bytes, reading.driver_bytes, ours, max(0, apart - ours), others
