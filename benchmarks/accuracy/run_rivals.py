@@ -47,21 +47,23 @@ def rows() -> list[dict[str, Any]]:
     return outcomes.read_records([path for path in sorted(outcomes.RECORDS.glob("h*.jsonl")) if path.name != BOTH])
 
 
-def ask(module: ModuleType, line: dict[str, Any], arguments: Sequence[Any], path: Path) -> None:
-    """In a child: write what the rival says of a row, or why it says nothing."""
-    began = time.perf_counter()
-    content: dict[str, Any]
-    try:
-        content = {"bytes": int(module.answer(line, *arguments))}
-    except BaseException as error:
-        first = next(iter(str(error).splitlines()), "")
-        content = {"problem": f"{type(error).__name__}: {first}"[:LENGTH]}
+def ask(modules: Sequence[ModuleType], line: dict[str, Any], arguments: Sequence[Any], path: Path) -> None:
+    """In a child: write what each rival says of a row, or why it says nothing."""
+    content: dict[str, dict[str, Any]] = {}
+    for module in modules:
+        began = time.perf_counter()
+        try:
+            found = {"bytes": int(module.answer(line, *arguments))}
+        except BaseException as error:
+            first = next(iter(str(error).splitlines()), "")
+            found = {"problem": f"{type(error).__name__}: {first}"[:LENGTH]}
+        content[module.__name__] = found | {"seconds": time.perf_counter() - began}
     draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(content | {"seconds": time.perf_counter() - began}), encoding="utf-8")
+    draft.write_text(json.dumps(content), encoding="utf-8")
     draft.replace(path)
 
 
-def fork(module: ModuleType, line: dict[str, Any], arguments: Sequence[Any], path: Path) -> Forked:
+def fork(modules: Sequence[ModuleType], line: dict[str, Any], arguments: Sequence[Any], path: Path) -> Forked:
     """Ask in a child of this process, which prints nothing."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -73,23 +75,25 @@ def fork(module: ModuleType, line: dict[str, Any], arguments: Sequence[Any], pat
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.environ.pop(NVML_CHECK, None)
-        ask(module, line, arguments, path)
+        ask(modules, line, arguments, path)
     finally:
         os._exit(0)
 
 
-def ask_all(module: ModuleType, lines: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What the rival says of every row, by name; a row beyond the limits is one without an answer."""
+def ask_all(
+    modules: Sequence[ModuleType], lines: list[dict[str, Any]], options: argparse.Namespace
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """What the rivals say of every row, by its name; a row beyond the limits is one without an answer."""
     arguments = [options.device] if options.device else []
     waiting, running = list(reversed(lines)), dict[str, tuple[Forked, float]]()
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
         while waiting or running:
             while waiting and len(running) < options.jobs and time.monotonic() - began < options.time_limit:
                 line = waiting.pop()
                 path = Path(folder, f"{line['name']}.json")
-                running[line["name"]] = fork(module, line, arguments, path), time.monotonic()
+                running[line["name"]] = fork(modules, line, arguments, path), time.monotonic()
             time.sleep(POLL_SECONDS)
             for name, (child, started) in list(running.items()):
                 late = time.monotonic() - started > options.row_limit
@@ -97,20 +101,23 @@ def ask_all(module: ModuleType, lines: list[dict[str, Any]], options: argparse.N
                     continue
                 child.kill()
                 del running[name]
-                found[name] = _result(Path(folder, f"{name}.json"), options.row_limit, late)
+                found[name] = _result(modules, Path(folder, f"{name}.json"), options.row_limit, late)
                 print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
             if time.monotonic() - began >= options.time_limit:
-                found |= {line["name"]: {"problem": "not asked: no time left", "seconds": 0.0} for line in waiting}
+                found |= {line["name"]: _silence(modules, "not asked: no time left", 0.0) for line in waiting}
                 waiting.clear()
     return found
 
 
-def _result(path: Path, limit: float, late: bool) -> dict[str, Any]:
+def _silence(modules: Sequence[ModuleType], problem: str, seconds: float) -> dict[str, dict[str, Any]]:
+    return {module.__name__: {"problem": problem, "seconds": seconds} for module in modules}
+
+
+def _result(modules: Sequence[ModuleType], path: Path, limit: float, late: bool) -> dict[str, dict[str, Any]]:
     with suppress(FileNotFoundError):
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
         return content
-    problem = f"took more than {limit:g} s" if late else "its process died"
-    return {"problem": problem, "seconds": limit}
+    return _silence(modules, f"took more than {limit:g} s" if late else "its process died", limit)
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
@@ -165,8 +172,10 @@ def main() -> int:
     lines = [line for line in rows() if options.names is None or line["name"] in options.names.split(",")]
     _preload()
     silent = 0
-    for name in options.rivals:
-        one = said(rival(name), ask_all(rival(name), lines, options))
+    modules = [rival(name) for name in options.rivals]
+    found = ask_all(modules, lines, options)
+    for name, module in zip(options.rivals, modules, strict=True):
+        one = said(module, {row: answers[module.__name__] for row, answers in found.items()})
         write(one, options.out / f"{name}.json")
         print(f"{one.about.tool}: {len(one.answers)} of {len(lines)} rows answered, {one.seconds} s each")
         silent += not one.answers

@@ -1,0 +1,71 @@
+"""What tools of formulas want to know of a measured row: its configuration, its parameters, its precision."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from rivals import NoAnswer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainatomy.workload.schema import Workload
+
+DECODERS = ("ForCausalLM", "LMHeadModel")
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A row's workload, and its model without memory as the tool would load it: full precision, no adapters."""
+
+    workload: Workload
+    model: nn.Module
+    config: dict[str, Any]
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters the model has; tied ones count once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether it is a causal language model."""
+        return type(self.model).__name__.endswith(DECODERS)
+
+    @property
+    def precision(self) -> str:
+        """The dtype of products: fp32, fp16 or bf16, by autocast or because the weights are of it."""
+        train, dtype = self.workload.train, self.workload.model.dtype
+        if train.fp16 or train.fp16_full_eval or dtype == "float16":
+            return "fp16"
+        return "bf16" if train.bf16 or train.bf16_full_eval or dtype == "bfloat16" else "fp32"
+
+    @property
+    def is_flash(self) -> bool:
+        """Whether attention does not keep its matrix."""
+        return self.workload.model.attn_implementation != "eager"
+
+
+def shipped(line: dict[str, Any]) -> Shipped:
+    """The row of a measured line; raises ``NoAnswer`` for a model that is no transformers class."""
+    return _shipped(json.dumps(line))
+
+
+@lru_cache(maxsize=1)
+def _shipped(text: str) -> Shipped:
+    import torch
+    from outcomes import workload_of
+
+    from trainatomy.training.model import build_model
+
+    line = json.loads(text)
+    workload = workload_of(line, "h200")
+    if workload.model.factory is not None:
+        raise NoAnswer("not a model of transformers")
+    bare = workload.model.model_copy(update={"lora": None, "freeze": (), "dtype": "float32"})
+    with torch.device("meta"):
+        model = build_model(workload.model_copy(update={"model": bare}))
+    return Shipped(workload, model, model.config.to_dict())
