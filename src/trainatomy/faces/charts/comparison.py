@@ -184,7 +184,7 @@ def _label(axes: Axes, place: int, row: ComparisonRow, end: float) -> None:
         weight="bold",
         color=ALARM if alarming else INK,
     )
-    beside: dict[str, Any] = {"xycoords": text, "textcoords": "offset points", "va": "center_baseline"}
+    beside: dict[str, Any] = {"xycoords": text, "textcoords": "offset points", "va": "center"}
     axes.annotate(aside, (1, 0.5), xytext=(5, 0), size=8, color=MUTED, **beside)
 
 
