@@ -1,9 +1,9 @@
-"""Does the guide's Accelerate loop take the same memory as the Trainer?  ``python benchmarks/accuracy/accelerate_claim.py``
+"""Does the guide's Accelerate loop take the same memory as the Trainer?  Needs a GPU.
 
-Both train BERT-large as the guide does: batches of one sentence of 512 tokens, four of them a step, checkpointing, fp16,
-8-bit Adam (AdamW where bitsandbytes is missing).  Each runs in a fresh process and is watched; the third row is the
+Both train BERT-large as the guide does: batches of one sentence of 512 tokens, four of them a step, checkpointing,
+fp16, 8-bit Adam (AdamW where bitsandbytes is missing).  Each runs in a fresh process and is watched; the third is the
 Accelerate loop with the gradients clipped, which the Trainer does unless told otherwise and the guide's loop does not.
-Prints bytes and the difference from the Trainer; ``--json FILE`` keeps them.  Needs a GPU.
+Prints bytes and the difference from the Trainer; ``--json FILE`` keeps them.
 """
 
 from __future__ import annotations

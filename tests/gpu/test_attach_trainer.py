@@ -122,6 +122,34 @@ def test_a_training_that_failed_is_settled_when_the_next_begins(gpu: FakeAllocat
     assert not gpu.recording
 
 
+def test_out_of_memory_in_the_trainer_is_settled(gpu: FakeAllocator, tmp_path: Path) -> None:
+    class Shrink(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                gpu.limit = gpu.held + 20_000
+
+    callback = trainatomy.AnatomyCallback(print=False)
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer(tmp_path, Shrink(), callback).train()
+    assert callback.measurement is None
+    gpu.limit = None
+    callback._close_unfinished()
+    found = callback.measurement
+    assert found is not None and (found.status, found.steps) == ("out of memory", 2)
+    assert found.out_of_memory is not None and found.out_of_memory.requested_bytes > 0
+    assert CallbackHandler.on_log.__module__ == "transformers.trainer_callback" and not gpu.recording
+
+
+def test_trouble_of_ours_is_a_warning(gpu: FakeAllocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("mine")
+
+    monkeypatch.setattr("trainatomy.gpu.attach.bill_of", broken)
+    with pytest.warns(RuntimeWarning, match="no anatomy: ValueError: mine"), trainatomy.watch(model()) as anatomy:
+        pass
+    assert anatomy.measurement is None and not gpu.recording
+
+
 def test_records_and_prediction(gpu: FakeAllocator, tmp_path: Path) -> None:
     callback = trainatomy.AnatomyCallback(print=False, records=tmp_path / "records", predict=True)
     run = trainer(tmp_path, callback)

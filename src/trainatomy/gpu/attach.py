@@ -7,25 +7,22 @@ history), clock.  It takes no memory on the card and never waits for it, except 
 from __future__ import annotations
 
 import contextlib
-import platform
 from datetime import UTC, datetime
-from importlib import metadata
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from trainatomy.errors import DeviceError, MissingLibrary
-from trainatomy.gpu import nvml
 from trainatomy.gpu.attach_bill import bill_of
 from trainatomy.gpu.attach_clock import Clock
+from trainatomy.gpu.attach_here import driver_version, is_out_of_memory, versions
 from trainatomy.gpu.attach_history import Recording
 from trainatomy.gpu.attach_notes import Counted, Notes, counted
 from trainatomy.gpu.attach_reading import Utilization, utilization
 from trainatomy.gpu.attach_signals import Signals
+from trainatomy.gpu.job import WARM_UP_STEPS
 from trainatomy.gpu.settled import Counted as Totals
 from trainatomy.gpu.settled import Failure
-from trainatomy.gpu.job import WARM_UP_STEPS
 from trainatomy.results.bill import Measurement, Stage
 from trainatomy.units import human_bytes
 
@@ -36,8 +33,9 @@ if TYPE_CHECKING:
 
     from trainatomy.gpu.settled import RealBill
 
-LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "trainatomy")
 BORROWED = "the memory history was already being recorded; it was read and left as it is"
+UNFINISHED = "the training did not come to its end"
+OVERFLOWN = "one step makes more allocations than the memory history keeps: no components"
 LAID_OUT = "peak reserved"
 """Beginning of a note that means nothing here: a replay cannot know how segments were laid out before the watch."""
 INCOMPLETE = (
@@ -85,15 +83,20 @@ class Attachment:
         self._signals.attach()
         self._clock.tick()
 
-    def stop(self, error: BaseException | None = None) -> Measurement:
-        """End here, with the ``error`` that ended the loop if one did; the result, which stays the same from now on."""
+    def stop(self, error: BaseException | None = None, *, unfinished: bool = False) -> Measurement:
+        """End here, with the ``error`` that ended the loop if one did; the result, which stays the same from now on.
+
+        ``unfinished``: the loop did not come to its end, and what ended it is not known.
+        """
         if self._final is not None:
             return self._final
         try:
             self._signals.detach()
             self.notes.unfollow()
             if error is not None:
-                self._fail(error)
+                self._fail(_first_line(error), out_of_memory=is_out_of_memory(error))
+            elif unfinished:
+                self._fail(UNFINISHED, out_of_memory=self._was_refused())
             with contextlib.suppress(RuntimeError):  # after a CUDA error nothing can be waited for
                 torch.cuda.synchronize(self._device)
             self._clock.finish()
@@ -107,7 +110,7 @@ class Attachment:
         if self._final is not None:
             return self._final
         now = self._counted()
-        window = self._recording.window(now, self.notes.notes, self.notes.followed)
+        window = self._recording.window(now, self.notes.notes, self.notes.followed, latest=self._failure is not None)
         after = utilization(self._device)
         totals = self._totals(after)
         bill = bill_of(window, totals, self._device, self._failure) if window.complete else None
@@ -120,9 +123,14 @@ class Attachment:
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
-    def _fail(self, error: BaseException) -> None:
-        self._message = _first_line(error)
-        if isinstance(error, Exception) and is_out_of_memory(error):
+    def _was_refused(self) -> bool:
+        """Whether the allocator refused a request after the last thing that the loop said."""
+        last = self.notes.notes[-1].at if self.notes.notes else 0
+        return self._recording.refused_since(self._counted(), last)
+
+    def _fail(self, message: str, *, out_of_memory: bool) -> None:
+        self._message = message
+        if out_of_memory:
             self._status = "out of memory"
             reserved, allocated = torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)
             self._failure = Failure(self.notes.instant(), 0, allocated, reserved)
@@ -149,6 +157,8 @@ class Attachment:
 
     def _remarks(self, complete: bool) -> tuple[str, ...]:
         found = []
+        if not complete and not self._recording.is_borrowed:
+            found.append(OVERFLOWN)
         if self._recording.is_borrowed:
             found.append(BORROWED if complete else INCOMPLETE)
         cached = self._before.reserved_bytes - self._before.allocated_bytes
@@ -170,7 +180,7 @@ class Attachment:
             workload=dict(self._workload),
             status=self._status,
             gpu=after.gpu,
-            driver=_driver(),
+            driver=driver_version(),
             versions=versions(),
             date=datetime.now(UTC).date().isoformat(),
             peak_allocated_bytes=totals.peak_allocated_bytes,
@@ -220,22 +230,6 @@ def _retries(device: int) -> int:
     return int(torch.cuda.memory_stats_as_nested_dict(device).get("num_alloc_retries", 0))
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """PyTorch's own allocator has its own error; libraries that allocate by themselves raise CUDA's."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "out of memory" in str(error)
-    )
-
-
-def versions() -> dict[str, str]:
-    """What runs here."""
-    found = {"python": platform.python_version(), "cuda": torch.version.cuda or ""}
-    for name in LIBRARIES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
@@ -244,11 +238,3 @@ def _rate(amounts: list[int], seconds: list[float]) -> float | None:
     """The median of amount per second over the steps after the warm-up; ``None`` where nothing was counted."""
     rates = [amount / time for amount, time in zip(amounts, seconds, strict=False) if time > 0][WARM_UP_STEPS:]
     return median(rates) if rates and any(rates) else None
-
-
-def _driver() -> str:
-    try:
-        with nvml.session() as driver:
-            return driver.version
-    except (MissingLibrary, DeviceError):
-        return "unknown"

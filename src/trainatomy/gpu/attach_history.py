@@ -80,13 +80,19 @@ class Recording:
         if now.peak_bytes > self._kept_peak or self._kept is None:
             self._kept, self._kept_peak = self.window(now, notes, followed), now.peak_bytes
 
-    def window(self, now: Counted, notes: Sequence[Note], followed: Sequence[int]) -> Window:
-        """The window that holds the peak so far; ``followed``: the steps in ``notes`` whose modules are noted."""
+    def window(self, now: Counted, notes: Sequence[Note], followed: Sequence[int], *, latest: bool = False) -> Window:
+        """The window that holds the peak so far, or the ``latest``; ``followed``: the steps in ``notes`` whose modules
+        are noted."""
         begin = self._begin
-        if self._kept is not None and now.peak_bytes <= self._kept_peak:
+        if self._kept is not None and now.peak_bytes <= self._kept_peak and not latest:
             return self._kept
         trace, complete = last_events(self._trace(), now.events - begin.begins_at)
         return replace(begin, trace=trace, notes=list(notes), followed=list(followed), complete=complete)
+
+    def refused_since(self, now: Counted, at: int) -> bool:
+        """Whether the allocator refused a request after the first ``at`` allocations and releases."""
+        trace, _ = last_events(self._trace(), now.events - at)
+        return any(entry["action"] == "oom" for entry in trace)
 
     def stop(self) -> None:
         """Let PyTorch forget it, unless the history is the user's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.gpu.attach import Attachment
@@ -47,8 +48,18 @@ class Anatomy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None = None, *, unfinished: bool = False) -> None:
+        """Stop watching; what goes wrong here is a warning, because it must neither end a training nor hide its error.
+
+        ``unfinished``: the loop did not come to its end, for a reason that is not known.
+        """
         if self.attachment is not None:
-            self.measurement = self.attachment.stop(error)
+            try:
+                self.measurement = self.attachment.stop(error, unfinished=unfinished)
+            except Exception as trouble:
+                warnings.warn(f"no anatomy: {type(trouble).__name__}: {trouble}", RuntimeWarning, stacklevel=3)
 
     def result(self) -> Measurement | None:
         """What was measured so far, or in the end; ``None`` without a GPU."""

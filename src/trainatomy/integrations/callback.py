@@ -73,7 +73,7 @@ class AnatomyCallback(TrainerCallback):
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
         """Begin to watch."""
-        self._close(None)
+        self._close_unfinished()
         self._anatomy = Anatomy(model, optimizer, predictable=self._predict, workload=workload_of(args, model))
         if self._anatomy.attachment is None:
             return
@@ -82,11 +82,11 @@ class AnatomyCallback(TrainerCallback):
         if self._log:
             self._wrapping.enter_context(wrapped(CallbackHandler, "on_log", self._add_to_logs))
         self._anatomy.__enter__()
-        atexit.register(self._close, None)
+        atexit.register(self._close_unfinished)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Settle, predict, write and print, as asked for."""
-        self._close(model)
+        self._close(unfinished=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle watches nothing."""
@@ -97,14 +97,19 @@ class AnatomyCallback(TrainerCallback):
 
     # -- what they lead to ---------------------------------------------------------------------------------------------
 
-    def _close(self, model: Any) -> None:
+    def _close_unfinished(self) -> None:
+        self._close(unfinished=True)
+
+    def _close(self, *, unfinished: bool) -> None:
         anatomy = self._anatomy
         if anatomy is None or anatomy.attachment is None or anatomy.measurement is not None:
             return
-        atexit.unregister(self._close)
+        atexit.unregister(self._close_unfinished)
         self._wrapping.close()
-        anatomy.__exit__(None, None, None)
-        if self._predict and model is not None:
+        anatomy.end(unfinished=unfinished)
+        if self.measurement is None:
+            return
+        if self._predict and not unfinished:
             anatomy.predict()
         if self._records is not None:
             anatomy.write(self._records, "trainatomy.AnatomyCallback")
