@@ -1,0 +1,47 @@
+"""What one operation costs the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainatomy.clock.kernels.table import is_known, work_of
+from trainatomy.clock.kernels.work import Chip, Work
+from trainatomy.results.operations import Call
+
+if TYPE_CHECKING:
+    from trainatomy.clock.prices import Prices
+
+__all__ = ["Chip", "KernelCost", "Work", "general_rule_only", "kernel_seconds", "work_of"]
+
+
+class KernelCost(NamedTuple):
+    """``seconds``: sum of the durations of a call's kernels, as a profiler sees them, without the gaps between kernels
+    (``Prices.gap_seconds`` for each of ``launches``); ``flop_seconds`` and ``bytes_seconds``: its arithmetic at the
+    card's peak and its traffic at the card's bandwidth, which say what bounds it."""
+
+    seconds: float
+    flop_seconds: float
+    bytes_seconds: float
+    launches: int
+
+
+def kernel_seconds(call: Call, prices: Prices) -> KernelCost:
+    """What the GPU needs for one call, when nothing keeps it waiting. Remembered for each distinct call."""
+    known = prices.known.get(call)
+    if known is None:
+        known = prices.known[call] = _priced(work_of(call, prices.chip), prices)
+    return known
+
+
+def _priced(work: Work, prices: Prices) -> KernelCost:
+    if not work.launches:
+        return KernelCost(0.0, 0.0, 0.0, 0)
+    chip = prices.chip
+    flop, traffic = work.flop / chip.rate(work.rate), work.bytes / chip.bandwidth
+    return KernelCost(prices.physical(work) * prices.efficiency(work), flop, traffic, work.launches)
+
+
+def general_rule_only(calls: Iterable[Call]) -> frozenset[str]:
+    """Names of operators that nothing is known of: priced by their traffic."""
+    return frozenset(call.name for call in calls if not is_known(call))

@@ -1,0 +1,181 @@
+"""Prices: what arithmetic, traffic and launches cost on a card, and what kernels really reach of it.
+
+A kernel's time is a physical prediction times a measured ratio.  The ratio is looked up among calibration points of the
+same family, nearest first.  A card without a calibration of its own takes the ratios of the calibrated card that is
+nearest in compute capability, on its own data sheet; matrix products are scaled by what the two cards are known to
+attain.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from math import exp, log, sqrt
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainatomy.clock.kernels.table import work_of
+from trainatomy.clock.kernels.work import Chip, Work
+from trainatomy.facts.calibrations import Calibration, Point, shipped
+from trainatomy.facts.data import read_yaml
+
+if TYPE_CHECKING:
+    from trainatomy.clock.kernels import KernelCost
+    from trainatomy.facts.cards import Card
+    from trainatomy.results.operations import Call
+
+_NEIGHBOURS = 4
+_SOFTENING = 0.05
+"""Added to squared distances (in doublings), so that a point at distance 0 does not hide scatter."""
+_ENOUGH = 3
+"""Points that a family must have to speak for itself."""
+
+
+class Ratio(NamedTuple):
+    """A measured point: where it lies, and the logarithm of measured over physical."""
+
+    features: tuple[float, ...]
+    log: float
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of one card. ``chip``: its data sheet; ``gap_seconds``: between kernels of a stream; ``ratios``: by family;
+    ``source``: what they rest on; ``calibrated``: measured on this kind of card; ``known``: costs by call, remembered.
+    """
+
+    chip: Chip
+    floor_seconds: float
+    gap_seconds: float
+    bandwidth: float
+    ratios: Mapping[str, tuple[Ratio, ...]] = field(default_factory=dict)
+    matmul_scale: float = 1.0
+    source: str = "data sheet"
+    calibrated: bool = False
+    known: dict[Call, KernelCost] = field(default_factory=dict, compare=False, repr=False)
+
+    def physical(self, work: Work) -> float:
+        """Seconds by physics: the form's own, or a floor for each kernel and the traffic."""
+        return work.seconds or self.floor_seconds * work.launches + work.bytes / self.bandwidth
+
+    def efficiency(self, work: Work) -> float:
+        """What kernels like these took in a calibration over what physics says; 1 where nothing is known."""
+        scale = self.matmul_scale if work.family.startswith(("matmul", "grouped", "attention")) else 1.0
+        family = work.family
+        while family:
+            near = self.ratios.get(family, ())
+            if len(near) >= _ENOUGH:
+                return exp(_interpolated(near, work.features)) * scale
+            family = family.rpartition(".")[0]
+        return scale
+
+
+def _interpolated(points: Iterable[Ratio], features: tuple[float, ...]) -> float:
+    """The mean of the nearest points' logarithms, weighted by inverse squared distance."""
+    near = sorted((_distance(point.features, features), point.log) for point in points)[:_NEIGHBOURS]
+    weights = [1.0 / (distance + _SOFTENING) ** 2 for distance, _ in near]
+    return sum(weight * value for weight, (_, value) in zip(weights, near, strict=True)) / sum(weights)
+
+
+def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    return sum((a - b) ** 2 for a, b in zip(one, other, strict=False))
+
+
+def prices_of(card: Card, calibration: Calibration | None = None, *, tf32: bool = False) -> Prices:
+    """Prices of a card: by ``calibration``, by the one that ships for it, or by its data sheet and the efficiencies of
+    the calibrated card that is nearest. ``tf32``: fp32 matrix products may use tensor cores."""
+    found = calibration or shipped().get(card.id)
+    measured = found or _nearest(card.capability)
+    return _built(_chip(card, tf32), measured, found is not None)
+
+
+def _chip(card: Card, tf32: bool) -> Chip:
+    return Chip(
+        card.capability,
+        card.multiprocessors,
+        card.bandwidth_bytes_per_second,
+        card.l2_bytes or 4 * 2**20,
+        card.rates,
+        tf32,
+    )
+
+
+def _nearest(capability: tuple[int, int]) -> Calibration | None:
+    """The shipped calibration whose compute capability is nearest."""
+    wanted = 10 * capability[0] + capability[1]
+    every = shipped().values()
+    return min(every, key=lambda one: abs(10 * one.capability[0] + one.capability[1] - wanted), default=None)
+
+
+def _built(chip: Chip, measured: Calibration | None, calibrated: bool) -> Prices:
+    general = read_yaml("efficiency.yaml")
+    traffic = general["traffic"]
+    bare = Prices(
+        chip, traffic["kernel_seconds"], traffic["gap_seconds"], chip.bandwidth * traffic["bandwidth"],
+        matmul_scale=1.0 if calibrated else _attainable(general, (9, 0)) / _attainable(general, chip.capability),
+    )  # fmt: skip
+    if measured is None:
+        return bare
+    from trainatomy.facts.cards import cards
+
+    name = str(measured.environment["gpu"])
+    source = next((card for card in cards() if card.device_name == name), None)
+    own = chip if source is None else _chip(source, chip.tf32)
+    ratios = ratios_of(own, measured, bare)
+    gap = _gap(measured, traffic["gap_seconds"])
+    told = f"calibration of {name}, {measured.environment['date']}"
+    return Prices(
+        chip, bare.floor_seconds, gap, bare.bandwidth, ratios, bare.matmul_scale, told, calibrated
+    )  # fmt: skip
+
+
+def _attainable(general: Mapping[str, Any], capability: tuple[int, int]) -> float:
+    known = general["attainable"]
+    return float(known.get(".".join(map(str, capability)), known["9.0"]))
+
+
+def _gap(measured: Calibration, default: float) -> float:
+    """Between kernels that follow each other: the period of small launches, less the duration of such a kernel."""
+    launches = measured.sections.get("device", {}).get("launches", ())
+    small = [entry["period_us"] for entry in launches if entry["bytes"] <= 65536]
+    tiny = [point.hot for point in measured.points if point.kernels == 1 and _is_tiny_addition(point)]
+    if not small or not tiny:
+        return default
+    return max(min(small) - min(tiny), 0.0) * 1e-6
+
+
+def _is_tiny_addition(point: Point) -> bool:
+    return point.call.name == "aten::add" and all(t.elements == 1 for t in point.call.inputs)
+
+
+def ratios_of(chip: Chip, measured: Calibration, prices: Prices) -> dict[str, tuple[Ratio, ...]]:
+    """Measured over physical of every point, under its family and all that contain it."""
+    own = Prices(
+        chip, prices.floor_seconds, prices.gap_seconds, chip.bandwidth * prices.bandwidth / prices.chip.bandwidth
+    )
+    chips = {tf32: chip._replace(tf32=tf32) for tf32 in (False, True)}
+    found: dict[str, list[Ratio]] = defaultdict(list)
+    for point in measured.points:
+        work = work_of(point.call, chips[point.tf32])
+        seconds = seconds_of(point) * 1e-6
+        if not work.launches or seconds <= 0:
+            continue
+        ratio = Ratio(work.features, log(seconds / own.physical(work)))
+        family = work.family
+        while family:
+            found[family].append(ratio)
+            family = family.rpartition(".")[0]
+    return {family: tuple(points) for family, points in found.items()}
+
+
+def seconds_of(point: Point) -> float:
+    """Microseconds that stand for a point in a step, where what the kernel before wrote is in the cache, and the rest
+    is not."""
+    return point.hot if point.cold is None else sqrt(point.hot * point.cold)
+
+
+@cache
+def shipped_prices(card: Card, tf32: bool) -> Prices:
+    """``prices_of`` without a calibration file, built once."""
+    return prices_of(card, tf32=tf32)
