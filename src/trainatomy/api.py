@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainatomy.gpu.reporting import Progress
+    from trainatomy.results.anatomy import Anatomy
     from trainatomy.world.simulate import Simulation
 
 Batch = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
@@ -140,6 +141,44 @@ def compare(
 ) -> tuple[Prediction, ...]:
     """Predict several workloads, in order."""
     return tuple(predict(workload, timeline=timeline, trust_remote_code=trust_remote_code) for workload in workloads)
+
+
+def ops(workload: Workload, *, top: int = 15, measured: bool = False, trust_remote_code: bool = False) -> Anatomy:
+    """The anatomy of one step's operations: FLOP, bytes and memory by group and phase, the ``top`` heaviest ones,
+    shapes that waste the card. ``measured``: with a profile of this machine's GPU beside it.
+
+    Raises what ``predict`` raises, and ``DeviceError`` where there is no GPU to profile on.
+    """
+    from trainatomy.anatomy.anatomy import anatomise
+    from trainatomy.anatomy.peak import held_at_peak, held_by_group
+    from trainatomy.anatomy.published import SCOPE, published_notes, published_shares
+    from trainatomy.workload.encoder_layer import is_encoder_layer
+    from trainatomy.world.simulate import simulate
+
+    card = workload.card()
+    simulation = simulate(workload, card, trust_remote_code=trust_remote_code)
+    tape, operations = simulation.tape, simulation.operations
+    settled = settle(tape, AllocatorSettings.parse(workload.allocator, simulation.torch_version), card.memory_bytes, 0)
+    profile = None
+    if measured:
+        from trainatomy.gpu.profile import profile as run_profile
+        from trainatomy.gpu.profile_join import joined
+
+        profile = joined(operations, run_profile(workload))
+    published = is_encoder_layer(workload)
+    return anatomise(
+        workload.name or _name(workload),
+        workload.to_mapping(),
+        card,
+        operations,
+        peak=held_by_group(tape, held_at_peak(tape, settled.sizes), settled.sizes),
+        profile=profile,
+        scope=SCOPE if published else None,
+        tf32=bool(workload.train.tf32),
+        top=top,
+        published=published_shares() if published else None,
+        notes=published_notes(operations) if published else (),
+    )
 
 
 def measure(

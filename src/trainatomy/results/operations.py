@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 class Array(NamedTuple):
     """A tensor as a kernel sees it. ``dtype`` as PyTorch names it without ``torch.``; ``strides`` in elements;
-    ``storage``: equal within one call for arguments that share memory; ``on_host``: lies in host memory."""
+    ``storage``: equal within one call for arguments that share memory; ``on_host``: lies in host memory; ``part``:
+    equal within one call for arguments that begin at the same place in memory."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -32,6 +33,7 @@ class Array(NamedTuple):
     itemsize: int
     storage: int
     on_host: bool = False
+    part: int = 0
 
     @property
     def elements(self) -> int:
@@ -55,7 +57,7 @@ class Call(NamedTuple):
     that were left at their defaults not among them (a list of optional tensors: ``indices``, ``None, *``);
     ``flop``: by torch's registry of formulas (``torch.utils.flop_counter``), ``None`` where it has none; ``written``:
     positions in ``inputs`` that the operator writes to; ``is_view``: its results share memory with its arguments and
-    no kernel runs.
+    no kernel runs; ``pointwise``: PyTorch tags the operator as one that works element by element.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Call(NamedTuple):
     flop: int | None = None
     written: tuple[int, ...] = ()
     is_view: bool = False
+    pointwise: bool = False
 
 
 class Operation(NamedTuple):

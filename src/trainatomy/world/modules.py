@@ -51,9 +51,12 @@ class ModuleTracker:
         return bool(self._stack)
 
     def operation(self) -> None:
-        """An operation ran: remember for its autograd node, if one was made, which module it belongs to."""
+        """An operation ran: remember for its autograd node, if one was made, which module it belongs to.
+
+        A node has its number before its operation runs; an operation without one finds the last node's, which is taken.
+        """
         if self._stack and torch.is_grad_enabled():
-            self._by_sequence[torch._C._autograd._get_sequence_nr() - 1] = self._stack[-1]
+            self._by_sequence.setdefault(torch._C._autograd._get_sequence_nr() - 1, self._stack[-1])
 
     def custom_operation(self) -> None:
         """The forward of an ``autograd.Function`` runs, whose node has been made already."""

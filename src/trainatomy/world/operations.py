@@ -39,7 +39,7 @@ class OperationWriter:
         self._number_of = number_of
         self._event = event
         self._indices: dict[Any, int] = {}
-        self._inside = 0
+        self.whole: str | None = None
         self._skips = False
 
     # -- what the loop tells -------------------------------------------------------------------------------------------
@@ -77,25 +77,28 @@ class OperationWriter:
     ) -> None:
         """An operation ran, ``event`` events of the tape before it. ``in_place``: on a GPU its result is its first
         argument. Call with torch functions disabled."""
-        if self._inside or func.namespace == "profiler" or (self._skips and self._is_placeholder(func)):
+        if self.whole or func.namespace == "profiler" or (self._skips and self._is_placeholder(func)):
             return
-        places: dict[int, int] = {}
+        places = _Places()
         given = tuple([self._seen(value, places) for value in args])
         named = tuple([(name, self._seen(value, places)) for name, value in kwargs.items()]) if kwargs else ()
-        before = len(places)
+        before = len(places.storages)
         made = self._seen(result, places)
         key = (func, given, named, made, in_place)
         index = self._indices.get(key)
         if index is None:
-            index = self._intern(key, _described(func, args, kwargs, result, key[1:4], in_place, len(places) == before))
+            no_new = len(places.storages) == before
+            index = self._intern(key, _described(func, args, kwargs, result, key[1:4], in_place, no_new))
         self._append(index, event, made, places)
 
     def write_one(
         self, name: str, inputs: Any, outputs: Any, numbers: dict[str, Any], written: tuple[int, ...], event: int
     ) -> None:
         """An operation that Python simulates: see ``one_operation``."""
+        if not self.recording:
+            return
         with torch._C.DisableTorchFunction():
-            places: dict[int, int] = {}
+            places = _Places()
             given, made = self._seen(tuple(inputs), places), self._seen(tuple(outputs), places)
             key = (name, given, made, tuple(numbers.items()), written)
             index = self._indices.get(key)
@@ -105,19 +108,19 @@ class OperationWriter:
                 index = self._intern(key, call)
             self._append(index, event, made, places)
 
-    def enter(self) -> int:
+    def enter(self, name: str) -> int:
         """What follows, until ``leave``, is part of one operation. Gives the number of events before it."""
-        self._inside += 1
+        self.whole = name
         self._modules.custom_operation()
         return self._event()
 
     def leave(self) -> None:
         """The operation that ``enter`` began is over."""
-        self._inside -= 1
+        self.whole = None
 
     def arrived(self) -> None:
         """The last operation's result lies on the device: a copy of what stood for the host's."""
-        if not self.recording or self._inside or not self.operations.operations:
+        if not self.recording or self.whole or not self.operations.operations:
             return
         last = self.operations.operations[-1]
         call = self.operations.calls[last.call]
@@ -127,9 +130,9 @@ class OperationWriter:
             index = self._intern(call, call) if index is None else index
             self.operations.operations[-1] = last._replace(call=index)
 
-    def _append(self, index: int, event: int, made: Any, places: dict[int, int]) -> None:
-        keys = list(places)
-        numbers = [self._number_of(keys[place]) for place in dict.fromkeys(_places(made))]
+    def _append(self, index: int, event: int, made: Any, places: _Places) -> None:
+        keys = list(places.storages)
+        numbers = [self._number_of(keys[place]) for place in dict.fromkeys(_made(made))]
         outputs = tuple([number for number in numbers if number is not None and number >= 0])
         operation = Operation(
             event, index, self.phase(), self._modules.current(), self.micro_step, self.repeats, outputs
@@ -141,13 +144,14 @@ class OperationWriter:
         self.operations.calls.append(call)
         return index
 
-    def _seen(self, value: Any, places: dict[int, int]) -> Any:
+    def _seen(self, value: Any, places: _Places) -> Any:
         """A value as a part of the key: tensors as ``_Seen``, lists as tuples."""
         if isinstance(value, torch.Tensor):
             storage = value.untyped_storage()._cdata
-            place = places.setdefault(storage, len(places))
+            place = places.storages.setdefault(storage, len(places.storages))
+            part = places.parts.setdefault((storage, int(value.storage_offset())), len(places.parts))
             on_host = storage in self._storages._host if value.is_meta else True
-            return _Seen((value.shape, value.stride(), value.dtype, place, on_host))
+            return _Seen((value.shape, value.stride(), value.dtype, place, on_host, part))
         if isinstance(value, (list, tuple)):
             return tuple([self._seen(item, places) for item in value])
         return value
@@ -157,23 +161,35 @@ class OperationWriter:
         return bool(func._schema.name == "aten::zeros")
 
 
+class _Places:
+    """The storages of one call by their keys, and the places in them where its tensors begin, each numbered."""
+
+    __slots__ = ("parts", "storages")
+
+    def __init__(self) -> None:
+        self.storages: dict[int, int] = {}
+        self.parts: dict[tuple[int, int], int] = {}
+
+
 class _Seen(tuple[Any, ...]):
-    """Shape, strides, dtype, place of the storage among those of the call, whether it is the host's."""
+    """Shape, strides, dtype, place of the storage among those of the call, whether it is the host's, and the place of
+    its first element."""
 
     __slots__ = ()
 
 
-def _places(made: Any) -> list[int]:
-    if type(made) is _Seen:
-        return [made[3]]
-    return [place for item in made for place in _places(item)] if type(made) is tuple else []
+def _made(seen: Any) -> list[int]:
+    """The places of the storages of a key's tensors."""
+    if type(seen) is _Seen:
+        return [seen[3]]
+    return [place for item in seen for place in _made(item)] if type(seen) is tuple else []
 
 
 def _arrays(seen: Any) -> tuple[Array, ...]:
     """The tensors of a key, flattened."""
     if type(seen) is _Seen:
-        shape, strides, dtype, place, on_host = seen
-        return (Array(tuple(shape), tuple(strides), _text(dtype), dtype.itemsize, place, on_host),)
+        shape, strides, dtype, place, on_host, part = seen
+        return (Array(tuple(shape), tuple(strides), _text(dtype), dtype.itemsize, place, on_host, part),)
     return tuple(array for item in seen for array in _arrays(item)) if type(seen) is tuple else ()
 
 
@@ -224,6 +240,7 @@ def _described(
         _flop(func, args, kwargs, result),
         tuple(written),
         is_view,
+        torch.Tag.pointwise in func.tags,
     )
 
 

@@ -70,6 +70,7 @@ class Recorder(TorchDispatchMode):
         if size == 0:
             return -1
         number = len(self.tape.origins)
+        operation = self.operations.whole or operation
         self.tape.origins.append(Origin(operation, self._modules.current(), self.phase, self.step))
         self.tape.events.append(Event("alloc", number, size))
         return number

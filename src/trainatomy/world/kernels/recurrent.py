@@ -117,7 +117,11 @@ class _CudnnRecurrence(torch.autograd.Function):
         after = tuple(torch.empty_like(state) for state in hidden)
         numbers = sum(weight.numel() for weight in weights)
         flat = data.new_empty(numbers) if data.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda") else None
-        told = {"mode": layer.mode, "num_layers": layer.num_layers, "bidirectional": layer.bidirectional}
+        told: dict[str, Any] = {
+            "mode": layer.mode,
+            "num_layers": layer.num_layers,
+            "bidirectional": layer.bidirectional,
+        }
         with one_operation("aten::_cudnn_rnn", ordered, *hidden, *weights, **told) as results:
             workspace = _buffer(data, layer.workspace_bytes(rows, size, numbers, data.element_size()))
             reserve = _buffer(data, layer.reserve_bytes(rows, size, data.element_size()))
@@ -136,7 +140,11 @@ class _CudnnRecurrence(torch.autograd.Function):
         hidden, weights = tensors[: ctx.states], tensors[ctx.states :]
         size = ctx.layer.workspace_bytes(ctx.rows, ctx.size, ctx.numbers, data.element_size())
         layer = ctx.layer
-        told = {"mode": layer.mode, "num_layers": layer.num_layers, "bidirectional": layer.bidirectional}
+        told: dict[str, Any] = {
+            "mode": layer.mode,
+            "num_layers": layer.num_layers,
+            "bidirectional": layer.bidirectional,
+        }
         with one_operation("aten::_cudnn_rnn_backward", gradients[0], data, *hidden, *weights, **told) as results:
             of_data, *of_hidden = _input_gradients(layer, data, gradients[0], hidden, size)
             ordered = _steps_first(layer, data).contiguous()

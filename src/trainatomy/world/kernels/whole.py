@@ -16,9 +16,7 @@ import torch
 class Writer(Protocol):
     """Who is told: ``world.operations.OperationWriter``."""
 
-    recording: bool
-
-    def enter(self) -> int: ...
+    def enter(self, name: str) -> int: ...
     def leave(self) -> None: ...
     def write_one(
         self,
@@ -51,11 +49,11 @@ def one_operation(
     """What happens inside is the operation ``name`` of ``inputs`` (with other arguments ``numbers``); put its results
     into the list that it gives. ``written``: positions of inputs that it writes to."""
     results: list[torch.Tensor | None] = []
-    if not _writers or not _writers[-1].recording:
+    if not _writers:
         yield results
         return
     writer = _writers[-1]
-    event = writer.enter()
+    event = writer.enter(name)
     try:
         yield results
     finally:

@@ -1,0 +1,61 @@
+"""``trainatomy ops``: what the operations of a step do, group by group."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from trainatomy.faces.cli.asked import one_workload
+from trainatomy.faces.cli.options import Debug, Json, TrustRemoteCode, with_workload_options
+from trainatomy.faces.cli.output import progress, show, show_json
+from trainatomy.faces.cli.quiet import quiet_libraries
+from trainatomy.faces.operations_json import anatomy_to_json
+from trainatomy.faces.text.operations import anatomy_page
+from trainatomy.workload.encoder_layer import ENCODER_LAYER, encoder_layer
+from trainatomy.workload.overrides import merge
+
+File = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="encoder-layer | WORKLOAD.yaml",
+        help="A file that describes the training, or the published encoder layer of BERT-large.",
+        show_default=False,
+    ),
+]
+Top = Annotated[
+    int,
+    typer.Option("--top", metavar="N", help="How many of the heaviest operations to show.", rich_help_panel="Output"),
+]
+Measure = Annotated[
+    bool,
+    typer.Option("--measure", help="Profile a step on this machine's GPU and join it.", rich_help_panel="Run"),
+]
+
+
+@with_workload_options
+def ops(
+    file: File = None,
+    top: Top = 15,
+    measure: Measure = False,
+    json: Json = False,
+    trust_remote_code: TrustRemoteCode = False,
+    debug: Debug = False,
+    **overrides: Any,
+) -> None:
+    """Take a training step apart into its operations: tensor contractions, statistical normalisations, element-wise
+    operators. For each group and phase: FLOP, bytes moved, memory held at the peak; then the heaviest operations and
+    the shapes that waste the card.
+
+    `encoder-layer` stands for the layer of BERT-large whose operators were published in "Data Movement Is All You
+    Need" (batch 8, sequence 512, fp16).
+    """
+    workload = merge(encoder_layer(), overrides) if file == ENCODER_LAYER else one_workload(file, overrides)
+    with progress(f"executing {workload.name or 'the training'} on tensors without data"), quiet_libraries(debug=debug):
+        from trainatomy.api import ops as anatomised
+
+        anatomy = anatomised(workload, top=top, measured=measure, trust_remote_code=trust_remote_code)
+    if json:
+        show_json(anatomy_to_json(anatomy))
+    else:
+        show(anatomy_page(anatomy))

@@ -1,0 +1,191 @@
+"""The anatomy of a step's operations as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trainatomy.faces.text.rendering import bullets, figures, section
+from trainatomy.results.anatomy import TITLES, Anatomy, GroupShare, Joined, PublishedShares, WastefulShape
+from trainatomy.units import count_of, human_bytes, percent, times
+
+PHASES = {
+    "step": "the whole step",
+    "recompute": "recomputation",
+    "zero_grad": "zeroing of gradients",
+    "other": "between",
+}
+
+
+def anatomy_page(anatomy: Anatomy) -> Group:
+    """Everything that an anatomy says, for a reader."""
+    parts: list[RenderableType] = [Text(_title(anatomy), style="bold")]
+    parts.append(section("What the operations do", _groups(anatomy.groups)))
+    if anatomy.seconds is not None or anatomy.measured_seconds is not None:
+        parts.append(section("What they cost the GPU", _times(anatomy.groups)))
+    if anatomy.published is not None:
+        parts.append(section("Beside what was published", _published(anatomy, anatomy.published)))
+    parts.append(section("The heaviest operations", _heaviest(anatomy)))
+    if anatomy.claims:
+        parts.append(section("What the guides say, for this model", bullets([c.sentence for c in anatomy.claims])))
+    if anatomy.shapes:
+        parts.append(section("Shapes that waste the card", _shapes(anatomy.shapes)))
+    parts.append(section("Not in these figures", bullets(_left_out(anatomy))))
+    if anatomy.joined is not None:
+        parts.append(section("How the profile was joined", bullets(_joined(anatomy.joined))))
+    if anatomy.notes:
+        parts.append(section("Notes", bullets(anatomy.notes)))
+    return Group(*parts)
+
+
+def _title(anatomy: Anatomy) -> str:
+    return (
+        f"{anatomy.name} on {anatomy.card}: {anatomy.operations:,} operations in one step, "
+        f"{_flop(anatomy.flop)}FLOP, {human_bytes(anatomy.bytes)} moved"
+    )
+
+
+def _groups(groups: Sequence[GroupShare]) -> Table:
+    table = figures(
+        "", numbers=("\nruns", "\nFLOP", "\nbytes", "FLOP/\nbyte", "of\nFLOP", "of\nbytes", "held at\nthe peak")
+    )
+    phase = ""
+    for row in groups:
+        if row.phase != phase:
+            phase = row.phase
+            table.add_row(Text(PHASES.get(phase, phase), style="bold"))
+        held = "" if row.peak_bytes is None else human_bytes(row.peak_bytes)
+        table.add_row(
+            f" {TITLES[row.group].removeprefix('tensor ').removeprefix('statistical ')}",
+            f"{row.operations:,}",
+            _flop(row.flop),
+            human_bytes(row.bytes),
+            "-"
+            if row.intensity is None
+            else f"{row.intensity:.3g}"
+            if row.intensity < 1000
+            else f"{row.intensity:.0f}",
+            _share(row.flop_share),
+            _share(row.bytes_share),
+            held,
+        )
+    return table
+
+
+def _times(groups: Sequence[GroupShare]) -> Table:
+    table = figures("", numbers=("\npredicted", "of its\ntime", "\nmeasured", "of its\ntime"))
+    table.add_column("\nbound by")
+    phase = ""
+    for row in groups:
+        if row.phase != phase:
+            phase = row.phase
+            table.add_row(Text(PHASES.get(phase, phase), style="bold"))
+        table.add_row(
+            f" {TITLES[row.group].removeprefix('tensor ').removeprefix('statistical ')}",
+            _duration(row.seconds),
+            _share(row.seconds_share),
+            _duration(row.measured_seconds),
+            _share(row.measured_share),
+            row.bound_by or "",
+        )
+    return table
+
+
+def _published(anatomy: Anatomy, published: PublishedShares) -> Group:
+    table = figures("", numbers=("FLOP,\npublished", "\nhere", "time,\npublished", "\npredicted", "\nmeasured"))
+    for row in anatomy.groups:
+        if row.phase == "step":
+            table.add_row(
+                TITLES[row.group],
+                f"{published.flop_percent[row.group]:.2f} %",
+                f"{100 * row.flop_share:.2f} %",
+                f"{published.time_percent[row.group]:.1f} %",
+                _share(row.seconds_share),
+                _share(row.measured_share),
+            )
+    return Group(table, Text(f"Published: {published.source}.", style="dim"))
+
+
+def _heaviest(anatomy: Anatomy) -> Table:
+    timed = [name for name in ("seconds", "measured_seconds") if getattr(anatomy, name) is not None]
+    titles = [{"seconds": "\npredicted", "measured_seconds": "\nmeasured"}[name] for name in timed]
+    table = figures("operation", "module", numbers=("\nruns", "of\nFLOP", "of\nbytes", *titles), folded=1)
+    for row in anatomy.heaviest:
+        flop = "?" if row.flop is None else _share(row.flop_share)
+        table.add_row(
+            f"{row.operation.removeprefix('aten::')}\n {PHASES.get(row.phase, row.phase)}",
+            row.module or "-",
+            f"{row.calls:,}",
+            flop,
+            _share(row.bytes_share),
+            *(_duration(getattr(row, name)) for name in timed),
+        )
+    return table
+
+
+def _shapes(shapes: Sequence[WastefulShape], most: int = 12) -> Group:
+    table = figures("product", "what", numbers=("used", "of FLOP", "gain"), folded=1)
+    for shape in shapes[:most]:
+        batch, m, n, k = shape.shape
+        product = f"{shape.operation.removeprefix('aten::')} {f'{batch}×' if batch > 1 else ''}[{m},{k}]×[{k},{n}]"
+        gain = "" if shape.gain_seconds is None else _duration(shape.gain_seconds)
+        what = f"{shape.module or '-'}, {shape.phase}, {times(shape.calls)}: {_remark(shape)}"
+        table.add_row(product, what, f"{100 * shape.used:.0f} %", _share(shape.flop_share), gain)
+    left = len(shapes) - most
+    return Group(table, Text(f"and {left} more (--json lists them)", style="dim")) if left > 0 else Group(table)
+
+
+def _remark(shape: WastefulShape) -> str:
+    if shape.kind in ("alignment", "best alignment"):
+        return f"{shape.dimension} = {shape.size} is no multiple of {shape.multiple}; pad it to {shape.padded}"
+    if shape.kind == "waves":
+        return f"{shape.size} tiles of {shape.dimension} for {shape.multiple} multiprocessors: the last wave is short"
+    return f"tiles of {shape.dimension} reach beyond the result"
+
+
+def _left_out(anatomy: Anatomy) -> list[str]:
+    aside = anatomy.aside
+    lines = [
+        f"{aside['views']:,} views and allocations run no kernel; {aside['host']:,} operations run on the CPU; "
+        f"values that the host reads: {aside['reads_by_host']:,}; copies between host and GPU: {aside['transfers']:,}."
+    ]
+    if anatomy.unformulated:
+        named = ", ".join(
+            f"{row.operation} ({times(row.calls)}, {percent(row.bytes_share, 1)} of the bytes)"
+            for row in anatomy.unformulated
+        )
+        lines.append(f"No FLOP formula is known for {named}.")
+    if anatomy.by_rule:
+        lines.append(f"Not in the table of operators, grouped by their form: {', '.join(anatomy.by_rule)}.")
+    return lines
+
+
+def _joined(joined: Joined) -> list[str]:
+    lines = [
+        f"{joined.operations:,} of {joined.of:,} predicted operations were found in the profile, with "
+        f"{percent(joined.seconds, joined.of_seconds)} of its {_duration(joined.of_seconds)} on the GPU."
+    ]
+    for said, names in (("only predicted", joined.only_predicted), ("only measured", joined.only_measured)):
+        if names:
+            lines.append(f"{said}: " + ", ".join(f"{name} ({times(count)})" for name, count in names.items()))
+    return lines
+
+
+def _flop(count: int) -> str:
+    """``335 G``: the prefixes of units, where counts of things have billions."""
+    return count_of(count).replace("B", "G")
+
+
+def _share(share: float | None) -> str:
+    if share is None:
+        return ""
+    return percent(share, 1.0, 2 if 0 < share < 0.01 or 0.99 < share < 1 else 1)
+
+
+def _duration(duration: float | None) -> str:
+    if duration is None:
+        return ""
+    return f"{duration * 1e6:.0f} µs" if abs(duration) < 1e-3 else f"{duration * 1e3:.2f} ms"
