@@ -15,6 +15,7 @@ from functools import cache
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainatomy.clock.kernels.reach import reach_of
 from trainatomy.clock.kernels.table import work_of
 from trainatomy.clock.kernels.work import Chip, Work
 from trainatomy.facts.calibrations import Calibration, Point, shipped
@@ -57,7 +58,10 @@ class Prices:
 
     def physical(self, work: Work) -> float:
         """Seconds by physics: the form's own, or a floor for each kernel and the traffic."""
-        return work.seconds or self.floor_seconds * work.launches + work.bytes / self.bandwidth
+        if work.seconds:
+            return work.seconds
+        reach = reach_of(work.family)
+        return reach.kernel_seconds * max(work.launches / 2, 1) + work.bytes / (self.chip.bandwidth * reach.share)
 
     def efficiency(self, work: Work) -> float:
         """What kernels like these took in a calibration over what physics says; 1 where nothing is known."""

@@ -1,6 +1,7 @@
 """Fused attention: two products of queries, keys and head in forward, five in backward (one of them again).
 
-Blocks of queries (in forward) or keys (in backward) are shared among the multiprocessors; a causal mask leaves out half.
+Blocks of queries (in forward) or keys (in backward) are shared among the multiprocessors; a causal mask leaves out
+half.
 Sources: Dao, FlashAttention-2 (arXiv 2307.08691); aten/src/ATen/native/transformers/cuda/attention.cu.
 """
 
@@ -8,16 +9,13 @@ from __future__ import annotations
 
 from math import ceil, log2
 
+from trainatomy.clock.kernels.reach import reach_of
 from trainatomy.clock.kernels.work import HALVES, Chip, Work, distinct, number
-from trainatomy.results.operations import Call
+from trainatomy.results.operations import Array, Call
 
 _FORWARD, _BACKWARD = 4.0, 10.0
 """FLOP for each query, key and number of the head: 2 products, or 5, of 2 FLOP each."""
 _BLOCK = 128
-_SHARE = {"cudnn": 0.65, "flash": 0.55, "efficient": 0.28}
-"""Of the peak that long sequences reach, without a calibration."""
-_SHARE_FP32 = 0.45
-_START = 4e-6
 
 
 def attention(call: Call, chip: Chip) -> Work:
@@ -36,10 +34,15 @@ def attention(call: Call, chip: Chip) -> Work:
     blocks = batch * heads * ceil((keys if backward else queries) / _BLOCK)
     idle = ceil(blocks / chip.multiprocessors) * chip.multiprocessors / blocks
     rate = chip.precision(q.dtype, tf32=False)
-    share = _SHARE.get(kernel, 0.4) if half else _SHARE_FP32
-    seconds = _START + max(flop * idle / (chip.rate(rate) * share), traffic / chip.bandwidth)
-    launches = {"cudnn": (2, 4), "flash": (1, 3), "efficient": (1, 5)}.get(kernel, (1, 3))[backward]
-    mask = "masked" if len(call.inputs) > (5 if backward else 3) and not causal else "causal" if causal else "full"
+    masked = any(_is_mask(tensor, queries, keys, head) for tensor in call.inputs[3:])
+    mask = "masked" if masked else "causal" if causal else "full"
     family = f"attention.{'half' if half else 'fp32'}.{'backward' if backward else 'forward'}.{kernel}.{mask}"
+    reach = reach_of(family)
+    seconds = reach.kernel_seconds + max(flop * idle / (chip.rate(rate) * reach.share), traffic / chip.bandwidth)
+    launches = {"cudnn": (2, 4), "flash": (1, 3), "efficient": (1, 5)}.get(kernel, (1, 3))[backward]
     features = (log2(batch * heads) / 2, log2(queries), log2(keys), 2 * log2(head))
     return Work(family, features, flop, rate, traffic, launches, seconds)
+
+
+def _is_mask(tensor: Array, queries: int, keys: int, head: int) -> bool:
+    return len(tensor.shape) == 4 and tensor.shape[-2:] == (queries, keys) and tensor.shape[-1] != head

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from math import log2, prod
 
+from trainatomy.clock.kernels.reach import reach_of
 from trainatomy.clock.kernels.work import Chip, Work, number
 from trainatomy.results.operations import Array, Call
-
-_SHARE = {"forward": 0.45, "backward": 0.35}
-_DEPTHWISE_SHARE = 0.25
-_START = 5e-6
 
 
 def convolution(call: Call, chip: Chip) -> Work:
@@ -27,11 +24,11 @@ def convolution(call: Call, chip: Chip) -> Work:
     depthwise = groups > 1 and weight.shape[1] == 1
     rate = "fp32" if depthwise else chip.precision(x.dtype, chip.cudnn_tf32)
     traffic = _traffic(out, x, weight, wanted)
-    share = _DEPTHWISE_SHARE if depthwise else _SHARE["backward" if backward else "forward"]
-    seconds = _START * (times + 1) + flop / (chip.rate(rate) * share) + traffic / chip.bandwidth
     kind = "depthwise" if depthwise else "pointwise" if prod(weight.shape[2:]) == 1 else "spatial"
     way = "backward" if backward else "forward"
     family = f"convolution.{way}.{'tf32' if rate == 'tf32' else rate}.{kind}.{len(weight.shape) - 2}d"
+    reach = reach_of(family)
+    seconds = reach.kernel_seconds * times + flop / (chip.rate(rate) * reach.share) + traffic / chip.bandwidth
     features = (log2(max(flop, 1)), log2(traffic), log2(x.shape[1]), log2(weight.shape[0]))
     return Work(family, features, flop, rate, traffic, 3 * max(times, 1) + 1, seconds)
 

@@ -35,7 +35,7 @@ def foreach(call: Call, chip: Chip) -> Work:
     launches = launches_of(first, lists)
     if short == "_foreach_norm":
         launches, written = launches + 2, 0
-    return sized(f"list.foreach.{short}", chip, read + written, launches)
+    return sized(f"list.foreach.{8 * first[0].itemsize}.{short}", chip, read + written, launches)
 
 
 def fused_optimizer(call: Call, chip: Chip) -> Work:
@@ -50,7 +50,7 @@ def fused_optimizer(call: Call, chip: Chip) -> Work:
     size = [sum(distinct(t) for t in group if not t.on_host) for group in lists]
     steps = 1 if len(lists) > 2 else 0
     traffic = 2 * sum(size[: len(size) - steps]) - size[1] + sum(size[len(size) - steps :])
-    return sized(f"list.{name_of(call)}", chip, traffic, launches_of(lists[0], min(len(lists), 5)))
+    return sized(f"list.fused.{8 * lists[0][0].itemsize}", chip, traffic, launches_of(lists[0], min(len(lists), 5)))
 
 
 def unscale(call: Call, chip: Chip) -> Work:

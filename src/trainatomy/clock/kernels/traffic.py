@@ -22,6 +22,8 @@ from trainatomy.clock.kernels.work import (
 )
 from trainatomy.results.operations import Array, Call
 
+_WARP_ROW = 1024
+"""Softmax keeps rows up to this long in the registers of a warp (aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""
 _ONLY_WRITTEN = ("copy_", "fill_", "zero_", "random_", "normal_", "uniform_", "bernoulli_", "exponential_")
 
 
@@ -35,9 +37,7 @@ def pointwise(call: Call, chip: Chip) -> Work:
     if not traffic:
         return NOTHING
     result = call.outputs[0] if call.outputs else call.inputs[call.written[0]] if call.written else device[0]
-    order = _order(call, result)
-    kind = f"{order}.{_width(call)}" if order != "pointwise" else f"pointwise.{_width(call)}.{short}"
-    return sized(f"traffic.{kind}", chip, traffic)
+    return sized(f"traffic.{_form(call, result)}.{_width(call)}.{short}", chip, traffic)
 
 
 def sized(family: str, chip: Chip, traffic: float, launches: int = 1, *features: float) -> Work:
@@ -64,10 +64,12 @@ def _width(call: Call) -> str:
     return str(8 * sizes.pop()) if len(sizes) == 1 else "mixed" if sizes else "8"
 
 
-def _order(call: Call, result: Array) -> str:
-    """Whether the largest inputs lie as the result does: ``pointwise``; with the same innermost dimension: ``rows``;
-    else ``transposed``."""
-    worst = "pointwise"
+def _form(call: Call, result: Array) -> str:
+    """Which kind of element-wise kernel runs (aten/src/ATen/native/cuda/CUDALoops.cuh): ``plain`` where all lie alike;
+    ``broadcast`` where a smaller operand is repeated; ``rows`` where large ones lie differently but have the same
+    innermost dimension; else ``transposed``."""
+    small = any(1 < t.elements < result.elements for t in on_device(call.inputs))
+    worst = "broadcast" if small else "plain"
     for tensor in on_device(call.inputs):
         if tensor.elements * 2 < result.elements or len(tensor.shape) != len(result.shape):
             continue
@@ -75,7 +77,7 @@ def _order(call: Call, result: Array) -> str:
         if mine == its and (_dense(tensor) or tensor.elements < result.elements):
             continue
         if mine[-1:] == its[-1:]:
-            worst = "rows" if worst == "pointwise" else worst
+            worst = "rows" if worst != "transposed" else worst
         else:
             worst = "transposed"
     return worst
@@ -134,8 +136,17 @@ def normalisation(call: Call, chip: Chip) -> Work:
     elif short in ("_safe_softmax",):
         launches, traffic = 5, traffic * 2
     width = source.shape[-1] if source.shape else 1
+    if "norm" in short and not source_is_dense(source):  # a contiguous copy first
+        traffic += 4 * source.bytes
+        launches += 1
     bits = source.itemsize * 8
-    return sized(f"normalisation.{short}.{bits}", chip, traffic, launches, log2(max(width, 1)) / 2)
+    kind = f".{'long' if width > _WARP_ROW else 'short'}" if "softmax" in short else ""
+    return sized(f"normalisation.{short}.{bits}{kind}", chip, traffic, launches, log2(max(width, 1)) / 2)
+
+
+def source_is_dense(tensor: Array) -> bool:
+    """Whether rows follow each other as the shape says (channels-last images count as dense too)."""
+    return bool(tensor.strides) and (min((s for s in tensor.strides if s), default=1) == tensor.strides[-1] or len(tensor.shape) == 4)
 
 
 def transfer(call: Call, chip: Chip) -> Work:
