@@ -154,7 +154,7 @@ class OperationWriter:
             return _Seen((value.shape, value.stride(), value.dtype, place, on_host, part))
         if isinstance(value, (list, tuple)):
             return tuple([self._seen(item, places) for item in value])
-        return value
+        return None if isinstance(value, torch.Generator) else value
 
     def _is_placeholder(self, func: Any) -> bool:
         self._skips = False
@@ -223,7 +223,7 @@ def _described(
             lengths.append(len(arrays))
             if len(arrays) < len(value):  # indices: which dimensions are indexed
                 numbers.append((argument.name, ", ".join("*" if type(item) is _Seen else "None" for item in value)))
-        elif value is not None and not arrays and not isinstance(value, torch.Generator):
+        elif value is not None and not arrays:
             numbers.append((argument.name, _text(list(value) if type(value) is tuple else value)))
     outputs = _arrays(seen[2])
     name = schema.name
