@@ -75,9 +75,8 @@ def describe(name: str, real: Settlement, simulated: Settlement) -> str:
         sizes = [side[key].bytes if key in side else 0 for side in (theirs, ours)]
         counts = [side[key].tensors if key in side else 0 for side in (theirs, ours)]
         if sizes[0] != sizes[1]:
-            text.append(
-                f"    {'/'.join(key):52} measured {sizes[0]:>14,} ({counts[0]})  predicted {sizes[1]:>14,} ({counts[1]})"
-            )
+            both_sides = f"measured {sizes[0]:>14,} ({counts[0]})  predicted {sizes[1]:>14,} ({counts[1]})"
+            text.append(f"    {'/'.join(key):52} {both_sides}")
     return "\n".join(text)
 
 

@@ -1,9 +1,6 @@
 """Processes that each measure one row: started afresh, or forked from one that has imported the libraries.
 
-A fork saves the seconds that importing PyTorch and transformers takes.  It measures what a fresh process measures,
-because CUDA is initialised in the child only, and because what would make a difference is kept out of forks: other
-allocator options (PyTorch reads them when it is loaded) and bitsandbytes (which asks CUDA about the card when it is
-imported).
+``trainatomy.gpu.forks`` says which trainings a fork measures as a fresh process would.
 """
 
 from __future__ import annotations
@@ -13,19 +10,18 @@ import subprocess
 import sys
 import time
 import traceback
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from trainatomy.gpu.forks import NVML_CHECK, can_fork, preload
 from trainatomy.gpu.job import Job, set_environment
 from trainatomy.gpu.worker import execute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""With it, PyTorch asks NVML for GPUs, not CUDA, which no fork could use afterwards (torch/cuda/__init__.py)."""
+__all__ = ["NVML_CHECK", "Forked", "Process", "Running", "Started", "can_fork", "fork", "preload", "start"]
 
 
 class Process(Protocol):
@@ -108,37 +104,6 @@ def fork(job: Job, result: Path, log: Path, prepare: Callable[[], None] | None =
     sys.stderr.flush()
     pid = os.fork()
     return Forked(pid) if pid else _child(job, result, log, prepare)
-
-
-def can_fork(job: Job) -> bool:
-    """Whether a fork of a process that ``preload`` prepared measures what a fresh process would."""
-    optimizer = job.workload.get("train", {}).get("optim", "")
-    needs_bitsandbytes = any(word in optimizer for word in ("bnb", "8bit", "lion", "ademamix", "paged"))
-    return not job.workload.get("allocator") and not needs_bitsandbytes
-
-
-def preload() -> bool:
-    """Import what every row needs; False where that initialised CUDA, after which no fork could use the GPU."""
-    os.environ[NVML_CHECK] = "1"
-    set_environment(os.environ, "")
-    with _hidden("bitsandbytes"):
-        import torch
-
-        from trainatomy.gpu import on_card  # noqa: F401
-        from trainatomy.training.loops import inference, pytorch, trainer  # noqa: F401
-
-        trainer._observed_trainer()
-    return not torch.cuda.is_initialized()
-
-
-@contextmanager
-def _hidden(module: str) -> Iterator[None]:
-    """Make ``module`` look as if it were not installed."""
-    sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[module]
 
 
 def _child(job: Job, result: Path, log: Path, prepare: Callable[[], None] | None) -> NoReturn:

@@ -34,6 +34,7 @@ class FakeNvml:
     processes_answer: bool = True
     pid: int = 0
     others: dict[int, int | None] = field(default_factory=dict)
+    instances: tuple[str, ...] = ()
     opened: int = 0
     asked: list[int] = field(default_factory=list)
     NVMLError: type[Exception] = FakeNvmlError
@@ -57,15 +58,28 @@ class FakeNvml:
         return index
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        if handle >= 100:
+            return self.instances[handle - 100]
         return f"GPU-{UUID}" if handle == self.count - 1 else f"GPU-other-{handle}"
 
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
+        return [1 if self.instances else 0, 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, place: int) -> int:  # noqa: N802
+        if place >= len(self.instances):
+            raise FakeNvmlError("Not Found")
+        return 100 + place
+
     def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
-        return "NVIDIA H200"
+        return "NVIDIA H200" if handle < 100 else "NVIDIA H200 MIG 1g.18gb"
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:  # noqa: N802
         self.asked.append(handle)
         if version is None:
-            return SimpleNamespace(used=IDLE_BYTES + self.used)
+            return SimpleNamespace(used=IDLE_BYTES + self.used + sum(size or 0 for size in self.others.values()))
         if not self.has_second_form:
             raise FakeNvmlError("Function Not Found")
         return SimpleNamespace(used=self.used, reserved=IDLE_BYTES)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fake_gpu import FakeNvml
 
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.gpu import measure as measuring
-from trainatomy.gpu import nvml
-from trainatomy.gpu.job import read_result, set_environment, write_result
-from trainatomy.results.bill import Measurement
+from trainatomy.gpu import nvml, visible
+from trainatomy.gpu.hosting import Host
+from trainatomy.gpu.job import Job, from_plain, read_result, set_environment, to_plain, write_result
+from trainatomy.gpu.reporting import Progress
+from trainatomy.results.bill import (
+    Components,
+    Instant,
+    Line,
+    Measurement,
+    Memory,
+    ModuleShare,
+    Neighbour,
+    OutOfMemoryPoint,
+    Stage,
+)
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RESULT = Measurement(
     name="tiny",
@@ -45,11 +53,33 @@ RESULT = Measurement(
 )
 
 
-def play(tmp_path: Path, script: str, *, allocator: str = "", time_limit: float | None = 20) -> Measurement:
-    """Run ``script`` as the worker; ``RESULT`` in it is the path of the result."""
-    result = tmp_path / "result.json"
-    command = [sys.executable, "-c", script.replace("RESULT", repr(str(result)))]
-    return measuring.run_worker(command, result, tmp_path / "log", allocator, time_limit)
+SAYS = """
+import json, os, signal, sys, time
+def say(**content): print(json.dumps(content), flush=True)
+def job(): return json.loads(sys.stdin.readline())
+def at(stage, **more): say(progress={"run": "control", "stage": stage, **more})
+"""
+"""What every script that plays a session begins with."""
+DONE = to_plain(RESULT)
+
+
+def play(
+    script: str, *, allocator: str = "", time_limit: float | None = 20, told: list[Progress] | None = None
+) -> Measurement:
+    """Hand one job to a session that ``script`` plays."""
+    command = [sys.executable, "-c", SAYS + script]
+    deadline = None if time_limit is None else time.monotonic() + time_limit
+    with Host(command, allocator, deadline, (told if told is not None else []).append) as host:
+        return host.run(Job({"name": "tiny"}))
+
+
+def session(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Let ``measure`` start sessions that ``script`` plays, on a machine that seems to have a GPU."""
+    monkeypatch.setattr(measuring, "SESSION", (sys.executable, "-c", SAYS + script))
+    monkeypatch.setattr(measuring, "require_gpu", lambda: "NVIDIA H200")
+
+
+TINY = Workload.from_mapping({"model": {"class": "BertModel"}})
 
 
 def test_a_result_is_written_whole_and_read_again(tmp_path: Path) -> None:
@@ -64,69 +94,206 @@ def test_the_workers_own_error_is_raised_here(tmp_path: Path) -> None:
         read_result(tmp_path / "result.json")
 
 
-def test_a_worker_gets_the_workloads_allocator_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_told_its_job_and_its_progress_is_passed_on() -> None:
+    told: list[Progress] = []
+    script = f"""
+at("training", step=2, steps=9, device_bytes=5)
+say(result={DONE!r} if job()["workload"] == {{"name": "tiny"}} else None)
+say(ended=0)
+"""
+    assert play(script, told=told) == RESULT
+    assert told == [Progress("control", "training", 2, 9, 5)]
+    assert str(told[0]) == "control run: training, step 2 of 9"
+
+
+def test_a_session_gets_the_workloads_allocator_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "from the shell")
-    content = json.dumps({"error": "WorkloadError", "message": "PLACE"})
     script = (
-        "import os, pathlib; "
-        "found = [os.environ.get(n, '') for n in ('PYTORCH_ALLOC_CONF', 'PYTORCH_CUDA_ALLOC_CONF')]; "
-        f"pathlib.Path(RESULT).write_text({content!r}.replace('PLACE', '/'.join(found)))"
+        "found = [os.environ.get(n, '') for n in ('PYTORCH_ALLOC_CONF', 'PYTORCH_CUDA_ALLOC_CONF')]\n"
+        "say(result={'error': 'WorkloadError', 'message': '/'.join(found)})"
     )
     with pytest.raises(WorkloadError, match=r"^expandable_segments:True/expandable_segments:True$"):
-        play(tmp_path, script, allocator="expandable_segments:True")
+        play(script, allocator="expandable_segments:True")
     with pytest.raises(WorkloadError, match=r"^/$"):
-        play(tmp_path, script)
+        play(script)
 
 
-def test_a_worker_that_dies_is_a_device_error_with_its_last_lines(tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_a_device_error_with_its_last_lines() -> None:
     with pytest.raises(DeviceError, match=r"(?s)exit code 3.*CUDA error: misaligned"):
-        play(tmp_path, "import sys; print('CUDA error: misaligned', file=sys.stderr); sys.exit(3)")
+        play("print('CUDA error: misaligned', file=sys.stderr); sys.exit(3)")
 
 
-def test_a_worker_that_is_killed_hints_at_host_memory(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"signal 9.*host memory"):
-        play(tmp_path, "import os; os.kill(os.getpid(), 9)")
+def test_a_worker_that_is_killed_hints_at_host_memory_and_says_where_it_was() -> None:
+    with pytest.raises(DeviceError, match=r"signal 9 \(control run: model loaded\).*host memory"):
+        play("at('model loaded'); os.kill(os.getpid(), 9)")
 
 
-def test_a_worker_that_hangs_is_stopped(tmp_path: Path) -> None:
-    script = "import os, pathlib, time; pathlib.Path(RESULT + '.pid').write_text(str(os.getpid())); time.sleep(60)"
+def test_a_child_of_the_session_that_is_killed_is_told_too() -> None:
+    with pytest.raises(DeviceError, match="signal 11"):
+        play("job(); say(ended=-11); sys.stdin.read()")
+
+
+def test_a_worker_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    script = f"""
+child = os.fork()
+if child:
+    open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child}}")
+    at("training", step=1, steps=4)
+time.sleep(60)
+"""
     began = time.monotonic()
-    with pytest.raises(DeviceError, match=r"did not end within 1 s"):
-        play(tmp_path, script, time_limit=1)
+    with pytest.raises(DeviceError, match=r"did not end within 1 s.*training, step 1 of 4"):
+        play(script, time_limit=1)
     assert time.monotonic() - began < 15
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "result.json.pid").read_text()), 0)
+    while any(alive(pid) for pid in map(int, pids.read_text().split())):
+        assert time.monotonic() - began < 15
+        time.sleep(0.01)
 
 
-def test_ctrl_c_stops_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
-    real = measuring.subprocess.Popen
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that waits to be collected does not."""
+    try:
+        return "State:\tZ" not in Path("/proc", str(pid), "status").read_text()
+    except FileNotFoundError:
+        return False
 
-    class Interrupted(real):  # type: ignore[type-arg, misc, valid-type]
-        def wait(self, timeout: float | None = None) -> int:
-            if not started:
-                started.append(self)
-                raise KeyboardInterrupt
-            return int(super().wait(timeout))
 
-    monkeypatch.setattr(measuring.subprocess, "Popen", Interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        play(tmp_path, "import time; time.sleep(60)")
-    assert started[0].returncode == -9
+def test_a_line_that_is_no_answer_goes_to_the_log() -> None:
+    with pytest.raises(DeviceError, match=r"(?s)exit code 3.*who printed this"):
+        play("print('who printed this', flush=True); sys.exit(3)")
+
+
+def test_ctrl_c_stops_the_worker() -> None:
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    command = [sys.executable, "-c", SAYS + "at(str(os.getpid())); time.sleep(60)"]
+    host = Host(command, "", None, interrupt)
+    with pytest.raises(KeyboardInterrupt), host:
+        host.run(Job({}))
+    assert host._process.returncode == -9
+
+
+ANSWERS = f"""
+for line in sys.stdin:
+    recorded = json.loads(line)["record"]
+    say(result={DONE!r})
+    say(ended=0)
+    if "--fork" not in sys.argv: break
+"""
+
+
+def test_both_runs_share_a_session_that_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    session(monkeypatch, "if '--fork' in sys.argv: say(ready=True)\nelse: sys.exit(5)\n" + ANSWERS)
+    found = measuring.measure(TINY, progress=lambda _: None)
+    assert found.recorded_step_seconds == RESULT.step_seconds
+
+
+def test_where_no_fork_may_use_the_gpu_every_run_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    session(monkeypatch, "if '--fork' in sys.argv: say(ready=False); sys.exit()\n" + ANSWERS)
+    assert measuring.measure(TINY, progress=lambda _: None).recorded_step_seconds == RESULT.step_seconds
+
+
+def test_without_components_there_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    session(monkeypatch, "if '--fork' in sys.argv: sys.exit(5)\n" + ANSWERS)
+    assert measuring.measure(TINY, components=False, progress=lambda _: None) == RESULT
+
+
+def test_what_was_measured_is_kept_where_the_recorded_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = ANSWERS.replace("recorded =", "sys.exit(4) if json.loads(line)['record'] else None; recorded =")
+    session(monkeypatch, "say(ready=True)\n" + script)
+    found = measuring.measure(TINY, progress=lambda _: None)
+    assert replace(found, notes=()) == RESULT
+    assert "the recorded run failed" in found.notes[0] and "exit code 4" in found.notes[0]
+
+
+def test_stages_are_printed_once_each(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    session(monkeypatch, "at('training', step=1); at('training', step=2)\n" + ANSWERS)
+    measuring.measure(TINY, components=False)
+    assert capfd.readouterr().err.count("training") == 1
+
+
+def test_steps_that_a_workload_names_are_run_and_no_more() -> None:
+    named = TINY.model_copy(update={"steps": 3})
+    assert [(job.steps, job.most_steps) for job in measuring.jobs_for(named, None, components=True)] == [(3, 0)] * 2
+    control, recorded = measuring.jobs_for(TINY, None, components=True)
+    assert (control.steps, control.most_steps, control.recorded) == (10, measuring.MOST_STEPS, False)
+    assert (recorded.steps, recorded.most_steps, recorded.record) == (10, 0, True)
+    scaled = Workload.from_mapping({"model": {"class": "BertModel"}, "train": {"fp16": True}})
+    assert measuring.jobs_for(scaled, None, components=False)[0].steps == 15
+
+
+def test_a_job_is_the_same_on_the_other_side(tmp_path: Path) -> None:
+    job = Job({"name": "x"}, 3, tmp_path / "tape", "python", record=True, most_steps=9, seconds=1.5)
+    assert Job.from_json(job.to_json()) == job
+
+
+def test_an_allocator_option_that_pytorch_refuses_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session(monkeypatch, "sys.exit(9)")
+    wrong = TINY.model_copy(update={"allocator": "expandable_segmets:True"})
+    with pytest.raises(WorkloadError, match="expandable_segments"):
+        measuring.measure(wrong)
+
+
+@pytest.mark.parametrize("name", ["missing/tape", "."])
+def test_a_tape_that_cannot_be_written_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    session(monkeypatch, "sys.exit(9)")
+    with pytest.raises(WorkloadError, match=r"--tape: .* cannot be written"):
+        measuring.measure(TINY, tape=tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_measurement_of_an_earlier_version_is_read() -> None:
+    later = {"memory", "modules", "stages", "timed_step_seconds", "recorded_step_seconds", "samples_per_second"}
+    later |= {"tokens_per_second", "neighbours", "out_of_memory", "notes"}
+    old = {name: value for name, value in DONE["measurement"].items() if name not in later}
+    assert from_plain({"measurement": old}) == RESULT
+
+
+def test_everything_that_a_measurement_holds_comes_back(tmp_path: Path) -> None:
+    instant = Instant(1, "backward", "layer", "")
+    memory = Memory(
+        9, 9, 9, 9, 1, Components(1, 2, 3, 1, 1, 1, 0, 0), (Line("weights", "parameters", 1, 1),), instant, 0
+    )
+    full = replace(
+        RESULT,
+        memory=memory,
+        modules=(ModuleShare("layer", 1, 1),),
+        stages=(Stage("idle", None, None, 0, 0),),
+        timed_step_seconds=(0.1, 0.2),
+        neighbours=(Neighbour(1, "x", None),),
+        out_of_memory=OutOfMemoryPoint(instant, 1, 2, 3),
+        notes=("one",),
+    )
+    write_result(tmp_path / "result.json", full)
+    assert read_result(tmp_path / "result.json") == full
 
 
 def test_without_a_gpu_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_library", lambda: FakeNvml(driver_answers=False))
-    monkeypatch.setattr(measuring.subprocess, "Popen", lambda *_, **__: pytest.fail("started a process"))
-    workload = Workload.from_mapping({"model": {"class": "BertModel"}})
+    monkeypatch.setattr(measuring, "Host", lambda *_, **__: pytest.fail("started a process"))
     with pytest.raises(DeviceError, match=r"(?s)No NVIDIA driver.*trainatomy predict"):
-        measuring.measure(workload)
+        measuring.measure(TINY)
 
 
-def test_hidden_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES=''"):
+@pytest.mark.parametrize("value", ["", "-1", "2", "GPU-nobody", "-1,0"])
+def test_hidden_gpus_are_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setattr(nvml, "_library", lambda: FakeNvml(count=2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    with pytest.raises(DeviceError, match=f"CUDA_VISIBLE_DEVICES='{value}' hides every GPU"):
         measuring.require_gpu()
+
+
+@pytest.mark.parametrize("value", ["1", "0,7", "GPU-0f2a3c1e"])
+def test_a_gpu_that_is_shown_is_found(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setattr(nvml, "_library", lambda: FakeNvml(count=2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert measuring.require_gpu() == "NVIDIA H200 (driver 580.159.04)"
 
 
 def test_without_the_binding_the_driver_library_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +301,9 @@ def test_without_the_binding_the_driver_library_decides(monkeypatch: pytest.Monk
         raise MissingLibrary("pip install nvidia-ml-py")
 
     monkeypatch.setattr(nvml, "_library", missing)
-    monkeypatch.setattr(measuring, "_has_driver", lambda: True)
+    monkeypatch.setattr(visible, "_has_driver", lambda: True)
     assert measuring.require_gpu() == "this machine's GPU"
-    monkeypatch.setattr(measuring, "_has_driver", lambda: False)
+    monkeypatch.setattr(visible, "_has_driver", lambda: False)
     with pytest.raises(DeviceError, match="No NVIDIA driver is installed"):
         measuring.require_gpu()
 

@@ -63,6 +63,13 @@ def test_a_missing_binding_names_the_command(monkeypatch: pytest.MonkeyPatch) ->
         pass
 
 
+@pytest.fixture(autouse=True)
+def allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch's allocator says on a machine without CUDA."""
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda: 0)
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda: 0)
+
+
 def measured(fake: FakeNvml, *, alone: bool) -> DeviceMemory:
     """Idle, then a context of 527 MiB beside a segment of 2 MiB, then a peak of 900 MiB, then 800 MiB."""
     with nvml.session() as driver:
@@ -106,3 +113,93 @@ def test_a_meter_without_a_driver_knows_nothing() -> None:
     meter.choose(UUID)
     meter.read_context(2 * MIB)
     assert meter.result() == DeviceMemory(None, None, None, None, None)
+
+
+def test_others_on_the_card_are_named_and_do_not_change_our_figures(fake: FakeNvml, own_pid: None) -> None:
+    fake.others = {1: 3 * MIB, 99999999: None}
+    with nvml.session() as driver:
+        meter = Meter(driver, alone=True)
+        meter.choose(UUID)
+        fake.used = 529 * MIB
+        meter.read_context(2 * MIB)
+        fake.others[1] = 90 * MIB
+        fake.used = 900 * MIB
+        assert meter.read() == 900 * MIB
+        assert meter.result() == DeviceMemory(900 * MIB, 900 * MIB, None, None, 527 * MIB)
+        first, second = meter.neighbours()
+    assert (first.pid, first.bytes, bool(first.name)) == (1, 90 * MIB, True)
+    assert (second.pid, second.bytes, second.name) == (99999999, None, "")
+    (note,) = meter.notes()
+    assert note.startswith("2 other processes use the card: device memory is the driver's figure for this process")
+
+
+def test_in_a_container_the_process_that_came_is_ours(fake: FakeNvml) -> None:
+    fake.pid, fake.used = 1, 3 * MIB
+    with nvml.session() as driver:
+        meter = Meter(driver, alone=True)
+        meter.choose(UUID)
+        fake.others = {1: 3 * MIB}
+        fake.pid, fake.used = 31337, 529 * MIB  # our id outside of the container
+        meter.read_context(2 * MIB)
+        assert meter.result().process_bytes == 529 * MIB
+        assert [one.pid for one in meter.neighbours()] == [1]
+
+
+def test_others_that_cannot_be_told_apart_are_noted(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.others = {1: 3 * MIB, 2: 4 * MIB}
+    fake.pid = 3
+    with nvml.session() as driver:
+        meter = Meter(driver, alone=True)
+        meter.choose(UUID)
+        fake.used = 529 * MIB
+        fake.others[4] = 5 * MIB
+        monkeypatch.setattr("os.getpid", lambda: 77)
+        fake.pid = 5
+        meter.read_context(2 * MIB)
+        assert meter.result().device_bytes == 534 * MIB
+    assert "wrong if they took or gave back any" in meter.notes()[0]
+
+
+def test_stages_are_read_from_both(fake: FakeNvml, own_pid: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda: 1 * MIB)
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda: 2 * MIB)
+    with nvml.session() as driver:
+        meter = Meter(driver, alone=True)
+        meter.choose(UUID)
+        for used, read in ((529, lambda: meter.read_context(2 * MIB)), (700, lambda: meter.stage("model loaded"))):
+            fake.used = used * MIB
+            read()
+        fake.used = 900 * MIB
+        meter.read()
+        found = meter.stages(300 * MIB, 370 * MIB)
+    assert [(one.name, one.device_bytes, one.allocated_bytes, one.reserved_bytes) for one in found] == [
+        ("idle", 0, 0, 0),
+        ("first tensor", 529 * MIB, 1 * MIB, 2 * MIB),
+        ("model loaded", 700 * MIB, 1 * MIB, 2 * MIB),
+        ("training", 900 * MIB, 300 * MIB, 370 * MIB),
+    ]
+    assert [one.nvml_used_bytes for one in found] == [IDLE_BYTES + size * MIB for size in (0, 529, 700, 900)]
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuid", "found"),
+    [
+        ("MIG-two", UUID, "MIG-two"),
+        (None, "GPU-two", "MIG-two"),
+        (None, UUID, f"GPU-{UUID}"),
+    ],
+)
+def test_a_mig_instance_is_a_card_of_its_own(
+    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, uuid: str, found: str
+) -> None:
+    fake.instances = ("MIG-one", "MIG-two")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with nvml.session() as driver:
+        card = driver.card(uuid)
+        assert card is not None and card.uuid == found
+        fake.instances = ("MIG-one",)
+    with nvml.session() as driver:
+        only = driver.card(UUID)
+        assert only is not None and only.is_instance and only.name == "NVIDIA H200 MIG 1g.18gb"

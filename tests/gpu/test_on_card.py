@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +13,9 @@ from fake_gpu import MIB, FakeNvml, fake_cuda
 from trainatomy.errors import DeviceError, WorkloadError
 from trainatomy.gpu import nvml, on_card, tape, worker
 from trainatomy.gpu.job import Job, read_result
+from trainatomy.gpu.meter import Meter
+from trainatomy.gpu.scribe import Scribe
 from trainatomy.training import run as steps
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TINY = {
     "name": "tiny",
@@ -100,3 +99,83 @@ def test_a_pytorch_without_cuda_says_so(card: FakeNvml, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match=r"finds no GPU.*predict"):
         on_card.run(Job(TINY))
+
+
+def test_a_recorded_run_has_its_bill_and_its_steps_followed(card: FakeNvml) -> None:
+    found = on_card.run(Job(TINY, record=True))
+    assert found.memory is not None
+    assert found.memory.components.total_bytes == found.device_bytes == 529 * MIB
+    assert any("PyTorch counted" in note for note in found.notes)  # the fake's tape is not the fake's counters
+    assert [stage.name for stage in found.stages] == ["idle", "first tensor", "model loaded", "training"]
+
+
+def test_throughput_counts_samples_and_tokens(card: FakeNvml) -> None:
+    found = on_card.run(Job({**TINY, "train": {**TINY["train"], "gradient_accumulation_steps": 3}}))  # type: ignore[dict-item]
+    assert found.step_seconds is not None and found.samples_per_second is not None
+    assert found.samples_per_second == pytest.approx(2 * 3 / found.step_seconds)
+    assert found.tokens_per_second == pytest.approx(8 * found.samples_per_second)
+
+
+def test_short_steps_are_timed_until_they_took_long_enough(card: FakeNvml) -> None:
+    assert on_card.run(Job(TINY, steps=3, most_steps=6, seconds=1e6)).steps == 6
+    assert on_card.run(Job(TINY, steps=3, most_steps=6, seconds=1e-9)).steps == 3
+    assert on_card.run(Job({**TINY, "steps": 5}, steps=3, most_steps=6, seconds=1e-9)).steps == 5
+
+
+def test_a_tape_that_cannot_be_kept_costs_the_tape_only(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tape, "write", full)
+    found = on_card.run(Job(TINY, record=True, tape=Path("/tmp/x")))
+    assert found.tape_file is None and found.memory is not None
+    assert any("could not be kept in /tmp/x: No space left on device" in note for note in found.notes)
+
+
+def test_what_was_asked_for_is_read_from_the_message(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object, observer: Scribe, **__: object) -> None:
+        observer.step_begin(1)
+        observer.forward_end()
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has")
+
+    monkeypatch.setattr(steps, "run", run)
+    for job in (Job(TINY), Job(TINY, record=True)):
+        point = on_card.run(job).out_of_memory
+        assert point is not None
+        assert (point.instant.step, point.instant.phase) == (1, "backward")
+        assert (point.requested_bytes, point.reserved_bytes) == (1536 * MIB, 2 * MIB)
+    assert on_card.requested_in("out of memory") == 0
+
+
+def test_without_nvml_the_run_goes_on(card: FakeNvml) -> None:
+    card.driver_answers = False
+    found = on_card.run(Job(TINY, record=True))
+    assert (found.driver, found.device_bytes, found.stages[0].device_bytes) == ("unknown", None, None)
+    assert any("NVML cannot be read" in note for note in found.notes)
+    assert found.memory is not None and found.memory.components.context == 0
+
+
+def test_options_that_pytorch_refuses_are_the_workloads_fault(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("Unrecognized CachingAllocator option: x")
+
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    with pytest.raises(WorkloadError, match=r"allocator: .*refuses 'expandable_segments:True'"):
+        on_card.run(Job({**TINY, "allocator": "expandable_segments:True"}))
+
+
+def test_addresses_of_states_are_taken_again_only_when_they_change(card: FakeNvml) -> None:
+    scribe = Scribe(Meter(None, alone=True), warm_up=1)
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.Adam([parameter])
+    scribe.ready(torch.nn.ParameterList([parameter]), optimizer)
+    parameter.grad = torch.ones(2)
+    found = []
+    for step in range(4):
+        scribe.step_begin(step)
+        scribe.optimizer_begin()
+        optimizer.step()
+        scribe.optimizer_end()
+        found.append([note.addresses for note in scribe.notes if note.name == "optimizer end"][-1])
+        assert scribe.notes[-2].addresses == {"gradient": [parameter.grad.data_ptr()]}
+    assert scribe._number_of_states == 3

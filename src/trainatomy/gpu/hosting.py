@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +23,8 @@ from trainatomy.results.bill import Measurement
 LOG_LINES = 12
 GRACE_SECONDS = 5.0
 """How long a process may take to end by itself once it has nothing left to do."""
+LOG_SECONDS = 0.3
+"""How long the log of a process that goes on is waited for."""
 
 
 class Host:
@@ -64,15 +65,14 @@ class Host:
         self._follow(self._read_log, self._process.stderr)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         assert self._process.stdin is not None
-        try:
+        with suppress(OSError):
             self._process.stdin.close()
-            self._process.wait(0 if self._late() else GRACE_SECONDS if sys.exc_info()[0] is None else 0)
-        except (subprocess.TimeoutExpired, OSError):
-            pass
-        finally:
-            self._kill()
+        if kind is None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE_SECONDS)
+        self._kill()
 
     def is_ready(self) -> bool:
         """Whether the session says that its children can use the GPU."""
@@ -112,24 +112,26 @@ class Host:
             self._tell(self._last)
 
     def _status(self, answer: Mapping[str, Any] | None) -> int:
-        """How the process that should have made a result ended."""
-        return int(answer["ended"]) if answer is not None else self._process.wait()
-
-    def _late(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
+        """How the process that should have made a result ended; one that only fell silent is ended."""
+        if answer is not None:
+            return int(answer["ended"])
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(GRACE_SECONDS)
+        self._kill()
+        return int(self._process.returncode)
 
     def _too_late(self) -> str:
         allowed = (self._deadline or 0.0) - self._began
         return (
-            f"The worker process did not end within {max(allowed, 0):g} s and was stopped; it was at: "
+            f"The worker process did not end within {allowed:.3g} s and was stopped; it was at: "
             f"{self._last or 'starting'}. Its last lines:\n{self._ending()}\n"
             "Allow more time, or describe a smaller training."
         )
 
     def _ending(self) -> str:
-        if self._process.poll() is not None:
-            for thread in self._threads:
-                thread.join(GRACE_SECONDS)
+        """The last lines of the log, once what was written before has had time to arrive."""
+        alive = self._process.poll() is None
+        self._threads[-1].join(LOG_SECONDS if alive else GRACE_SECONDS)
         return indented(self._log)
 
     def _follow(self, read: Callable[[IO[str]], None], stream: IO[str]) -> None:
@@ -139,7 +141,10 @@ class Host:
 
     def _read_answers(self, stream: IO[str]) -> None:
         for line in stream:
-            self._answers.put(json.loads(line))
+            try:
+                self._answers.put(json.loads(line))
+            except ValueError:  # a library that writes past Python's standard output
+                self._log.append(line.rstrip())
         self._answers.put(None)
 
     def _read_log(self, stream: IO[str]) -> None:

@@ -85,7 +85,7 @@ def echo(tape: Tape, followed: Sequence[int]) -> tuple[int, ...]:
     models = {steps[step].sizes: steps[step] for step in followed if step in steps}
     strangers = []
     for number, step in steps.items():
-        if number < 0 or number in followed:
+        if number in followed:
             continue
         model = models.get(step.sizes)
         if model is None:
@@ -106,10 +106,15 @@ class _Step:
 
 
 def _steps(tape: Tape) -> dict[int, _Step]:
+    """By number; between steps a loop fetches batches, after the last one it does not, so that is no part of them."""
     found: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for index, event in enumerate(tape.events):
-        if event.action == "alloc":
-            found[tape.origins[event.allocation].step].append((event.allocation, event.bytes, index))
+    begins = {mark.step: mark.event for mark in tape.marks if mark.name == "step"}
+    ends = {mark.step: mark.event for mark in tape.marks if mark.name == "step end"}
+    for step, begin in begins.items():
+        for index in range(begin, ends.get(step, len(tape.events))):
+            event = tape.events[index]
+            if event.action == "alloc":
+                found[step].append((event.allocation, event.bytes, index))
     return {step: _Step(*map(tuple, zip(*entries, strict=True))) for step, entries in found.items()}
 
 

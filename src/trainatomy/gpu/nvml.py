@@ -109,17 +109,22 @@ class Driver:
         return list(takewhile(lambda other: other.is_instance, after))
 
 
+class NoAnswer(DeviceError):
+    """NVML does not start: there is no driver, or only NVML is missing (some containers)."""
+
+
 @contextmanager
 def session() -> Iterator[Driver]:
     """NVML, opened and closed again.
 
-    Raises ``MissingLibrary`` without the package nvidia-ml-py and ``DeviceError`` without a driver or a card.
+    Raises ``MissingLibrary`` without the package nvidia-ml-py, ``NoAnswer`` where NVML does not start, ``DeviceError``
+    without a card.
     """
     library = _library()
     try:
         library.nvmlInit()
     except library.NVMLError as error:
-        raise DeviceError(f"No NVIDIA driver answers on this machine (NVML: {error}).") from error
+        raise NoAnswer(f"No NVIDIA driver answers on this machine (NVML: {error}).") from error
     try:
         count = library.nvmlDeviceGetCount()
         if count == 0:

@@ -128,12 +128,12 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _driver() -> Iterator[nvml.Driver | None]:
-    """NVML's view of the machine; without its Python binding the measurement goes on, and lacks what only NVML says."""
+    """NVML's view of the machine; where there is none the measurement goes on, and lacks what only NVML says."""
     with contextlib.ExitStack() as stack:
         driver = None
         try:
             driver = stack.enter_context(nvml.session())
-        except MissingLibrary as error:
+        except (MissingLibrary, nvml.NoAnswer) as error:
             print(f"device memory will be missing: {error}", file=sys.stderr)
         yield driver
 

@@ -51,7 +51,7 @@ class Scribe(Watch):
     def loaded(self, model: nn.Module) -> None:
         super().loaded(model)
         self._model = model
-        self._note("loaded", weight=addresses(model.parameters()), buffer=addresses(model.buffers()))
+        self._note("loaded", **self._model_places())
         self._follower = Follower(model, self._take)
         self._follower.start()
 
@@ -66,7 +66,8 @@ class Scribe(Watch):
 
     def micro_step_begin(self, micro_step: int) -> None:
         super().micro_step_begin(micro_step)
-        self._note("forward")
+        first = self.steps == 0 and micro_step == 0
+        self._note("forward", **(self._model_places() if first else {}))
 
     def forward_end(self) -> None:
         super().forward_end()
@@ -119,6 +120,12 @@ class Scribe(Watch):
         copies: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.notes.append(Note(allocations_and_releases(), name, self.step, found or {}, module, copies))
+
+    def _model_places(self) -> dict[str, list[int]]:
+        """Where the model lies; asked again before the first forward, since loops may move it (recurrent layers join
+        their weights whenever they are sent to a device)."""
+        assert self._model is not None
+        return {"weight": addresses(self._model.parameters()), "buffer": addresses(self._model.buffers())}
 
     def _gradients(self) -> list[int]:
         gradients = [parameter.grad for parameter in self._trained]
