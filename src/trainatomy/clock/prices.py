@@ -9,7 +9,7 @@ attain.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import exp, log, sqrt
@@ -26,18 +26,21 @@ if TYPE_CHECKING:
     from trainatomy.facts.cards import Card
     from trainatomy.results.operations import Call
 
-_NEIGHBOURS = 4
-_SOFTENING = 0.05
+_NEIGHBOURS = 6
+_SOFTENING = 0.3
 """Added to squared distances (in doublings), so that a point at distance 0 does not hide scatter."""
+_PRIOR = 0.03
+"""Weight of the family's mean, for what lies far from every point; these three by leaving points of an H200 out."""
 _ENOUGH = 3
 """Points that a family must have to speak for itself."""
 
 
 class Ratio(NamedTuple):
-    """A measured point: where it lies, and the logarithm of measured over physical."""
+    """A measured point: where it lies, the logarithm of measured over physical, and how many kernels ran."""
 
     features: tuple[float, ...]
     log: float
+    kernels: int
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,17 @@ class Prices:
         reach = reach_of(work.family)
         return reach.kernel_seconds * max(work.launches / 2, 1) + work.bytes / (self.chip.bandwidth * reach.share)
 
+    def busy_seconds(self, cost: KernelCost) -> float:
+        """How long a call keeps the GPU when others wait behind it: its kernels and the gaps after them."""
+        return cost.seconds + cost.launches * self.gap_seconds
+
+    def launches(self, work: Work) -> int:
+        """Kernels of a call: as many as ran at the nearest point of its family, where the form does not know better."""
+        near = self.ratios.get(work.family, ())
+        if not work.launches or len(near) < _ENOUGH or work.family.startswith("list"):
+            return work.launches
+        return min(near, key=lambda point: _distance(point.features, work.features)).kernels
+
     def efficiency(self, work: Work) -> float:
         """What kernels like these took in a calibration over what physics says; 1 where nothing is known."""
         scale = self.matmul_scale if work.family.startswith(("matmul", "grouped", "attention")) else 1.0
@@ -75,11 +89,13 @@ class Prices:
         return scale
 
 
-def _interpolated(points: Iterable[Ratio], features: tuple[float, ...]) -> float:
-    """The mean of the nearest points' logarithms, weighted by inverse squared distance."""
+def _interpolated(points: Sequence[Ratio], features: tuple[float, ...]) -> float:
+    """The mean of the nearest points' logarithms, weighted by distance to the power of -4."""
+    mean = sum(point.log for point in points) / len(points)
     near = sorted((_distance(point.features, features), point.log) for point in points)[:_NEIGHBOURS]
     weights = [1.0 / (distance + _SOFTENING) ** 2 for distance, _ in near]
-    return sum(weight * value for weight, (_, value) in zip(weights, near, strict=True)) / sum(weights)
+    total = sum(weight * value for weight, (_, value) in zip(weights, near, strict=True))
+    return (total + _PRIOR * mean) / (sum(weights) + _PRIOR)
 
 
 def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
@@ -135,8 +151,8 @@ def _built(chip: Chip, measured: Calibration | None, calibrated: bool) -> Prices
 
 
 def _attainable(general: Mapping[str, Any], capability: tuple[int, int]) -> float:
-    known = general["attainable"]
-    return float(known.get(".".join(map(str, capability)), known["9.0"]))
+    known: dict[str, float] = general["attainable"]
+    return known.get(".".join(map(str, capability)), known["9.0"])
 
 
 def _gap(measured: Calibration, default: float) -> float:
@@ -165,7 +181,7 @@ def ratios_of(chip: Chip, measured: Calibration, prices: Prices) -> dict[str, tu
         seconds = seconds_of(point) * 1e-6
         if not work.launches or seconds <= 0:
             continue
-        ratio = Ratio(work.features, log(seconds / own.physical(work)))
+        ratio = Ratio(work.features, log(seconds / own.physical(work)), point.kernels)
         family = work.family
         while family:
             found[family].append(ratio)

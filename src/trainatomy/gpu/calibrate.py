@@ -5,7 +5,7 @@ The file is JSON, ``trainatomy/calibration/1``::
     environment    card, driver, versions, processor, date
     sections
       kernels      points: one operator each, with the device's microseconds: again on the same tensors (``us``), and
-                   with the L2 cache full of something else (``cold_us``), and how many kernels ran
+                   with the L2 cache full of something else (``cold_us``, where that differs), and how many kernels ran
       device       launches one behind the other, waits, memory from the driver
 
 Other parts of a calibration are further sections.  A point's call reads as ``facts/calls.py`` says.
@@ -40,6 +40,8 @@ COLD_RUNS = 3
 WARM_SECONDS = 0.008
 TENSOR_CORES = ("aten::mm(", "aten::addmm(", "aten::bmm(", "aten::baddbmm(", "aten::convolution")
 """Operators that TF32 changes."""
+SAME = 0.03
+"""A cold run that differs by less is not written down."""
 FLUSHED = 2
 """How many times the L2 cache's size is written to empty it."""
 
@@ -179,7 +181,9 @@ def point(call: str, samples: Sequence[Any], cold: Sequence[Any], label: str, ke
     """One point of the file."""
     found: dict[str, Any] = {"call": call, "us": round(median(sample.microseconds for sample in samples), 2)}
     if cold:
-        found["cold_us"] = round(median(sample.microseconds for sample in cold), 2)
+        cold_us = round(median(sample.microseconds for sample in cold), 2)
+        if abs(cold_us - found["us"]) > SAME * found["us"]:
+            found["cold_us"] = cold_us
     found["kernels"] = len(samples[-1].kernels)
     if "tf32" in label:
         found["tf32"] = True

@@ -23,7 +23,8 @@ MIB = 2**20
 
 class Case(NamedTuple):
     """``make``: gives the work; ``tf32``: whether fp32 matrix products may use tensor cores while it runs; ``warm``:
-    whether it keeps the GPU busy long enough for its clocks to settle before it is timed; ``runs``: how often it is timed."""
+    whether it keeps the GPU busy long enough for its clocks to settle before it is timed; ``runs``: how often it is
+    timed."""
 
     make: Callable[[], Work]
     tf32: bool = False
@@ -86,6 +87,8 @@ def matrix_products() -> Iterator[Case]:
         for index, (tokens, before, after) in enumerate(LINEAR):
             if full or index % 3 == 0:
                 yield Case(partial(linear, tokens, before, after, dtype), tf32, warm=True)
+        for tokens, before, after in LINEAR if full else ():
+            yield Case(partial(without_bias, tokens, before, after, dtype), tf32, warm=True)
         for size in SQUARES if full else SQUARES[::3]:
             yield Case(partial(product, size, size, size, dtype), tf32, warm=True)
         for m, n, k in ODD:
@@ -97,6 +100,12 @@ def linear(tokens: int, before: int, after: int, dtype: torch.dtype) -> Work:
     return both_ways(
         F.linear, leaf(tokens, before, dtype=dtype), leaf(after, before, dtype=dtype), leaf(after, dtype=dtype)
     )
+
+
+def without_bias(tokens: int, before: int, after: int, dtype: torch.dtype) -> Work:
+    """The forward of a linear layer without a bias, for which cuBLAS is asked in another way."""
+    x, w = random(tokens, before, dtype=dtype), random(after, before, dtype=dtype)
+    return lambda: F.linear(x, w)
 
 
 def product(m: int, n: int, k: int, dtype: torch.dtype) -> Work:
@@ -160,13 +169,16 @@ def attention() -> Iterator[Case]:
         for backend, dtype in ((flash, BF16), (cudnn, BF16), (efficient, F32), (efficient, BF16)):
             for masked in (False, True) if backend == efficient else (False,):
                 yield Case(partial(fused, *shape, backend, dtype, masked), warm=True)
+    for shape in ATTENTION[:8]:
+        for backend, dtype in ((cudnn, BF16), (flash, BF16), (efficient, F32)):
+            yield Case(partial(fused, *shape, backend, dtype, False, 0.1), warm=True)
     for shape in ATTENTION[::4]:
         yield Case(partial(fused, *shape, flash, F16, False), warm=True)
 
 
 def fused(
     batch: int, heads: int, queries: int, keys: int, head: int, causal: bool, backend: Any, dtype: torch.dtype,
-    masked: bool,
+    masked: bool, dropout: float = 0.0,
 ) -> Work:  # fmt: skip
     """Attention with one kind of kernel, on tensors laid out as projections leave them (heads inside of tokens)."""
     from torch.nn.attention import sdpa_kernel
@@ -177,7 +189,7 @@ def fused(
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=causal and not masked
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, dropout, is_causal=causal and not masked
             )
 
     return both_ways(run, q, k, v)
@@ -190,6 +202,7 @@ CONVOLUTIONS: tuple[tuple[int, int, tuple[int, ...], int, int, int, int, int], .
     (32, 3, (224, 224), 64, 7, 2, 3, 1), (32, 64, (56, 56), 64, 1, 1, 0, 1), (32, 64, (56, 56), 64, 3, 1, 1, 1),
     (32, 64, (56, 56), 256, 1, 1, 0, 1), (32, 128, (56, 56), 128, 3, 2, 1, 1), (32, 256, (56, 56), 512, 1, 2, 0, 1),
     (32, 128, (28, 28), 128, 3, 1, 1, 1), (32, 256, (14, 14), 256, 3, 1, 1, 1), (32, 1024, (14, 14), 256, 1, 1, 0, 1),
+    (16, 64, (56, 56), 256, 1, 1, 0, 1), (16, 256, (56, 56), 64, 1, 1, 0, 1), (16, 512, (28, 28), 128, 1, 1, 0, 1),
     (32, 512, (7, 7), 512, 3, 1, 1, 1), (32, 512, (7, 7), 2048, 1, 1, 0, 1), (8, 3, (224, 224), 768, 16, 16, 0, 1),
     (32, 3, (224, 224), 1024, 14, 14, 0, 1), (16, 96, (56, 56), 96, 7, 1, 3, 96),
     (16, 384, (14, 14), 384, 7, 1, 3, 384), (4, 80, (3000,), 768, 3, 1, 1, 1),
@@ -208,13 +221,12 @@ def convolution(
     batch: int, before: int, image: tuple[int, ...], after: int, kernel: int, stride: int, padding: int, groups: int,
     dtype: torch.dtype,
 ) -> Work:  # fmt: skip
-    """One convolution with a bias, forward and backward."""
+    """One convolution, forward and backward; with a bias where its outputs do not overlap (patches) and in 1D."""
     apply: Any = F.conv2d if len(image) == 2 else F.conv1d
     x = leaf(batch, before, *image, dtype=dtype)
     w = leaf(after, before // groups, *(kernel,) * len(image), dtype=dtype)
-    return both_ways(
-        lambda x, w, b: apply(x, w, b, stride=stride, padding=padding, groups=groups), x, w, leaf(after, dtype=dtype)
-    )
+    biases = [leaf(after, dtype=dtype)] if stride == kernel > 1 or len(image) == 1 else []
+    return both_ways(lambda x, w, *b: apply(x, w, *b, stride=stride, padding=padding, groups=groups), x, w, *biases)
 
 
 def image_operators() -> Iterator[Case]:

@@ -89,8 +89,16 @@ def cast(count: int, source: torch.dtype, target: torch.dtype) -> Work:
 
 def mixed(count: int) -> Work:
     """Two types in one operator."""
-    x, y = random(count), random(count, dtype=BF16)
-    return lambda: x * y
+    x, y, z = random(count), random(count, dtype=BF16), random(count // WIDTH, WIDTH, dtype=BF16)
+    whole = x.view(-1, WIDTH)
+
+    def work() -> None:
+        x * y
+        x + y
+        whole + z[:1]
+        x.add_(y)
+
+    return work
 
 
 def accumulated(count: int) -> Work:
@@ -144,6 +152,16 @@ def normalisations() -> Iterator[Case]:
                 yield Case(partial(layer_norm, rows, width, dtype))
         for rows, width in ((1024, 1024), (8192, 2048)):
             yield Case(partial(rms_norm, rows, width, dtype))
+        for rows, width in (
+            (4096, 64),
+            (65536, 64),
+            (8192, 128),
+            (65536, 128),
+            (512, 2048),
+            (4096, 2048),
+            (2048, 4096),
+        ):
+            yield Case(partial(through, UNARY["mean of rows"], (rows, width), dtype))
 
 
 def layer_norm(rows: int, width: int, dtype: torch.dtype) -> Work:
@@ -181,8 +199,8 @@ def tables() -> Iterator[Case]:
     """Embeddings and indexed rows, forward and backward."""
     for dtype in (F32, BF16):
         for tokens, entries, width in (
-            (128, 30522, 768), (1024, 30522, 768), (4096, 30522, 1024), (4096, 2, 768), (4096, 512, 1024),
-            (2048, 32000, 2048), (16384, 50257, 768), (2048, 151936, 896),
+            (128, 30522, 768), (512, 2, 768), (2048, 2, 768), (2048, 512, 768), (1024, 30522, 768),
+            (4096, 30522, 1024), (4096, 2, 768), (4096, 512, 1024), (2048, 32000, 2048), (16384, 50257, 768), (2048, 151936, 896),
         ):  # fmt: skip
             yield Case(partial(embedding, tokens, entries, width, dtype))
         for tokens, width in ((1024, 1024), (8192, 2048)):

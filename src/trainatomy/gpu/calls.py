@@ -82,7 +82,7 @@ def arguments_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
             tensors = [item for item in value if isinstance(item, torch.Tensor)]
             lengths.append(len(tensors))
         else:
-            if _shapes_the_work(func._schema.name, argument.name, value):
+            if value != argument.default_value and _shapes_the_work(func._schema.name, argument.name, value):
                 numbers.append((argument.name, str(value).replace(";", ",")))
             continue
         for tensor in tensors:

@@ -17,7 +17,7 @@ __all__ = ["Chip", "KernelCost", "Work", "general_rule_only", "kernel_seconds", 
 
 class KernelCost(NamedTuple):
     """``seconds``: sum of the durations of a call's kernels, as a profiler sees them, without the gaps between kernels
-    (``Prices.gap_seconds`` for each of ``launches``); ``flop_seconds`` and ``bytes_seconds``: its arithmetic at the
+    (``Prices.gap_seconds`` for each of ``launches``: ``Prices.busy_seconds``); ``flop_seconds`` and ``bytes_seconds``: its arithmetic at the
     card's peak and its traffic at the card's bandwidth, which say what bounds it."""
 
     seconds: float
@@ -39,7 +39,7 @@ def _priced(work: Work, prices: Prices) -> KernelCost:
         return KernelCost(0.0, 0.0, 0.0, 0)
     chip = prices.chip
     flop, traffic = work.flop / chip.rate(work.rate), work.bytes / chip.bandwidth
-    return KernelCost(prices.physical(work) * prices.efficiency(work), flop, traffic, work.launches)
+    return KernelCost(prices.physical(work) * prices.efficiency(work), flop, traffic, prices.launches(work))
 
 
 def general_rule_only(calls: Iterable[Call]) -> frozenset[str]:

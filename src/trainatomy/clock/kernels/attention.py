@@ -11,6 +11,7 @@ from math import ceil, log2
 
 from trainatomy.clock.kernels.reach import reach_of
 from trainatomy.clock.kernels.work import HALVES, Chip, Work, distinct, number
+from trainatomy.facts.data import read_yaml
 from trainatomy.results.operations import Array, Call
 
 _FORWARD, _BACKWARD = 4.0, 10.0
@@ -39,6 +40,9 @@ def attention(call: Call, chip: Chip) -> Work:
     family = f"attention.{'half' if half else 'fp32'}.{'backward' if backward else 'forward'}.{kernel}.{mask}"
     reach = reach_of(family)
     seconds = reach.kernel_seconds + max(flop * idle / (chip.rate(rate) * reach.share), traffic / chip.bandwidth)
+    if number(call, "dropout_p", "0.0") not in ("0.0", "0"):
+        seconds *= read_yaml("efficiency.yaml")["attention_dropout"].get(kernel, (1.0, 1.0))[backward]
+        family += ".dropout"
     launches = {"cudnn": (2, 4), "flash": (1, 3), "efficient": (1, 5)}.get(kernel, (1, 3))[backward]
     features = (log2(batch * heads) / 2, log2(queries), log2(keys), 2 * log2(head))
     return Work(family, features, flop, rate, traffic, launches, seconds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import log2, prod
 
 from trainatomy.clock.kernels.reach import reach_of
-from trainatomy.clock.kernels.work import Chip, Work, number
+from trainatomy.clock.kernels.work import HALVES, Chip, Work, number
 from trainatomy.results.operations import Array, Call
 
 
@@ -26,7 +26,8 @@ def convolution(call: Call, chip: Chip) -> Work:
     traffic = _traffic(out, x, weight, wanted)
     kind = "depthwise" if depthwise else "pointwise" if prod(weight.shape[2:]) == 1 else "spatial"
     way = "backward" if backward else "forward"
-    family = f"convolution.{way}.{'tf32' if rate == 'tf32' else rate}.{kind}.{len(weight.shape) - 2}d"
+    precision = "half" if x.dtype in HALVES else rate
+    family = f"convolution.{way}.{precision}.{kind}.{len(weight.shape) - 2}d"
     reach = reach_of(family)
     seconds = reach.kernel_seconds * times + flop / (chip.rate(rate) * reach.share) + traffic / chip.bandwidth
     features = (log2(max(flop, 1)), log2(traffic), log2(x.shape[1]), log2(weight.shape[0]))

@@ -25,11 +25,12 @@ _TILES = {
     "tf32": ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (64, 256), (256, 64)),
     "fp32": ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (32, 128), (32, 32), (128, 32)),
 }
-_TILES["misaligned"] = _TILES["tf32"]
+_TILES["half_misaligned"] = _TILES["half_odd"] = (*_TILES["tf32"], (64, 32), (32, 64), (32, 32))
+_TILES["tf32_misaligned"] = _TILES["tf32"]
 _LEAST_DEPTH = 128
 """Depth that a part of a split product has at least."""
-_ALIGNED_BYTES = 16
-"""What tensor cores' fast kernels want rows to begin at a multiple of."""
+_ALIGNED, _HALF_ALIGNED = 16, 4
+"""Bytes that rows begin at a multiple of, for tensor cores' fast kernels and for those that are next."""
 
 
 class Form(NamedTuple):
@@ -52,9 +53,10 @@ def matmul(call: Call, chip: Chip) -> Work:
     (m, k), n = a.shape[-2:], b.shape[-1]
     if not batch * m * n * k:
         return NOTHING
-    kind = kind_of(chip, a, b, call.outputs[0] if call.outputs else a)
+    kind = kind_of(chip, a, b, *call.outputs[:1])
     layout = ("n" if a.strides[-1] == 1 else "t") + ("n" if b.strides[-1] == 1 else "t")
-    return product(chip, kind, a.dtype, layout, batch, m, n, k, "batched" if len(a.shape) == 3 else "plain")
+    work = product(chip, kind, a.dtype, layout, batch, m, n, k, "batched" if len(a.shape) == 3 else "plain")
+    return work._replace(family=f"{work.family}.{'added' if len(call.inputs) > 2 else 'alone'}")
 
 
 def product(chip: Chip, kind: str, dtype: str, layout: str, batch: int, m: int, n: int, k: int, form: str) -> Work:
@@ -70,15 +72,16 @@ def product(chip: Chip, kind: str, dtype: str, layout: str, batch: int, m: int, 
 
 
 def kind_of(chip: Chip, *tensors: Array) -> str:
-    """Which family of kernels multiplies: by type, and in 16 bits by where rows begin."""
+    """Which family of kernels multiplies: by type and, on tensor cores, by where rows begin."""
     dtype = tensors[0].dtype
-    if dtype not in HALVES:
-        return "tf32" if chip.precision(dtype) == "tf32" else "fp32"
-    return "half" if all(_aligned(tensor) for tensor in tensors) else "misaligned"
+    name = "half" if dtype in HALVES else "tf32" if chip.precision(dtype) == "tf32" else "fp32"
+    if name == "fp32" or _aligned(tensors, _ALIGNED):
+        return name
+    return f"{name}_misaligned" if name == "tf32" or _aligned(tensors, _HALF_ALIGNED) else f"{name}_odd"
 
 
-def _aligned(tensor: Array) -> bool:
-    return all(stride * tensor.itemsize % _ALIGNED_BYTES == 0 for stride in tensor.strides if stride > 1)
+def _aligned(tensors: tuple[Array, ...], to: int) -> bool:
+    return all(stride * t.itemsize % to == 0 for t in tensors for stride in t.strides if stride > 1)
 
 
 @lru_cache(maxsize=65536)

@@ -27,10 +27,10 @@ COSTS: dict[str, Cost] = _flat(
     [
         _each(
             _nothing,
-            "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ set_ detach detach_ alias view "
-            "_unsafe_view _reshape_alias expand t transpose permute select slice unsqueeze squeeze as_strided split unbind "
-            "split_with_sizes chunk diagonal unfold lift_fresh record_stream is_same_size view_as_real view_as_complex "
-            "item _has_compatible_shallow_copy_type _version is_pinned",
+            "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ set_ detach "
+            "detach_ alias view _unsafe_view _reshape_alias expand t transpose permute select slice unsqueeze "
+            "squeeze as_strided split unbind split_with_sizes chunk diagonal unfold lift_fresh record_stream "
+            "is_same_size view_as_real view_as_complex item _has_compatible_shallow_copy_type _version is_pinned",
         ),
         _each(matmul.matmul, "mm bmm addmm baddbmm addbmm linear _addmm_activation"),
         _each(matmul.vector_product, "mv dot addmv addr vdot"),
@@ -44,20 +44,21 @@ COSTS: dict[str, Cost] = _flat(
         _each(convolution.convolution, "convolution convolution_backward cudnn_convolution"),
         _each(
             traffic.reduction,
-            "sum mean nansum prod norm linalg_vector_norm std var std_mean var_mean amax amin aminmax max min argmax argmin "
-            "any all logsumexp",
+            "sum mean nansum prod norm linalg_vector_norm std var std_mean var_mean amax amin aminmax max min "
+            "argmax argmin any all logsumexp",
         ),
         _each(
             traffic.normalisation,
-            "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward native_group_norm "
-            "native_group_norm_backward native_batch_norm native_batch_norm_backward cudnn_batch_norm "
-            "cudnn_batch_norm_backward _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax "
-            "_weight_norm_interface _weight_norm_interface_backward",
+            "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward "
+            "native_group_norm native_group_norm_backward native_batch_norm native_batch_norm_backward "
+            "cudnn_batch_norm cudnn_batch_norm_backward _softmax _softmax_backward_data _log_softmax "
+            "_log_softmax_backward_data _safe_softmax _weight_norm_interface _weight_norm_interface_backward",
         ),
         _each(
             traffic.fill,
-            "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange zero_ fill_ scalar_tensor rand "
-            "randn randint randperm linspace eye tril_indices triu_indices bernoulli_ normal_ uniform_ random_ exponential_",
+            "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange zero_ fill_ "
+            "scalar_tensor rand randn randint randperm linspace eye tril_indices triu_indices bernoulli_ normal_ "
+            "uniform_ random_ exponential_",
         ),
         _each(tables.embedding, "embedding"),
         _each(tables.embedding_backward, "embedding_dense_backward"),
@@ -83,14 +84,15 @@ COSTS: dict[str, Cost] = _flat(
 """Operators that are more than their traffic. The rest is priced by ``traffic.pointwise``."""
 
 POINTWISE = frozenset(
-    "abs add add_ addcdiv addcdiv_ addcmul addcmul_ _to_copy bitwise_and bitwise_not bitwise_or cat ceil clamp clamp_ "
-    "clamp_min clamp_max clone copy_ cos div div_ elu elu_backward eq erf exp exp_ floor floor_divide ge gelu gelu_backward "
-    "gt hardtanh isfinite isinf isnan le leaky_relu leaky_relu_backward lerp lerp_ log log1p logical_and logical_not logical_or "
-    "lt masked_fill masked_fill_ maximum minimum mul mul_ native_dropout native_dropout_backward ne neg pow pow_ reciprocal "
-    "relu relu_ remainder repeat rsqrt rsqrt_ sigmoid sigmoid_backward sign silu silu_backward silu_ sin softplus "
-    "softplus_backward sqrt sqrt_ square stack sub sub_ tanh tanh_backward threshold_backward tril triu where xlogy flip roll "
-    "mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward binary_cross_entropy_with_logits "
-    "max_pool2d_with_indices max_pool2d_with_indices_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward avg_pool2d "
+    "abs add add_ addcdiv addcdiv_ addcmul addcmul_ _to_copy bitwise_and bitwise_not bitwise_or cat ceil clamp "
+    "clamp_ clamp_min clamp_max clone copy_ cos div div_ elu elu_backward eq erf exp exp_ floor floor_divide ge "
+    "gelu gelu_backward gt hardtanh isfinite isinf isnan le leaky_relu leaky_relu_backward lerp lerp_ log log1p "
+    "logical_and logical_not logical_or lt masked_fill masked_fill_ maximum minimum mul mul_ native_dropout "
+    "native_dropout_backward ne neg pow pow_ reciprocal relu relu_ remainder repeat rsqrt rsqrt_ sigmoid "
+    "sigmoid_backward sign silu silu_backward silu_ sin softplus softplus_backward sqrt sqrt_ square stack sub "
+    "sub_ tanh tanh_backward threshold_backward tril triu where xlogy flip roll mse_loss mse_loss_backward "
+    "smooth_l1_loss smooth_l1_loss_backward binary_cross_entropy_with_logits max_pool2d_with_indices "
+    "max_pool2d_with_indices_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward avg_pool2d "
     "avg_pool2d_backward upsample_bicubic2d upsample_bilinear2d glu glu_backward _foreach_zero_".split()
 )
 """Operators that are known to be nothing but traffic."""

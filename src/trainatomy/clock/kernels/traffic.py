@@ -36,6 +36,9 @@ def pointwise(call: Call, chip: Chip) -> Work:
     traffic = moved(call)
     if not traffic:
         return NOTHING
+    if short == "_to_copy" and call.inputs and call.outputs:
+        wider = call.outputs[0].itemsize > call.inputs[0].itemsize
+        short = "widen" if wider else "narrow" if call.outputs[0].itemsize < call.inputs[0].itemsize else "convert"
     result = call.outputs[0] if call.outputs else call.inputs[call.written[0]] if call.written else device[0]
     return sized(f"traffic.{_form(call, result)}.{_width(call)}.{short}", chip, traffic)
 
@@ -76,10 +79,9 @@ def _form(call: Call, result: Array) -> str:
         mine, its = _sequence(tensor, result), _sequence(result, result)
         if mine == its and (_dense(tensor) or tensor.elements < result.elements):
             continue
-        if mine[-1:] == its[-1:]:
-            worst = "rows" if worst != "transposed" else worst
-        else:
-            worst = "transposed"
+        if mine[-1:] != its[-1:]:
+            return "transposed"
+        worst = "rows"
     return worst
 
 
@@ -146,7 +148,9 @@ def normalisation(call: Call, chip: Chip) -> Work:
 
 def source_is_dense(tensor: Array) -> bool:
     """Whether rows follow each other as the shape says (channels-last images count as dense too)."""
-    return bool(tensor.strides) and (min((s for s in tensor.strides if s), default=1) == tensor.strides[-1] or len(tensor.shape) == 4)
+    return bool(tensor.strides) and (
+        min((s for s in tensor.strides if s), default=1) == tensor.strides[-1] or len(tensor.shape) == 4
+    )
 
 
 def transfer(call: Call, chip: Chip) -> Work:

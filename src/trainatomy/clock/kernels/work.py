@@ -44,7 +44,7 @@ class Work(NamedTuple):
     ``features`` (logarithms to base 2) that say how alike two calls are.
 
     ``seconds``: what kernels of this form take by physics alone, longer than ``flop`` at the peak ``rate`` or ``bytes``
-    at the card's bandwidth; 0 where these two and the kernels' floor say it all. ``launches``: kernels, copies and fills.
+    at the card's bandwidth; 0 where these two and the kernels' floor say it all. ``launches``: kernels, copies, fills.
     """
 
     family: str
