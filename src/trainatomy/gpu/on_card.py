@@ -106,6 +106,8 @@ def _execute(workload: Workload, watch: Watch, most_steps: int) -> End:
         watch.failed()
         message = str(error).splitlines()[0]
         return End("out of memory", message, tokens, failure_of(message, watch))
+    finally:
+        watch.over()
     return End(tokens=tokens)
 
 

@@ -96,18 +96,21 @@ class Scribe(Watch):
         if self._follower is not None:
             self.followed.append(step)
             if step + 1 >= self.warm_up:
-                self._follower.stop()
-                self._follower = None
+                self.over()
         super().step_end(step)
 
     def failed(self) -> None:
         """The step raised: note what is there now, while everything that it held is still held."""
         super().failed()
-        if self._follower is not None:
-            self._follower.stop()
         if self._model is not None:
             states = addresses(tensors_in(getattr(self._optimizer, "state", {})))
             self._note("failed", gradient=self._gradients(), optimizer_state=states)
+
+    def over(self) -> None:
+        """Follow modules no longer."""
+        if self._follower is not None:
+            self._follower.stop()
+            self._follower = None
 
     def _note(self, name: str, **found: list[int]) -> None:
         self._take(name, found)

@@ -114,3 +114,6 @@ class Watch(Silent):
 
     def failed(self) -> None:
         """The step raised, and the frames of what raised it still hold their tensors."""
+
+    def over(self) -> None:
+        """The run is over, however it ended."""
