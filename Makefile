@@ -6,7 +6,10 @@
 #   make check     lint, format, types, import contract, generated documentation
 #   make format    rewrite the code in the house style
 #   make docs      rewrite the generated documentation
-#   make accuracy  predict every training that was measured on a GPU, and rewrite docs/accuracy.md (some minutes)
+#   make accuracy  predict every training that was measured on a GPU, rewrite docs/accuracy.md and its figure, and
+#                  fail where errors grew (some minutes)
+#   make rivals    ask other tools about the same trainings anew (installs them; MemTracker needs a GPU)
+#   make walls     predict anew where the batch meets the end of cards of 8 to 80 GB (many minutes)
 #   make speed     time the command line beside importing the libraries
 #
 # PIP_ARGS reaches every installation. On Linux, torch without CUDA is a much smaller download:
@@ -27,7 +30,7 @@ SETUP := $(VENV)/.setup-done
 TEST_SETUP := $(VENV)/.test-setup-done
 DEV_SETUP := $(VENV)/.dev-setup-done
 
-.PHONY: help setup demo test check format docs accuracy speed clean
+.PHONY: help setup demo test check format docs accuracy rivals walls speed clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -80,7 +83,15 @@ docs: $(DEV_SETUP)
 
 accuracy: $(TEST_SETUP)
 	$(INSTALL) torchvision
-	$(BIN)/python benchmarks/accuracy/report.py
+	$(BIN)/python benchmarks/accuracy/report.py --check
+
+rivals: $(TEST_SETUP)
+	$(INSTALL) torchvision fitcheck-llm canifinetune fitscout
+	$(BIN)/python benchmarks/accuracy/run_rivals.py accelerate_estimate fitcheck canifinetune fitscout
+
+walls: $(TEST_SETUP)
+	$(INSTALL) torchvision
+	$(BIN)/python benchmarks/accuracy/plan_walls.py
 
 speed: $(SETUP)
 	$(BIN)/python benchmarks/speed.py

@@ -25,6 +25,7 @@ import trainatomy
 from trainatomy import api
 
 if TYPE_CHECKING:
+    from trainatomy.results.bill import Memory
     from trainatomy.workload.schema import Workload
 
 RECORDS = grid.HERE / "records"
@@ -45,7 +46,11 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row: bytes predicted and measured by figure (``None``: not known), or the error that prediction ended in."""
+    """One row: bytes predicted and measured by figure (``None``: not known), or the error that prediction ended in.
+
+    ``parts``: bytes of each component at the peak, predicted and measured, where the measured run was recorded;
+    ``same_instant``: whether both peaks are in the same phase of the same step.
+    """
 
     name: str
     set: str
@@ -53,11 +58,18 @@ class Outcome:
     measured: Mapping[str, int | None]
     problem: str = ""
     seconds: float = field(default=0.0, compare=False)
+    parts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    same_instant: bool | None = None
 
     def error(self, figure: str) -> float | None:
         """The relative error, positive where the prediction is too high."""
         predicted, measured = self.predicted.get(figure), self.measured.get(figure)
         return None if predicted is None or not measured else (predicted - measured) / measured
+
+    def gaps(self) -> dict[str, float]:
+        """Predicted less measured of each component, as a share of the measured total."""
+        total = sum(measured for _, measured in self.parts.values())
+        return {name: (predicted - measured) / total for name, (predicted, measured) in self.parts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +136,32 @@ def outcome(line: Line, card: str = "") -> Outcome:
     device = memory.device_bytes if has_card(line) else None if shortfall is None else memory.device_bytes - shortfall
     predicted = {"allocated": memory.peak_allocated_bytes, "reserved": memory.peak_reserved_bytes, "device": device}
     problem = "" if line["status"] == "completed" else line["status"]
-    return Outcome(line["name"], set_of(line), predicted, measured(line), problem, prediction.seconds_taken)
+    parts, same_instant = compared(line, memory)
+    return Outcome(
+        line["name"],
+        set_of(line),
+        predicted,
+        measured(line),
+        problem,
+        prediction.seconds_taken,
+        parts,
+        same_instant,
+    )
+
+
+def compared(line: Line, predicted: Memory) -> tuple[dict[str, tuple[int, int]], bool | None]:
+    """Each component predicted and measured, and whether both peaks are in one phase of one step; records of runs that
+    were not recorded have neither.
+
+    The context is left out where the card was shared: NVML's figure for a process lacks a part of it.
+    """
+    bill = line.get("memory")
+    if not bill:
+        return {}, None
+    names = [name for name in bill["components"] if name != "context" or has_card(line)]
+    parts = {name: (predicted.components.as_dict()[name], bill["components"][name]) for name in names}
+    peak = bill["peak"]
+    return parts, (peak["step"], peak["phase"]) == (predicted.peak.step, predicted.peak.phase)
 
 
 def predict_all(lines: Sequence[Line], card: str = "", jobs: int = 2) -> Iterator[Outcome]:
@@ -157,6 +194,8 @@ def write(run: Run, path: Path) -> None:
     for one in run.outcomes:
         content = asdict(one)
         del content["seconds"]
+        if not one.parts:
+            del content["parts"], content["same_instant"]
         rows.append(json.dumps(content))
     head = json.dumps({"predicted_with": run.predicted_with, "records_digest": run.records_digest})
     path.write_text(head[:-1] + ', "outcomes": [\n' + ",\n".join(rows) + "\n]}\n", encoding="utf-8")
@@ -165,8 +204,13 @@ def write(run: Run, path: Path) -> None:
 def read(path: Path) -> Run:
     """A run that was kept."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    outcomes = tuple(Outcome(**row) for row in content["outcomes"])
+    outcomes = tuple(_outcome(row) for row in content["outcomes"])
     return Run(content["predicted_with"], content["records_digest"], outcomes)
+
+
+def _outcome(row: dict[str, Any]) -> Outcome:
+    parts = {name: (predicted, measured) for name, (predicted, measured) in row.get("parts", {}).items()}
+    return Outcome(**row | {"parts": parts})
 
 
 def changes(before: Run, after: Run) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from statistics import median
+from collections.abc import Sequence
 
+import parts
+import rivalry
+import verdicts
 from outcomes import FIGURES, SETS, Line, Outcome, Run, digest, family
+from tables import details, errors, groups, statistics, summary, table
 from techniques import PLAIN, TECHNIQUES, techniques
 
 MARK = "<!-- Written by `make accuracy`. -->"
@@ -15,8 +17,8 @@ README_MARKS = ("<!-- accuracy: written by `make accuracy` -->", "<!-- end of ac
 ABOUT = """\
 Every row was measured on a GPU and is predicted afresh, without one, by `make accuracy`. An error is (predicted
 − measured) / measured; median, 95th percentile and worst are of its absolute value. *Exact* counts predictions
-that are right to the byte, *too low* those that promise more room than there is. *Allocated* and *reserved* are
-the peaks of PyTorch's allocator, *device* what nvidia-smi shows for the process.
+that are right to the byte, *too low* those that promise more room than there is, *by at most* the worst of these.
+*Allocated* and *reserved* are the peaks of PyTorch's allocator, *device* what nvidia-smi shows for the process.
 
 Held-out rows were drawn by a hash of their names ([benchmarks/accuracy](../benchmarks/accuracy/README.md)); the
 measured bytes are in [records](../benchmarks/accuracy/records/README.md)."""
@@ -27,36 +29,73 @@ Where a row shared the card with others, *device* compares NVML's figure for the
 
 def page(run: Run, lines: Sequence[Line]) -> str:
     """The whole page."""
+    text = ["# How far predictions are from a GPU", "", MARK, "", *environment(run, lines), "", ABOUT, "", DEVICE, ""]
+    text += ["![Errors by tool, family and technique](accuracy.svg)", "", *_beside(run), *_walls(), *_components(run)]
     by_name = {line["name"]: line for line in lines}
-    parts = ["# How far predictions are from a GPU", "", MARK, "", *environment(run, lines), "", ABOUT, "", DEVICE]
     for kind, title in SETS.items():
         chosen = [one for one in run.outcomes if one.set == kind]
         if chosen:
-            parts += ["", f"## {title}: {counted(chosen)}", "", *summary(chosen)]
+            text += ["", f"## {title}: {counted(chosen)}", "", *summary(chosen)]
             if kind != "notebook":
-                parts += ["", "### By family", "", *groups(chosen, lambda one: [family(by_name[one.name])])]
-                parts += ["", "### By technique", "", "A row counts under each technique that it uses.", ""]
+                text += ["", "### By family", "", *groups(chosen, lambda one: [family(by_name[one.name])])]
+                text += ["", "### By technique", "", "A row counts under each technique that it uses.", ""]
                 order = [PLAIN, *TECHNIQUES]
-                parts += groups(chosen, lambda one: techniques(by_name[one.name]["workload"]), order)
-    return "\n".join([*parts, "", "## Rows", "", *details(run.outcomes), ""])
+                text += groups(chosen, lambda one: techniques(by_name[one.name]["workload"]), order)
+    text += ["", "## Rows", "", *details(run.outcomes)]
+    walls = verdicts.read()
+    text += ["", "## Runs at the wall", "", *verdicts.details(walls)] if walls else []
+    return "\n".join([*text, ""])
+
+
+def _beside(run: Run) -> list[str]:
+    return ["## Beside other tools", "", rivalry.NOTE, "", *rivalry.comparison(run), "", *rivalry.about()]
+
+
+def _walls() -> list[str]:
+    walls = verdicts.read()
+    if not walls:
+        return []
+    text = ["", "## Does it fit", "", verdicts.sentence(walls), "", verdicts.NOTE, "", *verdicts.by_size(walls)]
+    return [*text, "", "Every run is [below](#runs-at-the-wall)."]
+
+
+def _components(run: Run) -> list[str]:
+    recorded = parts.recorded(run.outcomes)
+    if not recorded:
+        return []
+    return [
+        "",
+        "## Component by component",
+        "",
+        parts.sentence(recorded),
+        parts.NOTE,
+        "",
+        *parts.by_component(recorded),
+    ]
 
 
 def in_readme(text: str, run: Run) -> str:
-    """The README's text with the summaries of ``run`` between its two marks."""
-    parts: list[str] = []
+    """The README's text with the figure and the tables of ``run`` between its two marks."""
+    walls, recorded = verdicts.read(), parts.recorded(run.outcomes)
+    found = ["![Errors by tool, family and technique](docs/accuracy.svg)", "", *by_set(run), ""]
+    found += ["Other tools on the same rows, each for the figure that it speaks of:", "", *rivalry.comparison(run), ""]
+    found += [verdicts.sentence(walls), ""] if walls else []
+    found += [parts.sentence(recorded), ""] if recorded else []
+    before, _, rest = text.partition(README_MARKS[0])
+    after = rest.partition(README_MARKS[1])[2]
+    return before + README_MARKS[0] + "\n\n" + "\n".join(found) + "\n" + README_MARKS[1] + after
+
+
+def by_set(run: Run) -> list[str]:
+    """One table: for each set of rows and each figure, the errors."""
+    rows = []
     for kind, title in SETS.items():
         chosen = [one for one in run.outcomes if one.set == kind]
-        parts += [f"{title}, {counted(chosen)}:", "", *summary(chosen), ""] if chosen else []
-    before, _, rest = text.partition(README_MARKS[0])
-    return (
-        before
-        + README_MARKS[0]
-        + "\n\n"
-        + "\n".join(parts)
-        + "\n"
-        + README_MARKS[1]
-        + rest.partition(README_MARKS[1])[2]
-    )
+        for figure in FIGURES:
+            if found := errors(chosen, figure):
+                cells = (len(found), *statistics(found)[:4], found.count(0))
+                rows.append((title if figure == FIGURES[0] else "", figure, *cells))
+    return table(("", "", "rows", "median", "p95", "worst", "too low", "exact"), rows, 2)
 
 
 def counted(outcomes: Sequence[Outcome]) -> str:
@@ -80,61 +119,3 @@ def environment(run: Run, lines: Sequence[Line]) -> list[str]:
         f"- Predicted without a GPU with {predicted}, for the version of PyTorch that was measured.",
         f"- Digest of the measured rows: `{digest(lines)}`.",
     ]
-
-
-def errors(outcomes: Iterable[Outcome], figure: str) -> list[float]:
-    """The known errors of one figure."""
-    return [error for one in outcomes if (error := one.error(figure)) is not None]
-
-
-def summary(outcomes: Sequence[Outcome]) -> list[str]:
-    """A Markdown table: for each figure the rows, median, 95th percentile and worst error, exact and too low."""
-    lines = ["| figure | rows | median | p95 | worst | exact | too low |", "|---|---:|---:|---:|---:|---:|---:|"]
-    for figure in FIGURES:
-        found = errors(outcomes, figure)
-        if found:
-            sizes = sorted(map(abs, found))
-            p95 = sizes[math.ceil(0.95 * len(sizes)) - 1]
-            exact, low = sum(error == 0 for error in found), sum(error < 0 for error in found)
-            cells = (figure, len(found), *map(percent, (median(sizes), p95, sizes[-1])), exact, low)
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
-
-
-def groups(
-    outcomes: Sequence[Outcome], groups_of: Callable[[Outcome], list[str]], order: Sequence[str] = ()
-) -> list[str]:
-    """A Markdown table: for each group its rows, and of each figure the median and worst error, and the exact ones."""
-    members: dict[str, list[Outcome]] = {name: [] for name in order}
-    for one in outcomes:
-        for name in groups_of(one):
-            members.setdefault(name, []).append(one)
-    heads = [text for figure in FIGURES for text in (f"{figure}: median", "worst", "exact")]
-    lines = [f"| | rows | {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) + 1)}"]
-    for name, chosen in members.items():
-        cells: list[object] = [name, len(chosen)]
-        for figure in FIGURES:
-            sizes = [abs(error) for error in errors(chosen, figure)]
-            cells += [percent(median(sizes)), percent(max(sizes)), sizes.count(0)] if sizes else ["", "", ""]
-        if chosen:
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
-
-
-def details(outcomes: Iterable[Outcome]) -> list[str]:
-    """A Markdown table: for each row the measured MiB and the error of each figure."""
-    heads = [text for figure in FIGURES for text in (f"{figure} MiB", "error")]
-    lines = [f"| row | set | {' | '.join(heads)} | |", f"|---|---|{'---:|' * len(heads)}---|"]
-    for one in outcomes:
-        cells = []
-        for figure in FIGURES:
-            measured, error = one.measured[figure], one.error(figure)
-            cells.append("" if measured is None else f"{measured / 2**20:.1f}")
-            cells.append("" if error is None else "exact" if error == 0 else percent(error, signed=True))
-        lines.append(f"| {one.name} | {one.set} | {' | '.join(cells)} | {one.problem} |")
-    return lines
-
-
-def percent(share: float, *, signed: bool = False) -> str:
-    """``0.0123`` as ``1.230 %``."""
-    return f"{share * 100:{'+' if signed else ''}.3f} %"

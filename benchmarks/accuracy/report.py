@@ -1,8 +1,11 @@
 """Predicted beside measured: ``python benchmarks/accuracy/report.py [MEASURED.jsonl ...] [--only heldout]``.
 
 Every measured row is predicted afresh, without a GPU.  Without arguments, the shipped records are: then the run is kept
-in errors.json, docs/accuracy.md and the tables of README.md are written from it, and what changed since the last run is
-printed (``make accuracy``).  A row that cannot be predicted is a row of its own, never left out.
+in errors.json, docs/accuracy.md, docs/accuracy.svg and the tables of README.md are written from it, and what changed
+since the last run is printed (``make accuracy``).  A row that cannot be predicted is a row of its own, never left out.
+
+``--check`` fails where the median or the worst error of a set grew beyond ``limits.yaml``; ``--accept`` writes that
+file from the run.
 """
 
 from __future__ import annotations
@@ -12,13 +15,17 @@ import sys
 import time
 from pathlib import Path
 
+import figure
+import limits
 import outcomes
 import page
+import tables
 from grid import HERE
 from outcomes import RECORDS, Line, Run
 
 ERRORS = HERE / "errors.json"
 PAGE = HERE.parents[1] / "docs" / "accuracy.md"
+FIGURE = PAGE.with_suffix(".svg")
 README = HERE.parents[1] / "README.md"
 SETS = {"tuning": "tuning", "heldout": "held out", "notebook": "notebook", "unseen": "unseen", "h100": "H100"}
 
@@ -35,7 +42,7 @@ def predict(lines: list[Line], card: str, jobs: int) -> Run:
     found, began = [], time.perf_counter()
     for one in outcomes.predict_all(lines, card, jobs):
         found.append(one)
-        print(*page.details([one])[2:], f"{one.seconds:.1f} s", file=sys.stderr, flush=True)
+        print(*tables.details([one])[2:], f"{one.seconds:.1f} s", file=sys.stderr, flush=True)
     print(f"{len(found)} rows in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     return Run(outcomes.software(), outcomes.digest(lines), found)
 
@@ -51,7 +58,8 @@ def keep(run: Run, lines: list[Line]) -> None:
 
 
 def publish(run: Run, lines: list[Line]) -> None:
-    """Write the page and the README's tables from a run."""
+    """Write the page, the figure and the README's tables from a run."""
+    FIGURE.write_bytes(figure.draw(run, lines))
     PAGE.write_text(page.page(run, lines), encoding="utf-8")
     README.write_text(page.in_readme(README.read_text(encoding="utf-8"), run), encoding="utf-8")
 
@@ -66,16 +74,19 @@ def options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes that predict (default: 2)")
     parser.add_argument("--out", type=Path, help="write the page here, and keep nothing")
     parser.add_argument("--page-only", action="store_true", help="write the page from errors.json again")
+    parser.add_argument("--check", action="store_true", help="fail where errors grew beyond limits.yaml")
+    parser.add_argument("--accept", action="store_true", help="write limits.yaml from the errors of this run")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Predict, print and write; 1 where a row could not be predicted."""
+    """Predict, print and write; 1 where a row could not be predicted, or with ``--check`` where errors grew."""
     asked = options()
     lines = outcomes.read_records(asked.measured) if asked.measured else shipped()
     if asked.page_only:
-        publish(outcomes.read(ERRORS), lines)
-        return 0
+        run = outcomes.read(ERRORS)
+        publish(run, lines)
+        return judge(run, asked)
     names = asked.names.split(",") if asked.names else None
     chosen = [
         line
@@ -88,9 +99,19 @@ def main() -> int:
         asked.out.write_text(page.page(run, chosen), encoding="utf-8")
     elif not asked.measured and chosen == lines:
         keep(run, lines)
+        return judge(run, asked)
     else:
         print(page.page(run, chosen))
     return int(any(not one.predicted for one in run.outcomes))
+
+
+def judge(run: Run, asked: argparse.Namespace) -> int:
+    """Accept the run's errors, or hold them against the limits, as was asked."""
+    if asked.accept:
+        limits.write(run)
+    found = limits.violations(run, limits.read()) if asked.check else []
+    print(*found, sep="\n", file=sys.stderr)
+    return int(bool(found) or any(not one.predicted for one in run.outcomes))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def ask(modules: Sequence[ModuleType], line: dict[str, Any], arguments: Sequence
     for module in modules:
         began = time.perf_counter()
         try:
-            found = {"bytes": int(module.answer(line, *arguments))}
+            found: dict[str, Any] = {"bytes": int(module.answer(line, *arguments))}
         except BaseException as error:
             first = next(iter(str(error).splitlines()), "")
             found = {"problem": f"{type(error).__name__}: {first}"[:LENGTH]}
@@ -150,7 +150,8 @@ def write(one: Said, path: Path) -> None:
 def read(path: Path) -> Said:
     """What was kept."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    return Said(**content | {"about": About(**content["about"])})
+    about = content["about"] | {"packages": tuple(content["about"]["packages"])}
+    return Said(**content | {"about": About(**about)})
 
 
 def kept(folder: Path = FOLDER) -> list[Said]:

@@ -11,6 +11,7 @@ import outcomes
 import page
 import pytest
 import report
+import tables
 from grid import rows
 from outcomes import Outcome, Run
 from techniques import PLAIN, techniques
@@ -67,13 +68,13 @@ def test_beside_others_the_process_is_compared_without_what_nvml_leaves_out(aske
 def test_a_row_that_cannot_be_predicted_stays_in_the_report(asked: list[Workload]) -> None:
     found = outcomes.outcome(line("impossible", allocated=80))
     assert found.problem == "SimulationError: aten.nonzero needs data"
-    assert "SimulationError" in page.details([found])[-1]
-    assert page.summary([found])[2:] == []
+    assert "SimulationError" in tables.details([found])[-1]
+    assert tables.summary([found])[2:] == []
 
 
 def test_the_summary_counts_exact_and_too_low(asked: list[Workload]) -> None:
     found = [outcomes.outcome(line(str(size), allocated=size)) for size in (100, 80, 200)]
-    assert page.summary(found)[2] == "| allocated | 3 | 25.000 % | 50.000 % | 50.000 % | 1 | 1 |"
+    assert tables.summary(found)[2] == "| allocated | 3 | 25.000 % | 50.000 % | 50.000 % | 1 | -50.000 % | 1 |"
 
 
 def test_held_out_and_tuned_rows_are_apart(asked: list[Workload]) -> None:
@@ -86,7 +87,7 @@ def test_held_out_and_tuned_rows_are_apart(asked: list[Workload]) -> None:
     assert "## Held out: 1 rows" in text
     assert "## Tuned on: 2 rows" in text
     assert "3 rows on NVIDIA H200, driver 580, 2026-11-21." in text
-    assert "| Bert | 1 | 0.000 % | 0.000 % | 1 |" in text
+    assert "| Bert | 1 | 0.000 % | 0.000 % | 0.000 % | 0 | 0.000 % |" in text
 
 
 def test_running_out_of_memory_is_shown_as_such(asked: list[Workload]) -> None:

@@ -16,7 +16,7 @@ ABOUT = About(
     tool="accelerate estimate-memory",
     packages=("accelerate", "transformers"),
     figure="allocated",
-    how="“Training using Adam”, or “Total Size” for inference, of the row's architecture and precision",
+    how="“Training using Adam” (a batch of one), or “Total Size” for inference, by architecture and precision",
 )
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 ADAM = ("adamw_torch", "adamw_torch_fused")

@@ -1,0 +1,71 @@
+"""Other tools in the same table: each on the rows that it answered, and what is predicted here for the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import run_rivals
+from outcomes import FIGURES, Run
+from rivals import Said
+from tables import STATISTICS, errors, statistics, table
+
+US = "trainatomy"
+BOTH = "H100"
+"""The set whose rows are measured again on another card: the tools were asked about the others."""
+REASONS = 4
+"""Reasons for no answer that are told, the most frequent first."""
+NOTE = """\
+Each tool is held against the figure that it speaks of, on the rows for which it gives one; a refusal and an exception
+are no answer. Behind each stands what is predicted here for the same rows and the same figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One line of the table: who, which figure, of how many rows asked, and the errors of those answered."""
+
+    name: str
+    figure: str
+    asked: int
+    errors: Sequence[float]
+
+
+def contenders(run: Run, said: Sequence[Said] | None = None) -> list[Contender]:
+    """trainatomy's three figures over all rows, then each rival with trainatomy on the same rows behind it."""
+    rows = {one.name: one for one in run.outcomes if one.set != BOTH}
+    found = [Contender(US, figure, len(rows), errors(rows.values(), figure)) for figure in FIGURES]
+    for one in run_rivals.kept() if said is None else said:
+        figure = one.about.figure
+        answered = [rows[name] for name in one.answers if name in rows and rows[name].measured.get(figure)]
+        theirs = [
+            (one.answers[row.name] - measured) / measured for row in answered if (measured := row.measured[figure])
+        ]
+        found.append(Contender(one.about.tool, figure, len(rows), theirs))
+        found.append(Contender(f"{US} on these", figure, len(answered), errors(answered, figure)))
+    return found
+
+
+def comparison(run: Run, said: Sequence[Said] | None = None) -> list[str]:
+    """The table in Markdown."""
+    rows = [
+        (one.name, one.figure, f"{len(one.errors)} of {one.asked}", *statistics(one.errors))
+        for one in contenders(run, said)
+        if one.errors
+    ]
+    return table(("", "figure", "answered", *STATISTICS), rows, 2)
+
+
+def about(said: Sequence[Said] | None = None) -> list[str]:
+    """How each rival was asked, with versions and date, and why it did not answer."""
+    lines = []
+    for one in run_rivals.kept() if said is None else said:
+        versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
+        reasons: dict[str, int] = {}
+        for problem in one.no_answers.values():
+            reason = problem.removeprefix("NoAnswer: ").split(" (")[0].split(". ")[0][:100]
+            reasons[reason] = reasons.get(reason, 0) + 1
+        most = sorted(reasons.items(), key=lambda item: -item[1])[:REASONS]
+        silent = "; ".join(f"{count} × {reason}" for reason, count in most)
+        lines.append(f"- **{one.about.tool}** ({versions}; {one.date}): {one.about.how}; {one.seconds:.1f} s a row.")
+        lines += [f"  No answer: {silent}."] if silent else []
+    return lines

@@ -1,0 +1,120 @@
+"""Does it fit: what was predicted before, and what happened at the wall, for cards of 8 to 80 GB."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outcomes import RECORDS
+from plan_walls import Planned
+from tables import percent, table
+
+NOTE = """\
+Each row is a training whose batch was raised until a card of that size is predicted to be full; that batch and the next
+two were then run. A card was stood in for by granting PyTorch's allocator what the card leaves after the context, and
+not a byte more (`torch.cuda.set_per_process_memory_fraction`): the allocator met its bound as it meets a full card. All
+was predicted before ([walls-plan.json](../benchmarks/accuracy/records/walls-plan.json))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wall:
+    """A planned run and what happened: status, peaks in bytes, retries."""
+
+    planned: Planned
+    measured: Mapping[str, Any]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it ran where it was predicted to fit, and only there."""
+        return (self.measured["status"] == "completed") == bool(self.planned.predicted["fits"])
+
+    @property
+    def both_completed(self) -> bool:
+        """Whether it fits, by prediction and in fact."""
+        return bool(self.planned.predicted["fits"]) and self.measured["status"] == "completed"
+
+    @property
+    def same_retries(self) -> bool:
+        """Whether the allocator gave its cache back as often as predicted."""
+        return bool(self.measured["num_alloc_retries"] == self.planned.predicted["num_alloc_retries"])
+
+    @property
+    def same_reserved(self) -> bool:
+        """Whether the peak of reserved memory is the predicted one, to the byte."""
+        return bool(self.measured["peak_reserved_bytes"] == self.planned.predicted["reserved"])
+
+
+def read(folder: Path = RECORDS) -> list[Wall]:
+    """All walls that were run into."""
+    found = []
+    for path in sorted(folder.glob("walls-*.jsonl")):
+        for text in path.read_text(encoding="utf-8").splitlines():
+            line = json.loads(text)
+            measured = line.pop("measured")
+            del line["name"]
+            found.append(Wall(Planned(**line), measured))
+    return found
+
+
+def by_size(walls: Sequence[Wall]) -> list[str]:
+    """For each size: trainings, runs, right verdicts, and of those that fit how many had the predicted retries and
+    reserved memory."""
+    sizes: dict[int, list[Wall]] = defaultdict(list)
+    for wall in walls:
+        sizes[wall.planned.size_gib].append(wall)
+    rows = []
+    for size in sorted(sizes):
+        chosen = sizes[size]
+        ran = [wall for wall in chosen if wall.both_completed]
+        rows.append(
+            (
+                f"{size} GiB",
+                len({wall.planned.row for wall in chosen}),
+                len(chosen),
+                sum(wall.measured["status"] == "out of memory" for wall in chosen),
+                sum(wall.is_right for wall in chosen),
+                sum(not wall.is_right and wall.planned.predicted["fits"] for wall in chosen),
+                sum(not wall.is_right and not wall.planned.predicted["fits"] for wall in chosen),
+                f"{sum(wall.same_reserved for wall in ran)} of {len(ran)}",
+                f"{sum(wall.same_retries for wall in ran)} of {len(ran)}",
+            )
+        )
+    heads = ("card", "trainings", "runs", "out of memory", "verdict right", "wrong: ran out", "wrong: ran")
+    return table((*heads, "reserved exact", "retries as predicted"), rows)
+
+
+def sentence(walls: Sequence[Wall]) -> str:
+    """How it came out, in one sentence."""
+    right = sum(wall.is_right for wall in walls)
+    failed = sum(wall.measured["status"] == "out of memory" for wall in walls)
+    sizes = sorted({wall.planned.size_gib for wall in walls})
+    cards = ", ".join(map(str, sizes[:-1])) + f" and {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
+    return (
+        f"Run into the wall on purpose, for cards of {cards} GiB: {len(walls)} runs at the largest batch that is "
+        f"predicted to fit and just beyond, {failed} of them went out of memory; the verdict was right in {right}."
+    )
+
+
+def details(walls: Sequence[Wall]) -> list[str]:
+    """Every run: the predicted room, what happened, retries."""
+    rows = []
+    for wall in walls:
+        planned, measured = wall.planned, wall.measured
+        room = planned.capacity_bytes - planned.predicted["reserved"]
+        rows.append(
+            (
+                planned.row,
+                f"{planned.size_gib} GiB",
+                planned.batch,
+                planned.predicted["verdict"],
+                percent(room / planned.capacity_bytes, signed=True),
+                measured["status"] + ("" if wall.is_right else " **(not as predicted)**"),
+                f"{measured['num_alloc_retries']} ({planned.predicted['num_alloc_retries']})",
+            )
+        )
+    heads = ("training", "card", "batch", "predicted", "room", "happened", "retries (predicted)")
+    return table(heads, rows, 2)

@@ -1,0 +1,176 @@
+"""What stands in the published accuracy besides our own errors: other tools and components; and its limits."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import limits
+import outcomes
+import parts
+import pytest
+import report
+import rivalry
+import run_rivals
+from outcomes import Outcome, Run
+from rivals import About, NoAnswer, Said
+from test_processes import MEMORY
+from test_report import line
+
+SAMPLE, SEED = 8, "published accuracy"
+SMALL_BYTES = 2**31
+"""Rows whose peak is below this are quick to predict."""
+
+
+# The gate
+
+
+def test_no_error_has_grown() -> None:
+    assert limits.violations(outcomes.read(report.ERRORS), limits.read()) == []
+
+
+def test_limits_are_no_wider_than_what_is_published() -> None:
+    """A limit that stands above the shipped errors would let them grow unseen."""
+    assert limits.of(outcomes.read(report.ERRORS)) == limits.read()
+
+
+def one(error: float, **changes: Any) -> Outcome:
+    """A row whose allocated memory is predicted with this error."""
+    return Outcome("x", "tuning", {"allocated": round(10**6 * (1 + error))}, {"allocated": 10**6}, **changes)
+
+
+def test_a_larger_error_a_missing_limit_and_a_missing_prediction_are_violations(tmp_path: Path) -> None:
+    run = Run({}, "", [one(0.001), one(-0.002), one(0.001)])
+    limits.write(run, tmp_path / "limits.yaml")
+    accepted = limits.read(tmp_path / "limits.yaml")
+    assert accepted == {"tuning": {"allocated": {"median": 0.001, "worst": 0.002}}}
+    assert limits.violations(run, accepted) == []
+    assert limits.violations(replace(run, outcomes=[one(0.001), one(-0.003), one(0.001)]), accepted) == [
+        "tuning, allocated: the worst error is 0.300 %, beyond 0.200 %"
+    ]
+    assert limits.violations(replace(run, outcomes=[one(0.0011)]), accepted) == [
+        "tuning, allocated: the median error is 0.110 %, beyond 0.100 %"
+    ]
+    failed = replace(one(0), predicted={}, problem="SimulationError: nonzero")
+    assert limits.violations(Run({}, "", [failed]), accepted) == ["x (tuning): not predicted: SimulationError: nonzero"]
+    assert "no limit" in limits.violations(run, {})[0]
+
+
+def drawn() -> list[dict[str, Any]]:
+    """A sample of small rows, the same in every run of the tests."""
+    needed = ("factory", "optim")  # rows that other libraries than the tests' would be needed for
+    small = [
+        each
+        for each in report.shipped()
+        if each["peak_allocated_bytes"] < SMALL_BYTES
+        and needed[0] not in each["workload"]["model"]
+        and "bnb" not in each["workload"].get("train", {}).get(needed[1], "")
+        and outcomes.set_of(each) != "notebook"
+    ]
+    return random.Random(SEED).sample(small, SAMPLE)
+
+
+@pytest.mark.parametrize("measured", drawn(), ids=lambda each: each["name"])
+def test_a_sample_predicted_afresh_is_no_further_off_than_published(measured: dict[str, Any]) -> None:
+    published = {(row.name, row.set): row for row in outcomes.read(report.ERRORS).outcomes}
+    before, now = published[measured["name"], outcomes.set_of(measured)], outcomes.outcome(measured)
+    assert not now.problem
+    for figure in outcomes.FIGURES:
+        error, limit = now.error(figure), before.error(figure)
+        assert (error is None) == (limit is None)
+        if error is not None and limit is not None:
+            assert abs(error) <= abs(limit), figure
+
+
+# Other tools
+
+ABOUT = About("Tool", ("pytest",), "allocated", "by asking")
+
+
+def test_a_rival_is_compared_on_what_it_answered_and_we_on_the_same_rows() -> None:
+    rows = [Outcome(name, "tuning", {"allocated": 100 + index}, {"allocated": 100}) for index, name in enumerate("abc")]
+    again = Outcome("a", "H100", {"allocated": 1}, {"allocated": 100})
+    said = Said(ABOUT, "2026-11-21", {}, 0.1, {"a": 150, "c": 80, "gone": 1}, {"b": "NoAnswer: too new"})
+    run = Run({}, "", [*rows, again])
+    them, us = rivalry.contenders(run, [said])[3:]
+    assert (them.asked, list(them.errors)) == (3, pytest.approx([0.5, -0.2]))
+    assert (us.asked, list(us.errors)) == (2, pytest.approx([0, 0.02]))
+    assert "| Tool | allocated | 2 of 3 | 35.000 % | 50.000 % | 50.000 % | 1 | -20.000 % |" in rivalry.comparison(
+        run, [said]
+    )
+    assert rivalry.about([said])[1] == "  No answer: 1 × too new."
+
+
+def test_whatever_a_rival_raises_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(row: dict[str, Any]) -> int:
+        if row["name"] == "a":
+            return 7
+        raise NoAnswer("not my kind\nreally")
+
+    module: Any = SimpleNamespace(ABOUT=ABOUT, answer=answer, __name__="rivals.tool")
+    options = run_rivals.argparse.Namespace(device=None, jobs=2, row_limit=30, time_limit=30)
+    found = run_rivals.ask_all([module], [{"name": "a"}, {"name": "b"}], options)
+    said = run_rivals.said(module, {name: answers["rivals.tool"] for name, answers in found.items()})
+    assert (said.answers, said.no_answers) == ({"a": 7}, {"b": "NoAnswer: not my kind"})
+    run_rivals.write(said, tmp_path / "tool.json")
+    assert run_rivals.kept(tmp_path) == [said]
+
+
+def test_a_rival_that_takes_too_long_does_not_answer() -> None:
+    import time
+
+    module: Any = SimpleNamespace(ABOUT=ABOUT, answer=lambda row: time.sleep(60), __name__="rivals.tool")
+    options = run_rivals.argparse.Namespace(device=None, jobs=1, row_limit=0.2, time_limit=30)
+    found = run_rivals.ask_all([module], [{"name": "a"}], options)
+    assert found["a"]["rivals.tool"]["problem"] == "took more than 0.2 s"
+
+
+def test_shipped_answers_are_of_rows_that_were_measured() -> None:
+    names = {row["name"] for row in run_rivals.rows()}
+    for said in run_rivals.kept():
+        assert said.answers.keys() | said.no_answers.keys() == names, said.about.tool
+        assert said.versions.keys() == set(said.about.packages)
+        assert said.about.figure in outcomes.FIGURES
+
+
+def test_mem_tracker_is_asked_in_a_loop_with_accumulation() -> None:
+    """On fake tensors of the CPU, where it runs without a GPU: parameters, gradients and states are all in its peak."""
+    from rivals import mem_tracker
+
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
+    workload = {
+        "model": {"class": "BertForSequenceClassification", "config": config | {"vocab_size": 1000}},
+        "train": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+        "data": {"sequence_length": 16},
+    }
+    asked = line("x", allocated=1) | {"workload": workload, "versions": {"torch": "2.11.0"}}
+    parameters = 1000 * 64 + 512 * 64 + 2 * (4 * 64 * 64 + 2 * 64 * 128)
+    assert 16 * parameters < mem_tracker.answer(asked, "cpu") < 40 * parameters
+
+
+# Components
+
+
+def test_components_are_held_against_the_measured_total() -> None:
+    measured = line("x", allocated=1, memory=MEMORY, nvml_used_bytes=1, idle_bytes=0)
+    components = replace(MEMORY.components, weights=MEMORY.components.weights + 3)
+    predicted = replace(MEMORY, components=components)
+    found, same = outcomes.compared(measured, predicted)
+    outcome = one(0, parts=found, same_instant=same)
+    assert same and outcome.gaps()["weights"] == 3 / MEMORY.components.total_bytes
+    assert parts.sentence([outcome]).startswith("In 0 of 1 recorded rows")
+    assert f"| weights | 1 | 10.000 % | 10.000 % | +10.000 % | 1 | {outcome.name} |" in parts.by_component([outcome])
+    shared = measured | {"nvml_used_bytes": None}
+    assert "context" not in outcomes.compared(shared, predicted)[0]
+    assert outcomes.compared(line("x", allocated=1), predicted) == ({}, None)
+
+
+def test_components_are_kept_with_a_run(tmp_path: Path) -> None:
+    run = Run({}, "", (one(0, parts={"weights": (1, 2)}, same_instant=False), one(0)))
+    outcomes.write(run, tmp_path / "errors.json")
+    assert outcomes.read(tmp_path / "errors.json") == run
+    assert "parts" not in (tmp_path / "errors.json").read_text().splitlines()[2]
+    assert asdict(run.outcomes[1])["parts"] == {}
