@@ -39,8 +39,10 @@ def rule_of(call: Call) -> Rule | None:
 
 
 def group_of(name: str) -> Group | None:
-    """The group of an operator by its name (``aten::addmm``), ``None`` where it has no entry."""
-    rule = _table()[0].get(plain_name(name.partition(" ")[0]))
+    """The group of an operator by its name (``aten::addmm``, also with the name of a scratch buffer behind it),
+    ``None`` where it has no entry."""
+    name = name.partition(" ")[0]
+    rule = _table()[0].get(plain_name(name)) if "::" in name else None
     return rule.group if rule is not None else None
 
 
