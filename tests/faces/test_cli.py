@@ -19,7 +19,7 @@ from trainatomy import errors
 from trainatomy.faces.cli import main
 from trainatomy.faces.cli.app import app
 from trainatomy.facts.cards import cards
-from trainatomy.results.bill import Measurement, Prediction
+from trainatomy.results.bill import Prediction
 
 COMMAND = [sys.executable, "-m", "trainatomy"]
 TINY = ["--model-class", "GPT2LMHeadModel", "--config", "n_layer=1"]
@@ -181,22 +181,6 @@ def test_check_has_a_code_of_its_own(
     captured = capsys.readouterr()
     assert json.loads(captured.out)["fits"] is False
     assert captured.err == "error: does not fit on RTX 2060 6 GB (6.00 GiB): needs 8.00 GiB, 2.00 GiB short\n"
-
-
-def test_measure_shows_the_gap(
-    workload: str,
-    asked: list[Any],
-    measurement: Measurement,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(trainatomy.api, "measure", lambda workload, **options: given.update(options) or measurement)
-    assert main(["measure", workload, "--tape", "run.tape"]) == 0
-    assert str(given["tape"]) == "run.tape"
-    assert "-0.990 %" in capsys.readouterr().out
-    assert main(["measure", workload, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["gap"]["peak_reserved_bytes"] == 0
 
 
 def test_gpus_and_models(capsys: pytest.CaptureFixture[str]) -> None:

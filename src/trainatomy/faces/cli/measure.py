@@ -78,8 +78,15 @@ def measure(
     from trainatomy.campaign.machine import this_machine
     from trainatomy.records.store import Store
 
+    workload = one_workload(file, overrides)
+    if workload.era is not None:
+        raise WorkloadError(
+            f"{workload.where('era')}: a measurement runs the software that is installed; era {workload.era} can be "
+            "predicted, not measured"
+        )
     card = this_machine().card()
-    workload = one_workload(file, {**overrides, "gpu": overrides.get("gpu") or (card and card.id)})
+    if card is not None and overrides.get("gpu") is None:
+        workload = workload.model_copy(update={"gpu": card.id})
     store = Store(records)
     store.check()
     with quiet_libraries(debug=debug):
@@ -127,8 +134,9 @@ def _keep(
 
 def _lacking(measurement: Measurement, components: bool, tape: Path | None) -> TrainatomyError | None:
     """What was asked for and is not there; the notes of the page say why."""
-    if tape is not None and measurement.tape_file is None:
-        return TrainatomyError(f"the stream of allocations was not kept in {tape}: {measurement.notes[-1]}")
+    why = f": {measurement.notes[-1]}" if measurement.notes else ""
     if components and measurement.memory is None and measurement.status == "completed":
-        return DeviceError(f"there is no measured bill: {measurement.notes[-1]}")
+        return DeviceError(f"there is no measured bill{why}")
+    if tape is not None and measurement.tape_file is None:
+        return TrainatomyError(f"the stream of allocations is not in {tape}{why}")
     return None
