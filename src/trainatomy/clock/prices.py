@@ -107,10 +107,11 @@ def prices_of(card: Card, calibration: Calibration | None = None, *, tf32: bool 
     the calibrated card that is nearest. ``tf32``: fp32 matrix products may use tensor cores."""
     found = calibration or shipped().get(card.id)
     measured = found or _nearest(card.capability)
-    return _built(_chip(card, tf32), measured, found is not None)
+    return _built(chip_of(card, tf32), measured, found is not None)
 
 
-def _chip(card: Card, tf32: bool) -> Chip:
+def chip_of(card: Card, tf32: bool) -> Chip:
+    """What the cost of a kernel depends on, of a card."""
     return Chip(
         card.capability,
         card.multiprocessors,
@@ -141,9 +142,9 @@ def _built(chip: Chip, measured: Calibration | None, calibrated: bool) -> Prices
 
     name = str(measured.environment["gpu"])
     source = next((card for card in cards() if card.device_name == name), None)
-    own = chip if source is None else _chip(source, chip.tf32)
+    own = chip if source is None else chip_of(source, chip.tf32)
     ratios = ratios_of(own, measured, bare)
-    gap = _gap(measured, traffic["gap_seconds"])
+    gap = gap_seconds(measured)
     told = f"calibration of {name}, {measured.environment['date']}"
     return Prices(
         chip, bare.floor_seconds, gap, bare.bandwidth, ratios, bare.matmul_scale, told, calibrated
@@ -152,17 +153,23 @@ def _built(chip: Chip, measured: Calibration | None, calibrated: bool) -> Prices
 
 def _attainable(general: Mapping[str, Any], capability: tuple[int, int]) -> float:
     known: dict[str, float] = general["attainable"]
-    return known.get(".".join(map(str, capability)), known["9.0"])
+    share: float = known.get(".".join(map(str, capability)), known["9.0"])
+    return share
 
 
-def _gap(measured: Calibration, default: float) -> float:
-    """Between kernels that follow each other: the period of small launches, less the duration of such a kernel."""
+def gap_seconds(measured: Calibration | None) -> float:
+    """Between kernels that follow each other: the period of small launches, less the duration of such a kernel; the
+    general figure where that was not measured."""
+    default = float(read_yaml("efficiency.yaml")["traffic"]["gap_seconds"])
+    if measured is None:
+        return default
     launches = measured.sections.get("device", {}).get("launches", ())
     small = [entry["period_us"] for entry in launches if entry["bytes"] <= 65536]
     tiny = [point.hot for point in measured.points if point.kernels == 1 and _is_tiny_addition(point)]
     if not small or not tiny:
         return default
-    return max(min(small) - min(tiny), 0.0) * 1e-6
+    gap: float = max(min(small) - min(tiny), 0.0) * 1e-6
+    return gap
 
 
 def _is_tiny_addition(point: Point) -> bool:

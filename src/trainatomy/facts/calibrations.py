@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -32,12 +32,15 @@ class Point(NamedTuple):
 @dataclass(frozen=True)
 class Calibration:
     """``environment``: card, driver, versions, processor, date; ``points``: operators; ``sections``: the file's other
-    parts as they stand there (``device``: launches, waits, memory)."""
+    parts as they stand there (``device``: launches, waits, memory); ``left_out``: what could not be measured;
+    ``content``: the whole file."""
 
     environment: Mapping[str, Any]
     points: tuple[Point, ...]
     sections: Mapping[str, Any]
     source: str
+    left_out: tuple[str, ...] = ()
+    content: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -63,8 +66,10 @@ def parse(text: str, source: str) -> Calibration:
         if schema != SCHEMA:
             raise WorkloadError(f"calibration {source}: its schema is {schema!r}, and this version reads {SCHEMA!r}")
         sections = dict(content["sections"])
-        points = tuple(_point(entry) for entry in sections.pop("kernels", {}).get("points", ()))
-        return Calibration(content["environment"], points, sections, source)
+        kernels = sections.pop("kernels", {})
+        points = tuple(_point(entry) for entry in kernels.get("points", ()))
+        left_out = tuple(map(str, kernels.get("left_out", ())))
+        return Calibration(content["environment"], points, sections, source, left_out, content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WorkloadError(
             f"calibration {source}: not a file that `trainatomy calibrate` wrote ({type(error).__name__}: {error})"

@@ -17,8 +17,8 @@ __all__ = ["Chip", "KernelCost", "Work", "general_rule_only", "kernel_seconds", 
 
 class KernelCost(NamedTuple):
     """``seconds``: sum of the durations of a call's kernels, as a profiler sees them, without the gaps between kernels
-    (``Prices.gap_seconds`` for each of ``launches``: ``Prices.busy_seconds``); ``flop_seconds`` and ``bytes_seconds``: its arithmetic at the
-    card's peak and its traffic at the card's bandwidth, which say what bounds it."""
+    (``Prices.busy_seconds`` adds one for each of ``launches``); ``flop_seconds`` and ``bytes_seconds``: its arithmetic
+    at the card's peak and its traffic at the card's bandwidth, which say what bounds it."""
 
     seconds: float
     flop_seconds: float

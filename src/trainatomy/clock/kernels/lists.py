@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import ceil
 
 from trainatomy.clock.kernels.traffic import name_of, sized
-from trainatomy.clock.kernels.work import NOTHING, Chip, Work, distinct, on_device
+from trainatomy.clock.kernels.work import NOTHING, Chip, Work, distinct, on_device, read_bytes
 from trainatomy.results.operations import Array, Call
 
 _TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
@@ -27,10 +27,8 @@ def foreach(call: Call, chip: Chip) -> Work:
     short = name_of(call)
     lists = len(call.lengths) + (1 if call.outputs and not call.written else 0)
     only_written = short in ("_foreach_zero_", "_foreach_copy_")
-    if only_written:
-        read = sum(distinct(t) for t in on_device(call.inputs[call.lengths[0] :]))
-    else:
-        read = sum(distinct(t) for t in tensors)
+    unread = frozenset(range(call.lengths[0])) if only_written else frozenset()
+    read = read_bytes(call, unread)
     written = sum(distinct(t) for t in first) if call.written else sum(distinct(t) for t in on_device(call.outputs))
     launches = launches_of(first, lists)
     if short == "_foreach_norm":

@@ -122,8 +122,9 @@ def reduction(call: Call, chip: Chip) -> Work:
 
 def normalisation(call: Call, chip: Chip) -> Work:
     """Layer, root-mean-square and group norms, softmax: forward reads and writes; backward of a norm reads gradient and
-    input a second time for the gradients of weight and bias."""
-    short = name_of(call)
+    input a second time for the gradients of weight and bias; batch norm goes over its input once more.  A GPU's batch
+    norm is cuDNN's, whatever the operator is called without one."""
+    short = name_of(call).replace("cudnn_batch", "native_batch")
     source = largest(call.inputs)
     if source is None or not source.elements:
         return NOTHING

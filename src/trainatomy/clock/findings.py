@@ -1,0 +1,92 @@
+"""What a calibration found, beside the card's data sheet: the figures that a reader compares."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainatomy.clock.kernels.table import work_of
+from trainatomy.clock.prices import chip_of, gap_seconds
+from trainatomy.facts.cards import cards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trainatomy.clock.kernels.work import Chip, Work
+    from trainatomy.facts.calibrations import Calibration, Point
+    from trainatomy.facts.cards import Card
+
+_LARGE, _SMALL = 4.0, 0.25
+"""Traffic over the L2 cache's size, above which memory is measured, and below which the cache is."""
+_KINDS = {
+    "element-wise, 4 bytes": "traffic.plain.32",
+    "element-wise, 2 bytes": "traffic.plain.16",
+    "from 2 bytes to 4": "traffic.plain.mixed.widen",
+    "from 4 bytes to 2": "traffic.plain.mixed.narrow",
+    "transposed copies": "traffic.transposed",
+    "softmax": "normalisation._softmax",
+    "layer norm": "normalisation.native_layer_norm",
+    "sums of rows": "reduction.rows",
+    "sums of columns": "reduction.columns",
+    "fused AdamW": "list.fused",
+    "AdamW, foreach": "list.foreach",
+}
+
+
+class Finding(NamedTuple):
+    """``measured`` in ``unit``; ``data_sheet`` in the same, where it says anything; ``at``: where it was reached."""
+
+    name: str
+    measured: float
+    unit: str
+    data_sheet: float | None = None
+    at: str = ""
+
+
+def findings(calibration: Calibration) -> tuple[Finding, ...]:
+    """The best rates by precision, bandwidth by kind of operator from memory, and what a kernel costs at least."""
+    card = next((card for card in cards() if card.device_name == calibration.environment["gpu"]), None)
+    if card is None:
+        return tuple(_costs(calibration))
+    works = [(point, work_of(point.call, chip_of(card, point.tf32))) for point in calibration.points]
+    return (*_rates(works, card), *_bandwidths(works, chip_of(card, tf32=False)), *_costs(calibration))
+
+
+def _rates(works: list[tuple[Point, Work]], card: Card) -> Iterator[Finding]:
+    best: dict[str, tuple[float, str]] = defaultdict(lambda: (0.0, ""))
+    for point, work in works:
+        if work.family.startswith("matmul") and point.hot:
+            a, b = point.call.inputs[-2:]
+            shape = f"{a.shape[-2]} x {b.shape[-1]} x {a.shape[-1]}"
+            best[work.rate] = max(best[work.rate], (work.flop / point.hot / 1e6, shape))
+    for rate, (reached, shape) in best.items():
+        yield Finding(f"matrix products, {rate}", reached, "TFLOP/s", card.rates.get(rate, 0) / 1e12 or None, shape)
+
+
+def _bandwidths(works: list[tuple[Point, Work]], chip: Chip) -> Iterator[Finding]:
+    for title, family in _KINDS.items():
+        of_kind = [(p, w) for p, w in works if w.family == family or w.family.startswith(f"{family}.")]
+        large = [w.bytes / (p.cold or p.hot) / 1e6 for p, w in of_kind if w.bytes > _LARGE * chip.l2_bytes]
+        if large:
+            yield Finding(title, max(large), "TB/s", chip.bandwidth / 1e12, "from memory")
+    cached = [
+        work.bytes / point.hot / 1e6
+        for point, work in works
+        if work.family.startswith("traffic.plain.32") and work.bytes < _SMALL * chip.l2_bytes and point.hot
+    ]
+    if cached:
+        yield Finding("element-wise, 4 bytes", max(cached), "TB/s", None, "from the L2 cache")
+
+
+def _costs(calibration: Calibration) -> Iterator[Finding]:
+    yield Finding("between two kernels", gap_seconds(calibration) * 1e6, "µs")
+    device = calibration.sections.get("device", {})
+    waiting: Mapping[str, float] = device.get("waiting", {})
+    for key, title in (("item_us", "reading a number from an idle card"), ("synchronize_us", "waiting for nothing")):
+        if key in waiting:
+            yield Finding(title, waiting[key], "µs")
+    for entry in device.get("memory", ()):
+        if entry["bytes"] in (2 * 2**20, 2**30):
+            at = "2 MiB" if entry["bytes"] < 2**30 else "1 GiB"
+            yield Finding("memory from the driver (cudaMalloc)", entry["malloc_us"], "µs", None, at)
+            yield Finding("memory given back (cudaFree)", entry["free_us"], "µs", None, at)
