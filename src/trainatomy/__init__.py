@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainatomy.api import compare, measure, predict
+    from trainatomy.api import calibrate, compare, measure, predict
     from trainatomy.errors import (
         DeviceError,
         DoesNotFit,
@@ -53,6 +53,7 @@ __all__ = [
     "WorkloadError",
     "__version__",
     "architectures",
+    "calibrate",
     "card",
     "cards",
     "compare",
@@ -70,7 +71,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("predict", "compare", "measure"), "api"),
+    **dict.fromkeys(("predict", "compare", "measure", "calibrate"), "api"),
     **dict.fromkeys([name for name in __all__ if name.endswith("Error")], "errors"),
     **dict.fromkeys(("DoesNotFit", "MissingLibrary"), "errors"),
     **dict.fromkeys(("Components", "Measurement", "Memory", "Prediction"), "results.bill"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from trainatomy.facts.calibrations import Calibration
     from trainatomy.gpu.reporting import Progress
     from trainatomy.results.anatomy import Anatomy
     from trainatomy.world.simulate import Simulation
@@ -179,6 +181,19 @@ def ops(workload: Workload, *, top: int = 15, measured: bool = False, trust_remo
         published=published_shares() if published else None,
         notes=published_notes(operations) if published else (),
     )
+
+
+def calibrate(output: Path | str | None = None, *, time_limit: float = 120.0) -> Calibration:
+    """What the clock needs, measured on this machine's GPU in at most ``time_limit`` seconds and a few; written to
+    ``output`` as JSON where that is given.  Raises ``DeviceError`` where there is no GPU."""
+    from trainatomy.facts.calibrations import parse
+    from trainatomy.gpu.calibrate import calibrate as run
+    from trainatomy.gpu.calibrate import write
+
+    content = run(time_limit=time_limit)
+    if output is not None:
+        write(content, Path(output))
+    return parse(json.dumps(content), str(output or "this machine"))
 
 
 def measure(

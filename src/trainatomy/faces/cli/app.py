@@ -36,6 +36,7 @@ COMMANDS = (
     Entry("compare", "Memory of a training", "Several trainings side by side, with the difference to the first."),
     Entry("measure", "Memory of a training", "The same step on the GPU of this machine, beside the prediction."),
     Entry("ops", "Operations of a step", "What the operations of a step do, by group, phase and module."),
+    Entry("calibrate", "Operations of a step", "What the clock needs, measured on the GPU of this machine."),
     Entry("history", "Records", "The measured runs on record, as a table."),
     Entry("show", "Records", "One measured run, drawn again."),
     Entry("diff", "Records", "What changed between two measured runs, and which component it went to."),
