@@ -52,7 +52,8 @@ def test_device_time_goes_to_the_mark_that_launched_it():
 
     events = [
         mark(1, 20), mark(0, 10), launch(7, 11), launch(8, 12), launch(9, 17), launch(10, 21), {"cat": "cpu_op"},
-        kernel(7, 100, 2.5), kernel(8, 103, 1.5, "gpu_memset"), kernel(9, 110, 50), kernel(10, 170, 4), kernel(99, 1, 9),
+        kernel(7, 100, 2.5), kernel(8, 103, 1.5, "gpu_memset"), kernel(9, 110, 50), kernel(10, 170, 4),
+        kernel(99, 1, 9),
     ]  # fmt: skip
     assert device_time_by_mark(events) == [
         ("trainatomy-call 0", 4.0, ("k7", "k8")),

@@ -138,7 +138,8 @@ def normalisation(call: Call, chip: Chip) -> Work:
         traffic += source.bytes * (2 if backward else 1)
     elif short in ("_safe_softmax",):
         launches, traffic = 5, traffic * 2
-    width = source.shape[-1] if source.shape else 1
+    channels = "batch_norm" in short or "group_norm" in short  # a block of threads works on one of them
+    width = source.shape[1 if channels else -1] if len(source.shape) > 1 else source.elements
     if "norm" in short and not source_is_dense(source):  # a contiguous copy first
         traffic += 4 * source.bytes
         launches += 1
