@@ -232,8 +232,10 @@ def convolution(
 def image_operators() -> Iterator[Case]:
     """What stands between convolutions."""
     for dtype in (F32, BF16):
-        for batch, channels, side in ((32, 64, 112), (32, 256, 56), (32, 512, 28), (32, 2048, 7), (4, 64, 56), (16, 64, 56), (16, 256, 14),
-                (16, 1024, 14), (16, 128, 28)):  # fmt: skip
+        for batch, channels, side in (
+            (32, 64, 112), (32, 256, 56), (32, 512, 28), (32, 2048, 7), (4, 64, 56),
+            (16, 64, 56), (16, 256, 14), (16, 1024, 14), (16, 128, 28),
+        ):  # fmt: skip
             yield Case(partial(batch_norm, *(batch, channels, side, side), dtype))
         yield Case(partial(through, lambda x: F.max_pool2d(x, 3, 2, 1), (32, 64, 112, 112), dtype))
         yield Case(partial(through, lambda x: F.adaptive_avg_pool2d(x, 1), (32, 2048, 7, 7), dtype))
