@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import time
 from collections import defaultdict
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import DeviceError
+from trainatomy.gpu.calibrate_environment import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -79,6 +77,7 @@ def calibrate(
 def groups() -> dict[str, Callable[[], Iterable[Case]]]:
     """The groups of cases, most wanted first."""
     from trainatomy.gpu import calibrate_cases as cases
+    from trainatomy.gpu import calibrate_lists as lists
     from trainatomy.gpu import calibrate_traffic as traffic
 
     return {
@@ -86,17 +85,17 @@ def groups() -> dict[str, Callable[[], Iterable[Case]]]:
         "element-wise": traffic.elementwise,
         "normalisations": traffic.normalisations,
         "attention": cases.attention,
-        "optimizers": traffic.optimizers,
+        "optimizers": lists.optimizers,
         "batched products": cases.batched_products,
         "losses": traffic.losses,
         "rows of scores": traffic.rows_of_scores,
         "broadcast": traffic.broadcast,
         "tables": traffic.tables,
-        "small ones": traffic.small_ones,
+        "small ones": lists.small_ones,
         "convolutions": cases.convolutions,
         "image operators": cases.image_operators,
         "grouped products": cases.grouped_products,
-        "transfers": traffic.transfers,
+        "transfers": lists.transfers,
     }
 
 
@@ -196,54 +195,6 @@ def _l2_bytes() -> int:
     import torch
 
     return int(torch.cuda.get_device_properties(0).L2_cache_size)
-
-
-def environment() -> dict[str, Any]:
-    """Where the measurement was taken."""
-    import torch
-
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "gpu": properties.name,
-        "capability": [properties.major, properties.minor],
-        "multiprocessors": properties.multi_processor_count,
-        "l2_bytes": properties.L2_cache_size,
-        "memory_bytes": properties.total_memory,
-        "driver": _driver(),
-        "versions": {name: metadata.version(name) for name in ("torch", "trainatomy") if _installed(name)},
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "processor": _processor(),
-        "python": platform.python_version(),
-        "date": datetime.now(UTC).date().isoformat(),
-    }
-
-
-def _installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _driver() -> str | None:
-    from trainatomy.errors import MissingLibrary
-    from trainatomy.gpu import nvml
-
-    try:
-        with nvml.session() as driver:
-            return driver.version
-    except (MissingLibrary, DeviceError):
-        return None
-
-
-def _processor() -> str:
-    """The CPU's model, as Linux names it."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def write(calibration: dict[str, Any], path: Path) -> None:
