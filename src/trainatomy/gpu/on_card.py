@@ -7,26 +7,25 @@ import importlib.metadata
 import platform
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
-from trainatomy.facts.workspaces import workspaces
-from trainatomy.gpu import nvml, tape
+from trainatomy.gpu import nvml
 from trainatomy.gpu.job import warm_up_steps
 from trainatomy.gpu.meter import Meter
+from trainatomy.gpu.recorded import with_bill
 from trainatomy.gpu.reporting import Reporter
 from trainatomy.gpu.scribe import Scribe
-from trainatomy.gpu.settled import Failure, Place, counted, real_bill
-from trainatomy.gpu.throughput import throughput, tokens_per_sample
+from trainatomy.gpu.settled import Failure
 from trainatomy.gpu.watch import EnoughSteps, Patience, Watch
 from trainatomy.results.bill import Instant, Measurement
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
+from trainatomy.training.throughput import throughput, tokens_per_sample
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -204,57 +203,6 @@ def _measurement(job: Job, workload: Workload, meter: Meter, watch: Watch, end: 
         out_of_memory=None if end.failure is None else end.failure.point(),
         notes=meter.notes(),
     )
-
-
-def with_bill(
-    measurement: Measurement, job: Job, workload: Workload, scribe: Scribe, failure: Failure | None
-) -> Measurement:
-    """The measurement with what the recorded allocations say; they are kept in ``job.tape`` where that is named."""
-    history = tape.from_trace(_case(measurement), _trace(), scribe.notes)
-    notes, tape_file = list(measurement.notes), None
-    if job.tape is not None:
-        try:
-            tape.write(history, job.tape)
-            tape_file = str(job.tape)
-        except OSError as error:
-            notes.append(f"the stream of allocations could not be kept in {job.tape}: {error.strerror or error}")
-    measurement = replace(measurement, tape_file=tape_file)
-    if job.record:
-        version = _torch_version()
-        settings = AllocatorSettings.parse(workload.allocator, version)
-        sizes = workspaces(torch.cuda.get_device_capability(0), version)
-        place = Place(settings, torch.cuda.get_device_properties(0).total_memory, sizes)
-        bill = real_bill(history, place, counted(measurement), scribe.followed, failure)
-        notes += bill.notes
-        point = bill.out_of_memory or measurement.out_of_memory
-        measurement = replace(measurement, memory=bill.memory, modules=bill.modules, out_of_memory=point)
-    return replace(measurement, notes=tuple(notes))
-
-
-def _torch_version() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
-def _case(measurement: Measurement) -> dict[str, Any]:
-    names = (
-        "name",
-        "workload",
-        "status",
-        "gpu",
-        "versions",
-        "date",
-        "peak_allocated_bytes",
-        "peak_reserved_bytes",
-        "steps",
-    )
-    return {name: getattr(measurement, name) for name in names}
-
-
-def _trace() -> list[dict[str, Any]]:
-    torch.cuda.synchronize()
-    traces: list[list[dict[str, Any]]] = torch.cuda.memory._snapshot()["device_traces"]
-    return traces[torch.cuda.current_device()]
 
 
 def _versions() -> dict[str, str]:
