@@ -16,6 +16,7 @@ from trainatomy.ledger.rules import bytes_per_parameter
 from trainatomy.ledger.settlement import Settlement, settle, verdict
 from trainatomy.ledger.timeline import timeline as over_steps
 from trainatomy.results.bill import Basis, CardSummary, Fact, Measurement, Prediction
+from trainatomy.results.time import Time
 from trainatomy.units import human_bytes
 from trainatomy.workload.schema import Workload
 
@@ -40,15 +41,17 @@ def predict(
     gpu: str | None = None,
     timeline: bool = False,
     trust_remote_code: bool = False,
+    calibration: Calibration | None = None,
     **train: Any,
 ) -> Prediction:
-    """What one training step holds in GPU memory, without a GPU.
+    """What one training step holds in GPU memory and how long it takes, without a GPU.
 
     ``what``: a workload, or a live module, which is neither touched nor moved.  For a module: ``batch`` is a mapping of
     tensors (any device; only their shapes, types and the values of small integer tensors matter) or a function of the
     batch size that makes one (a transformers model needs none); ``optimizer`` a name of ``TrainingArguments.optim`` or
     a class; ``train`` settings by their names in ``TrainingArguments`` (``bf16=True``,
-    ``gradient_accumulation_steps=4``), and ``loop`` ("pytorch" unless said).
+    ``gradient_accumulation_steps=4``), and ``loop`` ("pytorch" unless said).  ``calibration``: of a machine
+    (``trainatomy calibrate``), for the time; else what ships for the card, or its data sheet.
 
     Raises ``WorkloadError``, ``MissingLibrary``, ``NetworkError``, ``FactoryError``, ``SimulationError``.
     """
@@ -65,10 +68,12 @@ def predict(
         workload, make_batch = described(what, batch, optimizer, gpu, train)
         with user_code(f"{type(what).__name__}: its forward"):
             simulation = simulate(workload, workload.card(), model=lambda: on_meta(what), make_batch=make_batch)
-    return _prediction(workload, simulation, timeline, started)
+    return _prediction(workload, simulation, timeline, started, calibration)
 
 
-def _prediction(workload: Workload, simulation: Simulation, timeline: bool, started: float) -> Prediction:
+def _prediction(
+    workload: Workload, simulation: Simulation, timeline: bool, started: float, calibration: Calibration | None
+) -> Prediction:
     card = workload.card()
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     era = "eager-cuda-11" if workload.era == "2022" and "eager-cuda-11" in card.contexts else "lazy"
@@ -91,8 +96,27 @@ def _prediction(workload: Workload, simulation: Simulation, timeline: bool, star
         notes=simulation.notes,
         out_of_memory=settled.out_of_memory,
         timeline=over_steps(simulation.tape, settled.purposes, settled.sizes) if timeline else (),
+        time=_time(workload, simulation, calibration),
         seconds_taken=time.perf_counter() - started,
         versions=_versions(),
+    )
+
+
+def _time(workload: Workload, simulation: Simulation, calibration: Calibration | None) -> Time | None:
+    """The step's time; nothing of what ran in 2022, whose kernels and host nobody measured."""
+    from trainatomy.clock.step import time_of
+    from trainatomy.training.throughput import samples_per_step
+
+    if workload.era == "2022":
+        return None
+    return time_of(
+        simulation.operations,
+        workload.card(),
+        loop="inference" if workload.mode == "inference" else workload.loop,
+        tf32=bool(workload.train.tf32),
+        samples=samples_per_step(workload),
+        tokens_per_sample=simulation.tokens_per_sample,
+        calibration=calibration,
     )
 
 

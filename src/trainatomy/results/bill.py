@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from trainatomy.results.time import Time
+
 Verdict = Literal["fits", "tight", "does not fit"]
 Basis = Literal["measured", "computed", "assumed"]
 
@@ -170,6 +172,7 @@ class Prediction:
     timeline: tuple[TimelinePoint, ...]
     seconds_taken: float
     versions: dict[str, str]
+    time: Time | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from trainatomy.training.model import build_model, unwrap
 from trainatomy.training.positions import sequence_note
 from trainatomy.training.process import preload
 from trainatomy.training.run import run
+from trainatomy.training.throughput import tokens_per_sample
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.schema import Workload
 from trainatomy.world.eras import software_of
@@ -47,6 +48,7 @@ class Simulation:
     libraries: frozenset[str]
     notes: tuple[str, ...]
     operations: Operations = field(default_factory=Operations)
+    tokens_per_sample: int | None = None
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -98,7 +100,8 @@ def simulate(
     counts = sum(p.numel() for p in built.parameters()), sum(p.numel() for p in built.parameters() if p.requires_grad)
     used = world.recorder.libraries | {"kernels"} | ({"training"} if workload.mode == "training" else set())
     notes, operations = _notes(workload, built), world.recorder.operations.operations
-    return Simulation(world.tape, *counts, steps, version, frozenset(used), notes, operations)
+    tokens = tokens_per_sample(workload, built)
+    return Simulation(world.tape, *counts, steps, version, frozenset(used), notes, operations, tokens)
 
 
 def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:

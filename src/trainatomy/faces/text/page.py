@@ -8,6 +8,7 @@ from rich.text import Text
 from trainatomy.faces.text.bill import Bill, counters
 from trainatomy.faces.text.evidence import facts_table, modules_table, parameters_body, parameters_title
 from trainatomy.faces.text.rendering import bullets, section
+from trainatomy.faces.text.time import time_line, time_table
 from trainatomy.faces.text.timeline import Timeline
 from trainatomy.faces.text.verdict import instant_phrase, out_of_memory_line, verdict_line
 from trainatomy.results.bill import Prediction
@@ -20,6 +21,8 @@ def prediction_page(prediction: Prediction) -> Group:
     parts: list[RenderableType] = [verdict_line(prediction)]
     if prediction.out_of_memory is not None:
         parts.append(out_of_memory_line(prediction.out_of_memory))
+    if prediction.time is not None:
+        parts.append(time_line(prediction.time))
     parts.append(section(f"{prediction.name}: device memory at its peak, in bytes that add up", Bill(memory)))
     parts.append(section(f"The peak is {instant_phrase(memory.peak)}"))
     parts.append(section("What PyTorch would report", counters(memory)))
@@ -30,6 +33,8 @@ def prediction_page(prediction: Prediction) -> Group:
     parts.append(section(parameters_title(figures), parameters_body(figures)))
     if prediction.timeline:
         parts.append(section("Allocated over the steps, at the largest of each phase", Timeline(prediction.timeline)))
+    if prediction.time is not None:
+        parts.append(section("A step's time", time_table(prediction.time)))
     if prediction.facts:
         parts.append(section("What this rests on", facts_table(prediction.facts)))
     if prediction.notes:

@@ -1,0 +1,110 @@
+"""The time of a step: prices, both clocks, and what they say together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.clock.issue import HostCosts, from_microseconds, issue_seconds, loop_seconds
+from trainatomy.clock.kernels import KernelCost, general_rule_only, kernel_seconds
+from trainatomy.clock.prices import Prices, prices_of, shipped_prices
+from trainatomy.clock.two_clocks import Course, run
+from trainatomy.facts.data import read_yaml
+from trainatomy.facts.hosts import reference_host
+from trainatomy.results.operations import Operations
+from trainatomy.results.time import Bound, Time
+
+if TYPE_CHECKING:
+    from trainatomy.facts.calibrations import Calibration
+    from trainatomy.facts.cards import Card
+
+
+def time_of(
+    operations: Operations,
+    card: Card,
+    *,
+    loop: str,
+    tf32: bool,
+    samples: int,
+    tokens_per_sample: int | None,
+    calibration: Calibration | None = None,
+) -> Time:
+    """How long the step takes on ``card``. ``loop``: trainer, pytorch or inference; ``samples``: of one step;
+    ``calibration``: of a machine, in place of what ships."""
+    prices = prices_of(card, calibration, tf32=tf32) if calibration else shipped_prices(card, tf32)
+    costs, host = _host(calibration)
+    kernels = [kernel_seconds(call, prices) for call in operations.calls]
+    busy = [(prices.busy_seconds(kernel), kernel.launches) for kernel in kernels]
+    issue = list(issue_seconds(operations, costs, loop))
+    course = run(operations, issue, busy, costs, loop_seconds(operations, costs, loop))
+    bound = bound_by(operations, kernels, course)
+    low, high = _interval("calibrated" if prices.calibrated else "uncalibrated", bound)
+    flop = sum((operations.calls[one.call].flop or 0) * one.repeats for one in operations.operations)
+    at_peak, attainable = _utilisation(operations, prices, course.seconds)
+    rate = samples / course.seconds
+    return Time(
+        step_seconds=course.seconds,
+        interval_seconds=(course.seconds * low, course.seconds * high),
+        samples_per_second=rate,
+        tokens_per_second=None if tokens_per_sample is None else rate * tokens_per_sample,
+        bound_by=bound,
+        gpu_seconds=course.gpu_seconds,
+        host_seconds=course.host_seconds,
+        phases=course.phase_gpu_seconds,
+        flop=flop,
+        flop_per_second=flop / course.seconds,
+        model_flop_utilisation=at_peak,
+        attainable_utilisation=attainable,
+        launches=sum(kernels[one.call].launches * one.repeats for one in operations.operations),
+        priced_by=prices.source,
+        host=host,
+        general_rule_only=tuple(sorted(general_rule_only(operations.calls))),
+    )
+
+
+def seconds_of_operations(operations: Operations, card: Card, *, tf32: bool) -> list[float]:
+    """The GPU's seconds for each operation, in order; once, however often it repeats."""
+    prices = shipped_prices(card, tf32)
+    seconds = [kernel_seconds(call, prices).seconds for call in operations.calls]
+    return [seconds[operation.call] for operation in operations.operations]
+
+
+def bound_by(operations: Operations, kernels: list[KernelCost], course: Course) -> Bound:
+    """The host, where its work takes longer than the GPU's; else arithmetic or bandwidth, whichever bounds the kernels
+    that take most of the time."""
+    if course.host_seconds > course.gpu_seconds:
+        return "host"
+    arithmetic = traffic = 0.0
+    for operation in operations.operations:
+        kernel = kernels[operation.call]
+        if kernel.flop_seconds > kernel.bytes_seconds:
+            arithmetic += kernel.seconds * operation.repeats
+        else:
+            traffic += kernel.seconds * operation.repeats
+    return "arithmetic" if arithmetic > traffic else "memory bandwidth"
+
+
+def _utilisation(operations: Operations, prices: Prices, seconds: float) -> tuple[float | None, float | None]:
+    """The model's FLOP at the peak of each precision, and at what products attain of it, over the step's time."""
+    ideal = 0.0
+    for operation in operations.operations:
+        call = operations.calls[operation.call]
+        if call.flop and operation.phase != "recompute" and call.inputs:
+            ideal += call.flop * operation.repeats / prices.chip.rate(prices.chip.precision(call.inputs[-1].dtype))
+    if not ideal:
+        return None, None
+    attainable: Mapping[str, Any] = read_yaml("efficiency.yaml")["attainable"]
+    share = attainable.get(".".join(map(str, prices.chip.capability)))
+    return ideal / seconds, None if share is None else ideal / seconds / share
+
+
+def _host(calibration: Calibration | None) -> tuple[HostCosts, str]:
+    known = reference_host()
+    factors = calibration.sections.get("host", {}).get("factors") if calibration else None
+    name = f"{known.name}, by the calibration's factors" if factors else known.name
+    return from_microseconds(known.microseconds, factors), name
+
+
+def _interval(basis: str, bound: Bound) -> tuple[float, float]:
+    low, high = read_yaml("intervals.yaml")[basis]["host" if bound == "host" else "gpu"]
+    return low, high
