@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import torch
 from trainatomy.errors import DeviceError
 from trainatomy.gpu import profile as profiling
 from trainatomy.gpu.profile import Profiled, ProfiledStep, tree
-from trainatomy.gpu.profile_join import joined
+from trainatomy.gpu.profile_join import _common, joined
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.workload import Workload
 
@@ -73,6 +74,36 @@ def test_repeats_are_unrolled_as_a_whole() -> None:
     found = joined(predicted((MM, 2), (OTHER, 2)), tree)
     assert list(found.seconds) == [2.0, 6.0]
     assert found.joined.of == 4
+
+
+def test_a_step_that_repeats_itself_is_followed_layer_by_layer() -> None:
+    """50 layers of 8 products; every 23rd is missing in the profile, every fifth has a stranger behind it, every 29th
+    comes twice."""
+    layer = [MM._replace(inputs=(array(8, 4 + place), array(4 + place, 2, storage=1))) for place in range(8)]
+    rows: list[Profiled] = []
+    for place, call in enumerate(layer * 50):
+        copies = 0 if place % 23 == 22 else 2 if place % 29 == 28 else 1
+        rows += [mm(float(place), *(tensor.shape for tensor in call.inputs))] * copies
+        if place % 5 == 0:
+            rows.append(Profiled("aten::topk", (), 0.5))
+    operations = Operations(layer, [Operation(0, place % 8, "forward", "", 0, 1) for place in range(400)])
+    found = joined(operations, rows)
+    assert [s for p, s in enumerate(found.seconds) if s is not None and s != p] == []
+    assert found.joined.operations == 400 - 400 // 23
+    assert found.joined.only_measured["aten::topk"] == 80
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_alignment_is_a_longest_common_subsequence(seed: int) -> None:
+    draw = random.Random(seed)
+    first, second = ([(draw.choice("abc"), ()) for _ in range(draw.randrange(14))] for _ in range(2))
+    longest = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
+    for i, one in enumerate(first):
+        for j, other in enumerate(second):
+            longest[i + 1][j + 1] = longest[i][j] + 1 if one == other else max(longest[i][j + 1], longest[i + 1][j])
+    pairs = _common(first, second)
+    assert len(pairs) == longest[-1][-1] and pairs == sorted(pairs)
+    assert all(first[i] == second[j] for i, j in pairs)
 
 
 def event(name: str, start: float, kernels: list[tuple[str, float]], *children: Any, kind: str = "CPU") -> Any:

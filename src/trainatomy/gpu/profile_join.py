@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from trainatomy.anatomy.anatomy import Profile
@@ -18,6 +17,7 @@ from trainatomy.gpu.profile import Profiled
 from trainatomy.results.anatomy import Joined
 from trainatomy.results.operations import Operations
 
+_MOST_EDITS = 1500
 _Key = tuple[str, tuple[tuple[int, ...], ...]]
 
 
@@ -37,9 +37,11 @@ def joined(operations: Operations, tree: Iterable[Profiled]) -> Profile:
     measured = [row for root in tree for row in _walk(root, names)]
     found: dict[int, list[float]] = defaultdict(list)
     used: set[int] = set()
-    for place, other in _pairs(predicted, [_key(row.name, row.shapes, lists) for row in measured]):
-        found[order[place]].append(measured[other].seconds)
-        used.add(other)
+    known = [place for place, row in enumerate(measured) if row.name in names]
+    keys = [_key(measured[place].name, measured[place].shapes, lists) for place in known]
+    for place, other in _pairs(predicted, keys):
+        found[order[place]].append(measured[known[other]].seconds)
+        used.add(known[other])
     matched = sum(len(times) for times in found.values())
     seconds: list[float | None] = [None] * len(operations.operations)
     for index, times in found.items():
@@ -95,11 +97,64 @@ def _walk(node: Profiled, names: set[str]) -> Iterator[_Measured]:
 
 
 def _pairs(first: list[_Key], second: list[_Key]) -> Iterator[tuple[int, int]]:
-    """Positions that belong together: equal by name and shapes, then, in the gaps between, by name alone."""
-    for tag, a, a_end, b, b_end in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
-        if tag == "equal":
-            yield from zip(range(a, a_end), range(b, b_end), strict=True)
-        elif tag == "replace":
-            names = [key[0] for key in first[a:a_end]], [key[0] for key in second[b:b_end]]
-            for block in SequenceMatcher(None, *names, autojunk=False).get_matching_blocks():
-                yield from ((a + block.a + i, b + block.b + i) for i in range(block.size))
+    """Positions that belong together: equal by name and shapes in the longest common subsequence; in a gap between, by
+    name, where both sides have a name equally often."""
+    i = j = 0
+    for a, b in [*_common(first, second), (len(first), len(second))]:
+        there = _by_name(second, j, b)
+        for name, places in _by_name(first, i, a).items():
+            if len(places) == len(there.get(name, ())):
+                yield from zip(places, there[name], strict=True)
+        if a < len(first) and b < len(second):
+            yield a, b
+        i, j = a + 1, b + 1
+
+
+def _by_name(keys: list[_Key], start: int, end: int) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for place in range(start, end):
+        found[keys[place][0]].append(place)
+    return found
+
+
+def _common(first: list[_Key], second: list[_Key]) -> list[tuple[int, int]]:
+    """Pairs of the longest common subsequence, by the greedy algorithm of Myers ("An O(ND) Difference Algorithm and Its
+    Variations", 1986): quick where the lists are nearly the same, and it knows no preference for long stretches, which
+    in a step that repeats itself layer by layer may lie in different layers.
+
+    Given up at ``_MOST_EDITS`` differences, with what was found up to there.
+    """
+    reach, course = {1: 0}, []
+    for edits in range(min(len(first) + len(second), _MOST_EDITS) + 1):
+        course.append(dict(reach))
+        for diagonal in range(-edits, edits + 1, 2):
+            down = diagonal == -edits or (
+                diagonal != edits and reach.get(diagonal - 1, -1) < reach.get(diagonal + 1, -1)
+            )
+            i = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
+            while i < len(first) and i - diagonal < len(second) and first[i] == second[i - diagonal]:
+                i += 1
+            reach[diagonal] = i
+            if i >= len(first) and i - diagonal >= len(second):
+                return _traced(course, i, i - diagonal)
+    diagonal = max(reach, key=lambda k: 2 * reach[k] - k)
+    return _traced(course, reach[diagonal], reach[diagonal] - diagonal)
+
+
+def _traced(course: list[dict[int, int]], i: int, j: int) -> list[tuple[int, int]]:
+    """The pairs on the way back from (i, j)."""
+    pairs = []
+    for edits in range(len(course) - 1, -1, -1):
+        reach, diagonal = course[edits], i - j
+        down = diagonal == -edits or (diagonal != edits and reach.get(diagonal - 1, -1) < reach.get(diagonal + 1, -1))
+        before = diagonal + 1 if down else diagonal - 1
+        start = reach[before]
+        begin = start if down else start + 1
+        while i > begin and edits:
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+        if not edits:
+            pairs += [(place, place) for place in range(i - 1, -1, -1)]
+            break
+        i, j = start, start - before
+    return pairs[::-1]

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
-from trainatomy.results.operations import Array, Call, Operation, Operations
+from trainatomy.results.operations import Call, Operation, Operations
+from trainatomy.world.calls import Places, Seen, arrays, described, storages_of, text
 from trainatomy.world.modules import ModuleTracker
 from trainatomy.world.storages import Storages
 
@@ -79,7 +79,7 @@ class OperationWriter:
         argument. Call with torch functions disabled."""
         if self.whole or func.namespace == "profiler" or (self._skips and self._is_placeholder(func)):
             return
-        places = _Places()
+        places = Places()
         given = tuple([self._seen(value, places) for value in args])
         named = tuple([(name, self._seen(value, places)) for name, value in kwargs.items()]) if kwargs else ()
         before = len(places.storages)
@@ -88,7 +88,7 @@ class OperationWriter:
         index = self._indices.get(key)
         if index is None:
             no_new = len(places.storages) == before
-            index = self._intern(key, _described(func, args, kwargs, result, key[1:4], in_place, no_new))
+            index = self._intern(key, described(func, args, kwargs, result, key[1:4], in_place, no_new))
         self._append(index, event, made, places)
 
     def write_one(
@@ -98,13 +98,13 @@ class OperationWriter:
         if not self.recording:
             return
         with torch._C.DisableTorchFunction():
-            places = _Places()
+            places = Places()
             given, made = self._seen(tuple(inputs), places), self._seen(tuple(outputs), places)
             key = (name, given, made, tuple(numbers.items()), written)
             index = self._indices.get(key)
             if index is None:
-                texts = tuple((key, _text(value)) for key, value in numbers.items())
-                call = Call(name, _arrays(given), _arrays(made), numbers=texts, written=written)
+                texts = tuple((key, text(value)) for key, value in numbers.items())
+                call = Call(name, arrays(given), arrays(made), numbers=texts, written=written)
                 index = self._intern(key, call)
             self._append(index, event, made, places)
 
@@ -130,9 +130,9 @@ class OperationWriter:
             index = self._intern(call, call) if index is None else index
             self.operations.operations[-1] = last._replace(call=index)
 
-    def _append(self, index: int, event: int, made: Any, places: _Places) -> None:
+    def _append(self, index: int, event: int, made: Any, places: Places) -> None:
         keys = list(places.storages)
-        numbers = [self._number_of(keys[place]) for place in dict.fromkeys(_made(made))]
+        numbers = [self._number_of(keys[place]) for place in dict.fromkeys(storages_of(made))]
         outputs = tuple([number for number in numbers if number is not None and number >= 0])
         operation = Operation(
             event, index, self.phase(), self._modules.current(), self.micro_step, self.repeats, outputs
@@ -144,14 +144,14 @@ class OperationWriter:
         self.operations.calls.append(call)
         return index
 
-    def _seen(self, value: Any, places: _Places) -> Any:
-        """A value as a part of the key: tensors as ``_Seen``, lists as tuples."""
+    def _seen(self, value: Any, places: Places) -> Any:
+        """A value as a part of the key: tensors as ``Seen``, lists as tuples."""
         if isinstance(value, torch.Tensor):
             storage = value.untyped_storage()._cdata
             place = places.storages.setdefault(storage, len(places.storages))
             part = places.parts.setdefault((storage, int(value.storage_offset())), len(places.parts))
             on_host = storage in self._storages._host if value.is_meta else True
-            return _Seen((value.shape, value.stride(), value.dtype, place, on_host, part))
+            return Seen((value.shape, value.stride(), value.dtype, place, on_host, part))
         if isinstance(value, (list, tuple)):
             return tuple([self._seen(item, places) for item in value])
         return None if isinstance(value, torch.Generator) else value
@@ -159,103 +159,3 @@ class OperationWriter:
     def _is_placeholder(self, func: Any) -> bool:
         self._skips = False
         return bool(func._schema.name == "aten::zeros")
-
-
-class _Places:
-    """The storages of one call by their keys, and the places in them where its tensors begin, each numbered."""
-
-    __slots__ = ("parts", "storages")
-
-    def __init__(self) -> None:
-        self.storages: dict[int, int] = {}
-        self.parts: dict[tuple[int, int], int] = {}
-
-
-class _Seen(tuple[Any, ...]):
-    """Shape, strides, dtype, place of the storage among those of the call, whether it is the host's, and the place of
-    its first element."""
-
-    __slots__ = ()
-
-
-def _made(seen: Any) -> list[int]:
-    """The places of the storages of a key's tensors."""
-    if type(seen) is _Seen:
-        return [seen[3]]
-    return [place for item in seen for place in _made(item)] if type(seen) is tuple else []
-
-
-def _arrays(seen: Any) -> tuple[Array, ...]:
-    """The tensors of a key, flattened."""
-    if type(seen) is _Seen:
-        shape, strides, dtype, place, on_host, part = seen
-        return (Array(tuple(shape), tuple(strides), _text(dtype), dtype.itemsize, place, on_host, part),)
-    return tuple(array for item in seen for array in _arrays(item)) if type(seen) is tuple else ()
-
-
-def _text(value: Any) -> str:
-    return str(value).removeprefix("torch.").replace("meta", "cuda")
-
-
-def _described(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    result: Any,
-    seen: tuple[Any, Any, Any],
-    in_place: bool,
-    no_new_storage: bool,
-) -> Call:
-    """The call as a value; runs once for each distinct one."""
-    schema = func._schema
-    inputs: list[Array] = []
-    lengths: list[int] = []
-    numbers: list[tuple[str, str]] = []
-    written: list[int] = []
-    by_name = dict(seen[1])
-    for position, argument in enumerate(schema.arguments):
-        value = seen[0][position] if position < len(seen[0]) else by_name.get(argument.name)
-        arrays = _arrays(value)
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written.extend(range(len(inputs), len(inputs) + len(arrays)))
-        inputs.extend(arrays)
-        if type(value) is tuple and (arrays or "Tensor" in str(argument.type)):
-            lengths.append(len(arrays))
-            if len(arrays) < len(value):  # indices: which dimensions are indexed
-                numbers.append((argument.name, ", ".join("*" if type(item) is _Seen else "None" for item in value)))
-        elif value is not None and not arrays:
-            numbers.append((argument.name, _text(list(value) if type(value) is tuple else value)))
-    outputs = _arrays(seen[2])
-    name = schema.name
-    if in_place:
-        outputs = tuple(array._replace(storage=inputs[0].storage) for array in outputs)
-        written, name = [0], _in_place_name(name)
-    is_view = bool(outputs) and no_new_storage and not written
-    return Call(
-        name,
-        tuple(inputs),
-        outputs,
-        tuple(lengths),
-        tuple(numbers),
-        _flop(func, args, kwargs, result),
-        tuple(written),
-        is_view,
-        torch.Tag.pointwise in func.tags,
-    )
-
-
-def _in_place_name(name: str) -> str:
-    space, _, operator = name.partition("::")
-    return f"{name}_" if hasattr(getattr(torch.ops, space), f"{operator}_") else name
-
-
-def _flop(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
-    """By torch's registry, as ``FlopCounterMode`` calls it (torch/utils/flop_counter.py); None where it has no formula
-    or the formula does not take these shapes."""
-    formula = flop_registry.get(func._overloadpacket)
-    if formula is None:
-        return None
-    try:
-        return int(formula(*args, **kwargs, out_val=result))
-    except AssertionError:
-        return None

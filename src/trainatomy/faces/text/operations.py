@@ -59,7 +59,7 @@ def _groups(groups: Sequence[GroupShare]) -> Table:
             table.add_row(Text(PHASES.get(phase, phase), style="bold"))
         held = "" if row.peak_bytes is None else human_bytes(row.peak_bytes)
         table.add_row(
-            f" {TITLES[row.group].removeprefix('tensor ').removeprefix('statistical ')}",
+            f" {_short(row.group)}",
             f"{row.operations:,}",
             _flop(row.flop),
             human_bytes(row.bytes),
@@ -84,7 +84,7 @@ def _times(groups: Sequence[GroupShare]) -> Table:
             phase = row.phase
             table.add_row(Text(PHASES.get(phase, phase), style="bold"))
         table.add_row(
-            f" {TITLES[row.group].removeprefix('tensor ').removeprefix('statistical ')}",
+            f" {_short(row.group)}",
             _duration(row.seconds),
             _share(row.seconds_share),
             _duration(row.measured_seconds),
@@ -127,13 +127,14 @@ def _heaviest(anatomy: Anatomy) -> Table:
 
 
 def _shapes(shapes: Sequence[WastefulShape], most: int = 12) -> Group:
-    table = figures("product", "what", numbers=("used", "of FLOP", "gain"), folded=1)
+    priced = any(shape.gain_seconds is not None for shape in shapes)
+    table = figures("product", "what", numbers=("used", "of FLOP", *(["gain"] if priced else [])), folded=1)
     for shape in shapes[:most]:
         batch, m, n, k = shape.shape
         product = f"{shape.operation.removeprefix('aten::')} {f'{batch}×' if batch > 1 else ''}[{m},{k}]×[{k},{n}]"
-        gain = "" if shape.gain_seconds is None else _duration(shape.gain_seconds)
         what = f"{shape.module or '-'}, {shape.phase}, {times(shape.calls)}: {_remark(shape)}"
-        table.add_row(product, what, f"{100 * shape.used:.0f} %", _share(shape.flop_share), gain)
+        gain = [_duration(shape.gain_seconds)] if priced else []
+        table.add_row(product, what, f"{100 * shape.used:.0f} %", _share(shape.flop_share), *gain)
     left = len(shapes) - most
     return Group(table, Text(f"and {left} more (--json lists them)", style="dim")) if left > 0 else Group(table)
 
@@ -172,6 +173,10 @@ def _joined(joined: Joined) -> list[str]:
         if names:
             lines.append(f"{said}: " + ", ".join(f"{name} ({times(count)})" for name, count in names.items()))
     return lines
+
+
+def _short(group: str) -> str:
+    return TITLES[group].removeprefix("tensor ").removeprefix("statistical ").removesuffix(" operators")
 
 
 def _flop(count: int) -> str:
