@@ -35,6 +35,7 @@ def label_the_rest(tape: Tape, sizes: Workspaces | None, followed: Sequence[int]
     strangers = echo(tape, followed) if followed else ()
     lives = lifetimes(tape)
     label_inputs(tape, lives)
+    label_inputs_of_forward(tape, lives)
     if sizes is not None and not sizes.per_call:
         label_workspaces(tape, lives, "cublas_workspace", sizes.cublas_bytes)
         label_workspaces(tape, lives, "cublaslt_workspace", sizes.cublaslt_bytes)
@@ -56,6 +57,27 @@ def label_inputs(tape: Tape, lives: Lifetimes) -> None:
         between = mark > 0 and tape.marks[mark - 1].name in BETWEEN_STEPS
         if between and following < len(starts) and lives.died[number] >= starts[following]:
             tape.labels[number] = "input"
+
+
+def label_inputs_of_forward(tape: Tape, lives: Lifetimes) -> None:
+    """What a forward allocates before its first module is called, and still holds then, came as its input: the loop of
+    inference moves its batch there. Says nothing of a forward whose modules are not known."""
+    for mark in tape.marks:
+        if mark.name != "forward":
+            continue
+        before: list[int] = []
+        for index in range(mark.event, len(tape.events)):
+            event = tape.events[index]
+            if event.action != "alloc":
+                continue
+            origin = tape.origins[event.allocation]
+            if origin.phase != "forward":
+                break
+            if origin.module:
+                held = [number for number in before if lives.died[number] > index and number not in tape.labels]
+                tape.labels |= dict.fromkeys(held, "input")
+                break
+            before.append(event.allocation)
 
 
 def label_workspaces(tape: Tape, lives: Lifetimes, label: str, size: int) -> None:
