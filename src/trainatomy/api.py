@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from trainatomy.anatomy.anatomy import Clock as OperationClock
     from trainatomy.facts.calibrations import Calibration
     from trainatomy.gpu.reporting import Progress
     from trainatomy.results.anatomy import Anatomy
+    from trainatomy.results.operations import Operations
     from trainatomy.world.simulate import Simulation
 
 Batch = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
@@ -169,9 +171,17 @@ def compare(
     return tuple(predict(workload, timeline=timeline, trust_remote_code=trust_remote_code) for workload in workloads)
 
 
-def ops(workload: Workload, *, top: int = 15, measured: bool = False, trust_remote_code: bool = False) -> Anatomy:
-    """The anatomy of one step's operations: FLOP, bytes and memory by group and phase, the ``top`` heaviest ones,
-    shapes that waste the card. ``measured``: with a profile of this machine's GPU beside it.
+def ops(
+    workload: Workload,
+    *,
+    top: int = 15,
+    measured: bool = False,
+    calibration: Calibration | None = None,
+    trust_remote_code: bool = False,
+) -> Anatomy:
+    """The anatomy of one step's operations: FLOP, bytes, time and memory by group and phase, the ``top`` heaviest ones,
+    shapes that waste the card. ``measured``: with a profile of this machine's GPU beside it; ``calibration``: of a
+    machine (without it, what ships).
 
     Raises what ``predict`` raises, and ``DeviceError`` where there is no GPU to profile on.
     """
@@ -191,6 +201,7 @@ def ops(workload: Workload, *, top: int = 15, measured: bool = False, trust_remo
         from trainatomy.gpu.profile_join import joined
 
         profile = joined(operations, run_profile(workload))
+    clock = _clock(workload, operations, calibration)
     published = is_encoder_layer(workload)
     return anatomise(
         workload.name or _name(workload),
@@ -198,12 +209,32 @@ def ops(workload: Workload, *, top: int = 15, measured: bool = False, trust_remo
         card,
         operations,
         peak=held_by_group(tape, held_at_peak(tape, settled.sizes), settled.sizes),
+        clock=clock,
         profile=profile,
         scope=SCOPE if published else None,
         tf32=bool(workload.train.tf32),
         top=top,
         published=published_shares() if published else None,
-        notes=published_notes(operations) if published else (),
+        notes=published_notes(operations, clock.times if clock else None) if published else (),
+    )
+
+
+def _clock(workload: Workload, operations: Operations, calibration: Calibration | None) -> OperationClock | None:
+    """GPU seconds of each operation; nothing of what ran in 2022 (see ``_time``)."""
+    from trainatomy.anatomy.anatomy import Clock
+    from trainatomy.anatomy.table import Timed
+    from trainatomy.clock.kernels import kernel_seconds
+    from trainatomy.clock.prices import prices_of, shipped_prices
+
+    if workload.era == "2022":
+        return None
+    card, tf32 = workload.card(), bool(workload.train.tf32)
+    prices = prices_of(card, calibration, tf32=tf32) if calibration else shipped_prices(card, tf32)
+    costs = [kernel_seconds(call, prices) for call in operations.calls]
+    bounds = ["arithmetic" if cost.flop_seconds > cost.bytes_seconds else "memory bandwidth" for cost in costs]
+    by_call = [Timed(cost.seconds, bound) for cost, bound in zip(costs, bounds, strict=True)]
+    return Clock(
+        [by_call[one.call] for one in operations.operations], lambda call: kernel_seconds(call, prices).seconds
     )
 
 

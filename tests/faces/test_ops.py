@@ -50,7 +50,8 @@ def test_the_page_says_what_the_value_says(anatomy: Anatomy) -> None:
     assert "encoder layer on v100-16gb: 55 operations in one step, 336 GFLOP" in page
     assert "99.79 %" in page and "Published: Ivanov" in page
     assert "Backward takes 2.00 times the FLOP of forward" in page
-    assert "What they cost the GPU" not in page
+    untimed = render(anatomy_page(replace(anatomy, seconds=None)), 120)
+    assert "What they cost the GPU" in page and "What they cost the GPU" not in untimed
 
 
 def test_times_are_shown_where_they_are_known(timed: Anatomy) -> None:
@@ -66,6 +67,14 @@ def test_json_is_what_its_schema_says(anatomy: Anatomy, timed: Anatomy) -> None:
         jsonschema.validate(json.loads(json.dumps(anatomy_to_json(one))), schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**anatomy_to_json(anatomy), "flop": "many"}, schema)
+
+
+def test_the_clock_fills_the_times(anatomy: Anatomy) -> None:
+    rows = [row for row in anatomy.groups if row.phase == "step"]
+    assert anatomy.seconds is not None
+    assert sum(row.seconds or 0.0 for row in rows) == pytest.approx(anatomy.seconds)
+    assert rows[0].bound_by == "arithmetic" and rows[2].bound_by == "memory bandwidth"
+    assert anatomy.measured_seconds is None
 
 
 def test_memory_at_the_peak_is_part_of_it(anatomy: Anatomy) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainatomy.anatomy.anatomy import Scope
 from trainatomy.anatomy.groups import GROUPS
-from trainatomy.anatomy.table import Step
+from trainatomy.anatomy.table import Step, Timed
 from trainatomy.facts.published import operator_shares
 from trainatomy.results.anatomy import PublishedShares
 from trainatomy.results.operations import Operations
@@ -26,27 +28,36 @@ def published_shares() -> PublishedShares:
     )
 
 
-def shares_as_published(operations: Operations) -> dict[str, float]:
-    """Percent of FLOP with the operators grouped as the paper fuses them: the attention's scaling and dropout belong
-    to its softmax."""
+def shares_as_published(operations: Operations, times: Sequence[Timed | None] | None = None) -> dict[str, float]:
+    """Percent of FLOP (or of ``times``, where they are given) with the operators grouped as the paper fuses them: the
+    attention's scaling and dropout belong to its softmax."""
     step = Step(operations, keep=SCOPE.keeps(operations))
-    flop = dict.fromkeys(GROUPS, 0)
-    for _, operation, work in step.kernels():
+    parts = dict.fromkeys(GROUPS, 0.0)
+    for index, operation, work in step.kernels():
         moved = operation.module == _ATTENTION and operations.calls[operation.call].name in _IN_ITS_SOFTMAX
         group = "normalisation" if moved else work.group
         assert group is not None
-        flop[group] += (work.flop or 0) * operation.repeats
-    whole = sum(flop.values())
-    return {group: 100 * part / whole for group, part in flop.items()}
+        timed = times[index] if times is not None else None
+        amount = float(work.flop or 0) if times is None else timed.seconds if timed is not None else 0.0
+        parts[group] += amount * operation.repeats
+    whole = sum(parts.values())
+    return {group: 100 * part / whole for group, part in parts.items()}
 
 
-def published_notes(operations: Operations) -> tuple[str, ...]:
+def published_notes(operations: Operations, times: Sequence[Timed | None] | None = None) -> tuple[str, ...]:
     """Why the shares differ from the published ones."""
-    shares = " / ".join(f"{share:.2f}" for share in shares_as_published(operations).values())
+    flop = " / ".join(f"{share:.2f}" for share in shares_as_published(operations).values())
+    counted = (
+        f"the paper counts the attention's scaling and dropout as parts of its softmax; counted so, FLOP are {flop} %"
+    )
+    if times is not None:
+        shares = " / ".join(f"{share:.1f}" for share in shares_as_published(operations, times).values())
+        counted += f" and predicted times {shares} %"
     return (
         "forward and backward of the layer alone: the loss that hands it a gradient, the copy of the batch and the "
         "optimizer, which the paper does not have, are left out",
-        f"the paper counts the attention's scaling and dropout as parts of its softmax; counted so, the shares of FLOP "
-        f"are {shares} %",
+        counted,
+        "copies that bring heads into the order that a batched product takes are element-wise operators here; the "
+        "paper's list of operators has none",
         "the published times are of PyTorch in 2020 on a V100; today's kernels differ, and so do other cards",
     )

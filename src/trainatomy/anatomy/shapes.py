@@ -137,14 +137,15 @@ def _merged(shapes: list[WastefulShape]) -> list[WastefulShape]:
 def with_gains(
     shapes: tuple[WastefulShape, ...], step: Step, price: Callable[[Call], float]
 ) -> tuple[WastefulShape, ...]:
-    """The same with ``gain_seconds`` where a dimension can be padded: ``price`` gives the GPU seconds of a call (the
-    clock's)."""
+    """The same with ``gain_seconds`` where a dimension can be padded, the largest gain first: ``price`` gives the GPU
+    seconds of a call (the clock's)."""
     by_shape = {}
     for call in step.operations.calls:
         product = product_of(call)
         if product is not None:
             by_shape[call.name, (product.batch, *product[1:4])] = call
-    return tuple(_with_gain(shape, by_shape.get((shape.operation, shape.shape)), price) for shape in shapes)
+    priced = [_with_gain(shape, by_shape.get((shape.operation, shape.shape)), price) for shape in shapes]
+    return tuple(sorted(priced, key=lambda shape: -(shape.gain_seconds or 0.0)))
 
 
 def _with_gain(shape: WastefulShape, call: Call | None, price: Callable[[Call], float]) -> WastefulShape:

@@ -76,21 +76,18 @@ def _groups(groups: Sequence[GroupShare]) -> Table:
 
 
 def _times(groups: Sequence[GroupShare]) -> Table:
-    table = figures("", numbers=("\npredicted", "of its\ntime", "\nmeasured", "of its\ntime"))
+    measured = any(row.measured_seconds is not None for row in groups)
+    more = ("\nmeasured", "of its\ntime") if measured else ()
+    table = figures("", numbers=("\npredicted", "of its\ntime", *more))
     table.add_column("\nbound by")
     phase = ""
     for row in groups:
         if row.phase != phase:
             phase = row.phase
             table.add_row(Text(PHASES.get(phase, phase), style="bold"))
-        table.add_row(
-            f" {_short(row.group)}",
-            _duration(row.seconds),
-            _share(row.seconds_share),
-            _duration(row.measured_seconds),
-            _share(row.measured_share),
-            row.bound_by or "",
-        )
+        profiled = [_duration(row.measured_seconds), _share(row.measured_share)] if measured else []
+        predicted = [_duration(row.seconds), _share(row.seconds_share)]
+        table.add_row(f" {_short(row.group)}", *predicted, *profiled, row.bound_by or "")
     return table
 
 
@@ -193,4 +190,4 @@ def _share(share: float | None) -> str:
 def _duration(duration: float | None) -> str:
     if duration is None:
         return ""
-    return f"{duration * 1e6:.0f} µs" if abs(duration) < 1e-3 else f"{duration * 1e3:.2f} ms"
+    return f"{round(duration * 1e6)} µs" if abs(duration) < 1e-3 else f"{duration * 1e3:.2f} ms"
