@@ -102,6 +102,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "schema/prediction.schema.json": _json(schema.prediction_schema),
     "schema/comparison.schema.json": _json(schema.comparison_schema),
     "schema/measurement.schema.json": _json(schema.measurement_schema),
+    "schema/record.schema.json": _json(schema.record_schema),
 }
 
 

@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,12 +29,12 @@ from trainatomy.clock.issue import KINDS, batch_bytes, checkpointed_regions, kin
 from trainatomy.workload.schema import Workload
 
 PRIOR = {
-    "graph": dict(view=2.5, pointwise=11, copy=13, reduction=16, matmul=26, convolution=45, attention=70,
-                  normalisation=33, dropout=28, index=30, list=40, host=3),
-    "backward": dict(view=5, pointwise=12, copy=15, reduction=17, matmul=24, convolution=75, attention=100,
-                     normalisation=35, dropout=16, index=40, list=40, host=3),
-    "plain": dict(view=2, pointwise=9, copy=11, reduction=13, matmul=20, convolution=35, attention=50,
-                  normalisation=25, dropout=20, index=25, list=40, host=3),
+    place: dict(zip(KINDS, values, strict=True))
+    for place, values in {
+        "graph": (2.5, 11, 13, 16, 26, 45, 70, 33, 28, 30, 40, 3),
+        "backward": (5, 12, 15, 17, 24, 75, 100, 35, 16, 40, 40, 3),
+        "plain": (2, 9, 11, 13, 20, 35, 50, 25, 20, 25, 40, 3),
+    }.items()
 }
 """Microseconds; medians of the durations of these operations in the traces of profiled steps, rounded, and a little
 for the engine's or Python's part."""
@@ -47,7 +48,7 @@ def host_microseconds(stamps: list[Any]) -> tuple[dict[str, float], dict[str, fl
     host: dict[int, Counter[str]] = defaultdict(Counter)
     gpu: dict[int, Counter[str]] = defaultdict(Counter)
     timed = [stamp for stamp in stamps if WARM <= stamp[0] < max(s[0] for s in stamps)]
-    for (step, name, at, on_gpu), (_, _, next_at, next_on_gpu) in zip(timed, timed[1:], strict=False):
+    for (step, name, at, on_gpu), (_, _, next_at, next_on_gpu) in pairwise(timed):
         phase = PHASES.get(name, "other")
         host[step][phase] += next_at - at
         gpu[step][phase] += next_on_gpu - on_gpu
@@ -141,9 +142,9 @@ def main() -> int:
         print(f"{name:38} between    {took / 1e3:8.2f} ms {numpy.log(guess / took):+.1%}")
     names_of_loop = ("step", "micro_step", "module_step", "module_micro_step", "batch_byte")
     print(dict(zip(names_of_loop, loop, strict=True)))
-    result = {
-        place: {kind: float(round(values[f"{place}.{kind}"], 2)) for kind in KINDS} for place in PRIOR
-    } | {name: float(round(values[name], 3)) for name in (*OTHERS, "optimizer_step")}
+    result = {place: {kind: float(round(values[f"{place}.{kind}"], 2)) for kind in KINDS} for place in PRIOR} | {
+        name: float(round(values[name], 3)) for name in (*OTHERS, "optimizer_step")
+    }
     result |= {name: float(round(value, 4)) for name, value in zip(names_of_loop, loop, strict=True)}
     options.out.write_text(yaml.safe_dump({"source": options.source, "microseconds": result}, sort_keys=False))
     return 0

@@ -33,9 +33,10 @@ KINDS = (
 
 _MATMULS = frozenset("mm addmm bmm baddbmm addmv mv dot linear _grouped_mm _scaled_mm _int_mm".split())
 _INDEXING = frozenset(
-    "index index_put index_put_ _index_put_impl_ index_add index_add_ index_select gather scatter scatter_ scatter_add "
-    "scatter_add_ scatter_reduce masked_fill masked_fill_ masked_scatter masked_scatter_ masked_select where nonzero cumsum "
-    "sort argsort topk unique2 searchsorted bincount histc one_hot embedding embedding_dense_backward embedding_bag".split()
+    "index index_put index_put_ _index_put_impl_ index_add index_add_ index_select gather scatter scatter_ "
+    "scatter_add scatter_add_ scatter_reduce masked_fill masked_fill_ masked_scatter masked_scatter_ masked_select "
+    "where nonzero cumsum sort argsort topk unique2 searchsorted bincount histc one_hot embedding "
+    "embedding_dense_backward embedding_bag".split()
 )
 _REDUCTIONS = frozenset(
     "sum mean linalg_vector_norm amax amin max min any all prod std var var_mean logsumexp argmax argmin "
@@ -46,13 +47,20 @@ _COPIES = frozenset("_to_copy copy_ clone contiguous cat stack".split())
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """Seconds that the host needs. ``graph``, ``backward``, ``plain``: for one operation of each of ``KINDS``, by where
-    it is issued; ``list_item``: for each tensor of a list argument; ``module_call``: for calling one module;
-    ``checkpoint``: for entering a checkpointed region, in forward and again in backward (states of random generators);
-    ``optimizer_step``: for entering the optimizer's step, hooks and the scheduler's included; ``step`` and ``micro_step``: what a loop (trainer, pytorch, inference) adds to each; ``module_step`` and
+    """Seconds that the host needs.
+
+    ``graph``, ``backward``, ``plain``: for one operation of each of ``KINDS``, by where it is issued; ``list_item``:
+    for each tensor of a list argument; ``module_call``: for calling one module; ``checkpoint``: for entering a
+    checkpointed region, in forward and again in backward (states of random generators); ``optimizer_step``: for
+    entering the optimizer's step, hooks and the scheduler's included.
+
+    By loop (trainer, pytorch, inference): ``step`` and ``micro_step``: what it adds to each; ``module_step`` and
     ``module_micro_step``: what it adds for each module (walks over parameters, ``model.train()``); ``batch_byte``: for
-    each byte of a batch, collated, pinned and copied to the GPU; ``read``: for waking up after waiting for the GPU;
-    ``launch_delay``: from issuing a kernel until it can start on an idle GPU."""
+    each byte of a batch, collated, pinned and copied to the GPU.
+
+    ``read``: for waking up after waiting for the GPU; ``launch_delay``: from issuing a kernel until it can start on an
+    idle GPU.
+    """
 
     graph: Mapping[str, float]
     backward: Mapping[str, float]
@@ -175,7 +183,7 @@ def checkpointed_regions(operations: Operations) -> int:
 
 
 def _between_operations(operations: Operations, costs: HostCosts) -> dict[str, float]:
-    """Seconds of Python's own work by phase, for each operation of the phase: calls of modules, checkpointed regions."""
+    """Seconds of Python's own work for each operation of a phase: calls of modules, checkpointed regions."""
     counts: dict[str, int] = {}
     for operation in operations.operations:
         counts[operation.phase] = counts.get(operation.phase, 0) + operation.repeats

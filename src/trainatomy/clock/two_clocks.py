@@ -18,14 +18,16 @@ QUEUE = 1024
 """Kernels that can be issued and not yet started; a launch beyond waits.  Not documented; the depth at which launches
 begin to block on cards since 2017 (CUDA 9 and later)."""
 
-_WAITING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::unique2"})
+_WAITING = frozenset(
+    {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::unique2"}
+)
 
 
 @dataclass(slots=True)
 class Course:
     """What became of one step.  ``seconds``: from the end of the step before to its own; ``host_seconds``: the host at
     work; ``gpu_seconds``: kernels running; ``phase_seconds``: how far the later clock came in each phase;
-    ``starts``: when the GPU began each operation."""
+    ``phase_gpu_seconds``: kernels running in each phase."""
 
     seconds: float
     host_seconds: float

@@ -16,9 +16,9 @@ class Time:
     where issuing the work takes longer than doing it; else what most of the GPU's time goes into.  ``gpu_seconds``:
     kernels at work; ``host_seconds``: the host at work; ``phases``: the GPU's seconds by phase.
 
-    ``flop``: by PyTorch's formulas, recomputation included.  Utilisation: the time that the model's FLOP (recomputation
-    not counted) would take at a rate, over the step's: at the data sheet's peak of each precision (MFU), and at the rate
-    that large matrix products are known to attain.  ``None`` where nothing has a formula.
+    ``flop``: by PyTorch's formulas, recomputation included.  Utilisation: the time that the model's FLOP (without
+    recomputation) would take at a rate, over the step's: at the data sheet's peak of each precision (MFU), and at the
+    rate that large matrix products are known to attain.  ``None`` where nothing has a formula.
     """
 
     step_seconds: float
