@@ -20,6 +20,7 @@ from trainatomy.faces import schema
 from trainatomy.faces.cli.app import COMMANDS, load
 from trainatomy.faces.cli.exits import BROKEN_PIPE, BUG, INTERRUPTED
 from trainatomy.faces.cli.manual import Entry, panels, paragraphs, usage
+from trainatomy.faces.operations_json import anatomy_schema
 from trainatomy.workload.reference import reference as workload_page
 
 HERE = Path(__file__).parent
@@ -103,6 +104,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "schema/comparison.schema.json": _json(schema.comparison_schema),
     "schema/measurement.schema.json": _json(schema.measurement_schema),
     "schema/record.schema.json": _json(schema.record_schema),
+    "schema/operations.schema.json": _json(anatomy_schema),
 }
 
 
