@@ -15,8 +15,8 @@ from outcomes import workload_of
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.facts.workspaces import workspaces
-from trainatomy.gpu import tape
-from trainatomy.gpu.labels import label_the_rest
+from trainatomy.gpu.tapes import tape
+from trainatomy.gpu.tapes.labels import label_the_rest
 from trainatomy.ledger.settlement import settle
 from trainatomy.world.simulate import simulate
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from outcomes import workload_of
 
-from trainatomy.gpu import tape
-from trainatomy.gpu.compare_tapes import Difference, compare_peak, compare_step
-from trainatomy.gpu.tape import History
+from trainatomy.gpu.tapes import tape
+from trainatomy.gpu.tapes.compare import Difference, compare_peak, compare_step
+from trainatomy.gpu.tapes.tape import History
 from trainatomy.workload.reading import read
 from trainatomy.workload.schema import Workload
 from trainatomy.world.simulate import simulate

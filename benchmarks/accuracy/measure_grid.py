@@ -28,8 +28,8 @@ from grid import Row
 from measured_lines import append, line_of, table, with_record
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.gpu.job import STACKS, Job, read_result
 from trainatomy.gpu.measure import died, last_lines, require_gpu
+from trainatomy.gpu.process.job import STACKS, Job, read_result
 
 if TYPE_CHECKING:
     from trainatomy.results.bill import Measurement

@@ -29,9 +29,9 @@ from measured_lines import append
 from plan_walls import PLAN, Planned, read
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.gpu.job import Job, read_result, set_environment
 from trainatomy.gpu.measure import died, last_lines, require_gpu
-from trainatomy.gpu.worker import execute
+from trainatomy.gpu.process.job import Job, read_result, set_environment
+from trainatomy.gpu.process.worker import execute
 
 if TYPE_CHECKING:
     from trainatomy.results.bill import Measurement
@@ -194,7 +194,7 @@ def main() -> int:
         limit(planned.capacity_bytes)
         execute(job_of(planned), options.out)
         return 0
-    from trainatomy.gpu import nvml
+    from trainatomy.gpu.card import nvml
 
     print(f"the wall on {require_gpu()}", flush=True)
     with nvml.session() as driver:

@@ -28,7 +28,7 @@ from trainatomy.clock.prices import Prices, prices_of  # noqa: E402
 from trainatomy.facts.calibrations import load  # noqa: E402
 from trainatomy.facts.calls import to_text  # noqa: E402
 from trainatomy.facts.cards import cards  # noqa: E402
-from trainatomy.gpu.calls import read_trace  # noqa: E402
+from trainatomy.gpu.profiler.calls import read_trace  # noqa: E402
 from trainatomy.results.operations import Call, Operation, Operations  # noqa: E402
 from trainatomy.world.simulate import simulate  # noqa: E402
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from trainatomy.anatomy.anatomy import Clock as OperationClock
     from trainatomy.facts.calibrations import Calibration
-    from trainatomy.gpu.reporting import Progress
+    from trainatomy.gpu.process.reporting import Progress
     from trainatomy.results.anatomy import Anatomy
     from trainatomy.results.operations import Operations
     from trainatomy.world.simulate import Simulation
@@ -197,8 +197,8 @@ def ops(
     settled = settle(tape, AllocatorSettings.parse(workload.allocator, simulation.torch_version), card.memory_bytes, 0)
     profile = None
     if measured:
-        from trainatomy.gpu.profile import profile as run_profile
-        from trainatomy.gpu.profile_join import joined
+        from trainatomy.gpu.profiler.join import joined
+        from trainatomy.gpu.profiler.profile import profile as run_profile
 
         profile = joined(operations, run_profile(workload))
     clock = _clock(workload, operations, calibration)
@@ -242,8 +242,8 @@ def calibrate(output: Path | str | None = None, *, time_limit: float = 120.0) ->
     """What the clock needs, measured on this machine's GPU in at most ``time_limit`` seconds and a few; written to
     ``output`` as JSON where that is given.  Raises ``DeviceError`` where there is no GPU."""
     from trainatomy.facts.calibrations import parse
-    from trainatomy.gpu.calibrate import calibrate as run
-    from trainatomy.gpu.calibrate import write
+    from trainatomy.gpu.calibration.calibrate import calibrate as run
+    from trainatomy.gpu.calibration.calibrate import write
 
     content = run(time_limit=time_limit)
     if output is not None:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from trainatomy.errors import DeviceError
 from trainatomy.facts.calls import from_text, to_text
-from trainatomy.gpu import calibrate
-from trainatomy.gpu.calls import CallRecorder, device_time_by_mark, profiled
+from trainatomy.gpu.calibration import calibrate
+from trainatomy.gpu.profiler.calls import CallRecorder, device_time_by_mark, profiled
 
 
 class OnMeta(TorchFunctionMode):

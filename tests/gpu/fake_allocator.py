@@ -15,7 +15,9 @@ from fake_gpu import UUID, FakeNvml
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainatomy.gpu import attach_clock, attach_notes, nvml
+from trainatomy.gpu.attachment import clock as attach_clock
+from trainatomy.gpu.attachment import notes as attach_notes
+from trainatomy.gpu.card import nvml
 
 if TYPE_CHECKING:
     import pytest

@@ -121,5 +121,5 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [trace or []]})
-    monkeypatch.setattr("trainatomy.gpu.on_card._make_context", lambda: setattr(nvml, "used", 529 * MIB))
+    monkeypatch.setattr("trainatomy.gpu.step.on_card._make_context", lambda: setattr(nvml, "used", 529 * MIB))
     monkeypatch.setattr(steps, "run", run_on_cpu)

@@ -13,10 +13,10 @@ from fake_allocator import CONTEXT_BYTES, FakeAllocator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from trainatomy.gpu import attach_history
-from trainatomy.gpu.attach import BORROWED, Attachment
-from trainatomy.gpu.attach_history import BEFORE
-from trainatomy.gpu.attach_signals import Signals
+from trainatomy.gpu.attachment import history as attach_history
+from trainatomy.gpu.attachment.attach import BORROWED, Attachment
+from trainatomy.gpu.attachment.history import BEFORE
+from trainatomy.gpu.attachment.signals import Signals
 from trainatomy.integrations.anatomy import watch
 from trainatomy.training.observer import Silent
 

@@ -144,7 +144,7 @@ def test_trouble_of_ours_is_a_warning(gpu: FakeAllocator, monkeypatch: pytest.Mo
     def broken(*_: Any) -> None:
         raise ValueError("mine")
 
-    monkeypatch.setattr("trainatomy.gpu.attach.bill_of", broken)
+    monkeypatch.setattr("trainatomy.gpu.attachment.attach.bill_of", broken)
     with pytest.warns(RuntimeWarning, match="no anatomy: ValueError: mine"), trainatomy.watch(model()) as anatomy:
         pass
     assert anatomy.measurement is None and not gpu.recording

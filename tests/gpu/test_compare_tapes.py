@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainatomy.gpu.compare_tapes import Difference, alive_at_peak, compare_peak, compare_step
+from trainatomy.gpu.tapes.compare import Difference, alive_at_peak, compare_peak, compare_step
 from trainatomy.results.tape import Event, Origin, Tape
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from trainatomy.facts.cards import card
 from trainatomy.facts.workspaces import workspaces
-from trainatomy.gpu import labels
-from trainatomy.gpu.follow import Follower
-from trainatomy.gpu.tape import Entry, History, Note, to_tape
+from trainatomy.gpu.step.follow import Follower
+from trainatomy.gpu.tapes import labels
+from trainatomy.gpu.tapes.tape import Entry, History, Note, to_tape
 from trainatomy.ledger.purposes import lifetimes, purposes
 from trainatomy.results.tape import Event, Mark, Origin, Tape
 from trainatomy.training.states import tensors_in

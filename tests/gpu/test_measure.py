@@ -12,10 +12,10 @@ from fake_gpu import FakeNvml
 
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.gpu import measure as measuring
-from trainatomy.gpu import nvml, visible
-from trainatomy.gpu.hosting import Host
-from trainatomy.gpu.job import Job, from_plain, read_result, set_environment, to_plain, write_result
-from trainatomy.gpu.reporting import Progress
+from trainatomy.gpu.card import nvml, visible
+from trainatomy.gpu.process.hosting import Host
+from trainatomy.gpu.process.job import Job, from_plain, read_result, set_environment, to_plain, write_result
+from trainatomy.gpu.process.reporting import Progress
 from trainatomy.results.bill import (
     Components,
     Instant,

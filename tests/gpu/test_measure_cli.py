@@ -19,7 +19,7 @@ from trainatomy.faces.cli import main, measuring
 from trainatomy.faces.json import measurement_to_json
 from trainatomy.faces.text import measurement_page, render
 from trainatomy.faces.text.measurement import rate
-from trainatomy.gpu.reporting import Progress
+from trainatomy.gpu.process.reporting import Progress
 from trainatomy.results.bill import (
     Components,
     Instant,

@@ -8,8 +8,8 @@ import pytest
 from fake_gpu import IDLE_BYTES, MIB, UUID, FakeNvml
 
 from trainatomy.errors import DeviceError, MissingLibrary
-from trainatomy.gpu import nvml
-from trainatomy.gpu.meter import DeviceMemory, Meter
+from trainatomy.gpu.card import nvml
+from trainatomy.gpu.card.meter import DeviceMemory, Meter
 
 
 @pytest.fixture

@@ -11,10 +11,13 @@ import torch
 from fake_gpu import MIB, FakeNvml, fake_cuda
 
 from trainatomy.errors import DeviceError, WorkloadError
-from trainatomy.gpu import nvml, on_card, tape, worker
-from trainatomy.gpu.job import Job, read_result
-from trainatomy.gpu.meter import Meter
-from trainatomy.gpu.scribe import Scribe
+from trainatomy.gpu.card import nvml
+from trainatomy.gpu.card.meter import Meter
+from trainatomy.gpu.process import worker
+from trainatomy.gpu.process.job import Job, read_result
+from trainatomy.gpu.step import on_card
+from trainatomy.gpu.step.scribe import Scribe
+from trainatomy.gpu.tapes import tape
 from trainatomy.training import run as steps
 
 TINY = {

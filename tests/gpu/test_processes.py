@@ -16,7 +16,7 @@ import processes
 import pytest
 from test_measure import RESULT
 
-from trainatomy.gpu.job import Job, read_result, write_result
+from trainatomy.gpu.process.job import Job, read_result, write_result
 from trainatomy.results.bill import Components, Instant, Memory
 
 if TYPE_CHECKING:

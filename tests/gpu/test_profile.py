@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from trainatomy.errors import DeviceError
-from trainatomy.gpu import profile as profiling
-from trainatomy.gpu.profile import Profiled, ProfiledStep, tree
-from trainatomy.gpu.profile_join import _common, joined
+from trainatomy.gpu.profiler import profile as profiling
+from trainatomy.gpu.profiler.join import _common, joined
+from trainatomy.gpu.profiler.profile import Profiled, ProfiledStep, tree
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.workload import Workload
 

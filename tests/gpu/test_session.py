@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,9 +14,10 @@ import torch
 from test_measure import RESULT
 
 from trainatomy.errors import WorkloadError
-from trainatomy.gpu import forks, on_card, session
-from trainatomy.gpu.job import Job, from_plain
-from trainatomy.gpu.reporting import Progress, Reporter, progress_of
+from trainatomy.gpu.process import forks, session
+from trainatomy.gpu.process.job import Job, from_plain
+from trainatomy.gpu.process.reporting import Progress, Reporter, progress_of
+from trainatomy.gpu.step import on_card
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,6 +122,18 @@ def test_preloading_leaves_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ[forks.NVML_CHECK] == "1"
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert not forks.preload()
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_preloading_leaves_bitsandbytes_as_it_was(monkeypatch: pytest.MonkeyPatch, loaded: bool) -> None:
+    monkeypatch.setenv(forks.NVML_CHECK, "")
+    before = ModuleType("bitsandbytes")
+    if loaded:
+        monkeypatch.setitem(sys.modules, "bitsandbytes", before)
+    else:
+        monkeypatch.delitem(sys.modules, "bitsandbytes", raising=False)
+    forks.preload()
+    assert sys.modules.get("bitsandbytes") is (before if loaded else None)
 
 
 def test_a_reader_that_is_gone_ends_the_run() -> None:

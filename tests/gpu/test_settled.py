@@ -9,8 +9,8 @@ from test_measure import RESULT
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.facts.workspaces import Workspaces
 from trainatomy.gpu.merging import merged
-from trainatomy.gpu.settled import UNEXPLAINED, Counted, Failure, Place, RealBill, real_bill
-from trainatomy.gpu.tape import Entry, History, Note
+from trainatomy.gpu.tapes.settled import UNEXPLAINED, Counted, Failure, Place, RealBill, real_bill
+from trainatomy.gpu.tapes.tape import Entry, History, Note
 from trainatomy.results.bill import Instant
 
 MIB = 2**20

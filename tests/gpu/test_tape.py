@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trainatomy.gpu import tape
-from trainatomy.gpu.stacks import FRAMES_KEPT, shorten
-from trainatomy.gpu.tape import Entry, History, Note
+from trainatomy.gpu.tapes import tape
+from trainatomy.gpu.tapes.stacks import FRAMES_KEPT, shorten
+from trainatomy.gpu.tapes.tape import Entry, History, Note
 from trainatomy.results.tape import Event
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from test_measure import RESULT
 from test_processes import MEMORY
 from test_report import MIB
 
-from trainatomy.gpu.job import write_result
+from trainatomy.gpu.process.job import write_result
 
 
 class Line:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.facts.cards import Card, card
-from trainatomy.gpu import nvml
+from trainatomy.gpu.card import nvml
 from trainatomy.gpu.measure import require_gpu
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import DeviceError, WorkloadError
-from trainatomy.gpu.forks import can_fork
-from trainatomy.gpu.hosting import Host, died, indented
-from trainatomy.gpu.job import Job, Stacks, warm_up_steps
+from trainatomy.gpu.card.visible import require_gpu
 from trainatomy.gpu.merging import merged
-from trainatomy.gpu.reporting import Progress
-from trainatomy.gpu.visible import require_gpu
+from trainatomy.gpu.process.forks import can_fork
+from trainatomy.gpu.process.hosting import Host, died, indented
+from trainatomy.gpu.process.job import Job, Stacks, warm_up_steps
+from trainatomy.gpu.process.reporting import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trainatomy.results.bill import Measurement
     from trainatomy.workload.schema import Workload
 
-SESSION = (sys.executable, "-m", "trainatomy.gpu.session")
+SESSION = (sys.executable, "-m", "trainatomy.gpu.process.session")
 TIMED_STEPS = 8
 MOST_STEPS = 100
 TIMED_SECONDS = 3.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainatomy.gpu.settled import counted, reconciled
+from trainatomy.gpu.tapes.settled import counted, reconciled
 from trainatomy.units import exact_bytes
 
 if TYPE_CHECKING:

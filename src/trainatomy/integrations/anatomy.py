@@ -6,7 +6,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.gpu.attach import Attachment
+from trainatomy.gpu.attachment.attach import Attachment
 from trainatomy.integrations.missing import has_gpu
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
-from trainatomy.gpu.attach_signals import wrapped
+from trainatomy.gpu.attachment.signals import wrapped
 from trainatomy.integrations.anatomy import Anatomy
 from trainatomy.units import GIB
 

@@ -8,7 +8,7 @@ from trainatomy.errors import TrainatomyError
 from trainatomy.faces.text import measurement_page, prediction_page
 from trainatomy.faces.text.rendering import console
 from trainatomy.faces.text.summary import speed_text, summary_page, utilization_text
-from trainatomy.gpu.attach_reading import utilization
+from trainatomy.gpu.attachment.reading import utilization
 from trainatomy.integrations.anatomy import Anatomy
 from trainatomy.integrations.missing import has_gpu
 from trainatomy.results.bill import Measurement, Prediction

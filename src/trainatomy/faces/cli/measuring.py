@@ -14,7 +14,7 @@ from rich.progress import Progress as Bars
 from trainatomy.units import human_bytes
 
 if TYPE_CHECKING:
-    from trainatomy.gpu.reporting import Progress
+    from trainatomy.gpu.process.reporting import Progress
 
 Tell = Callable[["Progress"], None]
 

@@ -1,4 +1,4 @@
-"""The process that uses the GPU: ``python -m trainatomy.gpu.worker WORKLOAD.json RESULT.json [--tape FILE]``.
+"""The process that uses the GPU: ``python -m trainatomy.gpu.process.worker WORKLOAD.json RESULT.json [--tape FILE]``.
 
 Its result, or the error that took its place, is in RESULT.json when it ends; whatever it prints is for the log.  The
 allocator's options are set before PyTorch is imported, because PyTorch reads them once.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.gpu.job import DEFAULT_STEPS, STACKS, Job, set_environment, write_result
+from trainatomy.gpu.process.job import DEFAULT_STEPS, STACKS, Job, set_environment, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def execute(job: Job, result: Path) -> None:
     """Run ``job`` in this process and write its result."""
-    from trainatomy.gpu import on_card  # imports torch, whose allocator reads the environment that was just set
+    from trainatomy.gpu.step import on_card  # imports torch, whose allocator reads the environment that was just set
 
     try:
         outcome = on_card.run(job)
@@ -42,7 +42,7 @@ def execute(job: Job, result: Path) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainatomy.gpu.worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m trainatomy.gpu.process.worker", description=__doc__)
     parser.add_argument("workload", type=Path, metavar="WORKLOAD.json", help="the mapping of a workload file, as JSON")
     parser.add_argument("result", type=Path, metavar="RESULT.json", help="where the result goes")
     parser.add_argument(

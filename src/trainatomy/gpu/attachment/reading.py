@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainatomy.errors import DeviceError, MissingLibrary
-from trainatomy.gpu import nvml
+from trainatomy.gpu.card import nvml
 
 if TYPE_CHECKING:
-    from trainatomy.gpu.nvml import Card
+    from trainatomy.gpu.card.nvml import Card
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from trainatomy.anatomy.anatomy import Profile
 from trainatomy.anatomy.work import work_of
-from trainatomy.gpu.profile import Profiled
+from trainatomy.gpu.profiler.profile import Profiled
 from trainatomy.results.anatomy import Joined
 from trainatomy.results.operations import Operations
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.gpu.calibrate_cases import BF16, F32, MIB, Case, leaf, random
+from trainatomy.gpu.calibration.cases import BF16, F32, MIB, Case, leaf, random
 
 if TYPE_CHECKING:
-    from trainatomy.gpu.calibrate_cases import Work
+    from trainatomy.gpu.calibration.cases import Work
 
 PARAMETERS: dict[str, tuple[tuple[int, ...], ...]] = {
     "small": ((768,),) * 300,

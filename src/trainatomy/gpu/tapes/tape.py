@@ -22,7 +22,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainatomy.gpu.stacks import shorten
+from trainatomy.gpu.tapes.stacks import shorten
 from trainatomy.results.tape import Event, Mark, Origin, Tape
 
 if TYPE_CHECKING:

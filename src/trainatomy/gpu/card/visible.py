@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from trainatomy.errors import DeviceError, MissingLibrary
-from trainatomy.gpu import nvml
+from trainatomy.gpu.card import nvml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

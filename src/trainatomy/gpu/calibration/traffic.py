@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from trainatomy.gpu.calibrate_cases import BF16, F16, F32, Case, both_ways, leaf, random, through
+from trainatomy.gpu.calibration.cases import BF16, F16, F32, Case, both_ways, leaf, random, through
 
 if TYPE_CHECKING:
-    from trainatomy.gpu.calibrate_cases import Work
+    from trainatomy.gpu.calibration.cases import Work
 
 SIZES = tuple(2**power for power in (14, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28))
 """Bytes of the tensor, 16 KiB to 256 MiB."""

@@ -1,4 +1,4 @@
-"""Measure what the clock needs: ``python -m trainatomy.gpu.calibrate --output FILE`` or ``trainatomy calibrate``.
+"""Measure what the clock needs, on the GPU of this machine: ``trainatomy calibrate``.
 
 The file is JSON, ``trainatomy/calibration/1``::
 
@@ -23,13 +23,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import DeviceError
-from trainatomy.gpu.calibrate_environment import environment
+from trainatomy.gpu.calibration.environment import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from trainatomy.gpu.calibrate_cases import Case
-    from trainatomy.gpu.calls import CallRecorder
+    from trainatomy.gpu.calibration.cases import Case
+    from trainatomy.gpu.profiler.calls import CallRecorder
 
 SCHEMA = "trainatomy/calibration/1"
 TIME_LIMIT = 120.0
@@ -62,7 +62,7 @@ def calibrate(
     say = progress or (lambda line: print(line, file=sys.stderr, flush=True))
     deadline = time.monotonic() + time_limit
     points, left_out = kernel_points(deadline, kernel_names, say)
-    from trainatomy.gpu import calibrate_device
+    from trainatomy.gpu.calibration import device as calibrate_device
 
     say("launches, waits, memory")
     device = {
@@ -76,9 +76,7 @@ def calibrate(
 
 def groups() -> dict[str, Callable[[], Iterable[Case]]]:
     """The groups of cases, most wanted first."""
-    from trainatomy.gpu import calibrate_cases as cases
-    from trainatomy.gpu import calibrate_lists as lists
-    from trainatomy.gpu import calibrate_traffic as traffic
+    from trainatomy.gpu.calibration import cases, lists, traffic
 
     return {
         "matrix products": cases.matrix_products,
@@ -106,7 +104,7 @@ def kernel_points(
     import torch
 
     from trainatomy.facts.calls import to_text
-    from trainatomy.gpu.calls import CallRecorder, Sample, profiled
+    from trainatomy.gpu.profiler.calls import CallRecorder, Sample, profiled
 
     points: list[dict[str, Any]] = []
     left_out: list[str] = []
@@ -204,7 +202,9 @@ def write(calibration: dict[str, Any], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainatomy.gpu.calibrate", description=calibrate.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m trainatomy.gpu.calibration.calibrate", description=calibrate.__doc__
+    )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT)
     parser.add_argument("--kernel-names", action="store_true")

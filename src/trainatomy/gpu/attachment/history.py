@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.gpu.attach_notes import Counted
-from trainatomy.gpu.tape import COUNTED, Entry, History, Note, from_trace
+from trainatomy.gpu.attachment.notes import Counted
+from trainatomy.gpu.tapes.tape import COUNTED, Entry, History, Note, from_trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

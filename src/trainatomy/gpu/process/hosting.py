@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import IO, Any
 
 from trainatomy.errors import DeviceError
-from trainatomy.gpu.forks import NVML_CHECK
-from trainatomy.gpu.job import Job, from_plain, set_environment
-from trainatomy.gpu.reporting import Progress, progress_of
+from trainatomy.gpu.process.forks import NVML_CHECK
+from trainatomy.gpu.process.job import Job, from_plain, set_environment
+from trainatomy.gpu.process.reporting import Progress, progress_of
 from trainatomy.results.bill import Measurement
 
 LOG_LINES = 12

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from trainatomy.gpu.attach_bill import bill_of
-from trainatomy.gpu.attach_clock import Clock
-from trainatomy.gpu.attach_here import driver_version, is_out_of_memory, versions
-from trainatomy.gpu.attach_history import Recording
-from trainatomy.gpu.attach_notes import Counted, Notes, counted
-from trainatomy.gpu.attach_reading import Utilization, utilization
-from trainatomy.gpu.attach_signals import Signals
-from trainatomy.gpu.job import WARM_UP_STEPS
-from trainatomy.gpu.settled import Counted as Totals
-from trainatomy.gpu.settled import Failure
+from trainatomy.gpu.attachment.bill import bill_of
+from trainatomy.gpu.attachment.clock import Clock
+from trainatomy.gpu.attachment.here import driver_version, is_out_of_memory, versions
+from trainatomy.gpu.attachment.history import Recording
+from trainatomy.gpu.attachment.notes import Counted, Notes, counted
+from trainatomy.gpu.attachment.reading import Utilization, utilization
+from trainatomy.gpu.attachment.signals import Signals
+from trainatomy.gpu.process.job import WARM_UP_STEPS
+from trainatomy.gpu.tapes.settled import Counted as Totals
+from trainatomy.gpu.tapes.settled import Failure
 from trainatomy.results.bill import Measurement, Stage
 from trainatomy.units import human_bytes
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from trainatomy.gpu.settled import RealBill
+    from trainatomy.gpu.tapes.settled import RealBill
 
 BORROWED = "the memory history was already being recorded; it was read and left as it is"
 UNFINISHED = "the training did not come to its end"

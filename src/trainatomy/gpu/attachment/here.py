@@ -9,7 +9,7 @@ from importlib import metadata
 import torch
 
 from trainatomy.errors import DeviceError, MissingLibrary
-from trainatomy.gpu import nvml
+from trainatomy.gpu.card import nvml
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "trainatomy")
 

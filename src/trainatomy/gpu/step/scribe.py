@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainatomy.gpu.follow import Follower
-from trainatomy.gpu.job import WARM_UP_STEPS
-from trainatomy.gpu.tape import Note
-from trainatomy.gpu.watch import Watch
+from trainatomy.gpu.process.job import WARM_UP_STEPS
+from trainatomy.gpu.step.follow import Follower
+from trainatomy.gpu.step.watch import Watch
+from trainatomy.gpu.tapes.tape import Note
 from trainatomy.training.states import tensors_in
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from trainatomy.gpu.meter import Meter
-    from trainatomy.gpu.reporting import Reporter
-    from trainatomy.gpu.watch import Patience
+    from trainatomy.gpu.card.meter import Meter
+    from trainatomy.gpu.process.reporting import Reporter
+    from trainatomy.gpu.step.watch import Patience
 
 
 class Scribe(Watch):

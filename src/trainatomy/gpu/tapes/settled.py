@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trainatomy.gpu.labels import label_the_rest
-from trainatomy.gpu.tape import History, to_tape
+from trainatomy.gpu.tapes.labels import label_the_rest
+from trainatomy.gpu.tapes.tape import History, to_tape
 from trainatomy.ledger.balance import by_component, by_module, held_after, lines
 from trainatomy.ledger.settlement import settle
 from trainatomy.results.bill import Components, Instant, Line, Measurement, Memory, ModuleShare, OutOfMemoryPoint

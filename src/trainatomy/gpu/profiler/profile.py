@@ -1,6 +1,6 @@
 """Profile one steady step on the GPU: what each operation costs it, by PyTorch's profiler.
 
-In a process of its own: ``python -m trainatomy.gpu.profile WORKLOAD.json RESULT.json``.  Kernels are attributed to the
+In a process of its own: ``python -m trainatomy.gpu.profiler.profile WORKLOAD.json RESULT.json``.  Kernels go to the
 operation that launched them (kineto's correlation), and to that operation's parents.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainatomy.errors import DeviceError
-from trainatomy.gpu.job import set_environment, warm_up_steps
+from trainatomy.gpu.process.job import set_environment, warm_up_steps
 from trainatomy.training.observer import Silent
 from trainatomy.workload.schema import Workload
 
@@ -69,7 +69,7 @@ def profile(workload: Workload, *, time_limit: float | None = None) -> tuple[Pro
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
         asked, answered = Path(folder, "workload.json"), Path(folder, "result.json")
         asked.write_text(json.dumps(workload.to_mapping(), default=str), encoding="utf-8")
-        command = [sys.executable, "-m", "trainatomy.gpu.profile", str(asked), str(answered)]
+        command = [sys.executable, "-m", "trainatomy.gpu.profiler.profile", str(asked), str(answered)]
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=time_limit, check=False)
         except subprocess.TimeoutExpired as error:
@@ -85,7 +85,7 @@ def run(workload: Workload) -> tuple[Profiled, ...]:
     import torch
     from torch.profiler import ProfilerActivity
 
-    from trainatomy.gpu import on_card
+    from trainatomy.gpu.step import on_card
     from trainatomy.training import model as models
     from trainatomy.training import run as steps
 

@@ -1,4 +1,4 @@
-"""The process that measures for ``gpu.measure``: ``python -m trainatomy.gpu.session [--fork]``.
+"""The process that measures for ``gpu.measure``: ``python -m trainatomy.gpu.process.session [--fork]``.
 
 Jobs come in as lines of JSON on standard input, an answer goes out for each on standard output: lines of progress, then
 a result or how the process that should have made it ended.  What libraries print goes to standard error, which is the
@@ -13,9 +13,9 @@ import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.gpu.forks import NVML_CHECK, preload
-from trainatomy.gpu.job import Job, set_environment, to_plain
-from trainatomy.gpu.reporting import Reporter
+from trainatomy.gpu.process.forks import NVML_CHECK, preload
+from trainatomy.gpu.process.job import Job, set_environment, to_plain
+from trainatomy.gpu.process.reporting import Reporter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,9 @@ def _run(job: Job, answers: int) -> int:
     set_environment(os.environ, job.workload.get("allocator", ""))
     try:
         reporter.stage("loading libraries")
-        from trainatomy.gpu import on_card  # imports torch, whose allocator reads the environment that was just set
+        from trainatomy.gpu.step import (
+            on_card,  # imports torch, whose allocator reads the environment that was just set
+        )
 
         reporter.result(to_plain(on_card.run(job, reporter)))
     except TrainatomyError as error:

@@ -9,11 +9,11 @@ import torch
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.facts.workspaces import workspaces
-from trainatomy.gpu.job import ALLOCATOR_VARIABLES
-from trainatomy.gpu.settled import Counted, Failure, Place, RealBill, real_bill
+from trainatomy.gpu.process.job import ALLOCATOR_VARIABLES
+from trainatomy.gpu.tapes.settled import Counted, Failure, Place, RealBill, real_bill
 
 if TYPE_CHECKING:
-    from trainatomy.gpu.attach_history import Window
+    from trainatomy.gpu.attachment.history import Window
 
 
 def bill_of(window: Window, totals: Counted, device: int, failure: Failure | None) -> RealBill:

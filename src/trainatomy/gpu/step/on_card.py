@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
-from trainatomy.gpu import nvml
-from trainatomy.gpu.job import warm_up_steps
-from trainatomy.gpu.meter import Meter
-from trainatomy.gpu.recorded import with_bill
-from trainatomy.gpu.reporting import Reporter
-from trainatomy.gpu.scribe import Scribe
-from trainatomy.gpu.settled import Failure
-from trainatomy.gpu.watch import EnoughSteps, Patience, Watch
+from trainatomy.gpu.card import nvml
+from trainatomy.gpu.card.meter import Meter
+from trainatomy.gpu.process.job import warm_up_steps
+from trainatomy.gpu.process.reporting import Reporter
+from trainatomy.gpu.step.recorded import with_bill
+from trainatomy.gpu.step.scribe import Scribe
+from trainatomy.gpu.step.watch import EnoughSteps, Patience, Watch
+from trainatomy.gpu.tapes.settled import Failure
 from trainatomy.results.bill import Instant, Measurement
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
@@ -31,7 +31,7 @@ from trainatomy.workload.schema import Workload
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainatomy.gpu.job import Job
+    from trainatomy.gpu.process.job import Job
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchvision")
 Status = Literal["completed", "out of memory"]

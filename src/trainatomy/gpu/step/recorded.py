@@ -9,12 +9,12 @@ import torch
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.facts.workspaces import workspaces
-from trainatomy.gpu import tape
-from trainatomy.gpu.settled import Failure, Place, counted, real_bill
+from trainatomy.gpu.tapes import tape
+from trainatomy.gpu.tapes.settled import Failure, Place, counted, real_bill
 
 if TYPE_CHECKING:
-    from trainatomy.gpu.job import Job
-    from trainatomy.gpu.scribe import Scribe
+    from trainatomy.gpu.process.job import Job
+    from trainatomy.gpu.step.scribe import Scribe
     from trainatomy.results.bill import Measurement
     from trainatomy.workload.schema import Workload
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from trainatomy.gpu.follow import Follower
-from trainatomy.gpu.scribe import addresses
-from trainatomy.gpu.tape import PHASES, Note
+from trainatomy.gpu.step.follow import Follower
+from trainatomy.gpu.step.scribe import addresses
+from trainatomy.gpu.tapes.tape import PHASES, Note
 from trainatomy.results.bill import Instant
 from trainatomy.training.observer import Silent
 from trainatomy.training.states import tensors_in
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from trainatomy.gpu.attach_clock import Clock
+    from trainatomy.gpu.attachment.clock import Clock
 
 
 FOLLOWED_STEPS = 2

@@ -12,7 +12,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from trainatomy.gpu.job import Job, set_environment
+from trainatomy.gpu.process.job import Job, set_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def preload() -> bool:
     with _hidden("bitsandbytes"):
         import torch
 
-        from trainatomy.gpu import on_card  # noqa: F401
+        from trainatomy.gpu.step import on_card  # noqa: F401
         from trainatomy.training.loops import inference, pytorch, trainer  # noqa: F401
 
         trainer._observed_trainer()
@@ -44,9 +44,13 @@ def preload() -> bool:
 
 @contextmanager
 def _hidden(module: str) -> Iterator[None]:
-    """Make ``module`` look as if it were not installed."""
+    """Make ``module`` look as if it were not installed; one that is loaded comes back as it was."""
+    loaded = sys.modules.get(module)
     sys.modules[module] = None  # type: ignore[assignment]
     try:
         yield
     finally:
-        del sys.modules[module]
+        if loaded is None:
+            del sys.modules[module]
+        else:
+            sys.modules[module] = loaded

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from trainatomy.gpu.job import WARM_UP_STEPS
-from trainatomy.gpu.reporting import Reporter
+from trainatomy.gpu.process.job import WARM_UP_STEPS
+from trainatomy.gpu.process.reporting import Reporter
 from trainatomy.training.observer import Silent
 
 if TYPE_CHECKING:
-    from trainatomy.gpu.meter import Meter
+    from trainatomy.gpu.card.meter import Meter
 
 
 class EnoughSteps(BaseException):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainatomy.gpu.processes import process_name
+from trainatomy.gpu.card.processes import process_name
 from trainatomy.results.bill import Neighbour, Stage
 
 if TYPE_CHECKING:
-    from trainatomy.gpu.nvml import Card, Driver, Reading
+    from trainatomy.gpu.card.nvml import Card, Driver, Reading
 
 
 @dataclass(frozen=True, slots=True)

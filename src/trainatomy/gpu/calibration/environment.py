@@ -42,7 +42,7 @@ def _installed(name: str) -> bool:
 
 def _driver() -> str | None:
     from trainatomy.errors import MissingLibrary
-    from trainatomy.gpu import nvml
+    from trainatomy.gpu.card import nvml
 
     try:
         with nvml.session() as driver:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.gpu.calibrate_cases import MIB
+from trainatomy.gpu.calibration.cases import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
