@@ -29,7 +29,7 @@ from trainatomy.facts.calibrations import load  # noqa: E402
 from trainatomy.facts.calls import to_text  # noqa: E402
 from trainatomy.facts.cards import cards  # noqa: E402
 from trainatomy.gpu.profiler.calls import read_trace  # noqa: E402
-from trainatomy.results.operations import Call, Operation, Operations  # noqa: E402
+from trainatomy.results.operations import Call, Operations  # noqa: E402
 from trainatomy.world.simulate import simulate  # noqa: E402
 
 SUFFIX = ".trace.json.gz"
@@ -101,23 +101,11 @@ def _outermost(operators: list[dict[str, Any]], names: set[str]) -> Iterator[Spa
             yield Span(event["name"], event["ts"], end)
 
 
-def unrolled(operations: Operations) -> Iterator[Operation]:
-    """Operations as the real step runs them, a micro-step that stands for others repeated."""
-    rows, start = operations.operations, 0
-    while start < len(rows):
-        end = start
-        while end < len(rows) and rows[end].micro_step == rows[start].micro_step:
-            end += 1
-        for _ in range(rows[start].repeats):
-            yield from rows[start:end]
-        start = end
-
-
 def matched(row: str, operations: Operations, events: Sequence[dict[str, Any]]) -> Matched:
     """Join by name and order."""
     wanted: dict[str, list[Call]] = defaultdict(list)
-    for operation in unrolled(operations):
-        call = operations.calls[operation.call]
+    for index in operations.unrolled():
+        call = operations.calls[operations.operations[index].call]
         wanted[REAL.get(call.name, call.name)].append(call)
     seen, total = spans(events, set(wanted))
     of_name: dict[str, list[Span]] = defaultdict(list)

@@ -67,7 +67,7 @@ def run(
     ``issue``: seconds of the host for each operation; ``kernels``: for each of ``Operations.calls``, seconds on the
     GPU and number of launches; ``extra``: what the loop itself costs the host, by ``step`` and ``micro_step``.
     """
-    order = _unrolled(operations)
+    order = operations.unrolled()
     clocks = _Clocks()
     wait_for = [waits(call) for call in operations.calls]
     course = Course(0.0, 0.0, 0.0)
@@ -122,16 +122,3 @@ def _advance(
     phase = operation.phase
     course.phase_seconds[phase] = course.phase_seconds.get(phase, 0.0) + max(clocks.host, clocks.gpu) - before
     course.phase_gpu_seconds[phase] = course.phase_gpu_seconds.get(phase, 0.0) + (seconds if launches else 0.0)
-
-
-def _unrolled(operations: Operations) -> list[int]:
-    """The operations in the order in which a real step runs them: a micro-batch that stands for others, that often."""
-    order: list[int] = []
-    block: list[int] = []
-    repeats = 1
-    for index, operation in enumerate(operations.operations):
-        if operation.repeats != repeats:
-            order += block * repeats
-            block, repeats = [], operation.repeats
-        block.append(index)
-    return order + block * repeats

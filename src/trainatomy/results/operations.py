@@ -19,6 +19,7 @@ What a reader should know:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 
@@ -97,3 +98,9 @@ class Operations:
     operations: list[Operation] = field(default_factory=list)
     module_calls: dict[str, int] = field(default_factory=dict)
     step: int = -1
+
+    def unrolled(self) -> list[int]:
+        """Indices in ``operations`` in the order in which a real step runs them: a micro-batch that stands for others
+        as often as it runs."""
+        blocks = groupby(range(len(self.operations)), key=lambda index: self.operations[index].repeats)
+        return [index for repeats, block in blocks for index in list(block) * repeats]

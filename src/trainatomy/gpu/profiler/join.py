@@ -31,7 +31,7 @@ def joined(operations: Operations, tree: Iterable[Profiled]) -> Profile:
     """GPU seconds for each operation that the profile has too (the mean of its repeats), and what found no partner."""
     works = [work_of(call) for call in operations.calls]
     lists = {call.name for call in operations.calls if call.lengths}
-    order = [index for index in _unrolled(operations) if works[operations.operations[index].call].kind in _SEEN]
+    order = [index for index in operations.unrolled() if works[operations.operations[index].call].kind in _SEEN]
     predicted = [_predicted_key(operations, index, lists) for index in order]
     names = {name for name, _ in predicted}
     measured = [row for root in tree for row in _walk(root, names)]
@@ -61,19 +61,6 @@ def joined(operations: Operations, tree: Iterable[Profiled]) -> Profile:
 
 
 _SEEN = frozenset({"kernel", "transfer", "read"})
-
-
-def _unrolled(operations: Operations) -> Iterator[int]:
-    """Indices in the order of the real step: a micro-batch that stands for others as often as it runs."""
-    rows = operations.operations
-    start = 0
-    while start < len(rows):
-        end = start + 1
-        while end < len(rows) and rows[end].repeats == rows[start].repeats and rows[start].repeats > 1:
-            end += 1
-        for _ in range(rows[start].repeats):
-            yield from range(start, end)
-        start = end
 
 
 def _predicted_key(operations: Operations, index: int, lists: set[str]) -> _Key:
