@@ -11,11 +11,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from fake_gpu import UUID, FakeNvml
+from fake_gpu import UUID, FakeEvent, FakeNvml
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainatomy.gpu.attachment import clock as attach_clock
 from trainatomy.gpu.attachment import notes as attach_notes
 from trainatomy.gpu.card import nvml
 
@@ -124,7 +123,7 @@ class FakeAllocator(TorchDispatchMode):
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [list(self.trace)]})
         monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: self.recording, raising=False)
-        monkeypatch.setattr(attach_clock.torch.cuda, "Event", FakeEvent)
+        monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
         monkeypatch.setattr(attach_notes, "addresses", addresses)
         return library
 
@@ -132,22 +131,3 @@ class FakeAllocator(TorchDispatchMode):
 def addresses(tensors: Any) -> list[int]:
     """``gpu.scribe.addresses`` where the host plays the GPU."""
     return [tensor.untyped_storage().data_ptr() for tensor in tensors]
-
-
-class FakeEvent:
-    """A time stamp: each is half a second after the one before."""
-
-    count = 0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        FakeEvent.count += 1
-        self.at = FakeEvent.count
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: FakeEvent) -> float:
-        return (end.at - self.at) * 500.0

@@ -91,6 +91,25 @@ class FakeNvml:
         return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in held.items()]
 
 
+class FakeEvent:
+    """A time stamp: each is half a second after the one before."""
+
+    count = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        FakeEvent.count += 1
+        self.at = FakeEvent.count
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return (end.at - self.at) * 500.0
+
+
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[str, Any]] | None = None) -> None:
     """Let ``gpu.on_card`` believe in a GPU: the step itself runs on the CPU."""
     from transformers import TrainingArguments  # noqa: F401  # some libraries look for CUDA's functions when imported
@@ -119,6 +138,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_alloc_retries": 3})
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [trace or []]})
     monkeypatch.setattr("trainatomy.gpu.step.on_card._make_context", lambda: setattr(nvml, "used", 529 * MIB))

@@ -125,6 +125,19 @@ def test_short_steps_are_timed_until_they_took_long_enough(card: FakeNvml) -> No
     assert on_card.run(Job({**TINY, "steps": 5}, steps=3, most_steps=6, seconds=1e-9)).steps == 5
 
 
+@pytest.mark.parametrize("record", [False, True])
+def test_nothing_waits_for_the_gpu_between_timed_steps(
+    card: FakeNvml, monkeypatch: pytest.MonkeyPatch, record: bool
+) -> None:
+    waits: list[None] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: waits.append(None))
+    short = on_card.run(Job({**TINY, "steps": 3}, record=record))
+    after_short = len(waits)
+    long = on_card.run(Job({**TINY, "steps": 9}, record=record))
+    assert len(waits) - after_short == after_short
+    assert (len(short.timed_step_seconds), len(long.timed_step_seconds)) == (1, 7)
+
+
 def test_a_tape_that_cannot_be_kept_costs_the_tape_only(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from trainatomy.gpu.attachment.clock import Clock
+    from trainatomy.gpu.step.clock import Clock
 
 
 FOLLOWED_STEPS = 2

@@ -42,8 +42,9 @@ class Reporter:
         self._progress()
 
     def step(self, step: int, steps: int, device_bytes: int | None) -> None:
-        """``step`` steps of ``steps`` are over."""
-        self._last = replace(self._last, stage="training", step=step, steps=steps, device_bytes=device_bytes)
+        """``step`` steps of ``steps`` are over; ``device_bytes`` as before where it was not read."""
+        held = self._last.device_bytes if device_bytes is None else device_bytes
+        self._last = replace(self._last, stage="training", step=step, steps=steps, device_bytes=held)
         self._progress()
 
     def result(self, result: Mapping[str, Any]) -> None:

@@ -96,7 +96,7 @@ class Scribe(Watch):
         if self._follower is not None:
             self.followed.append(step)
             if step + 1 >= self.warm_up:
-                self.over()
+                self._follow_no_longer()
         super().step_end(step)
 
     def failed(self) -> None:
@@ -107,7 +107,10 @@ class Scribe(Watch):
             self._note("failed", gradient=self._gradients(), optimizer_state=states)
 
     def over(self) -> None:
-        """Follow modules no longer."""
+        super().over()
+        self._follow_no_longer()
+
+    def _follow_no_longer(self) -> None:
         if self._follower is not None:
             self._follower.stop()
             self._follower = None

@@ -12,6 +12,7 @@ from torch import nn
 
 from trainatomy.gpu.process.job import WARM_UP_STEPS
 from trainatomy.gpu.process.reporting import Reporter
+from trainatomy.gpu.step.clock import Clock
 from trainatomy.training.observer import Silent
 
 if TYPE_CHECKING:
@@ -31,16 +32,18 @@ class Patience:
     least: int
     seconds: float
 
-    def over(self, timed: list[float], steps: int) -> bool:
-        """Whether ``steps`` steps, of which ``timed`` were timed, are enough."""
-        return self.least <= steps < self.steps and sum(timed) >= self.seconds
+    def over(self, seconds: float, steps: int) -> bool:
+        """Whether ``steps`` steps, of which those that are timed took ``seconds``, are enough."""
+        return self.least <= steps < self.steps and seconds >= self.seconds
 
 
 class Watch(Silent):
-    """Reads clock and card at the ends of steps, after waiting for the GPU (which changes nothing in memory).
+    """Reads the card at the ends of warm-up steps, and the GPU's own time stamps at the ends of the steps after them.
 
-    A step lasts from the end of the one before to its own end: the Trainer fetches a step's batches before it begins.
-    ``step`` and ``phase`` tell where the run is.  Raises ``EnoughSteps`` where ``patience`` is over.
+    The steps that are timed run as they would unwatched: nothing waits for the GPU between them, so the host may issue
+    a step's beginning while the GPU is still at the end of the one before.  A step lasts from the end of the one before
+    to its own end: the Trainer fetches a step's batches before it begins.  ``step`` and ``phase`` tell where the run
+    is.  Raises ``EnoughSteps`` where ``patience`` is over.
     """
 
     def __init__(
@@ -54,35 +57,28 @@ class Watch(Silent):
         self._meter = meter
         self._reporter = reporter or Reporter()
         self._patience = patience
-        self._began = 0.0
-        self._seconds: list[float] = []
+        self._clock = Clock()
+        self._timed_since = 0.0
+        self.steps = 0
         self.warm_up = warm_up
         self.model_bytes: int | None = None
         self.step = -1
         self.phase = "load"
 
     @property
-    def steps(self) -> int:
-        """Steps that came to their end."""
-        return len(self._seconds)
-
-    @property
     def timed(self) -> list[float]:
         """Seconds of each step after the warm-up."""
-        return self._seconds[self.warm_up :]
+        return self._clock.seconds
 
     @property
     def step_seconds(self) -> float | None:
-        """The median of a step, or ``None`` where none ran beyond the warm-up."""
+        """The median of the steps after the warm-up; ``None`` where there are none."""
         return median(self.timed) if self.timed else None
 
     def loaded(self, model: nn.Module) -> None:
         self.model_bytes = torch.cuda.memory_allocated()
         self._reporter.stage("model loaded", self._meter.stage("model loaded"))
         self.phase = "other"
-
-    def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        self._began = time.perf_counter()
 
     def step_begin(self, step: int) -> None:
         self.step = step
@@ -103,17 +99,25 @@ class Watch(Silent):
         self.phase = "other"
 
     def step_end(self, step: int) -> None:
-        torch.cuda.synchronize()
-        self._seconds.append(time.perf_counter() - self._began)
-        held = self._meter.read()
-        of = self._patience.steps if self._patience else 0
-        self._reporter.step(self.steps, of, held)
-        if self._patience is not None and self._patience.over(self.timed, self.steps):
+        self.steps += 1
+        held = self._warmed() if self.steps <= self.warm_up else None
+        if self.steps >= self.warm_up:
+            self._clock.tick()
+        self._reporter.step(self.steps, self._patience.steps if self._patience else 0, held)
+        if self._patience is not None and self._patience.over(self._timed_for(), self.steps):
             raise EnoughSteps
-        self._began = time.perf_counter()
+
+    def _warmed(self) -> int | None:
+        torch.cuda.synchronize()
+        self._timed_since = time.perf_counter()
+        return self._meter.read()
+
+    def _timed_for(self) -> float:
+        return time.perf_counter() - self._timed_since if self.steps > self.warm_up else 0.0
 
     def failed(self) -> None:
         """The step raised, and the frames of what raised it still hold their tensors."""
 
     def over(self) -> None:
         """The run is over, however it ended."""
+        self._clock.finish()
