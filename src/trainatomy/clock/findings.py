@@ -31,6 +31,12 @@ _KINDS = {
     "fused AdamW": "list.fused",
     "AdamW, foreach": "list.foreach",
 }
+_PARTS = {
+    "graph": "forward of a training",
+    "backward": "backward",
+    "plain": "optimizer and inference",
+    "loop": "between steps: batches, loop, logging",
+}
 
 
 class Finding(NamedTuple):
@@ -47,9 +53,10 @@ def findings(calibration: Calibration) -> tuple[Finding, ...]:
     """The best rates by precision, bandwidth by kind of operator from memory, and what a kernel costs at least."""
     card = next((card for card in cards() if card.device_name == calibration.environment["gpu"]), None)
     if card is None:
-        return tuple(_costs(calibration))
+        return (*_costs(calibration), *_host(calibration))
     works = [(point, work_of(point.call, chip_of(card, point.tf32))) for point in calibration.points]
-    return (*_rates(works, card), *_bandwidths(works, chip_of(card, tf32=False)), *_costs(calibration))
+    device = chip_of(card, tf32=False)
+    return (*_rates(works, card), *_bandwidths(works, device), *_costs(calibration), *_host(calibration))
 
 
 def _rates(works: list[tuple[Point, Work]], card: Card) -> Iterator[Finding]:
@@ -76,6 +83,13 @@ def _bandwidths(works: list[tuple[Point, Work]], chip: Chip) -> Iterator[Finding
     ]
     if cached:
         yield Finding("element-wise, 4 bytes", max(cached), "TB/s", None, "from the L2 cache")
+
+
+def _host(calibration: Calibration) -> Iterator[Finding]:
+    """The host beside the reference, by part of a step."""
+    section = calibration.sections.get("host", {})
+    for part, factor in section.get("factors", {}).items():
+        yield Finding(_PARTS[part], factor, "times the reference host")
 
 
 def _costs(calibration: Calibration) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 The host issues operations one after the other.  Each costs a time that depends on its kind and on where it is issued:
 in a forward that records a graph (Python code of modules runs between operations), in backward (the engine calls
-nodes, no Python runs), or outside of both.  The costs are data, measured on a host (``facts/clock/hosts.yaml``) or by
+nodes, no Python runs), or outside of both.  The costs are data, measured on a host (``facts/hosts.yaml``) or by
 ``trainatomy calibrate``; nothing here knows a number.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.clock.issue import HostCosts, from_microseconds, issue_seconds, loop_seconds
+from trainatomy.clock.issue import PARTS, HostCosts, from_microseconds, issue_seconds, loop_seconds
 from trainatomy.clock.kernels import KernelCost, general_rule_only, kernel_seconds
 from trainatomy.clock.prices import Prices, prices_of, shipped_prices
 from trainatomy.clock.two_clocks import Course, run
@@ -99,10 +99,13 @@ def _utilisation(operations: Operations, prices: Prices, seconds: float) -> tupl
 
 
 def _host(calibration: Calibration | None) -> tuple[HostCosts, str]:
+    """The reference host's costs: by the factors of ``calibration`` where it has some against this reference, else as
+    on a typical occasion."""
     known = reference_host()
-    factors = calibration.sections.get("host", {}).get("factors") if calibration else None
-    name = f"{known.name}, by the calibration's factors" if factors else known.name
-    return from_microseconds(known.microseconds, factors), name
+    section = calibration.sections.get("host", {}) if calibration else {}
+    if section.get("reference") == known.id:
+        return from_microseconds(known.microseconds, section["factors"]), f"as calibrated, beside {known.name}"
+    return from_microseconds(known.microseconds, dict.fromkeys(PARTS, known.typical)), known.name
 
 
 def _interval(basis: str, bound: Bound) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from statistics import geometric_mean
 from typing import Any
 
 from trainatomy.facts.data import read_yaml
@@ -11,19 +12,34 @@ from trainatomy.facts.data import read_yaml
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host: its id and name, microseconds by the names of ``clock.issue.HostCosts``, and where they come from."""
+    """A host: its id and name, microseconds by the names of ``clock.issue.HostCosts``, and where they come from.
+
+    ``occasions``: how many times as long it took on each occasion on which it was timed; machines are shared, and other
+    work on them takes its part.
+    """
 
     id: str
     name: str
     microseconds: dict[str, Any]
+    occasions: tuple[float, ...]
     source: str
+
+    @property
+    def typical(self) -> float:
+        """The geometric mean of the occasions."""
+        return geometric_mean(self.occasions)
 
 
 @cache
 def hosts() -> dict[str, Host]:
     """All hosts by id."""
     found = read_yaml("hosts.yaml")["hosts"]
-    return {key: Host(key, one["name"], one["microseconds"], one["source"].strip()) for key, one in found.items()}
+    return {key: _host(key, one) for key, one in found.items()}
+
+
+def _host(key: str, one: dict[str, Any]) -> Host:
+    occasions = tuple(float(occasion["factor"]) for occasion in one["occasions"])
+    return Host(key, one["name"], one["microseconds"], occasions, one["source"].strip())
 
 
 def reference_host() -> Host:

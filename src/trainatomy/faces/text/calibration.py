@@ -11,7 +11,12 @@ from trainatomy.clock.findings import Finding, findings
 from trainatomy.faces.text.rendering import bullets, figures, section
 from trainatomy.facts.calibrations import Calibration
 
-_TITLES = {"TFLOP/s": "Arithmetic", "TB/s": "Traffic", "µs": "What it costs besides"}
+_TITLES = {
+    "TFLOP/s": "Arithmetic",
+    "TB/s": "Traffic",
+    "µs": "What it costs besides",
+    "times the reference host": "Host",
+}
 
 
 def calibration_page(calibration: Calibration, left_out: Sequence[str]) -> Group:

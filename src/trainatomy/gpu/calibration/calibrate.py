@@ -7,6 +7,7 @@ The file is JSON, ``trainatomy/calibration/1``::
       kernels      points: one operator each, with the device's microseconds: again on the same tensors (``us``), and
                    with the L2 cache full of something else (``cold_us``, where that differs), and how many kernels ran
       device       launches one behind the other, waits, memory from the driver
+      host         factors: how many times as long as the reference host this one takes, by part of a step
 
 Other parts of a calibration are further sections.  A point's call reads as ``facts/calls.py`` says.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.errors import DeviceError
+from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.gpu.calibration.environment import environment
 
 if TYPE_CHECKING:
@@ -70,8 +71,25 @@ def calibrate(
         "waiting": calibrate_device.waiting(),
         "memory": calibrate_device.memory(),
     }
-    sections = {"kernels": {"points": points, "left_out": left_out}, "device": device}
+    host = _host(deadline, left_out, say)
+    sections = {"kernels": {"points": points, "left_out": left_out}, "device": device, **host}
     return {"schema": SCHEMA, "environment": environment(), "sections": sections}
+
+
+def _host(deadline: float, left_out: list[str], say: Callable[[str], None]) -> dict[str, Any]:
+    """The section ``host``; nothing where it could not be measured."""
+    import torch
+
+    from trainatomy.gpu.calibration import host
+
+    if time.monotonic() > deadline:
+        left_out.append("host: out of time")
+        return {}
+    try:
+        return {"host": host.host_section(torch.cuda.get_device_name(), say)}
+    except (RuntimeError, TrainatomyError) as error:
+        left_out.append(f"host: {str(error).splitlines()[0]}")
+        return {}
 
 
 def groups() -> dict[str, Callable[[], Iterable[Case]]]:
