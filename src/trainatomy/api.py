@@ -44,6 +44,7 @@ def predict(
     timeline: bool = False,
     trust_remote_code: bool = False,
     calibration: Calibration | None = None,
+    timed: bool = True,
     **train: Any,
 ) -> Prediction:
     """What one training step holds in GPU memory and how long it takes, without a GPU.
@@ -53,7 +54,8 @@ def predict(
     batch size that makes one (a transformers model needs none); ``optimizer`` a name of ``TrainingArguments.optim`` or
     a class; ``train`` settings by their names in ``TrainingArguments`` (``bf16=True``,
     ``gradient_accumulation_steps=4``), and ``loop`` ("pytorch" unless said).  ``calibration``: of a machine
-    (``trainatomy calibrate``), for the time; else what ships for the card, or its data sheet.
+    (``trainatomy calibrate``), for the time; else what ships for the card, or its data sheet.  ``timed``: False for
+    memory only, in somewhat less time (``Prediction.time`` is ``None``).
 
     Raises ``WorkloadError``, ``MissingLibrary``, ``NetworkError``, ``FactoryError``, ``SimulationError``.
     """
@@ -62,19 +64,21 @@ def predict(
     started = time.perf_counter()
     if isinstance(what, Workload):
         workload = what if gpu is None else what.model_copy(update={"gpu": gpu})
-        simulation = simulate(workload, workload.card(), trust_remote_code=trust_remote_code)
+        simulation = simulate(workload, workload.card(), trust_remote_code=trust_remote_code, operations=timed)
     else:
         from trainatomy.training.factory import user_code
         from trainatomy.world.live import described, on_meta
 
         workload, make_batch = described(what, batch, optimizer, gpu, train)
         with user_code(f"{type(what).__name__}: its forward"):
-            simulation = simulate(workload, workload.card(), model=lambda: on_meta(what), make_batch=make_batch)
-    return _prediction(workload, simulation, timeline, started, calibration)
+            build = lambda: on_meta(what)  # noqa: E731
+            simulation = simulate(workload, workload.card(), model=build, make_batch=make_batch, operations=timed)
+    time_of_step = _time(workload, simulation, calibration) if timed else None
+    return _prediction(workload, simulation, timeline, started, time_of_step)
 
 
 def _prediction(
-    workload: Workload, simulation: Simulation, timeline: bool, started: float, calibration: Calibration | None
+    workload: Workload, simulation: Simulation, timeline: bool, started: float, time_of_step: Time | None
 ) -> Prediction:
     card = workload.card()
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
@@ -98,9 +102,10 @@ def _prediction(
         notes=simulation.notes,
         out_of_memory=settled.out_of_memory,
         timeline=over_steps(simulation.tape, settled.purposes, settled.sizes) if timeline else (),
-        time=_time(workload, simulation, calibration),
+        time=time_of_step,
         seconds_taken=time.perf_counter() - started,
         versions=_versions(),
+        without_workspace=len(settled.forgone),
     )
 
 

@@ -110,6 +110,9 @@ def test_a_training_that_fits_only_because_the_cache_was_given_back(prediction: 
         prediction, verdict="tight", memory=replace(prediction.memory, num_alloc_retries=2), room_bytes=GIB // 4
     )
     assert str(verdict_line(tight)).endswith("256 MiB to spare, after the allocator gave its cache back twice")
+    assert str(verdict_line(replace(tight, without_workspace=3))).endswith(
+        "gave its cache back twice, and with 3 convolutions by slower algorithms, for lack of memory"
+    )
 
 
 def test_a_training_that_fragments_does_not_seem_to_fit(too_big: Prediction) -> None:

@@ -101,6 +101,20 @@ def test_a_training_that_lives_by_retries_is_tight() -> None:
     assert verdict(scarce.memory, 600 * MIB, None) == "tight"
 
 
+def test_a_training_may_fit_since_a_library_does_without_a_workspace() -> None:
+    hand = Hand()
+    hand.take(300 * MIB, "load", "weight")
+    for step in range(2):
+        workspace = hand.take(200 * MIB, "backward", step=step)
+        hand.tape.choices[workspace] = 0
+        hand.give(workspace)
+    settled = settle(hand.tape, DEFAULT, 400 * MIB, 0)
+    assert (settled.out_of_memory, settled.forgone) == (None, (2,))  # of the last step
+    assert settled.memory.peak_allocated_bytes == settled.memory.peak_requested_bytes == 300 * MIB
+    assert verdict(settled.memory, 400 * MIB, None) == "tight"
+    assert settle(hand.tape, DEFAULT, 500 * MIB, 0).forgone == ()
+
+
 def test_tight_begins_at_a_share_of_the_card() -> None:
     memory = settle(one_step()[0], DEFAULT, GIB, 0).memory
     card = 100 * GIB

@@ -160,3 +160,24 @@ def test_views_take_nothing_and_in_place_operations_neither(world: World) -> Non
     tensor.view(256).t().unsqueeze(0)[0].mul_(2).add_(1)
     tensor.zero_()
     assert world.tape.events[start:] == []
+
+
+def test_equal_convolutions_of_a_thread_share_their_choice_of_a_plan(world: World) -> None:
+    images = torch.empty((4, 64, 56, 56), device="cuda", requires_grad=True)
+    one, other = (torch.empty((64, 64, 3, 3), device="cuda", requires_grad=True) for _ in range(2))
+    wide = torch.empty((128, 64, 3, 3), device="cuda", requires_grad=True)
+
+    def choices(*weights: torch.Tensor) -> list[int]:
+        start = len(world.tape.origins)
+        for weight in weights:
+            torch.nn.functional.conv2d(images, weight).sum().backward()
+        return [choice for number, choice in world.tape.choices.items() if number >= start]
+
+    first = choices(one)
+    assert len(first) == len(set(first)) == 3  # forward, both gradients
+    assert choices(other) == first
+    assert not set(choices(wide)) & set(first)
+    assert {world.tape.origins[number].operation for number in world.tape.choices} == {
+        "aten::convolution (cudnn_workspace)",
+        "aten::convolution_backward (cudnn_workspace)",
+    }

@@ -6,15 +6,17 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from trainatomy.allocator.choices import Choices
 from trainatomy.allocator.outofmemory import OutOfMemory
 from trainatomy.allocator.twin import CachingAllocator
+from trainatomy.results.tape import DriverCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trainatomy.allocator.addresses import AddressPolicy
     from trainatomy.allocator.settings import AllocatorSettings
-    from trainatomy.results.tape import Event, Tape
+    from trainatomy.results.tape import DriverAction, Event, Tape
 
 BEFORE_THE_STEP: Final = ("load", "other")
 """Phases in which the kernels of the step are not loaded yet, if nothing else came before."""
@@ -26,10 +28,11 @@ HANDLE_LABEL: Final = "cublas_workspace"
 class Replay:
     """What the allocator made of a tape (bytes, and indices of events).
 
-    ``block_bytes`` has one entry for each allocation, 0 for one of 0 bytes or one that was not reached;
+    ``block_bytes`` has one entry for each allocation, 0 for one of 0 bytes, one that was not reached, or was forgone;
     ``allocated_bytes`` and ``reserved_bytes`` one for each event, after it.  A peak's index is that of the first
     event that reaches it, None for an empty tape.  ``out_of_memory_at`` is the event that failed, the last of the
-    series; nothing more was replayed.
+    series; nothing more was replayed.  ``forgone``: workspaces that their library did without for lack of memory (see
+    ``choices.py``).  ``driver_calls``: what was asked of the driver, in order.
     """
 
     block_bytes: array[int]
@@ -42,6 +45,8 @@ class Replay:
     num_alloc_retries: int
     out_of_memory: OutOfMemory | None
     out_of_memory_at: int | None
+    forgone: tuple[int, ...] = ()
+    driver_calls: tuple[DriverCall, ...] = ()
 
 
 def replay(
@@ -52,13 +57,22 @@ def replay(
     device_bytes: int | None = None,
     addresses: AddressPolicy | None = None,
 ) -> Replay:
-    """Replay all events in order on a fresh allocator; an OutOfMemory ends the replay.
+    """Replay all events in order on a fresh allocator; an OutOfMemory ends the replay, but for a workspace that its
+    library does without.
 
     The origins of the tape tell where loading the model ends, its labels where cuBLAS handles are made; both matter for
     addresses (see ``addresses.py``).
     Raises ValueError for a tape that frees what is not allocated, or allocates one number twice.
     """
-    twin = CachingAllocator(settings, capacity_bytes, device_bytes=device_bytes, addresses=addresses)
+    driver_calls: list[DriverCall] = []
+
+    def on_driver(action: DriverAction, size: int) -> None:
+        driver_calls.append(DriverCall(len(allocated), action, size))
+
+    twin = CachingAllocator(
+        settings, capacity_bytes, device_bytes=device_bytes, addresses=addresses, on_driver=on_driver
+    )
+    choices = Choices(tape.choices, twin.malloc)
     count = 1 + max((event[1] for event in tape.events), default=-1)
     sizes, allocated, reserved = array("q", bytes(8 * count)), array("q"), array("q")
     handles: dict[int, int] = {}
@@ -66,10 +80,10 @@ def replay(
     done = 0
     try:
         for event, happens in _library_moments(tape, twin):
-            _feed(twin, tape.events[done:event], handles, sizes, allocated, reserved)
+            _feed(twin, choices, tape.events[done:event], handles, sizes, allocated, reserved)
             happens()
             done = event
-        _feed(twin, tape.events[done:], handles, sizes, allocated, reserved)
+        _feed(twin, choices, tape.events[done:], handles, sizes, allocated, reserved)
     except OutOfMemory as error:
         failure = error
         allocated.append(twin.allocated_bytes)
@@ -85,11 +99,14 @@ def replay(
         num_alloc_retries=twin.num_alloc_retries,
         out_of_memory=failure,
         out_of_memory_at=None if failure is None else len(allocated) - 1,
+        forgone=tuple(choices.forgone),
+        driver_calls=tuple(driver_calls),
     )
 
 
 def _feed(
     twin: CachingAllocator,
+    choices: Choices,
     events: Sequence[Event],
     handles: dict[int, int],
     sizes: array[int],
@@ -98,11 +115,13 @@ def _feed(
 ) -> None:
     """Replay some events; the hot loop."""
     malloc, free, block_bytes = twin.malloc, twin.free, twin.block_bytes
+    chosen, take = choices.of, choices.take
     for action, allocation, requested, stream in events:
         if action == "alloc":
             if allocation in handles:
                 raise ValueError(f"event {len(allocated)}: allocation {allocation} is allocated twice")
-            handles[allocation] = handle = malloc(requested, stream)
+            handle = take(allocation, requested, stream) if allocation in chosen else malloc(requested, stream)
+            handles[allocation] = handle
             sizes[allocation] = block_bytes(handle)
         elif action == "free":
             if allocation not in handles:

@@ -38,9 +38,10 @@ from trainatomy.allocator.sizes import (
 from trainatomy.allocator.snapshot import SegmentView, segments_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from trainatomy.allocator.settings import AllocatorSettings
+    from trainatomy.results.tape import DriverAction
 
 UNBOUNDED = 1 << 62
 UNBOUNDED_ADDRESSES = 1 << 42
@@ -53,6 +54,7 @@ class CachingAllocator:
     ``capacity_bytes`` bounds what can be reserved (``cudaMalloc`` fails beyond it), None: no bound.
     ``device_bytes`` is the card's total memory: ``per_process_memory_fraction`` and the address space of expandable
     segments (9/8 of it) refer to it; by default the capacity.
+    ``on_driver`` is told of everything that is asked of the driver, and of how many bytes.
 
     A handle is the block's address, and 0 stands for a request of 0 bytes, which allocates nothing, as PyTorch's
     null pointer does (``NativeCachingAllocator::allocate`` skips ``malloc`` for it, ``free`` ignores it).
@@ -65,6 +67,7 @@ class CachingAllocator:
         *,
         device_bytes: int | None = None,
         addresses: AddressPolicy | None = None,
+        on_driver: Callable[[DriverAction, int], None] = lambda action, size: None,
     ) -> None:
         self.settings = settings
         self.allocated_bytes = self.peak_allocated_bytes = 0
@@ -74,6 +77,7 @@ class CachingAllocator:
         self._capacity = UNBOUNDED if capacity_bytes is None else capacity_bytes
         device = capacity_bytes if device_bytes is None else device_bytes
         self._device = device
+        self._on_driver = on_driver
         fraction = settings.per_process_memory_fraction
         self._allowed = int(fraction * device) if device is not None and fraction < 1.0 else None
         self._collects = self._allowed is not None and settings.garbage_collection_threshold is not None
@@ -224,6 +228,7 @@ class CachingAllocator:
     def _allocate(self, pool: Pool, size: int) -> Block | None:
         asked = segment_bytes(size, self.settings.large_segment_bytes)
         if self._allowed is not None and self.reserved_bytes + asked > self._allowed:
+            self._on_driver("refused", asked)
             return None
         if self._expandable:
             return grow(find_room(pool, size) or self._new_expandable(pool, size), size, self._claim)
@@ -243,7 +248,9 @@ class CachingAllocator:
     def _claim(self, size: int) -> bool:
         """Ask the driver for memory: it refuses beyond the capacity."""
         if self.reserved_bytes + size > self._capacity:
+            self._on_driver("refused", size)
             return False
+        self._on_driver("map" if self._expandable else "malloc", size)
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return True
@@ -254,12 +261,15 @@ class CachingAllocator:
                 if not block.is_split:
                     self._release(block)
                 continue
-            self.reserved_bytes -= unmap(block)
+            if unmapped := unmap(block):
+                self.reserved_bytes -= unmapped
+                self._on_driver("unmap", unmapped)
             if not block.is_split and block.state == UNMAPPED:
                 del pool.unmapped[block.address]
                 self._addresses.give_back(block.address, block.size)
 
     def _release(self, block: Block) -> None:
+        self._on_driver("free", block.size)
         block.pool.remove(block)
         self.reserved_bytes -= block.size
         self._addresses.give_back(block.address, block.size)

@@ -10,7 +10,7 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.ledger.balance import by_component, by_module, held_after, lines
 from trainatomy.ledger.purposes import Purpose, lifetimes, purposes
 from trainatomy.results.bill import Components, Instant, Memory, ModuleShare, OutOfMemoryPoint, Verdict
-from trainatomy.results.tape import Tape
+from trainatomy.results.tape import DriverCall, Tape
 
 #: A training that leaves less of the card than this is called tight.
 TIGHT_SHARE = 0.05
@@ -18,13 +18,19 @@ TIGHT_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The bill, and what it was drawn from: the purpose and the block size (bytes) of every allocation."""
+    """The bill, and what it was drawn from: the purpose and the block size (bytes) of every allocation.
+
+    ``forgone``: allocations of one step that a library did without for lack of memory; ``driver_calls``: see
+    ``Replay``.
+    """
 
     memory: Memory
     modules: tuple[ModuleShare, ...]
     out_of_memory: OutOfMemoryPoint | None
     purposes: Sequence[Purpose]
     sizes: Sequence[int]
+    forgone: Sequence[int] = ()
+    driver_calls: Sequence[DriverCall] = ()
 
 
 def settle(tape: Tape, settings: AllocatorSettings, card_bytes: int, context_bytes: int) -> Settlement:
@@ -37,11 +43,19 @@ def settle(tape: Tape, settings: AllocatorSettings, card_bytes: int, context_byt
     enough = unlimited.peak_reserved_bytes <= capacity
     bounded = unlimited if enough else replay(tape, settings, max(capacity, 0), device_bytes=card_bytes)
     shown = bounded if bounded.out_of_memory is None else unlimited
+    return settle_replayed(tape, shown, context_bytes, _failure(tape, bounded))
+
+
+def settle_replayed(
+    tape: Tape, shown: Replay, context_bytes: int, failure: OutOfMemoryPoint | None = None
+) -> Settlement:
+    """Settle a tape of which it is known what the allocator made of it."""
     kinds = purposes(tape, lifetimes(tape))
     held = held_after(tape, shown.peak_allocated_at) if shown.peak_allocated_at is not None else []
     memory = _memory(tape, shown, kinds, held, context_bytes)
     modules = by_module(tape, held, kinds, shown.block_bytes)
-    return Settlement(memory, modules, _failure(tape, bounded), kinds, shown.block_bytes)
+    forgone = _of_last_step(tape, shown.forgone)
+    return Settlement(memory, modules, failure, kinds, shown.block_bytes, forgone, shown.driver_calls)
 
 
 def verdict(memory: Memory, card_bytes: int, out_of_memory: OutOfMemoryPoint | None) -> Verdict:
@@ -52,6 +66,12 @@ def verdict(memory: Memory, card_bytes: int, out_of_memory: OutOfMemoryPoint | N
     return "tight" if scarce or memory.num_alloc_retries else "fits"
 
 
+def _of_last_step(tape: Tape, allocations: Sequence[int]) -> tuple[int, ...]:
+    """Those of the last step that has any: what a library did without once, it does without in every step to come."""
+    last = max((tape.origins[number].step for number in allocations), default=0)
+    return tuple(number for number in allocations if tape.origins[number].step == last)
+
+
 def _memory(tape: Tape, shown: Replay, kinds: Sequence[Purpose], held: Sequence[int], context_bytes: int) -> Memory:
     parts = by_component(held, kinds, shown.block_bytes)
     cache = shown.peak_reserved_bytes - shown.peak_allocated_bytes
@@ -60,7 +80,7 @@ def _memory(tape: Tape, shown: Replay, kinds: Sequence[Purpose], held: Sequence[
         peak_allocated_bytes=shown.peak_allocated_bytes,
         peak_reserved_bytes=shown.peak_reserved_bytes,
         device_bytes=shown.peak_reserved_bytes + context_bytes,
-        peak_requested_bytes=_peak_requested(tape),
+        peak_requested_bytes=_peak_requested(tape, set(shown.forgone)),
         model_bytes=shown.allocated_bytes[loaded - 1] if loaded else 0,
         components=Components(**parts, cache=cache, context=context_bytes),
         lines=lines(held, kinds, shown.block_bytes),
@@ -69,12 +89,12 @@ def _memory(tape: Tape, shown: Replay, kinds: Sequence[Purpose], held: Sequence[
     )
 
 
-def _peak_requested(tape: Tape) -> int:
+def _peak_requested(tape: Tape, forgone: set[int]) -> int:
     sizes: dict[int, int] = {}
     now = peak = 0
     for action, allocation, size, _ in tape.events:
         if action == "alloc":
-            sizes[allocation] = size
+            sizes[allocation] = size = 0 if allocation in forgone else size
             now += size
             peak = max(peak, now)
         elif action == "free":

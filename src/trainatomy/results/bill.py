@@ -154,7 +154,8 @@ class Prediction:
     ``fits`` means that the allocator, with what the card leaves after context and driver, never runs out.
     ``room_bytes`` is what is left of the card at the peak (negative: what is short); ``verdict`` is ``tight`` when it
     fits with less than 5 % of the card left, or only because the allocator frees its cache on the way
-    (``num_alloc_retries`` > 0).
+    (``num_alloc_retries`` > 0).  ``without_workspace``: calls of convolutions in a step that take another, slower
+    algorithm since the workspace of the first choice does not fit; where it is not 0, the training fits thanks to that.
     """
 
     name: str
@@ -173,6 +174,7 @@ class Prediction:
     seconds_taken: float
     versions: dict[str, str]
     time: Time | None = None
+    without_workspace: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Action = Literal["alloc", "free", "empty_cache"]
+DriverAction = Literal["malloc", "map", "free", "unmap", "refused"]
 
 
 class Event(NamedTuple):
@@ -23,6 +24,15 @@ class Event(NamedTuple):
     allocation: int
     bytes: int
     stream: int = 0
+
+
+class DriverCall(NamedTuple):
+    """The allocator turned to the driver while it served the event of that index: it took a segment (``malloc``) or
+    pages of an expandable one (``map``), gave them back (``free``, ``unmap``), or was refused (``refused``)."""
+
+    event: int
+    action: DriverAction
+    bytes: int
 
 
 class Origin(NamedTuple):
@@ -46,9 +56,14 @@ class Mark(NamedTuple):
 @dataclass(slots=True)
 class Tape:
     """A stream of events and, for each allocation, its origin and what it turned out to hold (``labels``, see the
-    ledger)."""
+    ledger).
+
+    ``choices``: workspaces that their library does without where memory lacks, and the number of the decision that each
+    belongs to: a library decides once for all calls that are alike.
+    """
 
     events: list[Event] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
+    choices: dict[int, int] = field(default_factory=dict)

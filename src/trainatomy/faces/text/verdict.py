@@ -26,7 +26,13 @@ def _room(prediction: Prediction) -> str:
     if not prediction.fits:
         return f"and runs out in fragments although {human_bytes(room)} would be left"
     spare = f"{human_bytes(room)} to spare"
-    return f"{spare}, after the allocator gave its cache back {times(retries)}" if retries else spare
+    if not retries:
+        return spare
+    given = f"{spare}, after the allocator gave its cache back {times(retries)}"
+    if count := prediction.without_workspace:
+        calls = "a convolution" if count == 1 else f"{count} convolutions"
+        return f"{given}, and with {calls} by slower algorithms, for lack of memory"
+    return given
 
 
 def out_of_memory_line(point: OutOfMemoryPoint) -> Text:

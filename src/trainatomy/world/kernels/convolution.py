@@ -7,6 +7,13 @@ Sources: aten/src/ATen/native/Convolution.cpp (``_convolution``, ``convolution_b
 What cuDNN takes for itself is in ``cudnn_engine``.  Depthwise convolutions of contiguous images run ATen's own kernel
 (native/cuda/DepthwiseConv2d.cu), which needs nothing; those of channels-last images are cuDNN's, and the workspace of
 their weight's gradient is left out.
+
+A convolution does not fail for lack of a workspace: PyTorch catches the error and tries the next of the plans that
+cuDNN's heuristics offer, then those of its fallback list (``try_configs``; see ``trainatomy.allocator.choices``).  It
+keeps the first that runs for all calls of the same thread with equal operation, shapes, type, layout, strides, padding,
+dilation and groups.  What the next plans take only cuDNN knows.  Assumed: the next one takes nothing, as implicit
+products, which need no workspace, exist for all three operations.  So what is predicted to run out of memory does, and
+there may be more retries than are predicted, and slower plans in between.
 """
 
 from __future__ import annotations
@@ -100,7 +107,7 @@ def _workspace(
     if named["transposed"]:  # the gradient of the input of a convolution from ``output`` to ``data``
         swapped: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}
         kind, data, output = swapped.get(kind, kind), output, data
-    convolution = Convolution(
+    called = Convolution(
         data=data.shape,
         weight=weight.shape,
         output=output.shape,
@@ -110,8 +117,9 @@ def _workspace(
         channels_last=last,
         multiprocessors=processor.multiprocessors,
     )
-    size = convolution.workspace(kind)
-    return [Scratch(size, "cudnn_workspace")] if size else []
+    size = called.workspace(kind)
+    choice = kind, called.key, tuple(named["dilation"]), named["groups"]
+    return [Scratch(size, "cudnn_workspace", choice)] if size else []
 
 
 def _has_tensor_cores(tensor: torch.Tensor, processor: Processor) -> bool:

@@ -31,7 +31,7 @@ import torch
 from trainatomy.world.kernels.arguments import ceil_div, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
 Kind = Literal["forward", "input gradient", "weight gradient"]
 
@@ -56,6 +56,12 @@ class Convolution:
     padding: Sequence[int]
     channels_last: bool
     multiprocessors: int
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for calls that cuDNN is asked about once."""
+        shapes = self.data, self.weight, self.output
+        return shapes, self.dtype, tuple(self.strides), tuple(self.padding), self.channels_last
 
     def workspace(self, kind: Kind) -> int:
         """Bytes that ``kind`` takes."""

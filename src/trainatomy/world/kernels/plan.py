@@ -7,7 +7,7 @@ when the call ends, last first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,10 +24,15 @@ class Out(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """A buffer of ``bytes`` that the kernel takes for itself."""
+    """A buffer of ``bytes`` that the kernel takes for itself.
+
+    ``choice``: a library that finds no memory for the buffer takes another algorithm, which needs none, and stays with
+    it in all calls of an equal choice; None: the call fails then.
+    """
 
     bytes: int
     name: str = "scratch"
+    choice: Hashable | None = None
 
 
 class Free(NamedTuple):

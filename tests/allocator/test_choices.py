@@ -1,0 +1,78 @@
+"""Workspaces that a library does without where memory lacks: cuDNN's convolutions try another plan."""
+
+from __future__ import annotations
+
+from trainatomy.allocator import AllocatorSettings, replay
+from trainatomy.allocator.sizes import MIB
+from trainatomy.results.tape import DriverCall, Event, Tape
+
+DEFAULT = AllocatorSettings()
+KEPT, FIRST, SECOND = 0, 1, 2
+
+
+def calls_of_one_convolution(grows_between: int = 0) -> Tape:
+    """30 MiB that stay; then twice a workspace of 40 MiB, with ``grows_between`` MiB that stay taken in between."""
+    events = [Event("alloc", KEPT, 30 * MIB), Event("alloc", FIRST, 40 * MIB), Event("free", FIRST, 0)]
+    events += [Event("alloc", 3, grows_between * MIB), Event("alloc", SECOND, 40 * MIB), Event("free", SECOND, 0)]
+    return Tape(events, choices={FIRST: 0, SECOND: 0})
+
+
+def test_with_memory_every_workspace_is_taken() -> None:
+    result = replay(calls_of_one_convolution(), DEFAULT, 70 * MIB)
+    assert (result.forgone, result.num_alloc_retries, result.peak_reserved_bytes) == ((), 0, 70 * MIB)
+
+
+def test_a_plan_without_memory_is_tried_once_and_its_successor_kept() -> None:
+    result = replay(calls_of_one_convolution(), DEFAULT, 69 * MIB)
+    assert result.out_of_memory is None
+    assert result.forgone == (FIRST, SECOND)
+    assert result.num_alloc_retries == 1
+    assert list(result.block_bytes)[: SECOND + 1] == [30 * MIB, 0, 0]
+    assert result.peak_reserved_bytes == 30 * MIB
+
+
+def test_a_plan_that_ran_before_is_tried_twice() -> None:
+    result = replay(calls_of_one_convolution(grows_between=10), DEFAULT, 75 * MIB)
+    assert result.out_of_memory is None
+    assert result.forgone == (SECOND,)
+    # 10 MiB lie in the first workspace's segment, which the allocator does not split for less than 1 MiB
+    # and cannot give back, so that neither attempt finds 40 MiB.
+    assert result.num_alloc_retries == 2
+
+
+def test_another_convolution_decides_for_itself() -> None:
+    tape = calls_of_one_convolution()
+    tape.choices[SECOND] = 1
+    assert replay(tape, DEFAULT, 69 * MIB).num_alloc_retries == 2
+
+
+def test_other_allocations_still_fail() -> None:
+    tape = calls_of_one_convolution()
+    tape.choices.clear()
+    assert replay(tape, DEFAULT, 69 * MIB).out_of_memory_at == 1
+
+
+def test_what_is_asked_of_the_driver_is_known_by_event() -> None:
+    result = replay(calls_of_one_convolution(grows_between=10), DEFAULT, 75 * MIB)
+    assert result.driver_calls == (
+        DriverCall(0, "malloc", 30 * MIB),
+        DriverCall(1, "malloc", 40 * MIB),
+        DriverCall(4, "refused", 40 * MIB),
+        DriverCall(4, "refused", 40 * MIB),
+        DriverCall(4, "refused", 40 * MIB),
+        DriverCall(4, "refused", 40 * MIB),
+    )
+
+
+def test_a_cache_that_is_given_back_and_pages_are_told_apart() -> None:
+    events = [Event("alloc", 0, 30 * MIB), Event("free", 0, 0), Event("alloc", 1, 40 * MIB)]
+    segments = replay(Tape(events), DEFAULT, 60 * MIB).driver_calls
+    assert segments == (
+        DriverCall(0, "malloc", 30 * MIB),
+        DriverCall(2, "refused", 40 * MIB),
+        DriverCall(2, "free", 30 * MIB),
+        DriverCall(2, "malloc", 40 * MIB),
+    )
+    expandable = AllocatorSettings.parse("expandable_segments:True", (2, 11))
+    tape = Tape([Event("alloc", 0, 30 * MIB), Event("free", 0, 0), Event("empty_cache", -1, 0)])
+    assert replay(tape, expandable).driver_calls == (DriverCall(0, "map", 40 * MIB), DriverCall(2, "unmap", 40 * MIB))
