@@ -71,8 +71,9 @@ def predict(
 
         workload, make_batch = described(what, batch, optimizer, gpu, train)
         with user_code(f"{type(what).__name__}: its forward"):
-            build = lambda: on_meta(what)  # noqa: E731
-            simulation = simulate(workload, workload.card(), model=build, make_batch=make_batch, operations=timed)
+            simulation = simulate(
+                workload, workload.card(), model=lambda: on_meta(what), make_batch=make_batch, operations=timed
+            )
     time_of_step = _time(workload, simulation, calibration) if timed else None
     return _prediction(workload, simulation, timeline, started, time_of_step)
 

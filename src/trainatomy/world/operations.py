@@ -20,7 +20,8 @@ from trainatomy.world.storages import Storages
 
 
 class OperationWriter:
-    """Writes ``operations`` while ``recording``. ``number_of`` gives the allocation that a storage's key stands for."""
+    """Writes ``operations`` while ``recording``, if they are ``wanted``. ``number_of`` gives the allocation that a
+    storage's key stands for."""
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class OperationWriter:
         event: Callable[[], int],
     ) -> None:
         self.operations = Operations()
+        self.wanted = True
         self.recording = False
         self.micro_step = 0
         self.repeats = 1
@@ -46,6 +48,8 @@ class OperationWriter:
 
     def start(self, step: int) -> None:
         """What follows is the step that is written."""
+        if not self.wanted:
+            return
         self.operations = Operations(step=step)
         self._indices.clear()
         self.micro_step, self.repeats, self.recording = 0, 1, True

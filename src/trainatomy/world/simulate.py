@@ -76,15 +76,17 @@ def simulate(
     model: Callable[[], nn.Module] | None = None,
     make_batch: MakeBatch | None = None,
     trust_remote_code: bool = False,
+    operations: bool = True,
 ) -> Simulation:
     """Execute the workload's step without a GPU; ``model`` builds the model on meta tensors, and ``make_batch`` its
-    batches, where they are not the workload's own.
+    batches, where they are not the workload's own. ``operations``: False where only the tape is wanted.
 
     Raises ``SimulationError`` for an operation that needs data, and what building the model and the step raises.
     """
     version = torch_version(workload)
     processor = Processor(card.capability, card.multiprocessors, version)
     world = World(card.device_name, card.memory_bytes, processor, RULES, Workspaces(processor))
+    world.recorder.operations.wanted = operations
     steps = steps_needed(workload)
     preload(workload)
     with _quiet(), software_of(workload.era), _libraries(workload, world):
@@ -99,9 +101,9 @@ def simulate(
             observed(observer=Watcher(world.recorder, steps))
     counts = sum(p.numel() for p in built.parameters()), sum(p.numel() for p in built.parameters() if p.requires_grad)
     used = world.recorder.libraries | {"kernels"} | ({"training"} if workload.mode == "training" else set())
-    notes, operations = _notes(workload, built), world.recorder.operations.operations
+    notes, written = _notes(workload, built), world.recorder.operations.operations
     tokens = tokens_per_sample(workload, built)
-    return Simulation(world.tape, *counts, steps, version, frozenset(used), notes, operations, tokens)
+    return Simulation(world.tape, *counts, steps, version, frozenset(used), notes, written, tokens)
 
 
 def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
