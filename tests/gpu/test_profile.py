@@ -9,15 +9,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grid
 import pytest
 import torch
+from kineto_trace import events_of
 
 from trainatomy.errors import DeviceError
 from trainatomy.gpu.profiler import profile as profiling
 from trainatomy.gpu.profiler.join import _common, joined
-from trainatomy.gpu.profiler.profile import Profiled, ProfiledStep, tree
+from trainatomy.gpu.profiler.profile import NOBODY, Profiled, ProfiledStep, tree
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.workload import Workload
+from trainatomy.world.simulate import simulate
+
+TRACES = Path(__file__).parents[1] / "data" / "traces"
+BATCH = {"aten::_to_copy", "aten::ne", "aten::sum", "aten::add", "aten::clone"}
 
 
 def array(*shape: int, on_host: bool = False, storage: int = 0) -> Array:
@@ -106,10 +112,51 @@ def test_the_alignment_is_a_longest_common_subsequence(seed: int) -> None:
     assert all(first[i] == second[j] for i, j in pairs)
 
 
+def test_autocast_passes_on_to_the_product_that_it_casts_for() -> None:
+    cast = Profiled("aten::to", (), 0.0, (Profiled("aten::_to_copy", ((4, 2),), 5.0),))
+    inner = Profiled("aten::mm", ((8, 4), (4, 2)), 1.0)
+    copies = Call("aten::_to_copy", (array(4, 2),), (array(4, 2),))
+    operations = Operations([copies, MM], [Operation(0, index, "forward", "", 0, 1) for index in range(2)])
+    found = joined(operations, [Profiled("aten::mm", ((8, 4), (4, 2)), 0.0, (cast, inner))])
+    assert list(found.seconds) == [5.0, 1.0]
+
+
+def test_names_of_the_same_kernel() -> None:
+    """Fills by whatever name and shape; batch norm by cuDNN; one number of the host copied into a tensor."""
+    ones = Call("aten::new_ones", (array(2, 3),), (array(8),))
+    norm = Call("aten::native_batch_norm", (array(2, 3, 4, 4),), (array(2, 3, 4, 4),))
+    number = array(4, on_host=True, storage=1)._replace(strides=(0,))
+    copies = Call("aten::copy_", (array(4), number), (array(4),))
+    operations = Operations([ones, norm, copies], [Operation(0, index, "forward", "", 0, 1) for index in range(3)])
+    tree = [
+        Profiled("aten::ones", ((), ()), 0.0, (Profiled("aten::fill_", ((8,), ()), 1.0),)),
+        Profiled("aten::batch_norm", (), 0.0, (Profiled("aten::cudnn_batch_norm", ((2, 3, 4, 4),), 2.0),)),
+        Profiled("aten::fill_", ((4,), ()), 3.0),
+    ]
+    assert list(joined(operations, tree).seconds) == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("name", ["gpt2-bf16", "mixtral-bf16-weights"])
+def test_a_step_of_an_h200_finds_its_operations(name: str) -> None:
+    """Traces of rows of the accuracy grid (torch 2.11, cut down to operators, kernels, copies and fills), joined with
+    the step as it is predicted: all of the GPU's time, and all operations but the batch's, which was fetched before
+    the trace began."""
+    row = next(row for row in grid.rows() if row.name == name)
+    workload = row.workload().model_copy(update={"gpu": "h200"})
+    operations = simulate(workload, workload.card()).operations
+    events = events_of(TRACES / f"{name}.trace.json.gz")
+    found = joined(operations, tree(events)).joined
+    kernels = [event for event in events if event.device_type.name == "CUDA" and "Optimizer.step" not in event.name]
+    assert found.of_seconds == pytest.approx(sum(kernel.time_range.elapsed_us() for kernel in kernels) / 1e6)
+    assert found.seconds >= 0.999 * found.of_seconds
+    assert found.of - found.operations <= 8 and set(found.only_predicted) <= BATCH
+    assert found.only_measured == {}
+
+
 def event(name: str, start: float, kernels: list[tuple[str, float]], *children: Any, kind: str = "CPU") -> Any:
     made = SimpleNamespace(
         name=name,
-        time_range=SimpleNamespace(start=start),
+        time_range=SimpleNamespace(start=start, end=start + sum(duration for _, duration in kernels)),
         kernels=[SimpleNamespace(name=kernel, duration=duration) for kernel, duration in kernels],
         cpu_children=list(children),
         cpu_parent=None,
@@ -128,6 +175,16 @@ def test_events_as_a_tree() -> None:
     assert (first.name, second.name, second.seconds) == ("aten::add", "Optimizer.step", 0.0)
     assert second.whole_seconds == pytest.approx(15e-6)
     assert second.children[0].shapes == ((8, 4), (), ())
+
+
+def test_time_that_no_operation_claims_is_somebodys_too() -> None:
+    launched = event("aten::add", 0.0, [("add", 40.0)])
+    on_card = [event(name, 1.0, [(name, 40.0)], kind="CUDA") for name in ("add", "gemm")]
+    *_, last = tree([launched, *on_card])
+    assert (last.name, last.seconds) == (NOBODY, pytest.approx(40e-6))
+    assert len(tree([launched, on_card[0]])) == 1
+    found = joined(predicted(MM), [last])
+    assert found.joined.only_measured == {NOBODY: 1}
 
 
 def test_real_events_of_this_machine() -> None:

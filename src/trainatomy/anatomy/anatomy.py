@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainatomy.anatomy.claims import claims
+from trainatomy.anatomy.padding import paddings
 from trainatomy.anatomy.shapes import wasteful_shapes, with_gains
 from trainatomy.anatomy.table import Step, Timed
 from trainatomy.facts.cards import Card
@@ -82,6 +83,8 @@ def anatomise(
         aside=step.aside(),
         claims=claims(step),
         shapes=with_gains(shapes, step, clock.price) if clock is not None else shapes,
+        paddings=paddings(shapes, step, workload, clock.price if clock is not None else None),
+        modules=step.modules(top),
         seconds=whole.seconds if times is not None else None,
         measured_seconds=whole.measured if measured is not None else None,
         joined=profile.joined if profile is not None else None,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from trainatomy.anatomy.groups import GROUPS
 from trainatomy.anatomy.work import Work, work_of
-from trainatomy.results.anatomy import GroupShare, HeavyOperation, Unformulated
+from trainatomy.results.anatomy import GroupShare, HeavyOperation, ModuleShare, Unformulated
 from trainatomy.results.operations import Operation, Operations
 
 STEP = "step"
@@ -161,6 +161,31 @@ class Step:
             part.measured if self.measured is not None else None,
         )
 
+    def modules(self, top: int) -> tuple[ModuleShare, ...]:
+        """The ``top`` heaviest modules, in the order of ``heaviest``."""
+        sums: dict[str, _Sum] = defaultdict(_Sum)
+        for index, operation, work in self.kernels():
+            part = sums[folded(operation.module)]
+            part.add(work, operation.repeats, self._timed(index), self._measured(index))
+        whole = self.total()
+        timed, measured = self.times is not None, self.measured is not None
+        found = [
+            ModuleShare(
+                module,
+                part.calls,
+                part.flop,
+                part.bytes,
+                _ratio(part.flop, whole.flop),
+                _ratio(part.bytes, whole.bytes),
+                part.seconds if timed else None,
+                _ratio(part.seconds, whole.seconds) if timed else None,
+                part.measured if measured else None,
+                _ratio(part.measured, whole.measured) if measured else None,
+            )
+            for module, part in sums.items()
+        ]
+        return tuple(sorted(found, key=_weight, reverse=True)[:top])
+
     def unformulated(self) -> tuple[Unformulated, ...]:
         """Operators whose FLOP nobody knows, the largest first."""
         sums: dict[str, _Sum] = defaultdict(_Sum)
@@ -216,7 +241,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _weight(row: HeavyOperation) -> float:
+def _weight(row: HeavyOperation | ModuleShare) -> float:
     if row.measured_seconds is not None:
         return row.measured_seconds
     return row.seconds if row.seconds is not None else max(row.flop_share, row.bytes_share)

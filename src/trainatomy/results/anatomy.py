@@ -58,6 +58,22 @@ class HeavyOperation:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleShare:
+    """All operations of one module itself (layers folded), without those of the modules in it."""
+
+    module: str
+    operations: int
+    flop: int
+    bytes: int
+    flop_share: float
+    bytes_share: float
+    seconds: float | None = None
+    seconds_share: float | None = None
+    measured_seconds: float | None = None
+    measured_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Unformulated:
     """An operator without a FLOP formula: how often it runs, the bytes that it moves, why."""
 
@@ -106,6 +122,25 @@ class WastefulShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Padding:
+    """One size that would be better if it were padded, with all products that it is a dimension of.
+
+    ``setting`` names what to change in the description, with its value (``""``: nothing there decides it), ``how`` what
+    that means in a training script.  ``gain_seconds``: what the step's products lose in predicted time, ``None``
+    without a clock.
+    """
+
+    size: int
+    padded: int
+    multiple: int
+    products: int
+    modules: tuple[str, ...]
+    setting: str
+    how: str
+    gain_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PublishedShares:
     """What others measured of the same operations, percent by group: ``source``, where."""
 
@@ -148,6 +183,8 @@ class Anatomy:
     aside: dict[str, int]
     claims: tuple[Claim, ...]
     shapes: tuple[WastefulShape, ...]
+    paddings: tuple[Padding, ...] = ()
+    modules: tuple[ModuleShare, ...] = ()
     seconds: float | None = None
     measured_seconds: float | None = None
     joined: Joined | None = None

@@ -9,7 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.faces.text.rendering import bullets, figures, section
-from trainatomy.results.anatomy import TITLES, Anatomy, GroupShare, Joined, PublishedShares, WastefulShape
+from trainatomy.results.anatomy import (
+    TITLES,
+    Anatomy,
+    GroupShare,
+    Joined,
+    Padding,
+    PublishedShares,
+    WastefulShape,
+)
 from trainatomy.units import count_of, human_bytes, percent, times
 
 PHASES = {
@@ -29,10 +37,14 @@ def anatomy_page(anatomy: Anatomy) -> Group:
     if anatomy.published is not None:
         parts.append(section("Beside what was published", _published(anatomy, anatomy.published)))
     parts.append(section("The heaviest operations", _heaviest(anatomy)))
+    if anatomy.modules:
+        parts.append(section("The heaviest modules", _modules(anatomy)))
     if anatomy.claims:
         parts.append(section("What the guides say, for this model", bullets([c.sentence for c in anatomy.claims])))
     if anatomy.shapes:
         parts.append(section("Shapes that waste the card", _shapes(anatomy.shapes)))
+    if anatomy.paddings:
+        parts.append(section("What to pad", bullets([_padding(one, anatomy.seconds) for one in anatomy.paddings])))
     parts.append(section("Not in these figures", bullets(_left_out(anatomy))))
     if anatomy.joined is not None:
         parts.append(section("How the profile was joined", bullets(_joined(anatomy.joined))))
@@ -84,7 +96,9 @@ def _times(groups: Sequence[GroupShare]) -> Table:
     for row in groups:
         if row.phase != phase:
             phase = row.phase
-            table.add_row(Text(PHASES.get(phase, phase), style="bold"))
+            whole = [_duration(_together(groups, phase, "seconds")), ""]
+            whole += [_duration(_together(groups, phase, "measured_seconds")), ""] if measured else []
+            table.add_row(*(Text(cell, style="bold") for cell in (PHASES.get(phase, phase), *whole)))
         profiled = [_duration(row.measured_seconds), _share(row.measured_share)] if measured else []
         predicted = [_duration(row.seconds), _share(row.seconds_share)]
         table.add_row(f" {_short(row.group)}", *predicted, *profiled, row.bound_by or "")
@@ -106,21 +120,54 @@ def _published(anatomy: Anatomy, published: PublishedShares) -> Group:
     return Group(table, Text(f"Published: {published.source}.", style="dim"))
 
 
+def _together(groups: Sequence[GroupShare], phase: str, name: str) -> float | None:
+    """A phase's time: of its groups, where it is known."""
+    known = [getattr(row, name) for row in groups if row.phase == phase]
+    return None if None in known else sum(known)
+
+
+def _timed(anatomy: Anatomy) -> dict[str, str]:
+    """Columns of times: fields of a row with their titles."""
+    titles = {"seconds": "\npredicted", "measured_seconds": "\nmeasured"}
+    return {name: title for name, title in titles.items() if getattr(anatomy, name) is not None}
+
+
 def _heaviest(anatomy: Anatomy) -> Table:
-    timed = [name for name in ("seconds", "measured_seconds") if getattr(anatomy, name) is not None]
-    titles = [{"seconds": "\npredicted", "measured_seconds": "\nmeasured"}[name] for name in timed]
-    table = figures("operation", "module", numbers=("\nruns", "of\nFLOP", "of\nbytes", *titles), folded=1)
+    timed = _timed(anatomy)
+    table = figures("operation", numbers=("\nruns", "of\nFLOP", "of\nbytes", *timed.values()), folded=0)
     for row in anatomy.heaviest:
-        flop = "?" if row.flop is None else _share(row.flop_share)
+        what = Text(row.operation.removeprefix("aten::"))
+        what.append(f"\n {row.module or '-'}, {PHASES.get(row.phase, row.phase)}", style="dim")
         table.add_row(
-            f"{row.operation.removeprefix('aten::')}\n {PHASES.get(row.phase, row.phase)}",
-            row.module or "-",
+            what,
             f"{row.calls:,}",
-            flop,
+            "?" if row.flop is None else _share(row.flop_share),
             _share(row.bytes_share),
             *(_duration(getattr(row, name)) for name in timed),
         )
     return table
+
+
+def _modules(anatomy: Anatomy) -> Table:
+    timed = _timed(anatomy)
+    table = figures("module", numbers=("\nruns", "of\nFLOP", "of\nbytes", *timed.values()), folded=0)
+    for row in anatomy.modules:
+        times_of_it = (_duration(getattr(row, name)) for name in timed)
+        shares = _share(row.flop_share), _share(row.bytes_share)
+        table.add_row(row.module or "-", f"{row.operations:,}", *shares, *times_of_it)
+    return table
+
+
+def _padding(one: Padding, step_seconds: float | None) -> str:
+    """A sentence: which size, which setting, what it gains."""
+    gain = ""
+    if one.gain_seconds is not None and step_seconds:
+        gain = f", predicted to save {_duration(one.gain_seconds)} ({percent(one.gain_seconds, step_seconds)})"
+    modules = ", ".join(module or "-" for module in one.modules)
+    return (
+        f"{one.setting or 'no setting'}: {one.size:,} becomes {one.padded:,} in {one.products:,} "
+        f"product{'s' if one.products > 1 else ''} of {modules}{gain}; {one.how}"
+    )
 
 
 def _shapes(shapes: Sequence[WastefulShape], most: int = 12) -> Group:

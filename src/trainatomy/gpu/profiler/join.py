@@ -1,8 +1,9 @@
 """Join a profile with the predicted operations, one by one.
 
 The profiler sees a tree (``aten::linear`` calls ``aten::addmm``), the prediction the level below autograd.  Walking
-down, the first node whose name is predicted is the operation; kernels above such nodes belong to nobody.  Both lists
-are then aligned in order, by name and by the shapes of the tensors.
+down, the first node whose name is predicted is the operation, unless it holds another of its own name, to which it
+passes on (autocast does, after it has cast the arguments); kernels above such nodes belong to nobody.  Both lists are
+then aligned in order, by name and by the shapes of the tensors.
 """
 
 from __future__ import annotations
@@ -15,10 +16,20 @@ from trainatomy.anatomy.anatomy import Profile
 from trainatomy.anatomy.work import work_of
 from trainatomy.gpu.profiler.profile import Profiled
 from trainatomy.results.anatomy import Joined
-from trainatomy.results.operations import Operations
+from trainatomy.results.operations import Call, Operations
 
 _MOST_EDITS = 1500
 _Key = tuple[str, tuple[tuple[int, ...], ...]]
+_FILL = "a fill"
+_FILLS = "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full zero_ fill_ scalar_tensor arange"
+_ALIKE = {
+    **{f"aten::{name}": _FILL for name in _FILLS.split()},
+    "aten::_index_put_impl_": "aten::index_put_",
+    "aten::native_batch_norm": "aten::cudnn_batch_norm",
+    "aten::native_batch_norm_backward": "aten::cudnn_batch_norm_backward",
+}
+"""What runs the same kernel under several names: the prediction takes another way to a fill than CUDA's composites do
+(``new_ones`` for ``ones``), and a GPU hands batch norm to cuDNN."""
 
 
 class _Measured(NamedTuple):
@@ -37,7 +48,7 @@ def joined(operations: Operations, tree: Iterable[Profiled]) -> Profile:
     measured = [row for root in tree for row in _walk(root, names)]
     found: dict[int, list[float]] = defaultdict(list)
     used: set[int] = set()
-    known = [place for place, row in enumerate(measured) if row.name in names]
+    known = [place for place, row in enumerate(measured) if _alike(row.name) in names]
     keys = [_key(measured[place].name, measured[place].shapes, lists) for place in known]
     for place, other in _pairs(predicted, keys):
         found[order[place]].append(measured[known[other]].seconds)
@@ -65,22 +76,39 @@ _SEEN = frozenset({"kernel", "transfer", "read"})
 
 def _predicted_key(operations: Operations, index: int, lists: set[str]) -> _Key:
     call = operations.calls[operations.operations[index].call]
-    return _key(call.name, tuple(array.shape for array in call.inputs), lists)
+    name = "aten::fill_" if _fills_from_host(call) else call.name
+    return _key(name, tuple(array.shape for array in call.inputs), lists)
+
+
+def _fills_from_host(call: Call) -> bool:
+    """Whether a copy is of one number of the host, which a GPU's step fills in (``tensor[:, 0] = number``)."""
+    source = call.inputs[-1] if call.name == "aten::copy_" else None
+    return source is not None and source.on_host and not any(source.strides) and not call.inputs[0].on_host
+
+
+def _alike(name: str) -> str:
+    return _ALIKE.get(name, name)
 
 
 def _key(name: str, shapes: tuple[tuple[int, ...], ...], lists: set[str]) -> _Key:
-    """Numbers and tensors without dimensions look alike to the profiler, and lists have no shapes."""
-    return name, () if name in lists else tuple(shape for shape in shapes if shape)
+    """Numbers and tensors without dimensions look alike to the profiler, lists have no shapes, and of fills some are
+    told the shape as numbers."""
+    name = _alike(name)
+    return name, () if name in lists or name == _FILL else tuple(shape for shape in shapes if shape)
 
 
 def _walk(node: Profiled, names: set[str]) -> Iterator[_Measured]:
-    if node.name in names:
+    if _alike(node.name) in names and not _holds(node, node.name):
         yield _Measured(node.name, node.shapes, node.whole_seconds)
         return
     if node.seconds:
         yield _Measured(node.name, node.shapes, node.seconds)
     for child in node.children:
         yield from _walk(child, names)
+
+
+def _holds(node: Profiled, name: str) -> bool:
+    return any(child.name == name or _holds(child, name) for child in node.children)
 
 
 def _pairs(first: list[_Key], second: list[_Key]) -> Iterator[tuple[int, int]]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch.profiler import profile as TorchProfiler
 
 _LOG_LINES = 12
+_ROUNDING = 1e-4
+NOBODY = "kernels that no operation launched"
 
 
 class Profiled(NamedTuple):
@@ -100,12 +102,19 @@ def run(workload: Workload) -> tuple[Profiled, ...]:
 
 
 def tree(events: Iterable[Any]) -> tuple[Profiled, ...]:
-    """The host's events of a profile (``torch.autograd.profiler_util.FunctionEvent``) in order, with their children.
+    """The host's events of a profile (``torch.autograd.profiler_util.FunctionEvent``) in order, with their children;
+    last, under ``NOBODY``, the GPU's time that no event of the host claims.
 
     Times of kernels are microseconds there.  A range that somebody named (``record_function``) has a shadow of its own
     name on the GPU, which is no kernel."""
-    roots = [event for event in events if _on_host(event) and event.cpu_parent is None]
-    return tuple(_node(event) for event in sorted(roots, key=_start))
+    known = list(events)
+    on_host = [event for event in known if _on_host(event)]
+    names = {event.name for event in on_host}
+    roots = sorted((event for event in on_host if event.cpu_parent is None), key=_start)
+    found = tuple(_node(root) for root in roots)
+    on_card = sum(_microseconds(event) for event in known if not _on_host(event) and event.name not in names) / 1e6
+    left = on_card - sum(root.whole_seconds for root in found)
+    return found if left < _ROUNDING * on_card else (*found, Profiled(NOBODY, (), left))
 
 
 def _node(event: Any) -> Profiled:
@@ -113,6 +122,10 @@ def _node(event: Any) -> Profiled:
     children = sorted(event.cpu_children, key=_start)
     shapes = tuple(_shape(shape) for shape in event.input_shapes or ())
     return Profiled(event.name, shapes, seconds, tuple(map(_node, children)))
+
+
+def _microseconds(event: Any) -> float:
+    return float(event.time_range.end - event.time_range.start)
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
