@@ -27,7 +27,8 @@ CONTEXT_BYTES = 500 * MIB
 
 
 class FakeAllocator(TorchDispatchMode):
-    """While entered, counts and records as ``torch.cuda`` would; every storage is a block of whole ``GRAIN``s."""
+    """While entered, counts and records as ``torch.cuda`` would; every storage is a segment with one block of whole
+    ``GRAIN``s."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,6 +58,7 @@ class FakeAllocator(TorchDispatchMode):
         self.allocations += 1
         self.held += -(-size // GRAIN) * GRAIN
         self.peak = max(self.peak, self.held)
+        self._write("segment_alloc", address, -(-size // GRAIN) * GRAIN)
         self._write("alloc", address, size)
         self.live[address] = (size, len(self.live), weakref.finalize(storage, self._release, address, size))
 
@@ -67,6 +69,7 @@ class FakeAllocator(TorchDispatchMode):
             self.held -= -(-size // GRAIN) * GRAIN
             self._write("free_requested", address, size)
             self._write("free_completed", address, size)
+            self._write("segment_free", address, -(-size // GRAIN) * GRAIN)
 
     def _write(self, action: str, address: int, size: int) -> None:
         if self.recording:

@@ -14,7 +14,7 @@ from trainatomy.gpu.tapes.tape import Entry, History, Note
 from trainatomy.results.bill import Instant
 
 MIB = 2**20
-PLACE = Place(AllocatorSettings(torch_version=(2, 11)), 2**34, Workspaces(32 * MIB, MIB, False))
+PLACE = Place(AllocatorSettings(torch_version=(2, 11)), Workspaces(32 * MIB, MIB, False))
 WEIGHT, GRADIENT, ACTIVATION, BATCH = 64 * MIB, 4096 * MIB, 8192 * MIB, 2048 * MIB
 
 

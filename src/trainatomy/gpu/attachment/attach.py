@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 BORROWED = "the memory history was already being recorded; it was read and left as it is"
 UNFINISHED = "the training did not come to its end"
 OVERFLOWN = "one step makes more allocations than the memory history keeps: no components"
-LAID_OUT = "peak reserved"
-"""Beginning of a note that means nothing here: a replay cannot know how segments were laid out before the watch."""
+RESERVED = "peak reserved"
+"""Beginning of a note that means nothing where a part of a watch is left: the most was reserved in another part."""
 INCOMPLETE = (
     "the memory history that was already being recorded does not reach back to the beginning of the watch: "
     "no components; record with more max_entries, or leave the recording to trainatomy"
@@ -114,7 +114,10 @@ class Attachment:
         after = utilization(self._device)
         totals = self._totals(after)
         bill = bill_of(window, totals, self._device, self._failure) if window.complete else None
-        return self._measurement(after, totals, bill, self._remarks(window.complete))
+        remarks = self._remarks(window.complete)
+        notes = bill.notes if bill is not None else ()
+        remarks += tuple(note for note in notes if window.is_whole or not note.startswith(RESERVED))
+        return self._measurement(after, totals, bill, remarks)
 
     @property
     def peak_bytes(self) -> int:
@@ -204,7 +207,7 @@ class Attachment:
             samples_per_second=_rate(self.notes.samples, self._clock.seconds),
             tokens_per_second=_rate(self.notes.tokens, self._clock.seconds),
             out_of_memory=bill.out_of_memory if bill else None,
-            notes=(*remarks, *(note for note in (bill.notes if bill else ()) if not note.startswith(LAID_OUT))),
+            notes=remarks,
         )
 
 

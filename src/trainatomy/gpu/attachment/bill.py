@@ -22,10 +22,9 @@ def bill_of(window: Window, totals: Counted, device: int, failure: Failure | Non
     version = torch_version()
     place = Place(
         AllocatorSettings.parse(options(), version),
-        int(properties.total_memory),
         workspaces((properties.major, properties.minor), version),
     )
-    return real_bill(window.history(), place, totals, window.followed, failure)
+    return real_bill(window.history(), place, totals, window.followed, failure, window.segments)
 
 
 def torch_version() -> tuple[int, int]:

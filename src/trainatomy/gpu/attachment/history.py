@@ -28,25 +28,29 @@ BEFORE = "allocated before the watch"
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of the run: the blocks at its beginning, bytes reserved then, and what happened since."""
+    """A stretch of the run: the segments at its beginning, and what happened since.
 
-    blocks: Sequence[Entry]
+    ``names``: where blocks lay then whose purpose was known, by label; ``is_whole``: it is all that was watched.
+    """
+
+    segments: Sequence[Mapping[str, Any]]
     names: Mapping[str, Sequence[int]]
-    reserved_bytes: int
     begins_at: int
+    is_whole: bool
     trace: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[Note] = ()
     followed: Sequence[int] = ()
     complete: bool = True
 
     def history(self) -> History:
-        """The window as the history of a run that allocated its first blocks itself."""
-        first = len(self.blocks)
+        """The window as the history of a run whose first events allocate what was there already, each block whole."""
+        blocks = allocated_blocks(self.segments)
+        first = len(blocks)
         shifted = [note._replace(at=max(0, note.at - self.begins_at)) for note in self.notes]
         told = from_trace({}, self.trace, shifted)
         loaded = Note(first, "loaded", -1, self.names)
         notes = [loaded, *(note._replace(at=note.at + first) for note in told.notes)]
-        return History({}, [*self.blocks, *told.events], notes)
+        return History({}, [*blocks, *told.events], notes)
 
 
 class Recording:
@@ -65,11 +69,13 @@ class Recording:
             torch.cuda.memory._record_memory_history(
                 enabled="all", context=None, stacks="python", max_entries=RING_EVENTS, clear_history=True
             )
-        blocks, reserved = active_blocks(self._device)
-        if self._kept is None and self._window is None:
+        segments = [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == self._device]
+        is_first = self._window is None
+        if is_first:
             known = {address for found in names.values() for address in found}
-            names = {**names, BEFORE: [block.address for block in blocks if block.address not in known]}
-        self._window = Window(blocks, names, reserved, now.events)
+            strangers = [block.address for block in allocated_blocks(segments) if block.address not in known]
+            names = {**names, BEFORE: strangers}
+        self._window = Window(segments, names, now.events, is_first)
 
     def is_full(self, now: Counted) -> bool:
         """Whether it is time for a new window."""
@@ -78,7 +84,7 @@ class Recording:
     def keep(self, now: Counted, notes: Sequence[Note], followed: Sequence[int]) -> None:
         """Keep the window up to here if the peak rose in it."""
         if now.peak_bytes > self._kept_peak or self._kept is None:
-            self._kept, self._kept_peak = self.window(now, notes, followed), now.peak_bytes
+            self._kept, self._kept_peak = replace(self.window(now, notes, followed), is_whole=False), now.peak_bytes
 
     def window(self, now: Counted, notes: Sequence[Note], followed: Sequence[int], *, latest: bool = False) -> Window:
         """The window that holds the peak so far, or the ``latest``; ``followed``: the steps in ``notes`` whose modules
@@ -109,27 +115,27 @@ class Recording:
         return traces[self._device] if self._device < len(traces) else []
 
 
-def active_blocks(device: int) -> tuple[list[Entry], int]:
-    """The allocated blocks of a device as allocations (address, whole block), and the bytes that are reserved."""
+def allocated_blocks(segments: Sequence[Mapping[str, Any]]) -> list[Entry]:
+    """The allocated blocks of a snapshot as allocations: address and bytes of the whole block."""
     blocks: list[Entry] = []
-    reserved = 0
-    for segment in torch.cuda.memory_snapshot():
-        if segment["device"] != device:
-            continue
-        reserved += segment["total_size"]
+    for segment in segments:
         address = segment["address"]
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":
-                blocks.append(Entry("alloc", block.get("address", address), block["size"], segment["stream"]))
+                blocks.append(Entry("alloc", address, block["size"], segment["stream"]))
             address += block["size"]
-    return blocks, reserved
+    return blocks
 
 
 def last_events(trace: Sequence[Mapping[str, Any]], count: int) -> tuple[Sequence[Mapping[str, Any]], bool]:
-    """The end of ``trace`` with ``count`` allocations and releases in it, and whether there are as many."""
-    begin = len(trace)
-    for begin in range(len(trace) - 1, -1, -1):
-        if count == 0:
-            return trace[begin + 1 :], True
-        count -= trace[begin]["action"] in COUNTED
+    """The end of ``trace`` with ``count`` allocations and releases in it, and whether there are as many.
+
+    It begins right after the last one before them: a segment that was reserved for the first belongs to it.  What
+    ended there that had begun before does no harm, because whoever follows knows that it is over.
+    """
+    for index in range(len(trace) - 1, -1, -1):
+        if trace[index]["action"] in COUNTED:
+            if count == 0:
+                return trace[index + 1 :], True
+            count -= 1
     return trace, count == 0

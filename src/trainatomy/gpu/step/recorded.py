@@ -36,7 +36,7 @@ def with_bill(
         version = _torch_version()
         settings = AllocatorSettings.parse(workload.allocator, version)
         sizes = workspaces(torch.cuda.get_device_capability(0), version)
-        place = Place(settings, torch.cuda.get_device_properties(0).total_memory, sizes)
+        place = Place(settings, sizes)
         bill = real_bill(history, place, counted(measurement), scribe.followed, failure)
         notes += bill.notes
         point = bill.out_of_memory or measurement.out_of_memory

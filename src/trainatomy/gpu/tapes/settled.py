@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainatomy.gpu.tapes.labels import label_the_rest
+from trainatomy.gpu.tapes.layout import at_their_request, follow
 from trainatomy.gpu.tapes.tape import History, to_tape
 from trainatomy.ledger.balance import by_component, by_module, held_after, lines
-from trainatomy.ledger.settlement import settle
+from trainatomy.ledger.settlement import settle_replayed
 from trainatomy.results.bill import Components, Instant, Line, Measurement, Memory, ModuleShare, OutOfMemoryPoint
 from trainatomy.units import exact_bytes
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from trainatomy.allocator.settings import AllocatorSettings
     from trainatomy.facts.workspaces import Workspaces
+    from trainatomy.gpu.tapes.layout import Segments
 
 UNEXPLAINED = "not explained by the recorded allocations"
 
@@ -75,25 +77,30 @@ class RealBill:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where it ran: the allocator's settings, bytes of the card, sizes of library workspaces there."""
+    """Where it ran: the allocator's settings, sizes of library workspaces there."""
 
     settings: AllocatorSettings
-    card_bytes: int
     workspaces: Workspaces
 
 
 def real_bill(
-    history: History, place: Place, totals: Counted, followed: Sequence[int], failure: Failure | None = None
+    history: History,
+    place: Place,
+    totals: Counted,
+    followed: Sequence[int],
+    failure: Failure | None = None,
+    begin: Segments = (),
 ) -> RealBill:
     """Settle a recorded run; ``followed``: the steps in which modules were followed.
 
-    Of one that ended in ``failure`` the bill is that of what was held then.
+    Of one that ended in ``failure`` the bill is that of what was held then.  ``begin``: the segments that were there at
+    the beginning of the history, whose first events then are the blocks in them (see ``layout.follow``).
     """
     if failure is not None:
-        return _bill_of_failure(history, place, totals, failure)
-    tape = to_tape(history)
+        return _bill_of_failure(history, place, totals, failure, begin)
+    tape = to_tape(at_their_request(history))
     strangers = label_the_rest(tape, place.workspaces, followed)
-    settled = settle(tape, place.settings, place.card_bytes, _context(totals))
+    settled = settle_replayed(tape, follow(history, tape, place.settings, begin), _context(totals))
     memory, notes = reconciled(settled.memory, totals)
     if memory.peak.step not in strangers and followed:
         return RealBill(memory, settled.modules, None, notes)
@@ -101,15 +108,16 @@ def real_bill(
     return RealBill(memory, (), None, (*notes, unknown))
 
 
-def _bill_of_failure(history: History, place: Place, totals: Counted, failure: Failure) -> RealBill:
+def _bill_of_failure(history: History, place: Place, totals: Counted, failure: Failure, begin: Segments) -> RealBill:
     """What was held when the last request was refused, and what that request was."""
     refusals = [index for index, event in enumerate(history.events) if event.action == "oom"]
     noted = next((note.at for note in history.notes if note.name == "failed"), len(history.events))
     end = refusals[-1] if refusals else noted
     notes = [note._replace(at=min(note.at, end)) for note in history.notes if note.at <= end or note.name == "failed"]
-    tape = to_tape(replace(history, events=history.events[:end], notes=notes))
+    until = replace(history, events=history.events[:end], notes=notes)
+    tape = to_tape(at_their_request(until))
     label_the_rest(tape, place.workspaces)
-    settled = settle(tape, place.settings, place.card_bytes, _context(totals))
+    settled = settle_replayed(tape, follow(until, tape, place.settings, begin), _context(totals))
     held = held_after(tape, len(tape.events))
     parts = by_component(held, settled.purposes, settled.sizes)
     allocated = sum(parts.values())
