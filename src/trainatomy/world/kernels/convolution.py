@@ -12,8 +12,8 @@ A convolution does not fail for lack of a workspace: PyTorch catches the error a
 cuDNN's heuristics offer, then those of its fallback list (``try_configs``; see ``trainatomy.allocator.choices``).  It
 keeps the first that runs for all calls of the same thread with equal operation, shapes, type, layout, strides, padding,
 dilation and groups.  What the next plans take only cuDNN knows.  Assumed: the next one takes nothing, as implicit
-products, which need no workspace, exist for all three operations.  So what is predicted to run out of memory does, and
-there may be more retries than are predicted, and slower plans in between.
+products, which need no workspace, exist for all three operations.  That is the most that can be hoped for: who is told
+to run out of memory will, and who is told to fit thanks to it may still not, or with more retries.
 """
 
 from __future__ import annotations
