@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from trainatomy.clock.prices import gap_seconds, prices_of, seconds_of
 from trainatomy.errors import WorkloadError
 from trainatomy.facts.calibrations import SCHEMA, load, parse, shipped
 from trainatomy.facts.calls import from_text, to_text
-from trainatomy.facts.cards import card, cards
+from trainatomy.facts.cards import card, card_from_mapping, cards
 
 TEXT = "aten::baddbmm(f32[8,1]!,bf16[4,8,2|16,1,8]*2,hi64[3])->f32[8,1]@0#2;beta=1"
 
@@ -70,7 +72,8 @@ def test_findings_stay_below_the_data_sheet():
     [
         ("[1]", "not a file that"),
         ("{", "not a file that"),
-        (json.dumps({"schema": "trainatomy/calibration/9"}), "calibration/9"),
+        (json.dumps({"schema": "trainatomy/calibration/9"}), "calibration/9.*again"),
+        (json.dumps({"schema": SCHEMA, "sections": {}, "environment": {"gpu": "x"}}), "capability"),
         (json.dumps({"schema": SCHEMA, "sections": {"kernels": {"points": [{"call": "x"}]}}}), "not a file that"),
     ],
 )
@@ -79,3 +82,68 @@ def test_what_is_no_calibration_is_refused(content, says, tmp_path):
         parse(content, "f.json")
     with pytest.raises(WorkloadError, match="No such file"):
         load(tmp_path / "none.json")
+
+
+def measured_on(name: str, capability: tuple[int, int] = (9, 0), us: float | str = 100.0) -> Any:
+    """A calibration of such a card: one matrix product, three times."""
+    point = {"call": "aten::mm(bf16[4096,4096],bf16[4096,4096])->bf16[4096,4096]", "us": us, "kernels": 1}
+    environment = {"gpu": name, "capability": list(capability), "date": "2026-11-21"}
+    return json.dumps({"schema": SCHEMA, "environment": environment, "sections": {"kernels": {"points": [point] * 3}}})
+
+
+@pytest.mark.parametrize("microseconds", ["soon", -1.0, float("nan"), float("inf")])
+def test_a_point_that_is_no_duration_is_refused(microseconds):
+    with pytest.raises(WorkloadError, match="not a file that"):
+        parse(measured_on("NVIDIA H200", us=microseconds), "f.json")
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path):
+    with pytest.raises(WorkloadError, match="directory"):
+        load(tmp_path)
+    (tmp_path / "picture").write_bytes(b"\x89PNG\xff")
+    with pytest.raises(WorkloadError, match="no text"):
+        load(tmp_path / "picture")
+
+
+def test_a_calibration_of_the_card_speaks_for_it():
+    slow, fast = (parse(measured_on("NVIDIA H200", us=us), "f.json") for us in (1000.0, 200.0))
+    prices = prices_of(card("h200"), slow)
+    assert prices.calibrated and prices.source == "calibration of NVIDIA H200, 2026-11-21"
+    call = slow.points[0].call
+    assert kernel_seconds(call, prices).seconds == pytest.approx(1000e-6, rel=0.01)
+    assert kernel_seconds(call, prices_of(card("h200"), fast)).seconds == pytest.approx(200e-6, rel=0.01)
+    assert prices_of(card("h200"), slow) is prices
+
+
+def test_another_card_of_the_same_kernels_is_scaled_by_its_data_sheet_and_says_so():
+    h200 = parse(measured_on("NVIDIA H200", us=200.0), "f.json")
+    prices = prices_of(card("h100-pcie"), h200)
+    assert not prices.calibrated
+    assert (
+        "NVIDIA H200" in prices.source
+        and f"carried over to the data sheet of {card('h100-pcie').name}" in prices.source
+    )
+    ratio = card("h200").rates["bf16"] / card("h100-pcie").rates["bf16"]
+    assert kernel_seconds(h200.points[0].call, prices).seconds == pytest.approx(200e-6 * ratio, rel=0.15)
+
+
+def test_a_card_with_other_kernels_is_refused_with_both_names():
+    with pytest.raises(WorkloadError, match=r"NVIDIA H200.*for T4 \(7\.5\).*gpu h200"):
+        prices_of(card("t4"), parse(measured_on("NVIDIA H200"), "f.json"))
+
+
+def test_a_card_that_is_not_in_the_list_has_to_be_described():
+    unlisted = parse(measured_on("NVIDIA GeForce RTX 4080", (8, 9), 1000.0), "f.json")
+    with pytest.raises(WorkloadError, match=r"RTX 4080.*no data sheet.*base: rtx-4090"):
+        prices_of(card("rtx-4090"), unlisted)
+    described = prices_of(card_from_mapping({"memory_bytes": 16 * 2**30}, "rtx-4090"), unlisted)
+    assert described.calibrated
+    assert kernel_seconds(unlisted.points[0].call, described).seconds == pytest.approx(1000e-6, rel=0.01)
+    with pytest.raises(WorkloadError, match="whose kernels are others"):
+        unlisted.check(card_from_mapping({"memory_bytes": 16 * 2**30}, "h200"))
+
+
+def test_a_memory_size_of_ones_own_leaves_a_card_its_calibration():
+    assert prices_of(card_from_mapping({"memory_bytes": 100 * 2**30}, "h200")).calibrated
+    assert not prices_of(card_from_mapping({"multiprocessors": 100}, "h200")).calibrated
+    assert "carried over" in prices_of(card("v100")).source

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,12 +102,17 @@ def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     return sum((a - b) ** 2 for a, b in zip(one, other, strict=False))
 
 
+@lru_cache(maxsize=64)
 def prices_of(card: Card, calibration: Calibration | None = None, *, tf32: bool = False) -> Prices:
-    """Prices of a card: by ``calibration``, by the one that ships for it, or by its data sheet and the efficiencies of
-    the calibrated card that is nearest. ``tf32``: fp32 matrix products may use tensor cores."""
-    found = calibration or shipped().get(card.id)
-    measured = found or _nearest(card.capability)
-    return _built(chip_of(card, tf32), measured, found is not None)
+    """Prices of a card, built once: by ``calibration``, by the one that ships for it, or by its data sheet and the
+    efficiencies of the calibrated card that is nearest. ``tf32``: fp32 matrix products may use tensor cores.
+
+    Raises ``WorkloadError`` where ``calibration`` says nothing about such a card.
+    """
+    if calibration is not None:
+        calibration.check(card)
+    measured = calibration or shipped().get(card.id) or _nearest(card.capability)
+    return _built(card, tf32, measured)
 
 
 def chip_of(card: Card, tf32: bool) -> Chip:
@@ -129,23 +134,23 @@ def _nearest(capability: tuple[int, int]) -> Calibration | None:
     return min(every, key=lambda one: abs(10 * one.capability[0] + one.capability[1] - wanted), default=None)
 
 
-def _built(chip: Chip, measured: Calibration | None, calibrated: bool) -> Prices:
-    general = read_yaml("efficiency.yaml")
+def _built(card: Card, tf32: bool, measured: Calibration | None) -> Prices:
+    general, chip = read_yaml("efficiency.yaml"), chip_of(card, tf32)
     traffic = general["traffic"]
+    calibrated = measured is not None and measured.is_of(card)
+    capability = (9, 0) if measured is None else measured.capability
     bare = Prices(
         chip, traffic["kernel_seconds"], traffic["gap_seconds"], chip.bandwidth * traffic["bandwidth"],
-        matmul_scale=1.0 if calibrated else _attainable(general, (9, 0)) / _attainable(general, chip.capability),
+        matmul_scale=1.0 if calibrated else _attainable(general, capability) / _attainable(general, chip.capability),
     )  # fmt: skip
     if measured is None:
         return bare
-    from trainatomy.facts.cards import cards
-
-    name = str(measured.environment["gpu"])
-    source = next((card for card in cards() if card.device_name == name), None)
-    own = chip if source is None else chip_of(source, chip.tf32)
+    own = chip if measured.card is None else chip_of(measured.card, tf32)
     ratios = ratios_of(own, measured, bare)
     gap = gap_seconds(measured)
-    told = f"calibration of {name}, {measured.environment['date']}"
+    told = f"calibration of {measured.gpu}, {measured.environment['date']}"
+    if not calibrated:
+        told += f", carried over to the data sheet of {card.name}"
     return Prices(
         chip, bare.floor_seconds, gap, bare.bandwidth, ratios, bare.matmul_scale, told, calibrated
     )  # fmt: skip
@@ -202,7 +207,6 @@ def seconds_of(point: Point) -> float:
     return point.hot if point.cold is None else sqrt(point.hot * point.cold)
 
 
-@cache
 def shipped_prices(card: Card, tf32: bool) -> Prices:
-    """``prices_of`` without a calibration file, built once."""
+    """``prices_of`` without a calibration file."""
     return prices_of(card, tf32=tf32)

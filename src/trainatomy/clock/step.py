@@ -62,13 +62,6 @@ def time_of(
     )
 
 
-def seconds_of_operations(operations: Operations, card: Card, *, tf32: bool) -> list[float]:
-    """The GPU's seconds for each operation, in order; once, however often it repeats."""
-    prices = shipped_prices(card, tf32)
-    seconds = [kernel_seconds(call, prices).seconds for call in operations.calls]
-    return [seconds[operation.call] for operation in operations.operations]
-
-
 def bound_by(operations: Operations, kernels: list[KernelCost], course: Course) -> Bound:
     """The host, where its work takes longer than the GPU's; else arithmetic or bandwidth, whichever bounds the kernels
     that take most of the time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 from trainatomy.errors import WorkloadError
 from trainatomy.facts.calls import from_text
+from trainatomy.facts.cards import Card, card
 from trainatomy.facts.data import read_text
 from trainatomy.results.operations import Call
 
@@ -29,7 +31,7 @@ class Point(NamedTuple):
     tf32: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
     """``environment``: card, driver, versions, processor, date; ``points``: operators; ``sections``: the file's other
     parts as they stand there (``device``: launches, waits, memory); ``left_out``: what could not be measured;
@@ -48,6 +50,48 @@ class Calibration:
         major, minor = self.environment["capability"]
         return int(major), int(minor)
 
+    @property
+    def gpu(self) -> str:
+        """The card's name, as its driver gives it."""
+        return str(self.environment["gpu"])
+
+    @property
+    def card(self) -> Card | None:
+        """What is known of the card; ``None`` where it is not in the list."""
+        try:
+            return card(self.gpu)
+        except WorkloadError:
+            return None
+
+    def is_of(self, wanted: Card) -> bool:
+        """Whether it was measured on such a card.  One that a user described (``gpu: {base: ...}``) may be a card that
+        is not in the list."""
+        known = self.card
+        if known is not None:
+            same = (known.device_name, known.capability, known.multiprocessors)
+            return same == (wanted.device_name, wanted.capability, wanted.multiprocessors)
+        return wanted.capability == self.capability and "given by the user" in wanted.assumed.values()
+
+    def check(self, wanted: Card) -> None:
+        """Raises ``WorkloadError``, which names both cards, unless it says something about ``wanted``: it is of such a
+        card, or of one of the same compute capability, whose kernels are the same, with a data sheet to scale by."""
+        if self.is_of(wanted) or (self.card is not None and self.capability == wanted.capability):
+            return
+        known, ours, theirs = self.card, _dotted(self.capability), _dotted(wanted.capability)
+        measured = f"calibration {self.source}: it was measured on {self.gpu} (compute capability {ours})"
+        instead = f"Predict for gpu {known.id}, or" if known is not None else "Either"
+        why = "whose kernels are others" if ours != theirs else "and no data sheet of the former is known to scale by"
+        if known is None and ours == theirs:
+            instead = f"Describe that card (gpu: {{base: {wanted.id}, memory_bytes: ...}}), or"
+        raise WorkloadError(
+            f"{measured}, and the prediction is for {wanted.name} ({theirs}), {why}. {instead} run `trainatomy "
+            "calibrate` on the card that you ask about, or leave the calibration out."
+        )
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
 
 def load(path: Path) -> Calibration:
     """A calibration file; WorkloadError where it is none."""
@@ -55,6 +99,8 @@ def load(path: Path) -> Calibration:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise WorkloadError(f"calibration {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise WorkloadError(f"calibration {path}: not a file that `trainatomy calibrate` wrote (no text)") from None
     return parse(text, str(path))
 
 
@@ -62,29 +108,43 @@ def parse(text: str, source: str) -> Calibration:
     """What a calibration file holds; ``source`` names it in errors."""
     try:
         content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("no JSON object")
         schema = content["schema"]
         if schema != SCHEMA:
-            raise WorkloadError(f"calibration {source}: its schema is {schema!r}, and this version reads {SCHEMA!r}")
+            raise WorkloadError(
+                f"calibration {source}: its schema is {schema!r}, and this version reads {SCHEMA!r}; "
+                "run `trainatomy calibrate` of this version again"
+            )
         sections = dict(content["sections"])
         kernels = sections.pop("kernels", {})
         points = tuple(_point(entry) for entry in kernels.get("points", ()))
         left_out = tuple(map(str, kernels.get("left_out", ())))
-        return Calibration(content["environment"], points, sections, source, left_out, content)
+        found = Calibration(content["environment"], points, sections, source, left_out, content)
+        _ = found.gpu, found.capability, found.environment["date"]
+        return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WorkloadError(
-            f"calibration {source}: not a file that `trainatomy calibrate` wrote ({type(error).__name__}: {error})"
-        ) from None
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise WorkloadError(f"calibration {source}: not a file that `trainatomy calibrate` wrote ({what})") from None
 
 
 def _point(entry: Mapping[str, Any]) -> Point:
     cold = entry.get("cold_us")
     return Point(
         from_text(entry["call"]),
-        float(entry["us"]),
-        None if cold is None else float(cold),
+        _microseconds(entry["us"]),
+        None if cold is None else _microseconds(cold),
         int(entry["kernels"]),
         bool(entry.get("tf32", False)),
     )
+
+
+def _microseconds(value: Any) -> float:
+    """A duration; raises ``ValueError`` for what is none."""
+    found = float(value)
+    if not 0 <= found < math.inf:
+        raise ValueError(f"{value} is no duration")
+    return found
 
 
 @cache
