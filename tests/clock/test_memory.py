@@ -34,8 +34,12 @@ def test_giving_back_has_costs_of_its_own_and_a_refusal_is_cheap() -> None:
 
 def test_work_belongs_to_the_operation_during_which_it_happens() -> None:
     operations = step(100, 100, 103, 110)  # the first one makes no event
-    calls = [DriverCall(99, "malloc", 2 * MIB), DriverCall(101, "malloc", 2 * MIB), DriverCall(110, "malloc", 20 * MIB)]
-    assert memory_work(operations, calls, COSTS) == {1: (10e-6, False), 3: (pytest.approx(28e-6), False)}
+    calls = [DriverCall(99, "free", 2 * MIB), DriverCall(101, "free", 2 * MIB), DriverCall(110, "malloc", 20 * MIB)]
+    assert memory_work(operations, calls, COSTS) == {1: (5e-6, True), 3: (pytest.approx(28e-6), False)}
+
+
+def test_a_cache_that_only_grows_will_serve_the_next_step() -> None:
+    assert memory_work(step(4), [DriverCall(2, "free", 2 * MIB), DriverCall(5, "malloc", 2 * MIB)], COSTS) == {}
 
 
 def test_a_cache_that_is_given_back_waits_for_the_gpu() -> None:

@@ -1,8 +1,8 @@
 """What memory from the driver costs a step: segments that the caching allocator takes and gives back.
 
 In a steady step of most trainings there is none: the cache serves every request.  Near the end of a card the allocator
-gives its cache back and takes segments anew in every step, and each ``cudaFree`` waits until the GPU has done what it
-was given.  The costs of ``cudaMalloc`` and ``cudaFree`` by size are measured by ``trainatomy calibrate``
+gives its cache back and takes segments anew in every step, and ``cudaFree`` waits until the GPU has done what it was
+given.  The costs of ``cudaMalloc`` and ``cudaFree`` by size are measured by ``trainatomy calibrate``
 (``sections.device.memory``); most of it is the driver's work on the host, so a card without a calibration takes what
 another card's has, unscaled.  Assumed: pages of expandable segments cost what a segment of their size does; a request
 that is refused, what the smallest segment does.
@@ -66,7 +66,9 @@ def _curve(rows: Sequence[Mapping[str, float]], name: str) -> Curve:
 def memory_work(operations: Operations, calls: Iterable[DriverCall], costs: MemoryCosts) -> dict[int, MemoryWork]:
     """The work that each operation of the step makes for the driver, by its index in ``operations.operations``.
 
-    ``calls``: of the whole tape, whose events ``Operation.event`` counts; those before the step are left out.
+    ``calls``: of the whole tape, whose events ``Operation.event`` counts; those before the step are left out.  A step
+    that gives nothing back keeps what it takes, and the next one finds it in the cache: its work is no part of a steady
+    step.
     """
     begins = [operation.event for operation in operations.operations]
     found: dict[int, MemoryWork] = {}
@@ -75,7 +77,7 @@ def memory_work(operations: Operations, calls: Iterable[DriverCall], costs: Memo
         if index >= 0:
             seconds, waits = found.get(index, MemoryWork(0.0, False))
             found[index] = MemoryWork(seconds + costs.seconds(action, size), waits or action in _GIVES_BACK)
-    return found
+    return found if any(work.waits for work in found.values()) else {}
 
 
 def _at(curve: Curve, size: int) -> float:
