@@ -5,6 +5,8 @@ docs/cli.md              every command and option, from the parser
 docs/exit-codes.md       every exit code, from trainatomy.errors
 docs/workload.md         every key of a workload file, from its schema
 docs/schema/*.json       what --json prints, from the dataclasses
+docs/context.md, .svg    from docs/concepts/context.md, the cards' data, and records
+docs/time.md             from docs/concepts/time.md, the commands' output, and the clock's data; with its two figures
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from concepts import context, context_figure, step, step_figures
 
 from trainatomy import errors
 from trainatomy.faces import schema
@@ -100,6 +104,11 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "exit-codes.md": exit_codes_page,
     "workload.md": workload_page,
+    "context.md": context.context_page,
+    "context.svg": context_figure.context_picture,
+    "time.md": step.time_page,
+    "clocks.svg": step_figures.clocks_picture,
+    "roofline.svg": step_figures.roofline_picture,
     "schema/prediction.schema.json": _json(schema.prediction_schema),
     "schema/comparison.schema.json": _json(schema.comparison_schema),
     "schema/measurement.schema.json": _json(schema.measurement_schema),

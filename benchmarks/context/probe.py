@@ -2,17 +2,21 @@
 benchmarks/context/probe.py --out FILE``.
 
 Each sequence runs in a fresh process with the card to itself.  After every stage: NVML's used memory less what was used
-on the idle card and less what PyTorch has reserved.
+on the idle card and less what PyTorch has reserved.  ``h200.json`` and ``h100-sxm.json`` are what two cards answered;
+they were written before NVML's other figures (``nvml``) were kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 STAGES: dict[str, str] = {
     "tensor": "torch.ones((1, 1)).to('cuda')",
@@ -104,13 +108,14 @@ def grouped():
 
 
 def child(sequence: str) -> None:
-    """Run one sequence and print a JSON list of (stage, bytes outside the allocator)."""
+    """Run one sequence and print a JSON object: the environment, what NVML says of the idle card, each stage with the
+    bytes outside the allocator, and what NVML says at the end."""
     import pynvml
 
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     used: Callable[[], int] = lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used  # noqa: E731
-    idle = used()
+    idle = figures(pynvml, handle)
     space: dict[str, object] = {}
     exec(PRELUDE, space)
     import torch
@@ -120,16 +125,36 @@ def child(sequence: str) -> None:
         try:
             exec(STAGES[stage], space)
             torch.cuda.synchronize()
-            found.append((stage, used() - idle - torch.cuda.memory_reserved()))
+            found.append((stage, used() - idle["used"] - torch.cuda.memory_reserved()))
         except Exception as error:
             found.append((stage, f"{type(error).__name__}: {str(error)[:100]}"))
-    print("RESULT" + json.dumps({"idle": idle, "stages": found}))
+    environment = {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": str(pynvml.nvmlSystemGetDriverVersion()),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": str(datetime.date.today()),
+    }
+    end = figures(pynvml, handle) | {"torch_reserved": torch.cuda.memory_reserved()}
+    print("RESULT" + json.dumps({"environment": environment, "idle": idle, "end": end, "stages": found}))
+
+
+def figures(pynvml: Any, handle: Any) -> dict[str, int | None]:
+    """Both forms of NVML's call, and what it says of the one process that computes on the card, bytes."""
+    apart = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return {
+        "used": pynvml.nvmlDeviceGetMemoryInfo(handle).used,
+        "used_apart": apart.used,
+        "driver_reserved": apart.reserved,
+        "process": processes[0].usedGpuMemory if len(processes) == 1 else None,
+    }
 
 
 def main() -> None:
-    """Run all sequences, each in a fresh process, one after the other."""
+    """Run all sequences, each in a fresh process, one after the other, and write what they found in one file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--child")
     arguments = parser.parse_args()
     if arguments.child:
@@ -137,10 +162,21 @@ def main() -> None:
         return
     results = {}
     for name in SEQUENCES:
-        done = subprocess.run([sys.executable, __file__, "--child", name], capture_output=True, text=True, check=False)
+        command = [sys.executable, __file__, "--out", str(arguments.out), "--child", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT")), None)
-        results[name] = json.loads(line[6:]) if line else done.stderr[-500:]
-    arguments.out.write_text(json.dumps(results, indent=1))
+        if line is None:
+            sys.exit(f"{name}: {done.stderr[-2000:]}")
+        results[name] = json.loads(line[6:])
+    first = next(iter(results.values()))
+    nvml = {name: {"idle": result["idle"], "end": result["end"]} for name, result in results.items()}
+    document = {
+        "environment": first["environment"],
+        "idle_bytes": first["idle"]["used"],
+        "sequences": {name: result["stages"] for name, result in results.items()},
+        "nvml": nvml,
+    }
+    arguments.out.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

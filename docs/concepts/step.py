@@ -1,0 +1,196 @@
+"""Numbers and tables of docs/time.md: the commands' own output, the clock's prices, and the data they rest on."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import metadata
+
+from concepts.page import page, table
+from trainatomy.api import ops, predict
+from trainatomy.clock.kernels import kernel_seconds
+from trainatomy.clock.prices import gap_seconds, shipped_prices
+from trainatomy.clock.two_clocks import QUEUE
+from trainatomy.faces.text import prediction_page
+from trainatomy.faces.text.calibration import calibration_page
+from trainatomy.faces.text.operations import anatomy_page
+from trainatomy.faces.text.rendering import render
+from trainatomy.facts.calibrations import shipped
+from trainatomy.facts.calls import from_text
+from trainatomy.facts.cards import card, cards
+from trainatomy.facts.data import read_yaml
+from trainatomy.facts.hosts import reference_host
+from trainatomy.facts.published import operator_shares
+from trainatomy.results.anatomy import TITLES, Anatomy, GroupShare
+from trainatomy.results.bill import Prediction
+from trainatomy.results.time import Time
+from trainatomy.workload import Workload
+from trainatomy.workload.encoder_layer import encoder_layer
+
+CARD = "h200"
+MODEL, LENGTH = "google-bert/bert-base-uncased", 128
+BATCHES = (1, 16, 64, 256)
+COMMAND = f"--model {MODEL} --sequence-length {LENGTH} --per-device-train-batch-size {BATCHES[-1]} --bf16 --gpu {CARD}"
+"""The largest batch, as it is typed."""
+WIDTH = 100
+"""Columns of a command's output, as in a terminal of unknown width."""
+VOCABULARY = {50257: "GPT-2's", 50258: "even", 50264: "a multiple of 8", 50304: "a multiple of 64"}
+ROWS = (4096, 4224, 4288, 4352)
+OTHERS = ("v100-16gb", "rtx-4090", "a100-80gb", "h100-sxm", "h200", "b200")
+
+
+def time_page() -> str:
+    """docs/time.md."""
+    anatomy = layer(CARD)
+    host = reference_host()
+    calibration = shipped()[CARD]
+    smallest, largest = predicted(BATCHES[0]), predicted(BATCHES[-1])
+    return page(
+        "time.md",
+        {
+            "card": card(CARD),
+            "operations": sections(
+                render(anatomy_page(anatomy), WIDTH), "What the operations do", "What they cost the GPU"
+            ),
+            "claims": sections(render(anatomy_page(anatomy), WIDTH), "What the guides say, for this model"),
+            "parts": {row.group: row for row in anatomy.groups if row.phase == "step"},
+            "ridge": card(CARD).rates["fp16"] / card(CARD).bandwidth_bytes_per_second,
+            "shares": shares_table(),
+            "command": COMMAND,
+            "answer": paragraph(render(prediction_page(largest), WIDTH), "a step takes "),
+            "spent": sections(render(prediction_page(largest), WIDTH), "A step's time"),
+            "batches": batches_table(),
+            "first": timed(smallest),
+            "last": timed(largest),
+            "host": host,
+            "us": host.microseconds,
+            "gap": gap_seconds(calibration) * 1e6,
+            "queue": QUEUE,
+            "intervals": intervals_table(),
+            "interval_sources": interval_sources(),
+            "attainable": read_yaml("efficiency.yaml")["attainable"],
+            "attainable_source": read_yaml("efficiency.yaml")["attainable"]["source"],
+            "others": [one for one in cards() if one.id in OTHERS],
+            "vocabulary": vocabulary_table(),
+            "waves": waves_table(),
+            "calibration": render(calibration_page(calibration, ()), WIDTH).rstrip(),
+            "environment": calibration.environment,
+            "versions": {name: metadata.version(name).partition("+")[0] for name in ("torch", "transformers")},
+        },
+    )
+
+
+@cache
+def layer(name: str) -> Anatomy:
+    """The published encoder layer on a card, as ``trainatomy ops encoder-layer --gpu NAME`` has it."""
+    return ops(Workload.from_mapping(encoder_layer().to_mapping() | {"gpu": name}))
+
+
+@cache
+def predicted(batch: int) -> Prediction:
+    """BERT-base with a batch of this size."""
+    train = {"per_device_train_batch_size": batch, "bf16": True}
+    described = {"model": {"id": MODEL}, "data": {"sequence_length": LENGTH}, "train": train, "gpu": CARD}
+    return predict(Workload.from_mapping(described))
+
+
+def timed(prediction: Prediction) -> Time:
+    """The time of a prediction, which one of today's software has."""
+    assert prediction.time is not None
+    return prediction.time
+
+
+def sections(output: str, *titles: str) -> str:
+    """The titled parts of a command's output, a line between them."""
+    found: dict[str, list[str]] = {}
+    title = ""
+    for row in output.splitlines():
+        if row and not row.startswith(" "):
+            title = row
+        found.setdefault(title, []).append(row)
+    return "\n\n".join("\n".join(found[title]).rstrip() for title in titles)
+
+
+def paragraph(output: str, beginning: str) -> str:
+    """The lines of a command's output from the one with this beginning to the next empty one."""
+    rows = output.splitlines()
+    first = next(number for number, row in enumerate(rows) if row.startswith(beginning))
+    return "\n".join(rows[first : rows.index("", first)])
+
+
+def milliseconds(seconds: float) -> str:
+    """``0.02405`` -> ``24.1 ms``."""
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def batches_table() -> str:
+    """Both clocks by the size of the batch."""
+    rows = []
+    for batch in BATCHES:
+        time = timed(predicted(batch))
+        low, high = time.interval_seconds
+        both = (milliseconds(time.gpu_seconds), milliseconds(time.host_seconds), milliseconds(time.step_seconds))
+        span = f"{low * 1e3:.0f} to {high * 1e3:.0f} ms"
+        used = f"{100 * (time.model_flop_utilisation or 0):.1f} %"
+        rows.append((str(batch), time.bound_by, *both, span, f"{time.samples_per_second:,.0f}", used))
+    head = ("batch", "bound by", "GPU at work", "host at work", "step", "9 in 10", "samples/s", "MFU")
+    return table(head, rows, 6)
+
+
+def shares_table() -> str:
+    """The published shares of time beside predicted ones, in percent."""
+    _, published = operator_shares()
+    here = {name: whole_step(layer(name)) for name in ("v100-16gb", CARD)}
+    rows = [
+        (
+            TITLES[group],
+            f"{known.time_percent:.1f} %",
+            *(f"{100 * (here[name][group].seconds_share or 0):.1f} %" for name in here),
+        )
+        for known, group in zip(published, TITLES, strict=True)
+    ]
+    whole = [f"{1e3 * (layer(name).seconds or 0):.2f} ms" for name in here]
+    return table(
+        ("", "V100, published", "V100, predicted", "H200, predicted"), [*rows, ("forward and backward", "", *whole)], 3
+    )
+
+
+def intervals_table() -> str:
+    """What holds in 9 of 10 cases, by what the clock rests on and by what bounds the step."""
+    rows = [
+        (basis, {"host": "the host"}.get(bound, f"the {bound.upper()}"), *(f"{limit:.2f}" for limit in limits))
+        for basis, found in read_yaml("intervals.yaml").items()
+        for bound, limits in found.items()
+        if bound != "source"
+    ]
+    return table(("card", "bound by", "at least", "at most"), rows, 2)
+
+
+def interval_sources() -> list[str]:
+    """Where the intervals come from."""
+    return [f"{basis}: {found['source'].strip()}" for basis, found in read_yaml("intervals.yaml").items()]
+
+
+def whole_step(anatomy: Anatomy) -> dict[str, GroupShare]:
+    return {row.group: row for row in anatomy.groups if row.phase == "step"}
+
+
+def _product(m: int, n: int, k: int) -> float:
+    """Predicted seconds of a product [m, k] x [k, n] in bfloat16."""
+    call = from_text(f"aten::mm(bf16[{m},{k}],bf16[{k},{n}])->bf16[{m},{n}]")
+    return kernel_seconds(call, shipped_prices(card(CARD), False)).seconds
+
+
+def _product_row(what: str, m: int, n: int, k: int) -> tuple[str, ...]:
+    seconds = _product(m, n, k)
+    return what, f"[{m}, {k}] × [{k}, {n}]", f"{seconds * 1e6:,.0f} µs", f"{2 * m * n * k / seconds / 1e12:,.0f}"
+
+
+def vocabulary_table() -> str:
+    """The product that ends a GPT-2, by the size of its vocabulary."""
+    rows = [_product_row(f"{size:,}: {what}", 8192, size, 768) for size, what in VOCABULARY.items()]
+    return table(("vocabulary", "product", "predicted", "TFLOP/s"), rows, 2)
+
+
+def waves_table() -> str:
+    """A product by its number of rows, around a full wave."""
+    return table(("rows", "product", "predicted", "TFLOP/s"), [_product_row(f"{m:,}", m, 2048, 4096) for m in ROWS], 2)
