@@ -19,14 +19,15 @@ _ABOUT_ITSELF = frozenset({"id", "name", "device_name", "aliases", "sources", "a
 
 
 def cards_table(cards: Sequence[Card]) -> Group:
-    """One row a card.  The context is that of today's software; ``*``: assumed rather than measured or published."""
+    """One row a card.  The context is that of today's software; ``*``: assumed; without it, measured or published."""
     numbers = ("\nmemory", "\ncc", "\nSMs", "\nGB/s", "16-bit\nTFLOP/s", "\ncontext")
     table = figures("\ncard", "\nname", numbers=numbers, folded=1)
     for card in cards:
         table.add_row(card.id, card.name, *_row(card))
     closing = (
-        "* assumed. Where each figure comes from: trainatomy gpus CARD. cc: compute capability. "
-        "Context: what the first tensor costs outside of PyTorch's allocator, with today's software."
+        "* assumed; without it, measured or published. Where each figure comes from: trainatomy gpus CARD. "
+        "cc: compute capability. Context: what the first tensor costs outside of PyTorch's allocator, with today's "
+        "software."
     )
     return Group(table, Text(), Text(closing, style="dim"))
 
