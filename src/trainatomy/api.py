@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ from trainatomy.facts.cards import Card
 from trainatomy.ledger.rules import bytes_per_parameter
 from trainatomy.ledger.settlement import Settlement, settle, verdict
 from trainatomy.ledger.timeline import timeline as over_steps
+from trainatomy.libraries import installed_versions
 from trainatomy.results.bill import Basis, CardSummary, Fact, Measurement, Prediction
 from trainatomy.results.time import Time
 from trainatomy.units import human_bytes
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from trainatomy.world.simulate import Simulation
 
 Batch = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
-_LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "trainatomy")
 
 
 def predict(
@@ -105,7 +103,7 @@ def _prediction(
         timeline=over_steps(simulation.tape, settled.purposes, settled.sizes) if timeline else (),
         time=time_of_step,
         seconds_taken=time.perf_counter() - started,
-        versions=_versions(),
+        versions=installed_versions(),
         without_workspace=len(settled.forgone),
     )
 
@@ -158,16 +156,6 @@ def _facts(workload: Workload, card: Card, era: str, simulation: Simulation, set
 def _card_fact(name: str, size: int, source: str) -> Fact:
     basis: Basis = "assumed" if source.startswith(("assumed", "unknown")) else "measured"
     return Fact(name, human_bytes(size), basis, source)
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def compare(

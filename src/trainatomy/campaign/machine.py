@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.facts.cards import Card, card
 from trainatomy.gpu.card import nvml
 from trainatomy.gpu.measure import require_gpu
+from trainatomy.libraries import version_of
 
 if TYPE_CHECKING:
     from trainatomy.results.bill import Measurement
@@ -38,7 +37,7 @@ class Machine:
             return False
         if self.driver and measurement.driver != self.driver:
             return False
-        return all(_installed(name) == version for name, version in measurement.versions.items() if name != "cuda")
+        return all(version_of(name) == version for name, version in measurement.versions.items() if name != "cuda")
 
 
 def this_machine() -> Machine:
@@ -49,12 +48,3 @@ def this_machine() -> Machine:
             return Machine(tuple(each.name for each in driver.cards), driver.version)
     except MissingLibrary:
         return Machine((), "")
-
-
-def _installed(name: str) -> str | None:
-    if name == "python":
-        return platform.python_version()
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

@@ -13,7 +13,6 @@ import tempfile
 import time
 from contextlib import closing
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from trainatomy.gpu.process.forks import can_fork
 from trainatomy.gpu.process.hosting import Host, died, indented
 from trainatomy.gpu.process.job import Job, Stacks, warm_up_steps
 from trainatomy.gpu.process.reporting import Progress
+from trainatomy.libraries import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -106,11 +106,9 @@ def _run_all(jobs: list[Job], deadline: float | None, tell: Callable[[Progress],
 
 def check_allocator(workload: Workload) -> None:
     """Raises ``WorkloadError`` for options that the installed PyTorch would refuse, before anything is started."""
-    try:
-        version = metadata.version("torch").split(".")
-    except metadata.PackageNotFoundError:
-        return
-    AllocatorSettings.parse(workload.allocator, (int(version[0]), int(version[1])))
+    if (installed := version_of("torch")) is not None:
+        major, minor = installed.split(".")[:2]
+        AllocatorSettings.parse(workload.allocator, (int(major), int(minor)))
 
 
 def writable(path: Path) -> Path:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from trainatomy.gpu.attachment.bill import bill_of
-from trainatomy.gpu.attachment.here import driver_version, is_out_of_memory, versions
 from trainatomy.gpu.attachment.history import Recording
 from trainatomy.gpu.attachment.notes import Counted, Notes, counted
 from trainatomy.gpu.attachment.reading import Utilization, utilization
 from trainatomy.gpu.attachment.signals import Signals
 from trainatomy.gpu.process.job import WARM_UP_STEPS
 from trainatomy.gpu.step.clock import Clock
+from trainatomy.gpu.step.here import driver_version, is_out_of_memory, versions
 from trainatomy.gpu.tapes.settled import Counted as Totals
 from trainatomy.gpu.tapes.settled import Failure
 from trainatomy.results.bill import Measurement, Stage

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import platform
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trainatomy.errors import DeviceError
+from trainatomy.libraries import installed_versions
 
 
 def environment() -> dict[str, Any]:
     """Where the measurement was taken."""
     import torch
+
+    from trainatomy.gpu.step.here import driver_version
 
     properties = torch.cuda.get_device_properties(0)
     return {
@@ -22,33 +23,13 @@ def environment() -> dict[str, Any]:
         "multiprocessors": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
         "memory_bytes": properties.total_memory,
-        "driver": _driver(),
-        "versions": {name: metadata.version(name) for name in ("torch", "trainatomy") if _installed(name)},
+        "driver": driver_version(),
+        "versions": installed_versions(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "processor": _processor(),
-        "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),
     }
-
-
-def _installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _driver() -> str | None:
-    from trainatomy.errors import MissingLibrary
-    from trainatomy.gpu.card import nvml
-
-    try:
-        with nvml.session() as driver:
-            return driver.version
-    except (MissingLibrary, DeviceError):
-        return None
 
 
 def _processor() -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import platform
 import re
 import sys
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from trainatomy.gpu.card import nvml
 from trainatomy.gpu.card.meter import Meter
 from trainatomy.gpu.process.job import warm_up_steps
 from trainatomy.gpu.process.reporting import Reporter
+from trainatomy.gpu.step.here import is_out_of_memory, versions
 from trainatomy.gpu.step.recorded import with_bill
 from trainatomy.gpu.step.scribe import Scribe
 from trainatomy.gpu.step.watch import EnoughSteps, Patience, Watch
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from trainatomy.gpu.process.job import Job
 
-LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchvision")
 Status = Literal["completed", "out of memory"]
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
@@ -100,7 +98,7 @@ def _execute(workload: Workload, watch: Watch, most_steps: int) -> End:
             steps.run(workload, model, device="cuda", steps=most_steps, observer=watch)
         torch.cuda.synchronize()
     except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         watch.failed()
         message = str(error).splitlines()[0]
@@ -120,11 +118,6 @@ def requested_in(message: str) -> int:
     """Bytes in PyTorch's ``Tried to allocate 2.00 GiB`` (rounded there to two digits), 0 where it says nothing."""
     found = re.search(r"[Tt]ried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)", message)
     return round(float(found[1]) * _UNITS[found[2]]) if found else 0
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """PyTorch's own allocator has its own error; libraries that allocate by themselves raise CUDA's."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 @contextlib.contextmanager
@@ -180,7 +173,7 @@ def _measurement(job: Job, workload: Workload, meter: Meter, watch: Watch, end: 
         status=end.status,
         gpu=meter.card.name if meter.card and meter.card.is_instance else torch.cuda.get_device_properties(0).name,
         driver=meter.driver_version,
-        versions=_versions(),
+        versions=versions(),
         date=datetime.now(UTC).date().isoformat(),
         peak_allocated_bytes=peaks[0],
         peak_reserved_bytes=peaks[1],
@@ -203,11 +196,3 @@ def _measurement(job: Job, workload: Workload, meter: Meter, watch: Watch, end: 
         out_of_memory=None if end.failure is None else end.failure.point(),
         notes=meter.notes(),
     )
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "cuda": torch.version.cuda or ""}
-    for name in LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import platform
-from importlib import metadata
-
 import torch
 
 from trainatomy.errors import DeviceError, MissingLibrary
 from trainatomy.gpu.card import nvml
-
-LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "trainatomy")
+from trainatomy.libraries import installed_versions
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -22,12 +17,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """What runs here."""
-    found = {"python": platform.python_version(), "cuda": torch.version.cuda or ""}
-    for name in LIBRARIES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+    """The installed libraries, and the CUDA that PyTorch was built for."""
+    return {**installed_versions(), "cuda": torch.version.cuda or ""}
 
 
 def driver_version() -> str:
