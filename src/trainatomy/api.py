@@ -72,19 +72,28 @@ def predict(
             simulation = simulate(
                 workload, workload.card(), model=lambda: on_meta(what), make_batch=make_batch, operations=timed
             )
-    time_of_step = _time(workload, simulation, calibration) if timed else None
-    return _prediction(workload, simulation, timeline, started, time_of_step)
+    card = workload.card()
+    settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
+    context = card.context(_era(workload)).holding(simulation.libraries)
+    settled = settle(simulation.tape, settings, card.memory_bytes, context)
+    time_of_step = _time(workload, simulation, settled, calibration) if timed else None
+    return _prediction(workload, simulation, settled, timeline, started, time_of_step)
+
+
+def _era(workload: Workload) -> str:
+    """Which of the card's contexts a process of the workload's software has."""
+    return "eager-cuda-11" if workload.era == "2022" and "eager-cuda-11" in workload.card().contexts else "lazy"
 
 
 def _prediction(
-    workload: Workload, simulation: Simulation, timeline: bool, started: float, time_of_step: Time | None
+    workload: Workload,
+    simulation: Simulation,
+    settled: Settlement,
+    timeline: bool,
+    started: float,
+    time_of_step: Time | None,
 ) -> Prediction:
-    card = workload.card()
-    settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
-    era = "eager-cuda-11" if workload.era == "2022" and "eager-cuda-11" in card.contexts else "lazy"
-    context = card.context(era).holding(simulation.libraries)
-    settled = settle(simulation.tape, settings, card.memory_bytes, context)
-    memory = settled.memory
+    card, memory = workload.card(), settled.memory
     return Prediction(
         name=workload.name or _name(workload),
         workload=workload.to_mapping(),
@@ -97,7 +106,7 @@ def _prediction(
         bytes_per_parameter=bytes_per_parameter(
             workload, simulation.parameters, simulation.trainable_parameters, memory
         ),
-        facts=_facts(workload, card, era, simulation, settled),
+        facts=_facts(workload, card, _era(workload), simulation, settled),
         notes=simulation.notes,
         out_of_memory=settled.out_of_memory,
         timeline=over_steps(simulation.tape, settled.purposes, settled.sizes) if timeline else (),
@@ -108,7 +117,9 @@ def _prediction(
     )
 
 
-def _time(workload: Workload, simulation: Simulation, calibration: Calibration | None) -> Time | None:
+def _time(
+    workload: Workload, simulation: Simulation, settled: Settlement, calibration: Calibration | None
+) -> Time | None:
     """The step's time; nothing of what ran in 2022, whose kernels and host nobody measured."""
     from trainatomy.clock.step import time_of
     from trainatomy.training.throughput import samples_per_step
@@ -123,6 +134,7 @@ def _time(workload: Workload, simulation: Simulation, calibration: Calibration |
         samples=samples_per_step(workload),
         tokens_per_sample=simulation.tokens_per_sample,
         calibration=calibration,
+        driver_calls=settled.driver_calls,
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.clock.issue import PARTS, HostCosts, from_microseconds, issue_seconds, loop_seconds
 from trainatomy.clock.kernels import KernelCost, general_rule_only, kernel_seconds
+from trainatomy.clock.memory import memory_costs, memory_work
 from trainatomy.clock.prices import Prices, prices_of, shipped_prices
 from trainatomy.clock.two_clocks import Course, run
 from trainatomy.facts.data import read_yaml
@@ -17,6 +18,7 @@ from trainatomy.results.time import Bound, Time
 if TYPE_CHECKING:
     from trainatomy.facts.calibrations import Calibration
     from trainatomy.facts.cards import Card
+    from trainatomy.results.tape import DriverCall
 
 
 def time_of(
@@ -28,15 +30,20 @@ def time_of(
     samples: int,
     tokens_per_sample: int | None,
     calibration: Calibration | None = None,
+    driver_calls: Sequence[DriverCall] = (),
 ) -> Time:
     """How long the step takes on ``card``. ``loop``: trainer, pytorch or inference; ``samples``: of one step;
-    ``calibration``: of a machine, in place of what ships."""
+    ``calibration``: of a machine, in place of what ships; ``driver_calls``: what the allocator asked of the driver."""
     prices = prices_of(card, calibration, tf32=tf32) if calibration else shipped_prices(card, tf32)
     costs, host = _host(calibration)
     kernels = [kernel_seconds(call, prices) for call in operations.calls]
     busy = [(prices.busy_seconds(kernel), kernel.launches) for kernel in kernels]
     issue = list(issue_seconds(operations, costs, loop))
-    course = run(operations, issue, busy, costs, loop_seconds(operations, costs, loop))
+    memory = memory_work(operations, driver_calls, memory_costs(card, calibration))
+    for index, work in memory.items():
+        issue[index] += work.seconds
+    drains = {index for index, work in memory.items() if work.waits}
+    course = run(operations, issue, busy, costs, loop_seconds(operations, costs, loop), drains)
     bound = bound_by(operations, kernels, course)
     low, high = _interval("calibrated" if prices.calibrated else "uncalibrated", bound)
     flop = sum((operations.calls[one.call].flop or 0) * one.repeats for one in operations.operations)

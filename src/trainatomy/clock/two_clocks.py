@@ -8,7 +8,7 @@ step lasts as long as the later clock; which of the two it was, and what the GPU
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from trainatomy.clock.issue import HostCosts, batch_bytes
@@ -61,11 +61,13 @@ def run(
     kernels: Sequence[tuple[float, int]],
     costs: HostCosts,
     extra: dict[str, float],
+    drains: Collection[int] = (),
 ) -> Course:
     """Run the step twice, so that it begins as a step in the middle of a training does, and say what the second took.
 
     ``issue``: seconds of the host for each operation; ``kernels``: for each of ``Operations.calls``, seconds on the
-    GPU and number of launches; ``extra``: what the loop itself costs the host, by ``step`` and ``micro_step``.
+    GPU and number of launches; ``extra``: what the loop itself costs the host, by ``step`` and ``micro_step``;
+    ``drains``: operations before which the host waits until the GPU is done, because they give memory back.
     """
     order = operations.unrolled()
     clocks = _Clocks()
@@ -82,6 +84,8 @@ def run(
             if operation.micro_step != micro_step:
                 micro_step = operation.micro_step
                 _work(clocks, extra["micro_step"])
+            if index in drains:
+                clocks.host = max(clocks.host, clocks.gpu)
             _advance(clocks, operation, issue[index], kernels[operation.call], wait_for[operation.call], costs, course)
         course.seconds = max(clocks.host, clocks.gpu) - began
         course.host_seconds, course.gpu_seconds = clocks.host_busy, clocks.gpu_busy

@@ -1,0 +1,40 @@
+"""What a step's time is made of, where several of the clock's parts meet."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainatomy.clock.step import time_of
+from trainatomy.facts.cards import card
+from trainatomy.results.operations import Operations
+from trainatomy.results.tape import DriverCall
+from trainatomy.workload.schema import Workload
+from trainatomy.world.simulate import simulate
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
+H200 = card("h200")
+
+
+@pytest.fixture(scope="module")
+def step() -> Operations:
+    model = {"class": "BertForSequenceClassification", "config": TINY}
+    workload = {"model": model, "data": {"sequence_length": 8}, "train": {"per_device_train_batch_size": 1}}
+    return simulate(Workload.from_mapping(workload), H200).operations
+
+
+def seconds(step: Operations, *calls: DriverCall) -> float:
+    found = time_of(step, H200, loop="trainer", tf32=False, samples=1, tokens_per_sample=8, driver_calls=calls)
+    return found.step_seconds
+
+
+def test_memory_that_goes_back_to_the_driver_costs_time(step: Operations) -> None:
+    event = step.operations[len(step.operations) // 2].event
+    gives_back = DriverCall(event, "free", 2**30)
+    takes = DriverCall(event, "malloc", 2**30)
+    assert seconds(step, takes) == seconds(step), "the next step finds it in the cache"
+    assert seconds(step, gives_back, takes) > seconds(step, gives_back) > seconds(step)
+
+
+def test_what_happened_before_the_step_is_no_part_of_it(step: Operations) -> None:
+    before = DriverCall(step.operations[0].event - 1, "free", 2**30)
+    assert seconds(step, before) == seconds(step)
