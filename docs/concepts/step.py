@@ -67,8 +67,7 @@ def time_page() -> str:
             "queue": QUEUE,
             "intervals": intervals_table(),
             "interval_sources": interval_sources(),
-            "attainable": read_yaml("efficiency.yaml")["attainable"],
-            "attainable_source": read_yaml("efficiency.yaml")["attainable"]["source"],
+            "attainable": attainable(),
             "others": [one for one in cards() if one.id in OTHERS],
             "vocabulary": vocabulary_table(),
             "waves": waves_table(),
@@ -97,6 +96,13 @@ def timed(prediction: Prediction) -> Time:
     """The time of a prediction, which one of today's software has."""
     assert prediction.time is not None
     return prediction.time
+
+
+def attainable() -> float:
+    """The share of the data sheet's peak that large products attain, as predictions for the card have it."""
+    time = timed(predicted(BATCHES[-1]))
+    assert time.model_flop_utilisation and time.attainable_utilisation
+    return time.model_flop_utilisation / time.attainable_utilisation
 
 
 def sections(output: str, *titles: str) -> str:

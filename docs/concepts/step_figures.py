@@ -6,9 +6,8 @@ from collections.abc import Callable
 from math import log10
 
 from concepts.drawing import BLUE, FAINT, INK, ORANGES, RULE, box, dot, line, picture, text
-from concepts.step import BATCHES, CARD, LENGTH, layer, milliseconds, predicted, timed, whole_step
+from concepts.step import BATCHES, CARD, LENGTH, attainable, layer, milliseconds, predicted, timed, whole_step
 from trainatomy.facts.cards import card
-from trainatomy.facts.data import read_yaml
 from trainatomy.results.anatomy import TITLES
 
 Scale = Callable[[float], float]
@@ -28,7 +27,7 @@ def roofline_picture() -> str:
         return bottom - (bottom - top) * log10(rate / least) / log10(most / least)
 
     ridge = peak / bandwidth
-    share: float = read_yaml("efficiency.yaml")["attainable"]["9.0"]
+    share = attainable()
     shapes = [
         text(24, 36, "What each group of operations can reach", 19, bold=True),
         text(
