@@ -1,4 +1,4 @@
-"""Write down what every case of ``cases.py`` allocates, on a GPU or in the simulation, and compare the two.
+"""Write down what every case of ``cases`` allocates, on a GPU or in the simulation, and compare the two.
 
 python benchmarks/kernels/probe.py gpu --out probes-h200.json.gz          (on a machine with the card)
 python benchmarks/kernels/probe.py compare probes-h200.json.gz [--group attention] [--show 20]
