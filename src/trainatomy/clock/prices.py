@@ -2,8 +2,7 @@
 
 A kernel's time is a physical prediction times a measured ratio.  The ratio is looked up among calibration points of the
 same family, nearest first.  A card without a calibration of its own takes the ratios of the calibrated card that is
-nearest in compute capability, on its own data sheet; matrix products are scaled by what the two cards are known to
-attain.
+nearest in compute capability, on its own data sheet, carried over by what the two cards differ in (``carrying.py``).
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import exp, log, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from trainatomy.clock.carrying import AS_MEASURED, Carrying, carried_over
 from trainatomy.clock.kernels.reach import reach_of
 from trainatomy.clock.kernels.table import work_of
 from trainatomy.clock.kernels.work import Chip, Work
@@ -54,7 +54,7 @@ class Prices:
     gap_seconds: float
     bandwidth: float
     ratios: Mapping[str, tuple[Ratio, ...]] = field(default_factory=dict)
-    matmul_scale: float = 1.0
+    carrying: Carrying = AS_MEASURED
     source: str = "data sheet"
     calibrated: bool = False
     known: dict[Call, KernelCost] = field(default_factory=dict, compare=False, repr=False)
@@ -78,15 +78,25 @@ class Prices:
         return min(near, key=lambda point: _distance(point.features, work.features)).kernels
 
     def efficiency(self, work: Work) -> float:
-        """What kernels like these took in a calibration over what physics says; 1 where nothing is known."""
-        scale = self.matmul_scale if work.family.startswith(("matmul", "grouped", "attention")) else 1.0
+        """What kernels like these take over what physics says: as in a calibration (1 where nothing is known), carried
+        over where the card is another one."""
+        ratio = self._measured(work)
+        if self.carrying is AS_MEASURED:
+            return ratio
+        if work.seconds:
+            return self.carrying.arithmetic(work, work.seconds * ratio, self.chip) / work.seconds
+        whole = self.physical(work)
+        moving = work.bytes / (self.chip.bandwidth * reach_of(work.family).share)
+        return ((whole - moving) * ratio + self.carrying.traffic(work, moving * ratio, self.chip)) / whole
+
+    def _measured(self, work: Work) -> float:
         family = work.family
         while family:
             near = self.ratios.get(family, ())
             if len(near) >= _ENOUGH:
-                return exp(_interpolated(near, work.features)) * scale
+                return exp(_interpolated(near, work.features))
             family = family.rpartition(".")[0]
-        return scale
+        return 1.0
 
 
 def _interpolated(points: Sequence[Ratio], features: tuple[float, ...]) -> float:
@@ -138,11 +148,7 @@ def _built(card: Card, tf32: bool, measured: Calibration | None) -> Prices:
     general, chip = read_yaml("efficiency.yaml"), chip_of(card, tf32)
     traffic = general["traffic"]
     calibrated = measured is not None and measured.is_of(card)
-    capability = (9, 0) if measured is None else measured.capability
-    bare = Prices(
-        chip, traffic["kernel_seconds"], traffic["gap_seconds"], chip.bandwidth * traffic["bandwidth"],
-        matmul_scale=1.0 if calibrated else _attainable(general, capability) / _attainable(general, chip.capability),
-    )  # fmt: skip
+    bare = Prices(chip, traffic["kernel_seconds"], traffic["gap_seconds"], chip.bandwidth * traffic["bandwidth"])
     if measured is None:
         return bare
     own = chip if measured.card is None else chip_of(measured.card, tf32)
@@ -151,15 +157,8 @@ def _built(card: Card, tf32: bool, measured: Calibration | None) -> Prices:
     told = f"calibration of {measured.gpu}, {measured.environment['date']}"
     if not calibrated:
         told += f", carried over to the data sheet of {card.name}"
-    return Prices(
-        chip, bare.floor_seconds, gap, bare.bandwidth, ratios, bare.matmul_scale, told, calibrated
-    )  # fmt: skip
-
-
-def _attainable(general: Mapping[str, Any], capability: tuple[int, int]) -> float:
-    known: dict[str, float] = general["attainable"]
-    share: float = known.get(".".join(map(str, capability)), known["9.0"])
-    return share
+    carrying = AS_MEASURED if calibrated or measured.card is None else carried_over(measured.card, card)
+    return Prices(chip, bare.floor_seconds, gap, bare.bandwidth, ratios, carrying, told, calibrated)
 
 
 def gap_seconds(measured: Calibration | None) -> float:
