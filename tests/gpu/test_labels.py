@@ -237,8 +237,44 @@ def test_a_step_that_repeats_a_followed_one_gets_its_modules_and_marks() -> None
     assert copied == [again + 8, again + 9], "a step has eight events"
 
 
-def test_a_step_like_no_other_is_named() -> None:
+def longer(tape: Tape, number: int, size: int) -> None:
+    """Let one allocation of the tape be larger."""
+    index = next(index for index, event in enumerate(tape.events) if event.allocation == number)
+    tape.events[index] = tape.events[index]._replace(bytes=size)
+
+
+def test_a_longer_batch_is_the_same_pass() -> None:
     tape = hand_made()
-    number = next(index for index, event in enumerate(tape.events) if event.allocation == 6)
-    tape.events[number] = tape.events[number]._replace(bytes=2000)
+    tape.origins[1] = tape.origins[1]._replace(module="layer")
+    longer(tape, 6, 2000)
+    assert labels.echo(tape, [0]) == ()
+    assert tape.origins[6].module == "layer" and tape.origins[6].step == 1
+
+
+def test_a_copy_of_a_weight_is_as_large_in_every_pass() -> None:
+    tape = hand_made()
+    tape.labels[1] = "weight_copy"
+    longer(tape, 6, 2000)
     assert labels.echo(tape, [0]) == (1,)
+    assert 6 not in tape.labels
+
+
+def test_a_step_with_a_pass_like_no_other_is_named() -> None:
+    tape = hand_made()
+    begin = next(index for index, event in enumerate(tape.events) if event.allocation == 6)
+    tape.origins.append(Origin("", "", "forward", 1))
+    tape.events.insert(begin, Event("alloc", len(tape.origins) - 1, 64))
+    tape.marks = [mark._replace(event=mark.event + (mark.event > begin)) for mark in tape.marks]
+    assert labels.echo(tape, [0]) == (1,)
+
+
+def test_a_pass_that_broke_off_is_known_as_far_as_it_went() -> None:
+    tape = hand_made()
+    tape.origins[1] = tape.origins[1]._replace(module="layer")
+    tape.labels[1] = "weight_copy"
+    again = next(index for index, event in enumerate(tape.events) if event.allocation == 6)
+    del tape.events[again + 1 :]
+    del tape.origins[7:]
+    tape.marks = [mark for mark in tape.marks if mark.event <= again]
+    assert labels.echo(tape, [0]) == ()
+    assert tape.origins[6].module == "layer" and tape.labels[6] == "weight_copy"

@@ -1,17 +1,15 @@
-"""What a real tape's allocations are for, where no tensor's address told it: inputs, workspaces, and steps that repeat.
+"""What a real tape's allocations are for, where no tensor's address told it: inputs, workspaces, passes that repeat.
 
 A note tells which tensors are weights, gradients, optimizer states.  The rest is read off the tape itself.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from dataclasses import dataclass
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from trainatomy.gpu.tapes.echo import echo
 from trainatomy.ledger.purposes import Lifetimes, lifetimes
-from trainatomy.results.tape import Mark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,11 +21,10 @@ BETWEEN_STEPS = ("loaded", "step", "step end", "backward end", "zero_grad end", 
 """Marks after which a loop may move a batch to the device."""
 BACKWARD_THREAD = ("backward", "recompute")
 FOREVER = 1 << 62
-RECOMPUTATION = ("recompute", "recompute end")
 
 
 def label_the_rest(tape: Tape, sizes: Workspaces | None, followed: Sequence[int] = ()) -> tuple[int, ...]:
-    """Label inputs and workspaces; give steps that repeat a ``followed`` one its modules.
+    """Label inputs and workspaces; give passes that repeat one of a ``followed`` step its modules.
 
     ``sizes``: of the workspaces of cuBLAS and cuBLASLt on that card; ``followed``: the steps whose modules were noted.
     Returns the steps whose modules are not known.
@@ -96,57 +93,3 @@ def label_workspaces(tape: Tape, lives: Lifetimes, label: str, size: int) -> Non
         if thread not in found:
             found.add(thread)
             tape.labels[number] = label
-
-
-def echo(tape: Tape, followed: Sequence[int]) -> tuple[int, ...]:
-    """Give every step that allocates the same sizes in the same order as a followed one its origins, copies and marks.
-
-    Modules are followed in the first steps only, because following costs time.  Returns the steps that are like none.
-    """
-    steps = _steps(tape)
-    models = {steps[step].sizes: steps[step] for step in followed if step in steps}
-    strangers = []
-    for number, step in steps.items():
-        if number in followed:
-            continue
-        model = models.get(step.sizes)
-        if model is None:
-            strangers.append(number)
-        else:
-            _repeat(tape, model, step, number)
-    tape.marks.sort(key=lambda mark: mark.event)
-    return tuple(strangers)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """The allocations of one step: their numbers, requested sizes and events, in order."""
-
-    allocations: tuple[int, ...]
-    sizes: tuple[int, ...]
-    events: tuple[int, ...]
-
-
-def _steps(tape: Tape) -> dict[int, _Step]:
-    """By number; between steps a loop fetches batches, after the last one it does not, so that is no part of them."""
-    found: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    begins = {mark.step: mark.event for mark in tape.marks if mark.name == "step"}
-    ends = {mark.step: mark.event for mark in tape.marks if mark.name == "step end"}
-    for step, begin in begins.items():
-        for index in range(begin, ends.get(step, len(tape.events))):
-            event = tape.events[index]
-            if event.action == "alloc":
-                found[step].append((event.allocation, event.bytes, index))
-    return {step: _Step(*map(tuple, zip(*entries, strict=True))) for step, entries in found.items()}
-
-
-def _repeat(tape: Tape, model: _Step, step: _Step, number: int) -> None:
-    """Write into ``step``, the one of that ``number``, what is known of ``model``."""
-    for original, copy in zip(model.allocations, step.allocations, strict=True):
-        tape.origins[copy] = tape.origins[original]._replace(step=number)
-        if tape.labels.get(original) == "weight_copy":
-            tape.labels.setdefault(copy, "weight_copy")
-    first, last = model.events[0], model.events[-1]
-    for mark in [mark for mark in tape.marks if mark.name in RECOMPUTATION and first < mark.event <= last + 1]:
-        before = bisect_left(model.events, mark.event) - 1
-        tape.marks.append(Mark(step.events[before] + mark.event - model.events[before], mark.name, number))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trainatomy.gpu.tapes.layout import Segments
 
 UNEXPLAINED = "not explained by the recorded allocations"
+NO_MODULES = "step {step}, that of {what}, is like none whose modules were followed: no modules"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +98,20 @@ def real_bill(
     the beginning of the history, whose first events then are the blocks in them (see ``layout.follow``).
     """
     if failure is not None:
-        return _bill_of_failure(history, place, totals, failure, begin)
+        return _bill_of_failure(history, place, totals, followed, failure, begin)
     tape = to_tape(at_their_request(history))
     strangers = label_the_rest(tape, place.workspaces, followed)
     settled = settle_replayed(tape, follow(history, tape, place.settings, begin), _context(totals))
     memory, notes = reconciled(settled.memory, totals)
     if memory.peak.step not in strangers and followed:
         return RealBill(memory, settled.modules, None, notes)
-    unknown = f"step {memory.peak.step + 1}, that of the peak, is like none whose modules were followed: no modules"
+    unknown = NO_MODULES.format(step=memory.peak.step + 1, what="the peak")
     return RealBill(memory, (), None, (*notes, unknown))
 
 
-def _bill_of_failure(history: History, place: Place, totals: Counted, failure: Failure, begin: Segments) -> RealBill:
+def _bill_of_failure(
+    history: History, place: Place, totals: Counted, followed: Sequence[int], failure: Failure, begin: Segments
+) -> RealBill:
     """What was held when the last request was refused, and what that request was."""
     refusals = [index for index, event in enumerate(history.events) if event.action == "oom"]
     noted = next((note.at for note in history.notes if note.name == "failed"), len(history.events))
@@ -116,7 +119,7 @@ def _bill_of_failure(history: History, place: Place, totals: Counted, failure: F
     notes = [note._replace(at=min(note.at, end)) for note in history.notes if note.at <= end or note.name == "failed"]
     until = replace(history, events=history.events[:end], notes=notes)
     tape = to_tape(at_their_request(until))
-    label_the_rest(tape, place.workspaces)
+    strangers = label_the_rest(tape, place.workspaces, followed)
     settled = settle_replayed(tape, follow(until, tape, place.settings, begin), _context(totals))
     held = held_after(tape, len(tape.events))
     parts = by_component(held, settled.purposes, settled.sizes)
@@ -134,6 +137,8 @@ def _bill_of_failure(history: History, place: Place, totals: Counted, failure: F
     )
     asked = history.events[end].bytes if refusals else failure.requested_bytes
     point = OutOfMemoryPoint(failure.instant, asked, allocated, reserved)
+    if failure.instant.step in strangers:
+        return RealBill(memory, (), point, (NO_MODULES.format(step=failure.instant.step + 1, what="the failure"),))
     return RealBill(memory, by_module(tape, held, settled.purposes, settled.sizes), point, ())
 
 
