@@ -5,6 +5,8 @@ what is predicted for it and for the next two.  ``walls.py`` then runs all of th
 
 The card is an H200 with less memory.  Of that the context takes what it takes on an H200, so the allocator is left
 ``capacity_bytes``, which is what the measurement grants it.
+
+A plan that was run is kept as it was.  What today's code says of the same runs is another file: ``--again``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from trainatomy import api
 from trainatomy.workload.schema import Workload
 
 PLAN = HERE / "records" / "walls-plan.json"
+AGAIN = HERE / "records" / "walls-again.json"
 BASE = "h200"
 BEYOND = 2
 """Batches beyond the largest that fits."""
@@ -43,8 +46,8 @@ GIB = 2**30
 class Planned:
     """One run: ``above`` is how many samples beyond the largest batch that is predicted to fit (0: that one).
 
-    ``predicted``: fits, verdict, allocated, reserved, num_alloc_retries and, where it does not fit, what is asked for
-    and held when it fails; bytes.
+    ``predicted``: fits, verdict, allocated, reserved, num_alloc_retries, convolutions without workspace and, where it
+    does not fit, what is asked for and held when it fails; bytes.
     """
 
     row: str
@@ -60,6 +63,9 @@ class Planned:
     def name(self) -> str:
         """Unique, and fit for a file's name."""
         return f"{self.row}-{self.size_gib}gib-{self.batch}"
+
+
+FIELDS = frozenset(each.name for each in fields(Planned))
 
 
 @dataclass
@@ -80,7 +86,7 @@ class Search:
         while high - low != 1:
             batch = self._next(size_gib, low, high, tries)
             tries += 1
-            if self._predict(size_gib, batch)["fits"]:
+            if self.predict(size_gib, batch)["fits"]:
                 low = batch
             else:
                 high = batch
@@ -109,7 +115,8 @@ class Search:
         slope = (self.peaks[other] - self.peaks[one]) / (other - one)
         return max(1, int(one + (target - self.peaks[one]) / slope)) if slope > 0 else other
 
-    def _predict(self, size_gib: int, batch: int) -> dict[str, Any]:
+    def predict(self, size_gib: int, batch: int) -> dict[str, Any]:
+        """``Planned.predicted`` of a batch on a card of that size."""
         if (size_gib, batch) not in self.known:
             workload = Workload.from_mapping(self._mapping(batch) | self._simulated(size_gib))
             prediction = api.predict(workload)
@@ -122,6 +129,7 @@ class Search:
                 "reserved": memory.peak_reserved_bytes,
                 "context": memory.components.context,
                 "num_alloc_retries": memory.num_alloc_retries,
+                "without_workspace": prediction.without_workspace,
                 "out_of_memory": asdict(failure) if failure else None,
             }
         return self.known[size_gib, batch]
@@ -137,7 +145,7 @@ class Search:
 
     def _planned(self, size_gib: int, fitting: int, above: int) -> Planned:
         batch = fitting + above
-        predicted = self._predict(size_gib, batch)
+        predicted = self.predict(size_gib, batch)
         capacity = size_gib * GIB - predicted["context"]
         workload = deepcopy(dict(self.row.mapping)) | {"steps": self._mapping(batch)["steps"]}
         workload["train"] = {**workload.get("train", {}), "per_device_train_batch_size": batch}
@@ -146,9 +154,18 @@ class Search:
 
 def search(name: str, sizes: list[int], torch: str) -> list[Planned]:
     """All planned runs of one row."""
-    row = next(row for row in grid.rows() if row.name == name)
-    found = Search(row, torch)
+    found = Search(row_of(name), torch)
     return [planned for size in sizes for planned in found.plan(size)]
+
+
+def row_of(name: str) -> Row:
+    """The row of the grid with that name."""
+    return next(row for row in grid.rows() if row.name == name)
+
+
+def predict_again(planned: Planned, torch: str) -> tuple[str, dict[str, Any]]:
+    """The name of a planned run and what is predicted for it now."""
+    return planned.name, Search(row_of(planned.row), torch).predict(planned.size_gib, planned.batch)
 
 
 def read(path: Path = PLAN) -> list[Planned]:
@@ -156,15 +173,9 @@ def read(path: Path = PLAN) -> list[Planned]:
     return [Planned(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["runs"]]
 
 
-def main() -> int:
-    """Predict and write the plan."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=PLAN)
-    parser.add_argument("--torch", default="2.11.0", help="the version that will be measured (default: 2.11.0)")
-    parser.add_argument("--rows", help="only these, separated by commas")
-    parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
-    asked = yaml.safe_load((HERE / "walls.yaml").read_text(encoding="utf-8"))["rows"]
+def plan(options: argparse.Namespace) -> None:
+    """Search for the walls and write the plan."""
+    asked = yaml.safe_load(options.walls.read_text(encoding="utf-8"))["rows"]
     names = options.rows.split(",") if options.rows else list(asked)
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(search, name, asked[name], options.torch) for name in names]
@@ -179,6 +190,33 @@ def main() -> int:
     content = {"predicted_with": outcomes.software(), "for_torch": options.torch, "base": BASE}
     lines = ",\n".join(json.dumps(asdict(one)) for one in planned)
     options.out.write_text(json.dumps(content)[:-1] + ', "runs": [\n' + lines + "\n]}\n", encoding="utf-8")
+
+
+def again(options: argparse.Namespace) -> None:
+    """Predict the runs of ``records/walls-*.jsonl`` with today's code."""
+    lines = [
+        line for path in sorted(AGAIN.parent.glob("walls-*.jsonl")) for line in path.read_text("utf-8").splitlines()
+    ]
+    runs = [Planned(**{name: value for name, value in json.loads(line).items() if name in FIELDS}) for line in lines]
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(predict_again, planned, options.torch) for planned in runs]
+        predicted = [json.dumps(name) + ": " + json.dumps(found) for name, found in (each.result() for each in futures)]
+    content = {"predicted_with": outcomes.software(), "for_torch": options.torch, "base": BASE}
+    text = json.dumps(content)[:-1] + ', "runs": {\n' + ",\n".join(predicted) + "\n}}\n"
+    AGAIN.write_text(text, encoding="utf-8")
+
+
+def main() -> int:
+    """Predict and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=PLAN)
+    parser.add_argument("--walls", type=Path, default=HERE / "walls.yaml", help="the rows and sizes")
+    parser.add_argument("--torch", default="2.11.0", help="the version that will be measured (default: 2.11.0)")
+    parser.add_argument("--rows", help="only these, separated by commas")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help=f"predict the measured runs into {AGAIN.name}")
+    options = parser.parse_args()
+    again(options) if options.again else plan(options)
     return 0
 
 

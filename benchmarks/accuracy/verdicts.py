@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outcomes import RECORDS
-from plan_walls import Planned
+from plan_walls import AGAIN, FIELDS, Planned
 from tables import percent, table
 
 NOTE = """\
@@ -18,19 +18,33 @@ Each row is a training whose batch was raised until a card of that size is predi
 two were then run. A card was stood in for by granting PyTorch's allocator what the card leaves after the context, and
 not a byte more (`torch.cuda.set_per_process_memory_fraction`): the allocator met its bound as it meets a full card. All
 was predicted before ([walls-plan.json](../benchmarks/accuracy/records/walls-plan.json))."""
+SINCE = """\
+Predicted again after these runs were seen ([walls-again.json](../benchmarks/accuracy/records/walls-again.json)): """
+CONVOLUTIONS = """\
+What changed is the rule that a convolution which finds no memory for its workspace takes another plan, as in PyTorch's
+sources; these runs made us look for it, so they do not test it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wall:
-    """A planned run and what happened: status, peaks in bytes, retries."""
+    """A planned run and what happened: status, peaks in bytes, retries.
+
+    ``again``: what was predicted for it after it was measured, as ``Planned.predicted``; None where nothing was.
+    """
 
     planned: Planned
     measured: Mapping[str, Any]
+    again: Mapping[str, Any] | None = None
 
     @property
     def is_right(self) -> bool:
         """Whether it ran where it was predicted to fit, and only there."""
         return (self.measured["status"] == "completed") == bool(self.planned.predicted["fits"])
+
+    @property
+    def is_right_again(self) -> bool:
+        """Whether what was predicted later is right."""
+        return self.again is not None and (self.measured["status"] == "completed") == bool(self.again["fits"])
 
     @property
     def both_completed(self) -> bool:
@@ -50,19 +64,20 @@ class Wall:
 
 def read(folder: Path = RECORDS) -> list[Wall]:
     """All walls that were run into."""
+    path = folder / AGAIN.name
+    again = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else {}
     found = []
     for path in sorted(folder.glob("walls-*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
             measured = line.pop("measured")
-            del line["name"]
-            found.append(Wall(Planned(**line), measured))
+            found.append(Wall(Planned(**{name: line[name] for name in FIELDS}), measured, again.get(line["name"])))
     return found
 
 
 def by_size(walls: Sequence[Wall]) -> list[str]:
     """For each size: trainings, runs, right verdicts, and of those that fit how many had the predicted retries and
-    reserved memory."""
+    reserved memory; then what predicting them again says."""
     sizes: dict[int, list[Wall]] = defaultdict(list)
     for wall in walls:
         sizes[wall.planned.size_gib].append(wall)
@@ -84,7 +99,7 @@ def by_size(walls: Sequence[Wall]) -> list[str]:
             )
         )
     heads = ("card", "trainings", "runs", "out of memory", "verdict right", "wrong: ran out", "wrong: ran")
-    return table((*heads, "reserved exact", "retries as predicted"), rows)
+    return [*table((*heads, "reserved exact", "retries as predicted"), rows), *since(walls)]
 
 
 def sentence(walls: Sequence[Wall]) -> str:
@@ -97,6 +112,22 @@ def sentence(walls: Sequence[Wall]) -> str:
         f"Run into the wall on purpose, for cards of {cards} GiB: {len(walls)} runs at the largest batch that is "
         f"predicted to fit and just beyond, {failed} of them went out of memory; the verdict was right in {right}."
     )
+
+
+def since(walls: Sequence[Wall]) -> list[str]:
+    """What predicting the same runs again says, as a paragraph; nothing where they were not."""
+    later = [wall for wall in walls if wall.again is not None]
+    if not later:
+        return []
+    changed = [wall for wall in later if wall.again and wall.again["fits"] != wall.planned.predicted["fits"]]
+    names = ", ".join(
+        f"{wall.planned.row} with {wall.planned.batch} on {wall.planned.size_gib} GiB" for wall in changed
+    )
+    right = sum(wall.is_right_again for wall in later)
+    told = f"{SINCE}right in {right} of {len(later)}."
+    by_convolutions = any(wall.again and wall.again["without_workspace"] for wall in changed)
+    told += f" Another verdict than before: {names}." if changed else ""
+    return ["", told + (f" {CONVOLUTIONS}" if by_convolutions else "")]
 
 
 def details(walls: Sequence[Wall]) -> list[str]:
@@ -114,7 +145,16 @@ def details(walls: Sequence[Wall]) -> list[str]:
                 percent(room / planned.capacity_bytes, signed=True),
                 measured["status"] + ("" if wall.is_right else " **(not as predicted)**"),
                 f"{measured['num_alloc_retries']} ({planned.predicted['num_alloc_retries']})",
+                _again(wall),
             )
         )
-    heads = ("training", "card", "batch", "predicted", "room", "happened", "retries (predicted)")
+    heads = ("training", "card", "batch", "predicted", "room", "happened", "retries (predicted)", "predicted again")
     return table(heads, rows, 2)
+
+
+def _again(wall: Wall) -> str:
+    """What differs in the later prediction: the verdict and the retries."""
+    before, after = wall.planned.predicted, wall.again
+    if after is None or all(after[key] == before[key] for key in ("fits", "num_alloc_retries")):
+        return ""
+    return f"{after['verdict']}, {after['num_alloc_retries']} retries"

@@ -32,7 +32,7 @@ class Line:
         size, room = (self.base + self.step * batch) * MIB, workload.gpu.memory_bytes
         components = SimpleNamespace(context=100 * MIB)
         memory = replace(MEMORY, peak_reserved_bytes=size - 100 * MIB, device_bytes=size, components=components)  # type: ignore[arg-type]
-        return SimpleNamespace(fits=size <= room, verdict="", memory=memory, out_of_memory=None)
+        return SimpleNamespace(fits=size <= room, verdict="", memory=memory, out_of_memory=None, without_workspace=0)
 
 
 @pytest.mark.parametrize(("base", "step"), [(500, 3), (4000, 700), (7000, 1100)])
@@ -104,6 +104,24 @@ def test_verdicts_are_counted_by_size() -> None:
     assert verdicts.by_size(found)[2] == "| 8 GiB | 1 | 5 | 2 | 3 | 1 | 1 | 1 of 2 | 1 of 2 |"
     assert "the verdict was right in 3" in verdicts.sentence(found)
     assert "not as predicted" in verdicts.details(found)[-1]
+
+
+def test_what_is_predicted_again_stands_beside_what_was_predicted_before() -> None:
+    found = [wall(True, "completed"), wall(False, "completed"), wall(False, "out of memory")]
+    assert verdicts.since(found) == []
+    same = {"fits": True, "verdict": "fits", "num_alloc_retries": 0, "without_workspace": 0}
+    later = {"fits": True, "verdict": "tight", "num_alloc_retries": 4, "without_workspace": 1}
+    again = [same, later, same | {"fits": False}]
+    found = [replace(one, again=predicted) for one, predicted in zip(found, again, strict=True)]
+    paragraph = verdicts.since(found)[-1]
+    assert "right in 3 of 3. Another verdict than before: row with 3 on 8 GiB. What changed" in paragraph
+    assert [line.split("|")[-2].strip() for line in verdicts.details(found)[2:]] == ["", "tight, 4 retries", ""]
+    assert "the verdict was right in 2" in verdicts.sentence(found)  # what was said before stands
+
+
+def test_every_shipped_run_was_predicted_again() -> None:
+    found = verdicts.read()
+    assert found and all(each.again is not None for each in found)
 
 
 def test_runs_share_the_gpu_within_its_memory_and_go_on_where_they_stopped(
