@@ -36,9 +36,7 @@ def preload() -> bool:
         import torch
 
         from trainatomy.gpu.step import on_card  # noqa: F401
-        from trainatomy.training.loops import inference, pytorch, trainer  # noqa: F401
-
-        trainer._observed_trainer()
+        from trainatomy.training.loops import inference, observed_trainer, pytorch, trainer  # noqa: F401
     return not torch.cuda.is_initialized()
 
 

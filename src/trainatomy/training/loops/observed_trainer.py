@@ -1,0 +1,92 @@
+"""The Hugging Face Trainer with an observer.  Importing this takes a second: it imports the Trainer.
+
+The class adds calls to the observer and nothing else: it keeps no tensor, and every tensor lives as long as it does
+under the plain Trainer.  The methods that it wraps hand their arguments on; their callers hold them anyway.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+
+from trainatomy.training.optimizer import checked, choose_optimizer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainatomy.training.batch import SyntheticDataset
+    from trainatomy.training.observer import Observer
+    from trainatomy.workload.schema import Workload
+
+
+class Steps(TrainerCallback):
+    """Passes the Trainer's own events on."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.observer.step_begin(state.global_step)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.observer.optimizer_begin()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.observer.optimizer_end()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.observer.step_end(state.global_step - 1)
+
+
+class ObservedTrainer(Trainer):
+    """A Trainer that tells an observer where it is."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        observer: Observer,
+        model: nn.Module,
+        arguments: Any,
+        dataset: SyntheticDataset,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self._workload = workload
+        self._observer = observer
+        self._micro_step = 0
+        super().__init__(
+            model=model,
+            args=arguments,
+            train_dataset=dataset,
+            data_collator=dataset.collate,
+            callbacks=[Steps(observer)],
+            optimizers=(optimizer, None),
+        )
+
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        super()._move_model_to_device(model, device)
+        self._observer.loaded(model)
+
+    def create_optimizer(self, *arguments: Any, **keywords: Any) -> torch.optim.Optimizer:
+        train = self._workload.train
+        if self.optimizer is None:
+            self.optimizer_cls_and_kwargs = choose_optimizer(train, self.args, self.model)
+        optimizer = checked(train, lambda: super(ObservedTrainer, self).create_optimizer(*arguments, **keywords))
+        self._observer.ready(self.model, optimizer)
+        return optimizer
+
+    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        micro_step, of = self._micro_step, self.args.gradient_accumulation_steps
+        self._micro_step = (micro_step + 1) % of
+        if self._observer.leaves_out(micro_step, of):
+            return torch.zeros((), device=self.args.device)
+        self._observer.micro_step_begin(micro_step)
+        loss = super().training_step(*arguments, **keywords)
+        self._observer.micro_step_end(micro_step)
+        return loss
+
+    def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
+        loss = super().compute_loss(*arguments, **keywords)
+        self._observer.forward_end()
+        return loss
