@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainatomy.api import calibrate, compare, measure, predict
+    from trainatomy.api import calibrate, compare, measure, ops, predict
     from trainatomy.errors import (
         DeviceError,
         DoesNotFit,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trainatomy.integrations.printing import print_gpu_utilization, print_summary
     from trainatomy.records.reading import diff, history, read_record
     from trainatomy.results.bill import Components, Measurement, Memory, Prediction
+    from trainatomy.results.comparison import Comparison
     from trainatomy.workload.notebook import notebook
     from trainatomy.workload.reading import read as read_workload
     from trainatomy.workload.schema import Workload
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Anatomy",
     "AnatomyCallback",
+    "Comparison",
     "Components",
     "DeviceError",
     "DoesNotFit",
@@ -61,6 +63,7 @@ __all__ = [
     "history",
     "measure",
     "notebook",
+    "ops",
     "predict",
     "print_gpu_utilization",
     "print_summary",
@@ -71,7 +74,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("predict", "compare", "measure", "calibrate"), "api"),
+    **dict.fromkeys(("predict", "compare", "measure", "ops", "calibrate"), "api"),
     **dict.fromkeys([name for name in __all__ if name.endswith("Error")], "errors"),
     **dict.fromkeys(("DoesNotFit", "MissingLibrary"), "errors"),
     **dict.fromkeys(("Components", "Measurement", "Memory", "Prediction"), "results.bill"),
@@ -80,6 +83,7 @@ _HOMES = {
     **dict.fromkeys(("Anatomy", "watch"), "integrations.anatomy"),
     **dict.fromkeys(("print_gpu_utilization", "print_summary"), "integrations.printing"),
     "AnatomyCallback": "integrations.callback",
+    "Comparison": "results.comparison",
     "architectures": "facts.architectures",
     "to_json": "faces.json",
     "Workload": "workload.schema",

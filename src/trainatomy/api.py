@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.errors import WorkloadError
 from trainatomy.facts.cards import Card
 from trainatomy.ledger.rules import bytes_per_parameter
 from trainatomy.ledger.settlement import Settlement, settle, verdict
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainatomy.anatomy.anatomy import Clock as OperationClock
+    from trainatomy.campaign.run import Finished
     from trainatomy.facts.calibrations import Calibration
     from trainatomy.gpu.process.reporting import Progress
+    from trainatomy.records.store import Store
     from trainatomy.results.anatomy import Anatomy
+    from trainatomy.results.comparison import Comparison
     from trainatomy.results.operations import Operations
     from trainatomy.world.simulate import Simulation
 
@@ -41,7 +46,7 @@ def predict(
     gpu: str | None = None,
     timeline: bool = False,
     trust_remote_code: bool = False,
-    calibration: Calibration | None = None,
+    calibration: Calibration | Path | str | None = None,
     timed: bool = True,
     **train: Any,
 ) -> Prediction:
@@ -52,8 +57,8 @@ def predict(
     batch size that makes one (a transformers model needs none); ``optimizer`` a name of ``TrainingArguments.optim`` or
     a class; ``train`` settings by their names in ``TrainingArguments`` (``bf16=True``,
     ``gradient_accumulation_steps=4``), and ``loop`` ("pytorch" unless said).  ``calibration``: of a machine
-    (``trainatomy calibrate``), for the time; else what ships for the card, or its data sheet.  ``timed``: False for
-    memory only, in somewhat less time (``Prediction.time`` is ``None``).
+    (``trainatomy calibrate``) or its file, for the time; else what ships for the card, or its data sheet.  ``timed``:
+    False for memory only, in somewhat less time (``Prediction.time`` is ``None``).
 
     Raises ``WorkloadError``, ``MissingLibrary``, ``NetworkError``, ``FactoryError``, ``SimulationError``.
     """
@@ -62,12 +67,14 @@ def predict(
     started = time.perf_counter()
     if isinstance(what, Workload):
         workload = what if gpu is None else what.model_copy(update={"gpu": gpu})
+        priced = _calibration(calibration, [workload])
         simulation = simulate(workload, workload.card(), trust_remote_code=trust_remote_code, operations=timed)
     else:
         from trainatomy.training.factory import user_code
         from trainatomy.world.live import described, on_meta
 
         workload, make_batch = described(what, batch, optimizer, gpu, train)
+        priced = _calibration(calibration, [workload])
         with user_code(f"{type(what).__name__}: its forward"):
             simulation = simulate(
                 workload, workload.card(), model=lambda: on_meta(what), make_batch=make_batch, operations=timed
@@ -76,7 +83,7 @@ def predict(
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     context = card.context(_era(workload)).holding(simulation.libraries)
     settled = settle(simulation.tape, settings, card.memory_bytes, context)
-    time_of_step = _time(workload, simulation, settled, calibration) if timed else None
+    time_of_step = _time(workload, simulation, settled, priced) if timed else None
     return _prediction(workload, simulation, settled, timeline, started, time_of_step)
 
 
@@ -115,6 +122,24 @@ def _prediction(
         versions=installed_versions(),
         without_workspace=len(settled.forgone),
     )
+
+
+def _calibration(calibration: Calibration | Path | str | None, workloads: Sequence[Workload]) -> Calibration | None:
+    """What was given, read, once it is sure that it says something about these workloads; raises ``WorkloadError``."""
+    from trainatomy.facts.calibrations import given
+
+    found = given(calibration)
+    if found is None:
+        return None
+    timed = [workload for workload in workloads if workload.era != "2022"]
+    if not timed:
+        raise WorkloadError(
+            f"calibration {found.source}: no time is predicted for the software of 2022, which nobody calibrated; "
+            "leave the calibration out, or predict for a card of today with today's software"
+        )
+    for workload in timed:
+        found.check(workload.card())
+    return found
 
 
 def _time(
@@ -171,10 +196,82 @@ def _card_fact(name: str, size: int, source: str) -> Fact:
 
 
 def compare(
-    workloads: Sequence[Workload], *, timeline: bool = False, trust_remote_code: bool = False
-) -> tuple[Prediction, ...]:
-    """Predict several workloads, in order."""
-    return tuple(predict(workload, timeline=timeline, trust_remote_code=trust_remote_code) for workload in workloads)
+    workloads: Sequence[Workload],
+    *,
+    measure: bool = False,
+    repeat: int = 1,
+    store: Store | Path | str | None = None,
+    group: str | None = None,
+    fresh: bool = False,
+    time_limit: float | None = None,
+    gpu: str | None = None,
+    calibration: Calibration | Path | str | None = None,
+    timeline: bool = False,
+    trust_remote_code: bool = False,
+    progress: Callable[[Finished], None] | None = None,
+) -> Comparison:
+    """Several workloads side by side, in order: predicted and, with ``measure``, run on this machine's GPU too, one
+    after the other, each in fresh processes.
+
+    ``gpu``: the card to predict for (else the workloads' own; with ``measure``, this machine's where it is known);
+    ``calibration``: see ``predict``; the others need ``measure``.  ``repeat``: how often each is run; ``store``: where
+    its record is kept when a run ends, a folder or its URL (default: TRAINATOMY_RECORDS, or ./trainatomy-records);
+    ``group``: the name that the records share, which follows from the workloads unless given.  What is on record under
+    it is not run again, unless ``fresh``: so an interrupted comparison goes on where it stopped.  ``time_limit``:
+    seconds for each run; ``progress``: is told of each run that ended.
+
+    A run that fails or runs out of memory is a row that says so; a record that cannot be kept is a warning.  Raises
+    what ``predict`` raises, with ``measure`` for wrong descriptions only: what cannot be predicted otherwise is
+    measured nevertheless.  Then also ``DeviceError`` where there is no GPU, ``TrainatomyError`` where records cannot be
+    kept at all.
+    """
+    asked = [workload if gpu is None else workload.model_copy(update={"gpu": gpu}) for workload in workloads]
+    if not measure:
+        _refuse_without_measure(repeat=repeat != 1, store=store, group=group, fresh=fresh, time_limit=time_limit)
+        return _compared(asked, calibration, timeline, trust_remote_code)
+    from trainatomy.campaign.campaign import Wanted, prepare
+    from trainatomy.facts.calibrations import given
+    from trainatomy.records.store import Store
+
+    priced = given(calibration)
+    kept = store if isinstance(store, Store) else Store(store)
+    campaign = prepare(
+        asked,
+        lambda one: predict(one, timeline=timeline, trust_remote_code=trust_remote_code, calibration=priced),
+        Wanted(repeat, kept, "comparison", group, fresh, own_cards=gpu is not None, time_limit=time_limit),
+    )
+    for each in campaign.run():
+        if progress is not None:
+            progress(each)
+    for note in campaign.notes():
+        warnings.warn(note, stacklevel=2)
+    return campaign.comparison()
+
+
+def _compared(
+    workloads: Sequence[Workload],
+    calibration: Calibration | Path | str | None,
+    timeline: bool,
+    trust_remote_code: bool,
+) -> Comparison:
+    from trainatomy.campaign.gather import gather
+    from trainatomy.campaign.published import published
+
+    priced = _calibration(calibration, workloads)
+
+    def one(workload: Workload) -> Prediction:
+        of_its_time = None if workload.era == "2022" else priced
+        return predict(workload, timeline=timeline, trust_remote_code=trust_remote_code, calibration=of_its_time)
+
+    made = [one(workload) for workload in workloads]
+    known = published(workloads)
+    return gather(workloads, made, (), known.rows, source=known.source, remark=known.remark, samples=known.samples)
+
+
+def _refuse_without_measure(**given: object) -> None:
+    """What would silently do nothing."""
+    if names := [name for name, value in given.items() if value not in (None, False)]:
+        raise WorkloadError(f"{', '.join(names)}: needs measure=True; a prediction is the same every time")
 
 
 def ops(
@@ -182,12 +279,12 @@ def ops(
     *,
     top: int = 15,
     measured: bool = False,
-    calibration: Calibration | None = None,
+    calibration: Calibration | Path | str | None = None,
     trust_remote_code: bool = False,
 ) -> Anatomy:
     """The anatomy of one step's operations: FLOP, bytes, time and memory by group and phase, the ``top`` heaviest ones,
     shapes that waste the card. ``measured``: with a profile of this machine's GPU beside it; ``calibration``: of a
-    machine (without it, what ships).
+    machine, or its file (without it, what ships).
 
     Raises what ``predict`` raises, and ``DeviceError`` where there is no GPU to profile on.
     """
@@ -197,7 +294,7 @@ def ops(
     from trainatomy.workload.encoder_layer import is_encoder_layer
     from trainatomy.world.simulate import simulate
 
-    card = workload.card()
+    card, priced = workload.card(), _calibration(calibration, [workload])
     simulation = simulate(workload, card, trust_remote_code=trust_remote_code)
     tape, operations = simulation.tape, simulation.operations
     settled = settle(tape, AllocatorSettings.parse(workload.allocator, simulation.torch_version), card.memory_bytes, 0)
@@ -207,7 +304,7 @@ def ops(
         from trainatomy.gpu.profiler.profile import profile as run_profile
 
         profile = joined(operations, run_profile(workload))
-    clock = _clock(workload, operations, calibration)
+    clock = _clock(workload, operations, priced)
     published = is_encoder_layer(workload)
     return anatomise(
         workload.name or _name(workload),

@@ -30,8 +30,11 @@ SPREADS = (*COMPARED, "step_seconds", "samples_per_second", "tokens_per_second")
 """The figures of which a measured comparison gives median, least and most over the repeats."""
 
 
-def to_json(value: Prediction | Measurement) -> dict[str, Any]:
-    """A prediction or a measurement as an object of plain JSON types; the keys are those of the dataclass."""
+def to_json(value: Prediction | Measurement | Comparison) -> dict[str, Any]:
+    """A prediction or a measurement as an object of plain JSON types, the keys those of the dataclass; a comparison as
+    ``comparison_to_json`` has it."""
+    if isinstance(value, Comparison):
+        return comparison_to_json(value)
     schema = PREDICTION if isinstance(value, Prediction) else MEASUREMENT
     return {"schema": schema, **_plain(value)}
 

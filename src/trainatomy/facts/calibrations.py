@@ -93,6 +93,11 @@ def _dotted(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))
 
 
+def given(calibration: Calibration | Path | str | None) -> Calibration | None:
+    """A calibration, its file read where it is one."""
+    return load(Path(calibration)) if isinstance(calibration, Path | str) else calibration
+
+
 def load(path: Path) -> Calibration:
     """A calibration file; WorkloadError where it is none."""
     try:

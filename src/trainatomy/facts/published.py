@@ -97,6 +97,11 @@ def mixed_precision_remark() -> str:
     return str(read_yaml("published.yaml")["mixed_precision_by_batch"]["remark"])
 
 
+def mixed_precision_machine() -> str:
+    """What ``mixed_precision_by_batch`` was measured on."""
+    return str(read_yaml("published.yaml")["mixed_precision_by_batch"]["machine"])
+
+
 def operator_shares() -> tuple[str, tuple[OperatorShare, ...]]:
     """Shares of the three groups of operators in a BERT-large encoder layer: their source and the groups."""
     data = read_yaml("published.yaml")["operator_shares"]

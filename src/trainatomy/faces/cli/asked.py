@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.facts.cards import card
-from trainatomy.facts.published import mixed_precision_by_batch, mixed_precision_remark
 from trainatomy.facts.published import notebook as published_notebook
-from trainatomy.results.comparison import PublishedFigures
 from trainatomy.workload.notebook import NOTEBOOK, NOTEBOOK_FP16, READY, ready
 from trainatomy.workload.overrides import merge
 from trainatomy.workload.reading import read, read_all
 from trainatomy.workload.schema import Workload
 
-MIB = 2**20
 _HOW_MANY = {NOTEBOOK: "nine trainings", NOTEBOOK_FP16: "eight trainings"}
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """Figures of others, one for each workload; ``samples``: of how many samples they give the time."""
-
-    source: str = ""
-    remark: str = ""
-    samples: int | None = None
-    rows: tuple[PublishedFigures, ...] = ()
 
 
 def one_workload(file: str | None, overrides: Mapping[str, Any]) -> Workload:
@@ -62,20 +48,6 @@ def _ready(name: str, overrides: Mapping[str, Any], *, today: bool) -> tuple[Wor
     rows = ready(name, "2022" if as_then else "today", gpu)
     rest = {name: value for name, value in overrides.items() if name not in ("gpu", "era")}
     return tuple(merge(row, rest | ({"era": era} if era not in (None, "2022") else {})) for row in rows)
-
-
-def published(files: Sequence[str], workloads: Sequence[Workload]) -> Published:
-    """What was published of a ready comparison, if it is asked for as it was: its rows, card and day; else nothing."""
-    name = files[0] if len(files) == 1 and files[0] in READY else ""
-    if not name or list(workloads) != list(ready(name, "2022")):
-        return Published()
-    if name == NOTEBOOK:
-        table = published_notebook()
-        rows = [PublishedFigures(row.memory_bytes, row.seconds, row.samples_per_second) for row in table.rows]
-        return Published(table.source, "", table.samples, tuple(rows))
-    source, by_batch = mixed_precision_by_batch()
-    sizes = [size for row in by_batch for size in (row.fp32_mb, row.fp16_mb)]
-    return Published(source, mixed_precision_remark(), None, tuple(PublishedFigures(size * MIB) for size in sizes))
 
 
 def samples_of(files: Sequence[str]) -> int | None:

@@ -5,34 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from trainatomy.faces.cli.options import Debug, Json
+from trainatomy.faces.cli.options import Debug, Json, in_output, in_run
 from trainatomy.faces.cli.output import note, show, show_json
 from trainatomy.faces.cli.quiet import quiet_libraries
 from trainatomy.faces.text.calibration import calibration_page
 
 Output = Annotated[
     Path,
-    typer.Option(
-        "--output",
-        metavar="FILE",
-        help="Where the calibration goes.",
-        rich_help_panel="Output",
-        dir_okay=False,
-        show_default="calibration.json",
-    ),
+    in_output("--output", "Where the calibration goes (calibration.json unless said).", metavar="FILE", dir_okay=False),
 ]
 TimeLimit = Annotated[
     float,
-    typer.Option(
-        "--time-limit",
-        metavar="SECONDS",
-        help="What is not measured by then is left out (120 unless said).",
-        rich_help_panel="Run",
-        show_default=False,
-        min=1,
-    ),
+    in_run("--time-limit", "What is not measured by then is left out (120 unless said).", metavar="SECONDS", min=1),
 ]
 
 
@@ -42,7 +26,8 @@ def calibrate(
     """Measure what the clock needs on the GPU of this machine: matrix products by shape and type, traffic by kind of
     operator and size, attention, optimizers, launches, memory from the driver.
 
-    The file makes predictions of time for this kind of card more exact, also on another machine.
+    The file makes predictions of time for this kind of card more exact, also on another machine:
+    `trainatomy predict … --calibration FILE`; so do `ops`, `compare` and `measure`.
     """
     with quiet_libraries(debug=debug):
         from trainatomy.api import calibrate as measured

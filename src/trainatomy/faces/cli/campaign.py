@@ -7,22 +7,19 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.errors import TrainatomyError, WorkloadError
-from trainatomy.faces.cli.asked import published, samples_of, several_workloads
+from trainatomy.faces.cli.asked import samples_of, several_workloads
 from trainatomy.faces.cli.output import note, progress
 from trainatomy.faces.text.comparison import run_line
 from trainatomy.workload.sweep import sweep
 
 if TYPE_CHECKING:
-    from trainatomy.campaign.machine import Machine
+    from trainatomy.campaign.campaign import Campaign
     from trainatomy.campaign.plan import Plan
     from trainatomy.campaign.run import Finished
-    from trainatomy.records.store import Store
-    from trainatomy.results.bill import Measurement, Prediction
+    from trainatomy.results.bill import Prediction
     from trainatomy.results.comparison import Comparison
     from trainatomy.workload.schema import Workload
 
@@ -39,6 +36,7 @@ class Asked:
     group: str | None = None
     fresh: bool = False
     time_limit: float | None = None
+    calibration: Path | None = None
     trust_remote_code: bool = False
 
 
@@ -66,32 +64,46 @@ def measured(asked: Asked) -> Outcome:
     Raises ``DeviceError`` where there is no GPU, ``WorkloadError`` for what cannot be measured, ``TrainatomyError``
     where records cannot be kept: all of it before the first run.
     """
-    from trainatomy.campaign import machine as machines
-    from trainatomy.campaign.gather import gather
-    from trainatomy.campaign.plan import Plan, group_name
+    campaign = _prepared(asked)
+    for said in campaign.notes():
+        note(said)
+    interrupted = False
+    with _bar(campaign.plan) as bar:
+        try:
+            for each in campaign.run(bar.starting, bar.going_on):
+                bar.ended(each)
+        except KeyboardInterrupt:
+            interrupted = True
+    return Outcome(campaign.comparison(), campaign.wanted.store.path, campaign.finished, interrupted)
+
+
+def _prepared(asked: Asked) -> Campaign:
+    """Everything that comes before the first run: with today's software and, unless another is named, for the card of
+    this machine."""
+    from trainatomy import api
+    from trainatomy.campaign.campaign import Wanted, prepare
+    from trainatomy.facts.calibrations import given
     from trainatomy.records.store import Store
 
-    here = machines.this_machine()
-    workloads = _workloads(asked, here)
-    group = asked.group or group_name(_title(asked), workloads, fresh=datetime.now(UTC) if asked.fresh else None)
-    plan, store = Plan(workloads, group, asked.repeats), Store(asked.records)
-    store.check()
-    predictions = _predict(workloads, asked.trust_remote_code)
-    outcome = Outcome(gather(workloads, predictions, group=group), store.path)
-    outcome.interrupted = not _run(plan, predictions, store, here, asked, outcome.finished)
-    known = published(asked.files, workloads)
-    outcome.comparison = gather(
-        workloads,
-        predictions,
-        outcome.finished,
-        known.rows,
-        source=known.source,
-        remark=known.remark,
-        samples=samples_of(asked.files),
-        group=group,
+    workloads = sweep(several_workloads(asked.files, asked.overrides, today=True), asked.sweeps)
+    priced = given(asked.calibration)
+    wanted = Wanted(
         repeats=asked.repeats,
+        store=Store(asked.records),
+        title="-".join(dict.fromkeys(PurePath(file).stem for file in asked.files)),
+        group=asked.group,
+        fresh=asked.fresh,
+        own_cards=asked.overrides.get("gpu") is not None or any(each.startswith("gpu=") for each in asked.sweeps),
+        time_limit=asked.time_limit,
+        samples=samples_of(asked.files),
+        command=shlex.join(["trainatomy", *sys.argv[1:]]),
     )
-    return outcome
+
+    def predict(workload: Workload) -> Prediction:
+        return api.predict(workload, trust_remote_code=asked.trust_remote_code, calibration=priced)
+
+    with progress(f"executing {len(workloads)} trainings on tensors without data"):
+        return prepare(workloads, predict, wanted)
 
 
 def advice(outcome: Outcome, asked: Asked) -> str:
@@ -102,68 +114,6 @@ def advice(outcome: Outcome, asked: Asked) -> str:
         f"stopped after {done} of {wanted} runs; what was measured is kept in {outcome.folder}. "
         f"The same command{named} goes on from there."
     )
-
-
-def _workloads(asked: Asked, here: Machine) -> tuple[Workload, ...]:
-    """With today's software and, unless another is named, for the card of this machine."""
-    overrides = dict(asked.overrides)
-    if overrides.get("gpu") is None and (card := here.card()) is not None:
-        overrides["gpu"] = card.id
-    workloads = sweep(several_workloads(asked.files, overrides, today=True), asked.sweeps)
-    if any(workload.era is not None for workload in workloads):
-        raise WorkloadError("--measure runs the software that is installed; era 2022 can be predicted, not measured")
-    if here.gpus and here.card() is None and overrides.get("gpu") is None:
-        card_ids = ", ".join(sorted({workload.card().id for workload in workloads}))
-        note(f"no card is known for {', '.join(sorted(set(here.gpus)))}; predictions are for {card_ids} (--gpu)")
-    return workloads
-
-
-def _title(asked: Asked) -> str:
-    return "-".join(dict.fromkeys(PurePath(file).stem for file in asked.files))
-
-
-def _predict(workloads: Sequence[Workload], trust_remote_code: bool) -> list[Prediction | TrainatomyError]:
-    """Each prediction, or why there is none: what cannot be predicted can still be measured."""
-    from trainatomy.api import predict
-
-    made: list[Prediction | TrainatomyError] = []
-    with progress(f"executing {len(workloads)} trainings on tensors without data"):
-        for workload in workloads:
-            try:
-                made.append(predict(workload, trust_remote_code=trust_remote_code))
-            except WorkloadError:
-                raise
-            except TrainatomyError as error:
-                made.append(error)
-    return made
-
-
-def _run(
-    plan: Plan,
-    predictions: Sequence[Prediction | TrainatomyError],
-    store: Store,
-    here: Machine,
-    asked: Asked,
-    finished: list[Finished],
-) -> bool:
-    """Run the plan and append to ``finished`` what ends; ``False`` where it was interrupted."""
-    from trainatomy.campaign.run import run
-    from trainatomy.gpu import measure as gpu
-
-    made = [None if isinstance(each, TrainatomyError) else each for each in predictions]
-    command = shlex.join(["trainatomy", *sys.argv[1:]])
-    with _bar(plan) as bar:
-
-        def one(workload: Workload) -> Measurement:
-            return gpu.measure(workload, time_limit=asked.time_limit, progress=bar.going_on)
-
-        try:
-            for each in run(plan, made, store, here, one, command=command, starting=bar.starting):
-                finished.append(each)
-                bar.ended(each)
-        except KeyboardInterrupt:
-            return False
-    return True
 
 
 class _Bar:

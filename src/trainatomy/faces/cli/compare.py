@@ -8,9 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from trainatomy.errors import MissingLibrary
-from trainatomy.faces.cli.asked import published, several_workloads
+from trainatomy.faces.cli.asked import several_workloads
 from trainatomy.faces.cli.campaign import Asked, Outcome, advice, measured
-from trainatomy.faces.cli.options import Debug, Json, TrustRemoteCode, with_workload_options
+from trainatomy.faces.cli.options import (
+    CalibrationFile,
+    Debug,
+    Json,
+    Records,
+    TrustRemoteCode,
+    in_output,
+    in_run,
+    with_workload_options,
+)
 from trainatomy.faces.cli.output import note, progress, show, show_json
 from trainatomy.faces.cli.plots import check_plots, write_default_plots, write_plots
 from trainatomy.faces.cli.quiet import quiet_libraries
@@ -18,8 +27,6 @@ from trainatomy.faces.json import comparison_to_json
 from trainatomy.faces.text import comparison_page
 from trainatomy.results.comparison import Comparison
 from trainatomy.workload.sweep import sweep as swept
-
-_RUN, _OUTPUT = "Run", "Output"
 
 Files = Annotated[
     list[str],
@@ -30,71 +37,40 @@ Files = Annotated[
 ]
 Measure = Annotated[
     bool,
-    typer.Option(
-        "--measure",
-        help="Run each on the GPU of this machine too, one after the other, each in a fresh process.",
-        rich_help_panel=_RUN,
-    ),
+    in_run("--measure", "Run each on the GPU of this machine too, one after the other, each in a fresh process."),
 ]
 Repeat = Annotated[
-    int,
-    typer.Option(
-        "--repeat",
-        metavar="N",
-        min=1,
-        help="With --measure: run each so often; median and spread are shown.",
-        rich_help_panel=_RUN,
-    ),
+    int, in_run("--repeat", "With --measure: run each so often; median and spread are shown.", metavar="N", min=1)
 ]
 Sweep = Annotated[
     list[str] | None,
-    typer.Option(
+    in_run(
         "--sweep",
+        "Once for each value of any setting; several sweeps are combined.",
         metavar="KEY=V1,V2…",
-        help="Once for each value of any setting; several sweeps are combined.",
-        rich_help_panel=_RUN,
     ),
 ]
 Plot = Annotated[
     list[Path] | None,
-    typer.Option(
+    in_output(
         "--plot",
+        "Draw the comparison into this file; may be repeated. With --measure: drawn beside the records anyway.",
         metavar="FILE.svg|FILE.png",
-        help="Draw the comparison into this file; may be repeated. With --measure: drawn beside the records anyway.",
-        rich_help_panel=_OUTPUT,
         dir_okay=False,
-    ),
-]
-Records = Annotated[
-    str | None,
-    typer.Option(
-        "--records",
-        metavar="FOLDER",
-        help="With --measure: where records are kept (default: TRAINATOMY_RECORDS, or ./trainatomy-records).",
-        rich_help_panel=_OUTPUT,
     ),
 ]
 Group = Annotated[
     str | None,
-    typer.Option(
+    in_output(
         "--group",
+        "With --measure: the name that the records share, and under which an interrupted comparison goes on.",
         metavar="NAME",
-        help="With --measure: the name that the records share, and under which an interrupted comparison goes on.",
-        rich_help_panel=_OUTPUT,
     ),
 ]
-Fresh = Annotated[
-    bool,
-    typer.Option("--fresh", help="With --measure: run everything anew, whatever is on record.", rich_help_panel=_RUN),
-]
+Fresh = Annotated[bool, in_run("--fresh", "With --measure: run everything anew, whatever is on record.")]
 TimeLimit = Annotated[
     float | None,
-    typer.Option(
-        "--time-limit",
-        metavar="SECONDS",
-        help="With --measure: give a run up after so many seconds.",
-        rich_help_panel=_RUN,
-    ),
+    in_run("--time-limit", "With --measure: give a run up after so many seconds.", metavar="SECONDS", min=0),
 ]
 
 
@@ -109,6 +85,7 @@ def compare(
     group: Group = None,
     fresh: Fresh = False,
     time_limit: TimeLimit = None,
+    calibration: CalibrationFile = None,
     json: Json = False,
     trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
@@ -125,7 +102,7 @@ def compare(
     """
     plots = check_plots(plot or ())
     asked = Asked(
-        files, overrides, sweep or (), repeat, records, group, fresh, time_limit, trust_remote_code=trust_remote_code
+        files, overrides, sweep or (), repeat, records, group, fresh, time_limit, calibration, trust_remote_code
     )
     if measure:
         _measured(asked, plots, json=json, debug=debug)
@@ -139,15 +116,10 @@ def compare(
 
 def _predicted(asked: Asked) -> Comparison:
     from trainatomy.api import compare as compared
-    from trainatomy.campaign.gather import gather
 
     workloads = swept(several_workloads(asked.files, asked.overrides), asked.sweeps)
     with progress(f"executing {len(workloads)} trainings on tensors without data"):
-        predictions = compared(workloads, trust_remote_code=asked.trust_remote_code)
-    known = published(asked.files, workloads)
-    return gather(
-        workloads, predictions, (), known.rows, source=known.source, remark=known.remark, samples=known.samples
-    )
+        return compared(workloads, calibration=asked.calibration, trust_remote_code=asked.trust_remote_code)
 
 
 def _measured(asked: Asked, plots: tuple[Path, ...], *, json: bool, debug: bool) -> None:

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainatomy.faces.cli.history import Records
-from trainatomy.faces.cli.options import Debug, Json
+from trainatomy.faces.cli.options import Debug, Json, Records
 from trainatomy.faces.cli.output import show, show_json
 from trainatomy.faces.json import difference_to_json
 from trainatomy.faces.text import difference_page

@@ -2,69 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.faces.cli.options import Debug, Json
+from trainatomy.faces.cli.options import Debug, Json, Records
 from trainatomy.faces.cli.output import show, show_json
 from trainatomy.faces.json import history_to_json
 from trainatomy.faces.text import history_page
 from trainatomy.records.query import Query
 from trainatomy.records.store import Store
 
-_WHICH = "Which records"
 
-Records = Annotated[
-    str | None,
-    typer.Option(
-        "--records",
-        metavar="PATH",
-        help="The folder of records, or its URL. Default: TRAINATOMY_RECORDS, else ./trainatomy-records.",
-        show_default=False,
-    ),
-]
-Gpu = Annotated[str, typer.Option("--gpu", help="Text in the GPU's name.", rich_help_panel=_WHICH, show_default=False)]
-Name = Annotated[
-    str, typer.Option("--name", help="Text in the training's name.", rich_help_panel=_WHICH, show_default=False)
-]
+def _condition(name: str, help: str, **more: Any) -> Any:
+    return typer.Option(name, help=help, rich_help_panel="Which records", show_default=False, **more)
+
+
+Gpu = Annotated[str, _condition("--gpu", "Text in the GPU's name.")]
+Name = Annotated[str, _condition("--name", "Text in the training's name.")]
 Status = Annotated[
-    str,
-    typer.Option(
-        "--status",
-        metavar="STATUS",
-        help='"completed" or "out of memory"; the beginning will do.',
-        rich_help_panel=_WHICH,
-        show_default=False,
-    ),
+    str, _condition("--status", '"completed" or "out of memory"; the beginning will do.', metavar="STATUS")
 ]
 Since = Annotated[
-    str,
-    typer.Option(
-        "--since",
-        metavar="DATE",
-        help="Made then or later: 2026-11-21 or 2026-11-21T14:30, UTC.",
-        rich_help_panel=_WHICH,
-        show_default=False,
-    ),
+    str, _condition("--since", "Made then or later: 2026-11-21 or 2026-11-21T14:30, UTC.", metavar="DATE")
 ]
-Group = Annotated[
-    str | None,
-    typer.Option("--group", help="Those of one comparison.", rich_help_panel=_WHICH, show_default=False),
-]
-Last = Annotated[
-    int | None,
-    typer.Option("--last", metavar="N", help="The newest N of them.", rich_help_panel=_WHICH, show_default=False),
-]
+Group = Annotated[str | None, _condition("--group", "Those of one comparison.")]
+Last = Annotated[int | None, _condition("--last", "The newest N of them.", metavar="N")]
 Where = Annotated[
     list[str] | None,
-    typer.Option(
+    _condition(
         "--where",
+        "A setting of the workload, such as train.bf16=true, also where it was left at its default; repeatable.",
         metavar="KEY=VALUE",
-        help="A setting of the workload, such as train.bf16=true, also where it was left at its default; repeatable.",
-        rich_help_panel=_WHICH,
-        show_default=False,
     ),
 ]
 

@@ -7,12 +7,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from trainatomy.errors import DeviceError, TrainatomyError, WorkloadError
 from trainatomy.faces.cli.asked import one_workload
 from trainatomy.faces.cli.measuring import following
-from trainatomy.faces.cli.options import Debug, Json, TrustRemoteCode, with_workload_options
+from trainatomy.faces.cli.options import (
+    CalibrationFile,
+    Debug,
+    Json,
+    Records,
+    TrustRemoteCode,
+    in_output,
+    in_run,
+    with_workload_options,
+)
 from trainatomy.faces.cli.output import note, progress, show, show_json
 from trainatomy.faces.cli.predict import File
 from trainatomy.faces.cli.quiet import quiet_libraries
@@ -26,34 +33,12 @@ if TYPE_CHECKING:
 
 Tape = Annotated[
     Path | None,
-    typer.Option(
-        "--tape",
-        metavar="FILE",
-        help="Keep the recorded run's stream of allocations in this file.",
-        rich_help_panel="Output",
-        dir_okay=False,
-    ),
+    in_output("--tape", "Keep the recorded run's stream of allocations in this file.", metavar="FILE", dir_okay=False),
 ]
-TimeLimit = Annotated[
-    float | None,
-    typer.Option("--time-limit", metavar="SECONDS", help="Give up after so many seconds.", rich_help_panel="Run"),
-]
+TimeLimit = Annotated[float | None, in_run("--time-limit", "Give up after so many seconds.", metavar="SECONDS")]
 Components = Annotated[
     bool,
-    typer.Option(
-        "--components/--no-components",
-        help="Run it a second time with allocations recorded, for the bill.",
-        rich_help_panel="Run",
-    ),
-]
-Records = Annotated[
-    str | None,
-    typer.Option(
-        "--records",
-        metavar="FOLDER",
-        help="Where the record is kept (default: TRAINATOMY_RECORDS, or ./trainatomy-records).",
-        rich_help_panel="Output",
-    ),
+    in_run("--components/--no-components", "Run it a second time with allocations recorded, for the bill."),
 ]
 
 
@@ -64,6 +49,7 @@ def measure(
     tape: Tape = None,
     time_limit: TimeLimit = None,
     records: Records = None,
+    calibration: CalibrationFile = None,
     json: Json = False,
     trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
@@ -92,7 +78,7 @@ def measure(
     with quiet_libraries(debug=debug):
         from trainatomy.api import measure as measured
 
-        prediction = _predicted(workload, trust_remote_code)
+        prediction = _predicted(workload, trust_remote_code, calibration)
         with following() as tell:
             measurement = measured(workload, components=components, tape=tape, time_limit=time_limit, progress=tell)
     unsaved = _keep(measurement, prediction, store, components)
@@ -104,13 +90,13 @@ def measure(
         raise error
 
 
-def _predicted(workload: Workload, trust_remote_code: bool) -> Prediction | None:
+def _predicted(workload: Workload, trust_remote_code: bool, calibration: Path | None) -> Prediction | None:
     """What cannot be predicted can still be measured, unless its description is wrong."""
     from trainatomy.api import predict
 
     with progress("predicting the same step"):
         try:
-            return predict(workload, trust_remote_code=trust_remote_code)
+            return predict(workload, trust_remote_code=trust_remote_code, calibration=calibration)
         except WorkloadError:
             raise
         except TrainatomyError as error:

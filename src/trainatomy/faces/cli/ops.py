@@ -7,7 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from trainatomy.faces.cli.asked import one_workload
-from trainatomy.faces.cli.options import Debug, Json, TrustRemoteCode, with_workload_options
+from trainatomy.faces.cli.options import (
+    CalibrationFile,
+    Debug,
+    Json,
+    TrustRemoteCode,
+    in_output,
+    in_run,
+    with_workload_options,
+)
 from trainatomy.faces.cli.output import progress, show, show_json
 from trainatomy.faces.cli.quiet import quiet_libraries
 from trainatomy.faces.operations_json import anatomy_to_json
@@ -25,12 +33,9 @@ File = Annotated[
 ]
 Top = Annotated[
     int,
-    typer.Option("--top", metavar="N", help="How many of the heaviest operations to show.", rich_help_panel="Output"),
+    in_output("--top", "How many of the heaviest operations and modules to show (15 unless said).", metavar="N", min=1),
 ]
-Measure = Annotated[
-    bool,
-    typer.Option("--measure", help="Profile a step on this machine's GPU and join it.", rich_help_panel="Run"),
-]
+Measure = Annotated[bool, in_run("--measure", "Profile a step on this machine's GPU and join it.")]
 
 
 @with_workload_options
@@ -38,6 +43,7 @@ def ops(
     file: File = None,
     top: Top = 15,
     measure: Measure = False,
+    calibration: CalibrationFile = None,
     json: Json = False,
     trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
@@ -54,7 +60,9 @@ def ops(
     with progress(f"executing {workload.name or 'the training'} on tensors without data"), quiet_libraries(debug=debug):
         from trainatomy.api import ops as anatomised
 
-        anatomy = anatomised(workload, top=top, measured=measure, trust_remote_code=trust_remote_code)
+        anatomy = anatomised(
+            workload, top=top, measured=measure, trust_remote_code=trust_remote_code, calibration=calibration
+        )
     if json:
         show_json(anatomy_to_json(anatomy))
     else:

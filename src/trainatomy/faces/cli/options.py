@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,15 +13,36 @@ import typer
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.flags import FLAGS, Flag
 
-Debug = Annotated[
-    bool,
-    typer.Option("--debug", help="Show tracebacks and everything that libraries say.", rich_help_panel="Output"),
+
+def in_run(name: str, help: str, **more: Any) -> Any:
+    """An option that says how something is run, or how it is predicted."""
+    return typer.Option(name, help=help, rich_help_panel="Run", show_default=False, **more)
+
+
+def in_output(name: str, help: str, **more: Any) -> Any:
+    """An option that says what is shown, and where things are kept."""
+    return typer.Option(name, help=help, rich_help_panel="Output", show_default=False, **more)
+
+
+Debug = Annotated[bool, in_output("--debug", "Show tracebacks and everything that libraries say.")]
+Json = Annotated[bool, in_output("--json", "Print one JSON object and nothing else.")]
+TrustRemoteCode = Annotated[bool, in_run("--trust-remote-code", "Let code that a hub's model brings along run here.")]
+CalibrationFile = Annotated[
+    Path | None,
+    in_run(
+        "--calibration",
+        "Price time by this file of `trainatomy calibrate`, in place of what ships; of the card that is predicted for, "
+        "or of one of the same compute capability.",
+        metavar="FILE",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="Output")]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code", help="Let code that a hub's model brings along run here.", rich_help_panel="Run"
+Records = Annotated[
+    str | None,
+    in_output(
+        "--records",
+        "Where records of measured runs are: a folder or its URL. Default: TRAINATOMY_RECORDS, else "
+        "./trainatomy-records.",
+        metavar="PATH",
     ),
 ]
 

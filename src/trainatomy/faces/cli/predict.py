@@ -8,7 +8,14 @@ import typer
 
 from trainatomy.errors import DoesNotFit
 from trainatomy.faces.cli.asked import one_workload
-from trainatomy.faces.cli.options import Debug, Json, TrustRemoteCode, with_workload_options
+from trainatomy.faces.cli.options import (
+    CalibrationFile,
+    Debug,
+    Json,
+    TrustRemoteCode,
+    in_output,
+    with_workload_options,
+)
 from trainatomy.faces.cli.output import progress, show, show_json
 from trainatomy.faces.cli.quiet import quiet_libraries
 from trainatomy.faces.json import to_json
@@ -18,12 +25,8 @@ from trainatomy.faces.text.verdict import verdict_line
 File = Annotated[
     str | None, typer.Argument(metavar="WORKLOAD.yaml", help="A file that describes the training.", show_default=False)
 ]
-Check = Annotated[
-    bool, typer.Option("--check", help="Exit with code 8 where the training does not fit.", rich_help_panel="Output")
-]
-Timeline = Annotated[
-    bool, typer.Option("--timeline", help="Add memory by component over the step.", rich_help_panel="Output")
-]
+Check = Annotated[bool, in_output("--check", "Exit with code 8 where the training does not fit.")]
+Timeline = Annotated[bool, in_output("--timeline", "Add memory by component over the step.")]
 
 
 @with_workload_options
@@ -31,12 +34,14 @@ def predict(
     file: File = None,
     check: Check = False,
     timeline: Timeline = False,
+    calibration: CalibrationFile = None,
     json: Json = False,
     trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
     **overrides: Any,
 ) -> None:
-    """Predict what every part of GPU memory holds at the peak of a training step, and whether the training fits.
+    """Predict what every part of GPU memory holds at the peak of a training step, whether the training fits, and how
+    long a step takes.
 
     The training is described by a file, by options, or by both: options win. Options carry the names of
     TrainingArguments, with hyphens or underscores; docs/workload.md describes the file.
@@ -45,7 +50,9 @@ def predict(
     with progress(f"executing {workload.name or 'the training'} on tensors without data"), quiet_libraries(debug=debug):
         from trainatomy.api import predict as predicted
 
-        prediction = predicted(workload, timeline=timeline, trust_remote_code=trust_remote_code)
+        prediction = predicted(
+            workload, timeline=timeline, trust_remote_code=trust_remote_code, calibration=calibration
+        )
     if json:
         show_json(to_json(prediction))
     else:

@@ -91,6 +91,8 @@ def _measured_page(comparison: Comparison) -> Group:
         Text(),
         _measured_table(comparison),
     ]
+    if comparison.source:
+        parts += [Text(), Text(f"Published: {comparison.source}. {comparison.remark}", style="dim")]
     parts += _explained("Out of memory", [(row.name, _ran_out(row)) for row in comparison.rows if row.ran_out])
     failed = [(row.name, row.errors[0]) for row in comparison.rows if row.errors]
     parts += _explained("Failed", failed)
