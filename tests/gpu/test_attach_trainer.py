@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from transformers.trainer_callback import CallbackHandler
 
 import trainatomy
 from trainatomy.integrations import missing
+from trainatomy.integrations.predicting import unprepared
 
 SAMPLES = 32
 
@@ -159,6 +162,33 @@ def test_records_and_prediction(gpu: FakeAllocator, tmp_path: Path) -> None:
     assert weights == pytest.approx(callback.measurement.memory.components.weights, rel=0.01)  # type: ignore[union-attr]
     assert len(list((tmp_path / "records").iterdir())) == 1
     assert run.evaluate(Data())["eval_loss"] > 0  # accelerate's state outlived the prediction
+
+
+def test_a_prepared_model_is_predicted_with_its_precision(gpu: FakeAllocator, tmp_path: Path) -> None:
+    callback = trainatomy.AnatomyCallback(print=False, predict=True)
+    run = trainer(tmp_path, callback, bf16=True, max_steps=2, gradient_checkpointing=True)
+    run.train()
+    assert callback.prediction is not None
+    batch = {"input_ids": torch.zeros(4, 8, dtype=torch.long), "labels": torch.zeros(4, dtype=torch.long)}
+    settings = {"per_device_train_batch_size": 4, "bf16": True, "gradient_checkpointing": True}
+    plain = trainatomy.predict(model(), batch=batch, gpu="h200", loop="trainer", **settings)
+    found, expected = callback.prediction.memory, plain.memory
+    for name in ("weights", "gradients", "optimizer_states", "activations", "temporary", "context"):
+        assert found.components.as_dict()[name] == expected.components.as_dict()[name], name
+    assert "16-bit copies kept by autocast" in {line.name for line in found.lines}
+    assert vars(run.model)["_is_accelerate_prepared"], "the training's own model stays as it is"
+
+
+def test_a_forward_that_was_replaced_before_it_was_prepared_is_kept() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    plain, replaced = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    replaced.forward = types.MethodType(lambda self, x: 2 * torch.nn.Linear.forward(self, x), replaced)
+    expected = [plain(torch.ones(2)), replaced(torch.ones(2))]
+    accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(plain, replaced)
+    for model, result in zip((plain, replaced), expected, strict=True):
+        bare = unprepared(copy.deepcopy(model))
+        assert torch.equal(bare(torch.ones(2)), result)
+        assert "_is_accelerate_prepared" not in vars(bare) and "_is_accelerate_prepared" in vars(model)
 
 
 def test_without_a_gpu_the_training_runs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

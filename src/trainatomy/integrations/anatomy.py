@@ -74,8 +74,8 @@ class Anatomy:
         if measurement is not None and self.attachment is not None:
             from trainatomy.integrations.predicting import predict_live
 
-            at = self.attachment
-            self.prediction = predict_live(at.model, at.notes.optimizer, at.notes.first_batch, measurement)
+            model, notes = self.attachment.model, self.attachment.notes
+            self.prediction = predict_live(model, notes.optimizer, notes.first_batch, measurement, notes.autocast)
         return self.prediction
 
     def print(self) -> None:

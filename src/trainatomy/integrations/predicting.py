@@ -7,6 +7,8 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trainatomy.api import predict
 from trainatomy.facts.cards import cards
 from trainatomy.world.live import on_meta
@@ -18,14 +20,22 @@ if TYPE_CHECKING:
 
     from trainatomy.results.bill import Measurement, Prediction
 
+PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+"""Settings of ``TrainingArguments`` by the type that autocast computes in."""
+
 
 def predict_live(
-    model: nn.Module, optimizer: Any, batch: Mapping[str, Any] | None, measurement: Measurement
+    model: nn.Module,
+    optimizer: Any,
+    batch: Mapping[str, Any] | None,
+    measurement: Measurement,
+    autocast: torch.dtype | None = None,
 ) -> Prediction | None:
     """Predict the training that ``measurement`` is of, on the card that it ran on; warns and gives ``None`` where that
     cannot be done, because a training must not fail for it.
 
-    ``batch``: a micro-batch with the shapes of the training's (``None``: what fits a transformers model).
+    ``batch``: a micro-batch with the shapes of the training's (``None``: what fits a transformers model);
+    ``autocast``: the type in which the modules were seen to compute under autocast.
     """
     card = next((card for card in cards() if card.device_name == measurement.gpu), None)
     if card is None:
@@ -37,23 +47,30 @@ def predict_live(
     train: dict[str, Any] = dict(workload.get("train", {}))  # type: ignore[call-overload]
     if "optim" not in train and workload.get("loop") != "trainer" and optimizer is not None:
         train["optimizer"] = type(optimizer)
+    if workload.get("loop") != "trainer" and autocast in PRECISIONS:
+        train.setdefault(PRECISIONS[autocast], True)
     try:
         with kept_accelerate_state():
-            bare = without_precision_wrapper(on_meta(model))
+            bare = unprepared(on_meta(model))
             return predict(bare, batch=batch, gpu=card.id, loop=workload.get("loop", "pytorch"), **train)
     except Exception as error:  # whatever it is, the training's end must not be lost for it
         warnings.warn(f"no prediction: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
         return None
 
 
-def without_precision_wrapper(model: nn.Module) -> nn.Module:
-    """``model`` (a copy) without the autocast that ``accelerator.prepare`` put around its forward: the loop of the
-    prediction has its own."""
-    if "forward" in vars(model):
-        from accelerate.utils import extract_model_from_parallel
+def unprepared(model: nn.Module) -> nn.Module:
+    """``model`` (a copy) without what ``accelerator.prepare`` did to it: an autocast around its forward, and a mark
+    that it is prepared, because of which the loop of the prediction would not put its own there.
 
-        bare: nn.Module = extract_model_from_parallel(model, keep_fp32_wrapper=False)
-        return bare
+    Source: ``Accelerator.prepare_model`` (accelerate 1.0-1.15).
+    """
+    own = vars(model)
+    own.pop("_is_accelerate_prepared", None)
+    original = own.pop("_original_forward", None)
+    if original is not None:
+        del model.forward
+        if getattr(original, "__func__", None) is not type(model).forward:  # somebody had replaced it before
+            model.forward = original
     return model
 
 

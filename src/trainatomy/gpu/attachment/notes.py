@@ -70,6 +70,7 @@ class Notes(Silent):
         self._follower: Follower | None = None
         self.keeps_batch = False
         self.first_batch: dict[str, Any] | None = None
+        self.autocast: torch.dtype | None = None
         self.notes: list[Note] = []
         self.followed: list[int] = []
         self.steps = 0
@@ -183,6 +184,8 @@ class Notes(Silent):
         module: str = "",
         copies: Sequence[tuple[int, int]] = (),
     ) -> None:
+        if copies:
+            self.autocast = torch.get_autocast_dtype("cuda")
         self.notes.append(Note(self._read().events, name, self._step, found or {}, module, copies))
 
 

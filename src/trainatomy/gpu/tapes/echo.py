@@ -1,4 +1,4 @@
-"""Which module made what in the passes of a training whose modules nobody followed: what the followed ones tell of them.
+"""Which module made what in passes of a training whose modules nobody followed: what the followed ones tell of them.
 
 Modules are followed in the first steps only, because following costs time.  A pass, the forward and backward of one
 micro-batch, does again what an earlier one did.  If it allocates the same sizes in the same order, it is the same.  A
