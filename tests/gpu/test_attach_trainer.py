@@ -42,10 +42,10 @@ class Reporter(TrainerCallback):
         self.logs.append(dict(logs or {}))
 
 
-def model() -> BertForSequenceClassification:
+def model(size: int = 16, positions: int = 512) -> BertForSequenceClassification:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    return BertForSequenceClassification(BertConfig(vocab_size=64, **sizes))
+    sizes = {"hidden_size": size, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": size}
+    return BertForSequenceClassification(BertConfig(vocab_size=64, max_position_embeddings=positions, **sizes))
 
 
 def trainer(folder: Path, *callbacks: TrainerCallback, **settings: Any) -> Trainer:
@@ -166,12 +166,13 @@ def test_records_and_prediction(gpu: FakeAllocator, tmp_path: Path) -> None:
 
 def test_a_prepared_model_is_predicted_with_its_precision(gpu: FakeAllocator, tmp_path: Path) -> None:
     callback = trainatomy.AnatomyCallback(print=False, predict=True)
-    run = trainer(tmp_path, callback, bf16=True, max_steps=2, gradient_checkpointing=True)
+    run = trainer(tmp_path, callback, bf16=True, max_steps=2, optim="sgd")
+    run.model = run.model_wrapped = model(64, positions=16)
     run.train()
     assert callback.prediction is not None
     batch = {"input_ids": torch.zeros(4, 8, dtype=torch.long), "labels": torch.zeros(4, dtype=torch.long)}
-    settings = {"per_device_train_batch_size": 4, "bf16": True, "gradient_checkpointing": True}
-    plain = trainatomy.predict(model(), batch=batch, gpu="h200", loop="trainer", **settings)
+    settings = {"per_device_train_batch_size": 4, "bf16": True, "optim": "sgd"}
+    plain = trainatomy.predict(model(64, positions=16), batch=batch, gpu="h200", loop="trainer", **settings)
     found, expected = callback.prediction.memory, plain.memory
     for name in ("weights", "gradients", "optimizer_states", "activations", "temporary", "context"):
         assert found.components.as_dict()[name] == expected.components.as_dict()[name], name
