@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from trainatomy.anatomy.anatomy import Clock as OperationClock
     from trainatomy.campaign.run import Finished
+    from trainatomy.clock.prices import Prices
     from trainatomy.facts.calibrations import Calibration
     from trainatomy.gpu.process.reporting import Progress
     from trainatomy.records.store import Store
@@ -291,6 +292,7 @@ def ops(
     from trainatomy.anatomy.anatomy import anatomise
     from trainatomy.anatomy.peak import held_at_peak, held_by_group
     from trainatomy.anatomy.published import SCOPE, published_notes, published_shares
+    from trainatomy.clock.prices import prices_of
     from trainatomy.workload.encoder_layer import is_encoder_layer
     from trainatomy.world.simulate import simulate
 
@@ -304,7 +306,9 @@ def ops(
         from trainatomy.gpu.profiler.profile import profile as run_profile
 
         profile = joined(operations, run_profile(workload))
-    clock = _clock(workload, operations, priced)
+    prices = None if workload.era == "2022" else prices_of(card, priced, tf32=bool(workload.train.tf32))
+    clock = None if prices is None else _clock(operations, prices)
+    told = () if prices is None else (f"predicted times are priced by: {prices.source}",)
     published = is_encoder_layer(workload)
     return anatomise(
         workload.name or _name(workload),
@@ -318,21 +322,16 @@ def ops(
         tf32=bool(workload.train.tf32),
         top=top,
         published=published_shares() if published else None,
-        notes=published_notes(operations, clock.times if clock else None) if published else (),
+        notes=(*(published_notes(operations, clock.times if clock else None) if published else ()), *told),
     )
 
 
-def _clock(workload: Workload, operations: Operations, calibration: Calibration | None) -> OperationClock | None:
-    """GPU seconds of each operation; nothing of what ran in 2022 (see ``_time``)."""
+def _clock(operations: Operations, prices: Prices) -> OperationClock:
+    """GPU seconds of each operation."""
     from trainatomy.anatomy.anatomy import Clock
     from trainatomy.anatomy.table import Timed
     from trainatomy.clock.kernels import kernel_seconds
-    from trainatomy.clock.prices import prices_of, shipped_prices
 
-    if workload.era == "2022":
-        return None
-    card, tf32 = workload.card(), bool(workload.train.tf32)
-    prices = prices_of(card, calibration, tf32=tf32) if calibration else shipped_prices(card, tf32)
     costs = [kernel_seconds(call, prices) for call in operations.calls]
     bounds = ["arithmetic" if cost.flop_seconds > cost.bytes_seconds else "memory bandwidth" for cost in costs]
     by_call = [Timed(cost.seconds, bound) for cost, bound in zip(costs, bounds, strict=True)]

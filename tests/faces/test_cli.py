@@ -36,9 +36,6 @@ def asked(monkeypatch: pytest.MonkeyPatch, prediction: Prediction) -> list[Any]:
         return prediction
 
     monkeypatch.setattr(trainatomy.api, "predict", predict)
-    monkeypatch.setattr(
-        trainatomy.api, "compare", lambda workloads, **options: tuple(predict(each) for each in workloads)
-    )
     return seen
 
 
