@@ -44,7 +44,8 @@ class Wall:
     @property
     def is_right_again(self) -> bool:
         """Whether what was predicted later is right."""
-        return self.again is not None and (self.measured["status"] == "completed") == bool(self.again["fits"])
+        completed: bool = self.measured["status"] == "completed"
+        return self.again is not None and completed == bool(self.again["fits"])
 
     @property
     def both_completed(self) -> bool:

@@ -4,7 +4,9 @@ given back."""
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Hashable
+from itertools import count
 from typing import Any
 
 import torch
@@ -51,7 +53,7 @@ class Recorder(TorchDispatchMode):
         self._processor = processor
         self._workspaces = workspaces
         self.libraries: set[str] = set()
-        self._choices: dict[Hashable, int] = {}
+        self._choices = defaultdict[Hashable, int](count().__next__)  # each thread decides for itself
         self._uses = UseCounts()
         self._zeros = FreshZeros()
         self._selection = Selection(self.values, self.hold)
@@ -75,11 +77,6 @@ class Recorder(TorchDispatchMode):
         self.tape.origins.append(Origin(operation, self._modules.current(), self.phase, self.step))
         self.tape.events.append(Event("alloc", number, size))
         return number
-
-    def _decided(self, number: int, choice: Hashable) -> None:
-        """A library could do without this allocation. It keeps its decisions for each thread."""
-        key = choice, torch._C._current_graph_task_id() != -1
-        self.tape.choices[number] = self._choices.setdefault(key, len(self._choices))
 
     def release(self, number: int) -> None:
         """The allocation of that number is given back."""
@@ -237,7 +234,7 @@ class Recorder(TorchDispatchMode):
             if isinstance(item, Scratch):
                 scratch.append((item.name, number := self.allocate(item.bytes, f"{name} ({item.name})")))
                 if item.choice is not None:
-                    self._decided(number, item.choice)
+                    self.tape.choices[number] = self._choices[item.choice, torch._C._current_graph_task_id() != -1]
             elif isinstance(item, Out):
                 if item.number < len(outputs):
                     self.hold(outputs[item.number], name, item.bytes)
