@@ -39,7 +39,7 @@ class Wall:
     @property
     def is_right(self) -> bool:
         """Whether it ran where it was predicted to fit, and only there."""
-        return (self.measured["status"] == "completed") == bool(self.planned.predicted["fits"])
+        return bool((self.measured["status"] == "completed") == self.planned.predicted["fits"])
 
     @property
     def is_right_again(self) -> bool:
