@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from trainatomy.clock.kernels import attention, convolution, lists, matmul, tables, traffic
+from trainatomy.clock.kernels import attention, batch_norm, convolution, lists, matmul, tables, traffic
 from trainatomy.clock.kernels.work import NOTHING, Chip, Work
 from trainatomy.results.operations import Call
 
@@ -50,9 +50,12 @@ COSTS: dict[str, Cost] = _flat(
         _each(
             traffic.normalisation,
             "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward "
-            "native_group_norm native_group_norm_backward native_batch_norm native_batch_norm_backward "
-            "cudnn_batch_norm cudnn_batch_norm_backward _softmax _softmax_backward_data _log_softmax "
+            "native_group_norm native_group_norm_backward _softmax _softmax_backward_data _log_softmax "
             "_log_softmax_backward_data _safe_softmax _weight_norm_interface _weight_norm_interface_backward",
+        ),
+        _each(
+            batch_norm.batch_norm,
+            "native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward",
         ),
         _each(
             traffic.fill,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from math import ceil, log2
 
+from trainatomy.clock.kernels.reach import reach_of
 from trainatomy.clock.kernels.traffic import moved, name_of, sized
 from trainatomy.clock.kernels.work import NOTHING, Chip, Work, number, on_device
 from trainatomy.results.operations import Call
 
 _SMALL_EMBEDDING = 3072
 """Up to so many tokens, embedding's backward is one kernel without a sort (aten/src/ATen/native/cuda/Embedding.cu)."""
+_SAME_ROW_SECONDS = 6.3e-8
+"""In that kernel, tokens that hit the same row are added one after the other: what each takes on an H200, by the trace
+of a BERT, whose table of two token types is hit by all."""
 
 
 def embedding(call: Call, chip: Chip) -> Work:
@@ -24,8 +28,13 @@ def embedding_backward(call: Call, chip: Chip) -> Work:
     sort = ids.elements > _SMALL_EMBEDDING
     traffic = call.outputs[0].bytes + 2 * gradient.bytes
     family = f"table.embedding_backward.{'sorted' if sort else 'direct'}"
-    tokens = log2(max(ids.elements, 1)), log2(max(call.outputs[0].shape[0], 1)) / 2
-    return sized(family, chip, traffic, 31 if sort else 2, *tokens)
+    rows = max(call.outputs[0].shape[0], 1)
+    work = sized(family, chip, traffic, 31 if sort else 2, log2(max(ids.elements, 1)), log2(rows) / 2)
+    if sort:
+        return work
+    reach = reach_of(family)
+    together = ids.elements * _SAME_ROW_SECONDS * min(1.0, 2 / rows)
+    return work._replace(seconds=reach.kernel_seconds + traffic / (chip.bandwidth * reach.share) + together)
 
 
 def gathered(call: Call, chip: Chip) -> Work:

@@ -122,27 +122,24 @@ def reduction(call: Call, chip: Chip) -> Work:
 
 def normalisation(call: Call, chip: Chip) -> Work:
     """Layer, root-mean-square and group norms, softmax: forward reads and writes; backward of a norm reads gradient and
-    input a second time for the gradients of weight and bias; batch norm goes over its input once more.  A GPU's batch
-    norm is cuDNN's, whatever the operator is called without one."""
-    short = name_of(call).replace("cudnn_batch", "native_batch")
+    input a second time for the gradients of weight and bias.  What is not dense is copied first."""
+    short = name_of(call)
     source = largest(call.inputs)
     if source is None or not source.elements:
         return NOTHING
     traffic = float(moved(call))
-    backward = "backward" in short
     launches = 1
-    if "norm" in short and backward:
+    if "norm" in short and short.endswith("backward"):
         launches = 2
         traffic += read_bytes(call)
-    if "batch_norm" in short:
-        traffic += source.bytes * (2 if backward else 1)
-    elif short in ("_safe_softmax",):
+    elif short == "_safe_softmax":
         launches, traffic = 5, traffic * 2
-    channels = "batch_norm" in short or "group_norm" in short  # a block of threads works on one of them
+    channels = "group_norm" in short  # a block of threads works on one of them
     width = source.shape[1 if channels else -1] if len(source.shape) > 1 else source.elements
-    if "norm" in short and not source_is_dense(source):  # a contiguous copy first
-        traffic += 4 * source.bytes
-        launches += 1
+    if "norm" in short:
+        copied = [t for t in on_device(call.inputs) if t.elements == source.elements and not source_is_dense(t)]
+        traffic += 4 * sum(tensor.bytes for tensor in copied)
+        launches += len(copied)
     bits = source.itemsize * 8
     kind = f".{'long' if width > _WARP_ROW else 'short'}" if "softmax" in short else ""
     return sized(f"normalisation.{short}.{bits}{kind}", chip, traffic, launches, log2(max(width, 1)) / 2)

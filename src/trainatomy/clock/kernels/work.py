@@ -75,9 +75,9 @@ def on_device(tensors: tuple[Array, ...]) -> list[Array]:
 
 
 def read_bytes(call: Call, without: frozenset[int] = frozenset()) -> int:
-    """Each distinct input once; ``without``: positions that are not read."""
+    """Each distinct input once, parts of one tensor each for itself; ``without``: positions that are not read."""
     seen = {
-        (tensor.storage, tensor.shape, tensor.strides): distinct(tensor)
+        (tensor.storage, tensor.part, tensor.shape, tensor.strides): distinct(tensor)
         for position, tensor in enumerate(call.inputs)
         if not tensor.on_host and position not in without
     }
