@@ -34,6 +34,7 @@ class FakeNvml:
     processes_answer: bool = True
     pid: int = 0
     others: dict[int, int | None] = field(default_factory=dict)
+    unlisted: int = 0
     instances: tuple[str, ...] = ()
     opened: int = 0
     asked: list[int] = field(default_factory=list)
@@ -78,11 +79,12 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:  # noqa: N802
         self.asked.append(handle)
+        used = self.used + self.unlisted + sum(size or 0 for size in self.others.values())
         if version is None:
-            return SimpleNamespace(used=IDLE_BYTES + self.used + sum(size or 0 for size in self.others.values()))
+            return SimpleNamespace(used=IDLE_BYTES + used)
         if not self.has_second_form:
             raise FakeNvmlError("Function Not Found")
-        return SimpleNamespace(used=self.used, reserved=IDLE_BYTES)
+        return SimpleNamespace(used=used, reserved=IDLE_BYTES)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
         if not self.processes_answer:

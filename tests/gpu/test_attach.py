@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 import torch
 from fake_allocator import CONTEXT_BYTES, FakeAllocator
+from fake_gpu import FakeNvml
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trainatomy.gpu.attachment import history as attach_history
+from trainatomy.gpu.attachment import reading
 from trainatomy.gpu.attachment.attach import BORROWED, Attachment
 from trainatomy.gpu.attachment.history import BEFORE
 from trainatomy.gpu.attachment.signals import Signals
 from trainatomy.integrations.anatomy import watch
+from trainatomy.integrations.printing import print_gpu_utilization
 from trainatomy.training.observer import Silent
 
+MIB = 2**20
 MICRO = ["forward", "forward end", "backward end"]
 STEP = ["optimizer", "optimizer end"]
 ZERO = ["zero_grad", "zero_grad end"]
@@ -235,9 +239,17 @@ def test_a_model_of_another_is_not_ours(listener: Listener) -> None:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAllocator]:
-    allocator = FakeAllocator()
-    allocator.install(monkeypatch)
+def allocator() -> FakeAllocator:
+    return FakeAllocator()
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch, allocator: FakeAllocator) -> FakeNvml:
+    return allocator.install(monkeypatch)
+
+
+@pytest.fixture
+def gpu(allocator: FakeAllocator, library: FakeNvml) -> Iterator[FakeAllocator]:
     with allocator:
         yield allocator
 
@@ -384,6 +396,50 @@ def test_watching_allocates_nothing_and_changes_no_result(gpu: FakeAllocator) ->
 
     plain, watched = trained(watched=False), trained(watched=True)
     assert torch.equal(plain[0], watched[0]) and plain[1] == watched[1]
+
+
+def test_what_the_card_holds_is_told_by_whom(gpu: FakeAllocator, library: FakeNvml) -> None:
+    alone = reading.utilization()
+    assert (alone.others, alone.other_bytes, alone.unlisted_bytes) == (0, 0, 0)
+    library.unlisted = 9_240_576
+    piece = reading.utilization()
+    assert (piece.others, piece.other_bytes, piece.unlisted_bytes) == (0, 0, 9_240_576)
+    assert piece.process_bytes == alone.process_bytes and piece.context_bytes == CONTEXT_BYTES
+    library.others = {4711: 3 * MIB, 4712: 4 * MIB}
+    shared = reading.utilization()
+    assert (shared.others, shared.other_bytes, shared.unlisted_bytes) == (2, 7 * MIB, 9_240_576)
+    library.others = {4711: 3 * MIB, 4712: None}
+    untold = reading.utilization()
+    assert (untold.others, untold.other_bytes, untold.unlisted_bytes) == (2, 3 * MIB + 9_240_576, None)
+
+
+def test_a_page_names_no_process_that_nobody_lists(
+    gpu: FakeAllocator, library: FakeNvml, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library.unlisted = 9_240_576
+    for inside in (False, True):
+        monkeypatch.setattr(reading, "in_container", lambda inside=inside: inside)
+        print_gpu_utilization()
+        printed = capsys.readouterr().out
+        assert "other processes" not in printed and "for no listed process" in printed and "9,240,576" in printed
+        assert ("container" in printed) == inside
+    library.others = {4711: 3 * MIB}
+    print_gpu_utilization()
+    assert "other processes (1)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("size", "told"), [(9_240_576, "belong to the context"), (3 * 2**30, "not listed")])
+def test_a_watch_says_what_is_not_in_its_bill(
+    gpu: FakeAllocator, library: FakeNvml, monkeypatch: pytest.MonkeyPatch, size: int, told: str
+) -> None:
+    monkeypatch.setattr(reading, "in_container", lambda: True)
+    library.unlisted = size
+    model = Wide()
+    with watch(model, torch.optim.SGD(model.parameters(), lr=0.1)) as anatomy:
+        pass
+    assert anatomy.measurement is not None
+    assert any(told in note for note in anatomy.measurement.notes)
+    assert anatomy.measurement.context_bytes == CONTEXT_BYTES
 
 
 def test_attachment_names_what_it_is_told() -> None:

@@ -172,12 +172,15 @@ def _both(count: int | None) -> tuple[str, str]:
 
 
 def _nvml(measurement: Measurement) -> tuple[tuple[str, int | None], ...]:
+    process, device = measurement.process_bytes, measurement.device_bytes
+    more = None if process is None or device is None else device - process
     return (
         ("used, by the first version of the call", measurement.nvml_used_bytes),
         ("of it before the first tensor (the driver's own)", measurement.idle_bytes),
         ("what the first tensor cost (the context)", measurement.context_bytes),
-        ("NVML's figure for the process", measurement.process_bytes),
-        ("as nvidia-smi shows the process", measurement.device_bytes),
+        ("NVML's figure for the process", process),
+        ("of the context, counted for the card but for no process", more if more and more > 0 else None),
+        ("device memory", device),
     )
 
 

@@ -17,7 +17,7 @@ from trainatomy.units import exact_bytes, human_bytes, mebibytes, seconds, signe
 
 
 class Held(Protocol):
-    """What ``gpu.attach_reading.Utilization`` says of a card, bytes; ``None``: not known."""
+    """What ``gpu.attachment.reading.Utilization`` says of a card, bytes; ``None``: not known."""
 
     @property
     def gpu(self) -> str: ...
@@ -31,6 +31,10 @@ class Held(Protocol):
     def other_bytes(self) -> int | None: ...
     @property
     def others(self) -> int | None: ...
+    @property
+    def unlisted_bytes(self) -> int | None: ...
+    @property
+    def can_hide(self) -> bool: ...
     @property
     def context_bytes(self) -> int | None: ...
     @property
@@ -56,7 +60,7 @@ def utilization_text(held: Held) -> Group:
 
 
 def _parts(held: Held) -> tuple[tuple[int, str, int | None], ...]:
-    others = "other processes" if held.others is None else f"other processes ({held.others})"
+    hidden = " (from a container, those outside of it are not listed)" if held.can_hide else ""
     return (
         (1, "the driver's own", held.driver_bytes),
         (1, "this process", held.process_bytes),
@@ -64,7 +68,8 @@ def _parts(held: Held) -> tuple[tuple[int, str, int | None], ...]:
         (2, "reserved by PyTorch", held.reserved_bytes),
         (3, "allocated: tensors", held.allocated_bytes),
         (3, "cache, fragmentation", held.reserved_bytes - held.allocated_bytes),
-        (1, others, held.other_bytes),
+        (1, f"other processes ({held.others})", held.other_bytes if held.others else None),
+        (1, f"for no listed process{hidden}", held.unlisted_bytes or None),
     )
 
 

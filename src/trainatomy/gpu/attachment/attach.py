@@ -114,7 +114,7 @@ class Attachment:
         after = utilization(self._device)
         totals = self._totals(after)
         bill = bill_of(window, totals, self._device, self._failure) if window.complete else None
-        remarks = self._remarks(window.complete)
+        remarks = self._remarks(window.complete, after)
         notes = bill.notes if bill is not None else ()
         remarks += tuple(note for note in notes if window.is_whole or not note.startswith(RESERVED))
         return self._measurement(after, totals, bill, remarks)
@@ -158,7 +158,7 @@ class Attachment:
             num_alloc_retries=_retries(self._device) - self._retries,
         )
 
-    def _remarks(self, complete: bool) -> tuple[str, ...]:
+    def _remarks(self, complete: bool, after: Utilization) -> tuple[str, ...]:
         found = []
         if not complete and not self._recording.is_borrowed:
             found.append(OVERFLOWN)
@@ -170,6 +170,7 @@ class Attachment:
                 f"{human_bytes(cached)} were reserved but not allocated when the watch began; "
                 "they count as reserved at the peak"
             )
+        found += _unlisted(after)
         if self._message and self._status == "completed":
             found.append(f"the loop was ended by {self._message}")
         return tuple(found)
@@ -209,6 +210,21 @@ class Attachment:
             out_of_memory=bill.out_of_memory if bill else None,
             notes=remarks,
         )
+
+
+def _unlisted(after: Utilization) -> list[str]:
+    """What the card holds for no process that NVML lists: little is this process's own, for a context takes far more;
+    more of it may be anybody's."""
+    if not after.unlisted_bytes or after.context_bytes is None:
+        return []
+    size = human_bytes(after.unlisted_bytes)
+    if after.unlisted_bytes < after.context_bytes / 2:
+        return [
+            f"the driver counts {size} for the card but for no process; they belong to the context, where "
+            "`trainatomy measure` and a prediction have them, and are not in this bill"
+        ]
+    hidden = "; processes outside of this container are not listed" if after.can_hide else ""
+    return [f"the card holds {size} for no process that NVML lists{hidden}; they are not in this bill"]
 
 
 def _peak_stage(totals: Totals, after: Utilization) -> Stage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,20 @@ if TYPE_CHECKING:
     from trainatomy.gpu.card.nvml import Card
 
 
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""Of a machine itself: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h, the same since 3.8."""
+
+
 @dataclass(frozen=True, slots=True)
 class Utilization:
     """One card, bytes.  ``None``: the driver does not say.
 
     ``used_bytes``: NVML's figure, by the first form of the call, which is what the guides print; ``driver_bytes``: of
     it what the driver keeps for itself; ``process_bytes``: what this process holds; ``other_bytes``: what other
-    processes hold, ``others`` how many they are; ``reserved_bytes`` and ``allocated_bytes``: what PyTorch's allocator
-    in this process holds, and has handed out (0 before CUDA is used).
+    processes hold that NVML lists, ``others`` how many they are; ``unlisted_bytes``: what the card holds besides, which
+    is a part of this process's context that the driver counts for no process, and what processes hold that are not
+    listed; ``can_hide``: processes outside of this container are not.  ``reserved_bytes`` and ``allocated_bytes``: what
+    PyTorch's allocator in this process holds, and has handed out (0 before CUDA is used).
     """
 
     gpu: str
@@ -30,8 +37,10 @@ class Utilization:
     process_bytes: int | None
     other_bytes: int | None
     others: int | None
+    unlisted_bytes: int | None
     reserved_bytes: int
     allocated_bytes: int
+    can_hide: bool = False
 
     @property
     def context_bytes(self) -> int | None:
@@ -54,20 +63,33 @@ def utilization(device: int | None = None) -> Utilization:
     try:
         with nvml.session() as driver:
             card = driver.card(str(properties.uuid))
-            held = _held(card, reserved) if card is not None else (None,) * 5
+            held = _held(card, reserved) if card is not None else (None,) * 6
     except (MissingLibrary, DeviceError):
-        held = (None,) * 5
-    return Utilization(properties.name, *held, reserved, allocated)
+        held = (None,) * 6
+    return Utilization(properties.name, *held, reserved, allocated, in_container())
 
 
-def _held(card: Card, reserved: int) -> tuple[int | None, int | None, int | None, int | None, int | None]:
-    """Used, the driver's own, this process, other processes, how many they are."""
+def in_container() -> bool:
+    """Whether this process sees no processes but those of its own container (a Linux namespace)."""
+    try:
+        return os.readlink("/proc/self/ns/pid") != INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def _held(card: Card, reserved: int) -> tuple[int | None, int | None, int | None, int | None, int | None, int | None]:
+    """Used, the driver's own, this process, listed others and how many they are, unlisted."""
     reading = card.read()
-    process, apart, running = reading.process_bytes, reading.used_apart_bytes, reading.processes
-    if process is None and reserved and len(running) == 1:
-        process = running[0][1]  # in a container the one process is ours, under a number that only the host knows
+    apart, running = reading.used_apart_bytes, dict(reading.processes)
+    own = os.getpid()
+    if own not in running and reserved and len(running) == 1:
+        own = next(iter(running))  # in a container the one process is ours, under a number that only the host knows
+    process = running.pop(own, None)
     if apart is None or (reserved and process is None):
-        return reading.used_bytes, reading.driver_bytes, process, None, None
-    ours = process or 0
-    others = len(running) - (process is not None) if running else None
-    return reading.used_bytes, reading.driver_bytes, ours, max(0, apart - ours), others
+        return reading.used_bytes, reading.driver_bytes, process, None, None, None
+    rest = max(0, apart - (process or 0))
+    told = [size for size in running.values() if size is not None]
+    if len(told) < len(running):
+        return reading.used_bytes, reading.driver_bytes, process or 0, rest, len(running), None
+    listed = min(rest, sum(told))
+    return reading.used_bytes, reading.driver_bytes, process or 0, listed, len(running), rest - listed
