@@ -297,6 +297,10 @@ def ops(
     from trainatomy.world.simulate import simulate
 
     card, priced = workload.card(), _calibration(calibration, [workload])
+    if measured:
+        from trainatomy.gpu.card.visible import require_gpu
+
+        require_gpu()
     simulation = simulate(workload, card, trust_remote_code=trust_remote_code)
     tape, operations = simulation.tape, simulation.operations
     settled = settle(tape, AllocatorSettings.parse(workload.allocator, simulation.torch_version), card.memory_bytes, 0)
@@ -342,14 +346,17 @@ def _clock(operations: Operations, prices: Prices) -> OperationClock:
 
 def calibrate(output: Path | str | None = None, *, time_limit: float = 120.0) -> Calibration:
     """What the clock needs, measured on this machine's GPU in at most ``time_limit`` seconds and a few; written to
-    ``output`` as JSON where that is given.  Raises ``DeviceError`` where there is no GPU."""
+    ``output`` as JSON where that is given.  Raises ``DeviceError`` where there is no GPU, ``WorkloadError`` at once
+    where ``output`` cannot be written."""
     from trainatomy.facts.calibrations import parse
     from trainatomy.gpu.calibration.calibrate import calibrate as run
     from trainatomy.gpu.calibration.calibrate import write
+    from trainatomy.gpu.measure import writable
 
+    target = None if output is None else writable(Path(output), "--output")
     content = run(time_limit=time_limit)
-    if output is not None:
-        write(content, Path(output))
+    if target is not None:
+        write(content, target)
     return parse(json.dumps(content), str(output or "this machine"))
 
 

@@ -9,7 +9,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from typer.testing import CliRunner
 
-from trainatomy.errors import DeviceError
+import trainatomy
+from trainatomy.errors import DeviceError, WorkloadError
 from trainatomy.facts.calls import from_text, to_text
 from trainatomy.gpu.calibration import calibrate
 from trainatomy.gpu.profiler.calls import CallRecorder, device_time_by_mark, profiled
@@ -82,3 +83,14 @@ def test_without_a_gpu_it_says_what_to_do(tmp_path, monkeypatch):
     result = CliRunner().invoke(app(), ["calibrate", "--output", str(tmp_path / "c.json")])
     assert isinstance(result.exception, DeviceError)
     assert not (tmp_path / "c.json").exists()
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path, monkeypatch):
+    def never(**options):
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(calibrate, "calibrate", never)
+    with pytest.raises(WorkloadError, match=r"--output.*cannot be written"):
+        trainatomy.calibrate(tmp_path / "none" / "c.json")
+    with pytest.raises(AssertionError, match="measured"):
+        trainatomy.calibrate(tmp_path / "c.json")

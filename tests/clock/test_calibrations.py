@@ -146,6 +146,31 @@ def test_a_card_that_is_not_in_the_list_has_to_be_described():
         unlisted.check(card_from_mapping({"memory_bytes": 16 * 2**30}, "h200"))
 
 
+def test_a_calibration_of_a_host_alone_leaves_the_kernels_that_ship():
+    content = json.loads(measured_on("NVIDIA H200"))
+    content["sections"] = {"host": {"reference": "x", "factors": {"forward": 2.0}}}
+    prices = prices_of(card("h200"), parse(json.dumps(content), "f.json"))
+    assert prices.ratios and prices.source == prices_of(card("h200")).source
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"device": {"launches": [{"bytes": 4}]}},
+        {"device": {"memory": [{"bytes": 4, "malloc_us": "much", "free_us": 1}]}},
+        {"device": [1]},
+        {"host": {"factors": [1]}},
+        {"host": {"factors": {"forward": -1}}},
+        {"kernels": {"points": [{}]}},
+        [1],
+    ],
+)
+def test_sections_without_their_numbers_are_refused(sections):
+    content = {**json.loads(measured_on("NVIDIA H200")), "sections": sections}
+    with pytest.raises(WorkloadError, match=r"f\.json: not a file that"):
+        parse(json.dumps(content), "f.json")
+
+
 def test_a_memory_size_of_ones_own_leaves_a_card_its_calibration():
     assert prices_of(card_from_mapping({"memory_bytes": 100 * 2**30}, "h200")).calibrated
     assert not prices_of(card_from_mapping({"multiprocessors": 100}, "h200")).calibrated

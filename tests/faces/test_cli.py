@@ -198,6 +198,7 @@ def test_gpus_and_models(capsys: pytest.CaptureFixture[str]) -> None:
         (["predikt"], 2, "Did you mean 'predict'"),
         (["predict", "--fp17", *TINY], 2, "--fp16"),
         (["predict", "--gpu"], 2, "--gpu"),
+        (["predict", "--calibration"], 2, "trainatomy predict --help"),
         (["compare"], 2, "notebook"),
         (["predict", "missing.yaml"], 2, "missing.yaml: no such file"),
         (["predict", *TINY, "--gpu", "h1000"], 2, "h100"),

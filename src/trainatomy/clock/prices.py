@@ -116,12 +116,14 @@ def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
 def prices_of(card: Card, calibration: Calibration | None = None, *, tf32: bool = False) -> Prices:
     """Prices of a card, built once: by ``calibration``, by the one that ships for it, or by its data sheet and the
     efficiencies of the calibrated card that is nearest. ``tf32``: fp32 matrix products may use tensor cores.
+    A calibration without kernels (only of a host) leaves what ships.
 
     Raises ``WorkloadError`` where ``calibration`` says nothing about such a card.
     """
     if calibration is not None:
         calibration.check(card)
-    measured = calibration or shipped().get(card.id) or _nearest(card.capability)
+    with_kernels = calibration if calibration is not None and calibration.points else None
+    measured = with_kernels or shipped().get(card.id) or _nearest(card.capability)
     return _built(card, tf32, measured)
 
 

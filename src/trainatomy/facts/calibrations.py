@@ -114,7 +114,7 @@ def parse(text: str, source: str) -> Calibration:
     try:
         content = json.loads(text)
         if not isinstance(content, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("it is no JSON object")
         schema = content["schema"]
         if schema != SCHEMA:
             raise WorkloadError(
@@ -127,10 +127,27 @@ def parse(text: str, source: str) -> Calibration:
         left_out = tuple(map(str, kernels.get("left_out", ())))
         found = Calibration(content["environment"], points, sections, source, left_out, content)
         _ = found.gpu, found.capability, found.environment["date"]
+        _check_numbers(sections)
         return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        if isinstance(error, json.JSONDecodeError):
+            what = f"it is no JSON: {error}"
         raise WorkloadError(f"calibration {source}: not a file that `trainatomy calibrate` wrote ({what})") from None
+
+
+_DEVICE_ROWS = {"launches": ("bytes", "period_us"), "memory": ("bytes", "malloc_us", "free_us")}
+
+
+def _check_numbers(sections: Mapping[str, Any]) -> None:
+    """Raises what ``parse`` explains, unless numbers are where the clock reads them."""
+    device, host = sections.get("device", {}), sections.get("host", {})
+    for name, keys in _DEVICE_ROWS.items():
+        for row in device.get(name, ()):
+            for key in keys:
+                _microseconds(row[key])
+    for value in (*device.get("waiting", {}).values(), *host.get("factors", {}).values()):
+        _microseconds(value)
 
 
 def _point(entry: Mapping[str, Any]) -> Point:
@@ -145,10 +162,10 @@ def _point(entry: Mapping[str, Any]) -> Point:
 
 
 def _microseconds(value: Any) -> float:
-    """A duration; raises ``ValueError`` for what is none."""
+    """A measured number; raises ``ValueError`` for what cannot be one."""
     found = float(value)
     if not 0 <= found < math.inf:
-        raise ValueError(f"{value} is no duration")
+        raise ValueError(f"{value} cannot have been measured")
     return found
 
 

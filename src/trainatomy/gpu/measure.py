@@ -111,8 +111,9 @@ def check_allocator(workload: Workload) -> None:
         AllocatorSettings.parse(workload.allocator, (int(major), int(minor)))
 
 
-def writable(path: Path) -> Path:
-    """The absolute path, once it is known that a file can be made there; raises ``WorkloadError`` where it cannot."""
+def writable(path: Path, option: str = "--tape") -> Path:
+    """The absolute path, once it is known that a file can be made there; raises ``WorkloadError``, which names the
+    ``option``, where it cannot."""
     target = path.expanduser().absolute()
     try:
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.") as probe:
@@ -122,7 +123,7 @@ def writable(path: Path) -> Path:
             raise IsADirectoryError if target.is_dir() else PermissionError
     except OSError as error:
         why = error.strerror or ("it is a folder" if target.is_dir() else "it may not be written")
-        raise WorkloadError(f"--tape: {target} cannot be written: {why}. Name another file.") from error
+        raise WorkloadError(f"{option}: {target} cannot be written: {why}. Name another file.") from error
     return target
 
 

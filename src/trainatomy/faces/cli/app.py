@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trainatomy import __version__
+from trainatomy.faces.cli.exits import UsageError
 from trainatomy.faces.cli.spelling import canonical
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -51,7 +52,11 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         switches = {name for option in self.params for name in option.opts if option.secondary_opts}
         set_aside = {name for option in self.params for name in option.opts if getattr(option, "hidden", False)}
-        rest: list[str] = super().parse_args(ctx, canonical(args, switches, set_aside))
+        try:
+            rest: list[str] = super().parse_args(ctx, canonical(args, switches, set_aside))
+        except UsageError as error:
+            error.ctx = error.ctx or ctx  # the parser knows no context for an option that lacks its value
+            raise
         return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

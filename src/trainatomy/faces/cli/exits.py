@@ -14,6 +14,7 @@ import errno
 import os
 import sys
 import traceback
+from typing import Any
 
 import typer
 
@@ -24,7 +25,7 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 # Typer carries its own copy of click and exports one of its usage errors; its base is what every wrong option raises.
-UsageError = typer.BadParameter.__mro__[1]
+UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 def report(error: BaseException, *, debug: bool) -> int:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trainatomy.faces.text.rendering import section
 
-PANELS = ("Arguments", "Model", "Data", "TrainingArguments", "LoRA", "Run", "Output")
+PANELS = ("Arguments", "Which records", "Model", "Data", "TrainingArguments", "LoRA", "Run", "Output")
 _LONGEST_BESIDE = 30
 
 

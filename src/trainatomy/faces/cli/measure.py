@@ -35,7 +35,7 @@ Tape = Annotated[
     Path | None,
     in_output("--tape", "Keep the recorded run's stream of allocations in this file.", metavar="FILE", dir_okay=False),
 ]
-TimeLimit = Annotated[float | None, in_run("--time-limit", "Give up after so many seconds.", metavar="SECONDS")]
+TimeLimit = Annotated[float | None, in_run("--time-limit", "Give up after so many seconds.", metavar="SECONDS", min=0)]
 Components = Annotated[
     bool,
     in_run("--components/--no-components", "Run it a second time with allocations recorded, for the bill."),
