@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from trainatomy.clock.kernels.work import Chip, Work
     from trainatomy.facts.cards import Card
 
-_HOPPER = (9, 0)
-_CORES = {(6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
+_ASYNCHRONOUS = (9, 10)
+"""Major compute capabilities whose tensor cores have such instructions; consumer cards after Ada have none."""
+_CORES = {(3, 7): 192, (6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
 """Cores for fp32 of a multiprocessor, by compute capability (CUDA C++ Programming Guide); 128 of the others."""
 _ANCESTORS = ("attention.", "matmul.half_", "matmul.tf32_")
 """Families of kernels that were written for the cards before Hopper."""
@@ -80,8 +81,8 @@ def carried_over(there: Card, here: Card) -> Carrying:
     for kind in ("half", "tf32", "fp32"):
         measured, other = _attained(facts, there, kind), _attained(facts, here, kind)
         products[kind] = measured / other if measured and other else 1.0
-    before = there.capability >= _HOPPER > here.capability
-    older = float(facts["hopper"]["older_instructions"]) if before else 1.0
+    gains = there.capability[0] in _ASYNCHRONOUS and here.capability[0] not in _ASYNCHRONOUS
+    older = float(facts["hopper"]["older_instructions"]) if gains else 1.0
     speed, top = _clocks(here) / _clocks(there), facts["traffic"]["bandwidth"]
     return Carrying(
         products, older, _fp32_attention(there, here), speed, there.bandwidth_bytes_per_second, top
