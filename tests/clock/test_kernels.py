@@ -6,12 +6,13 @@ import time
 
 import pytest
 
-from trainatomy.clock.kernels import general_rule_only, kernel_seconds, work_of
+from trainatomy.clock.kernels import Work, general_rule_only, kernel_seconds, precision_of, work_of
 from trainatomy.clock.kernels.lists import launches_of
 from trainatomy.clock.prices import chip_of, prices_of
 from trainatomy.facts.calibrations import shipped
 from trainatomy.facts.calls import array, from_text
 from trainatomy.facts.cards import card, cards
+from trainatomy.results.operations import Call
 
 H200 = prices_of(card("h200"))
 
@@ -145,3 +146,62 @@ def test_a_step_of_bert_large_is_priced_at_once():
     again = time.perf_counter() - began
     assert first < 0.6
     assert again < 0.1
+
+
+def test_attention_computes_whole_blocks():
+    q = "bf16[16,16,{0},{1}]"
+    forward = "aten::_scaled_dot_product_flash_attention({0}*3)->{0},f32[16,16,{1}]"
+    at_197, at_256 = (seconds(forward.format(q.format(length, 64), length)) for length in (197, 256))
+    assert at_197 > 0.9 * at_256
+    small, whole = (
+        work_of(from_text(forward.format(q.format(1024, head), 1024)), H200.chip).seconds for head in (48, 64)
+    )
+    assert small == pytest.approx(whole, rel=0.02)
+
+
+def test_parts_of_one_tensor_are_read_each():
+    gate = array("bf16", 512, 1024, strides=(2048, 1), storage=0)
+    out = array("bf16", 512, 1024, storage=1)
+    call = Call("aten::mul", (gate, gate._replace(part=1)), (out,))
+    assert work_of(call, H200.chip).bytes == 3 * out.bytes
+    assert work_of(call._replace(inputs=(gate, gate)), H200.chip).bytes == 2 * out.bytes
+
+
+def test_a_product_says_its_precision():
+    chip, tf32 = H200.chip, H200.chip._replace(tf32=True)
+    biased = from_text("aten::addmm(f32[64],bf16[64,64],bf16[64,64])->bf16[64,64]")
+    image = from_text("aten::convolution(f32[8,64,56,56],f32[64,64,3,3])->f32[8,64,56,56]")
+    scores = from_text(
+        "aten::_scaled_dot_product_efficient_attention_backward(f16[4,8,512,64]*5,f32[4,8,512],i64[]*2)"
+        "->f16[4,8,512,64]*3"
+    )
+    product = from_text("aten::mm(f32[64,64],f32[64,64])->f32[64,64]")
+    assert [precision_of(one, chip) for one in (biased, image, scores, product)] == ["bf16", "tf32", "fp16", "fp32"]
+    assert precision_of(product, tf32) == "tf32"
+
+
+def test_optimizers_in_8_bits_cost_more_than_their_traffic():
+    shape = "[4096,4096]"
+    state = f"u8{shape}!,u8{shape}!,f32[256]*2,f32[65536]!,f32[65536]!"
+    text = f"bitsandbytes::optimizer_update_8bit_blockwise(f32{shape},f32{shape}!,{state})->"
+    work = work_of(from_text(text), H200.chip)
+    assert work.bytes == pytest.approx(4096**2 * (4 + 2 * 4 + 2 * 2), rel=0.01)
+    assert 1.5 < work.seconds / (work.bytes / H200.chip.bandwidth) < 6
+    assert general_rule_only([from_text(text)]) == frozenset()
+
+
+def test_recurrent_layers_take_their_steps_one_after_the_other():
+    weights = "f32[2048,256],f32[2048,512],f32[2048]*2"
+
+    def layer(steps: int, batch: int, directions: int = 1) -> Work:
+        states = f"f32[{directions},{batch},512]*2"
+        inputs = ",".join([f"f32[{steps},{batch},256]", states, *[weights] * directions])
+        outputs = f"f32[{steps},{batch},{512 * directions}],{states}"
+        call = f"aten::_cudnn_rnn({inputs})->{outputs};mode=LSTM;bidirectional={directions == 2}"
+        return work_of(from_text(call), H200.chip)
+
+    one = layer(50, 8)
+    assert one.flop == 2 * 50 * 8 * 2048 * (256 + 512)
+    assert layer(100, 8).seconds == pytest.approx(2 * one.seconds, rel=0.1)
+    assert layer(50, 16).seconds < 1.2 * one.seconds
+    assert layer(50, 8, directions=2).seconds < 1.3 * one.seconds

@@ -12,7 +12,7 @@ from trainatomy.results.operations import Call
 if TYPE_CHECKING:
     from trainatomy.clock.prices import Prices
 
-__all__ = ["Chip", "KernelCost", "Work", "general_rule_only", "kernel_seconds", "work_of"]
+__all__ = ["Chip", "KernelCost", "Work", "general_rule_only", "kernel_seconds", "precision_of", "work_of"]
 
 
 class KernelCost(NamedTuple):
@@ -40,6 +40,12 @@ def _priced(work: Work, prices: Prices) -> KernelCost:
     chip = prices.chip
     flop, traffic = work.flop / chip.rate(work.rate), work.bytes / chip.bandwidth
     return KernelCost(prices.physical(work) * prices.efficiency(work), flop, traffic, prices.launches(work))
+
+
+def precision_of(call: Call, chip: Chip) -> str:
+    """The key of ``Chip.rates`` whose peak bounds a call's arithmetic: of a product by its factors' type (TF32 where it
+    is allowed for matrices, or for convolutions), whatever the type of a bias or of indices."""
+    return work_of(call, chip).rate
 
 
 def general_rule_only(calls: Iterable[Call]) -> frozenset[str]:

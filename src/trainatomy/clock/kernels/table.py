@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from trainatomy.clock.kernels import attention, batch_norm, convolution, lists, matmul, tables, traffic
+from trainatomy.clock.kernels import (
+    attention,
+    batch_norm,
+    blockwise,
+    convolution,
+    lists,
+    matmul,
+    recurrent,
+    tables,
+    traffic,
+)
 from trainatomy.clock.kernels.work import NOTHING, Chip, Work
 from trainatomy.results.operations import Call
 
@@ -42,6 +52,11 @@ COSTS: dict[str, Cost] = _flat(
             "_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward",
         ),
         _each(convolution.convolution, "convolution convolution_backward cudnn_convolution"),
+        _each(recurrent.recurrent, "_cudnn_rnn _cudnn_rnn_backward"),
+        {
+            "bitsandbytes::optimizer_update_8bit_blockwise": blockwise.in_8_bits,
+            "bitsandbytes::optimizer_update_32bit": blockwise.in_32_bits,
+        },
         _each(
             traffic.reduction,
             "sum mean nansum prod norm linalg_vector_norm std var std_mean var_mean amax amin aminmax max min "
@@ -96,7 +111,8 @@ POINTWISE = frozenset(
     "sub_ tanh tanh_backward threshold_backward tril triu where xlogy flip roll mse_loss mse_loss_backward "
     "smooth_l1_loss smooth_l1_loss_backward binary_cross_entropy_with_logits max_pool2d_with_indices "
     "max_pool2d_with_indices_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward avg_pool2d "
-    "avg_pool2d_backward upsample_bicubic2d upsample_bilinear2d glu glu_backward _foreach_zero_".split()
+    "avg_pool2d_backward upsample_bicubic2d upsample_bilinear2d glu glu_backward _foreach_zero_ "
+    "rsub histc nonzero _amp_update_scale_".split()
 )
 """Operators that are known to be nothing but traffic."""
 
