@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 import outcomes
 from processes import NVML_CHECK, Forked
 from rivals import About, Said
+
+from trainatomy.libraries import version_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -122,11 +123,8 @@ def _result(modules: Sequence[ModuleType], path: Path, limit: float, late: bool)
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
     """The versions of what is installed of ``packages``."""
-    found = {}
-    for name in packages:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+    found = {name: version_of(name) for name in packages}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def said(module: ModuleType, found: dict[str, dict[str, Any]]) -> Said:

@@ -20,7 +20,7 @@ from trainatomy.world import simulate
 from trainatomy.world.watcher import Watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import torch
 
@@ -75,22 +75,6 @@ class Noting(Watcher):
         self.follower = Follower(model, self.take)
         self.follower.start()
 
-    def step_begin(self, step: int) -> None:
-        super().step_begin(step)
-        self.take("step")
-
-    def micro_step_begin(self, micro_step: int) -> None:
-        super().micro_step_begin(micro_step)
-        self.take("forward")
-
-    def forward_end(self) -> None:
-        super().forward_end()
-        self.take("forward end")
-
-    def micro_step_end(self, micro_step: int) -> None:
-        super().micro_step_end(micro_step)
-        self.take("backward end")
-
     def optimizer_begin(self) -> None:
         super().optimizer_begin()
         assert self._model is not None
@@ -101,19 +85,33 @@ class Noting(Watcher):
         state = getattr(self._optimizer, "state", {})
         self.take("optimizer end", {"optimizer_state": self.places(tensors_in(list(state.values())))})
 
-    def zero_grad_begin(self) -> None:
-        super().zero_grad_begin()
-        self.take("zero_grad")
-
-    def zero_grad_end(self) -> None:
-        super().zero_grad_end()
-        self.take("zero_grad end")
-
     def step_end(self, step: int) -> None:
         super().step_end(step)
         self.take("step end")
         if step == 1:
             self.follower.stop()
+
+
+def noted(method: str, name: str) -> Callable[..., None]:
+    """A signal of the loop that is passed on and noted as ``name``."""
+
+    def signal(self: Noting, *arguments: int) -> None:
+        getattr(super(Noting, self), method)(*arguments)
+        self.take(name)
+
+    return signal
+
+
+SIGNALS = {
+    "step_begin": "step",
+    "micro_step_begin": "forward",
+    "forward_end": "forward end",
+    "micro_step_end": "backward end",
+    "zero_grad_begin": "zero_grad",
+    "zero_grad_end": "zero_grad end",
+}
+for method, name in SIGNALS.items():
+    setattr(Noting, method, noted(method, name))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[Tape, Tape]:

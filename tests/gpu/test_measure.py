@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from fake_gpu import FakeNvml
+from measured import FULL, RESULT
 
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.gpu import measure as measuring
@@ -16,42 +17,8 @@ from trainatomy.gpu.card import nvml, visible
 from trainatomy.gpu.process.hosting import Host
 from trainatomy.gpu.process.job import Job, from_plain, read_result, set_environment, to_plain, write_result
 from trainatomy.gpu.process.reporting import Progress
-from trainatomy.results.bill import (
-    Components,
-    Instant,
-    Line,
-    Measurement,
-    Memory,
-    ModuleShare,
-    Neighbour,
-    OutOfMemoryPoint,
-    Stage,
-)
+from trainatomy.results.bill import Instant, Measurement, OutOfMemoryPoint
 from trainatomy.workload.schema import Workload
-
-RESULT = Measurement(
-    name="tiny",
-    workload={"model": {"class": "BertModel"}},
-    status="completed",
-    gpu="NVIDIA H200",
-    driver="580",
-    versions={"torch": "2.11.0"},
-    date="2026-11-21",
-    peak_allocated_bytes=10,
-    peak_reserved_bytes=20,
-    device_bytes=None,
-    process_bytes=None,
-    nvml_used_bytes=None,
-    idle_bytes=None,
-    context_bytes=None,
-    model_bytes=5,
-    num_alloc_retries=0,
-    step_seconds=0.1,
-    steps=4,
-    message="",
-    tape_file=None,
-)
-
 
 SAYS = """
 import json, os, signal, sys, time
@@ -61,6 +28,9 @@ def at(stage, **more): say(progress={"run": "control", "stage": stage, **more})
 """
 """What every script that plays a session begins with."""
 DONE = to_plain(RESULT)
+LATER = {"memory", "modules", "stages", "timed_step_seconds", "recorded_step_seconds", "samples_per_second"}
+LATER |= {"tokens_per_second", "neighbours", "out_of_memory", "notes"}
+"""Fields that the first version did not have."""
 
 
 def play(
@@ -249,27 +219,13 @@ def test_a_tape_that_cannot_be_written_is_told_before_anything_starts(
 
 
 def test_a_measurement_of_an_earlier_version_is_read() -> None:
-    later = {"memory", "modules", "stages", "timed_step_seconds", "recorded_step_seconds", "samples_per_second"}
-    later |= {"tokens_per_second", "neighbours", "out_of_memory", "notes"}
-    old = {name: value for name, value in DONE["measurement"].items() if name not in later}
+    old = {name: value for name, value in DONE["measurement"].items() if name not in LATER}
     assert from_plain({"measurement": old}) == RESULT
 
 
 def test_everything_that_a_measurement_holds_comes_back(tmp_path: Path) -> None:
-    instant = Instant(1, "backward", "layer", "")
-    memory = Memory(
-        9, 9, 9, 9, 1, Components(1, 2, 3, 1, 1, 1, 0, 0), (Line("weights", "parameters", 1, 1),), instant, 0
-    )
-    full = replace(
-        RESULT,
-        memory=memory,
-        modules=(ModuleShare("layer", 1, 1),),
-        stages=(Stage("idle", None, None, 0, 0),),
-        timed_step_seconds=(0.1, 0.2),
-        neighbours=(Neighbour(1, "x", None),),
-        out_of_memory=OutOfMemoryPoint(instant, 1, 2, 3),
-        notes=("one",),
-    )
+    full = replace(FULL, out_of_memory=OutOfMemoryPoint(Instant(1, "backward", "layer", ""), 1, 2, 3))
+    assert all(value != getattr(RESULT, name) for name, value in asdict(full).items() if name in LATER)
     write_result(tmp_path / "result.json", full)
     assert read_result(tmp_path / "result.json") == full
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from measured import FULL, GIB
 from rich.console import Console
-from test_measure import RESULT
 
 import trainatomy.api
 from trainatomy.campaign import machine
@@ -20,54 +20,8 @@ from trainatomy.faces.json import measurement_to_json
 from trainatomy.faces.text import measurement_page, render
 from trainatomy.faces.text.measurement import rate
 from trainatomy.gpu.process.reporting import Progress
-from trainatomy.results.bill import (
-    Components,
-    Instant,
-    Line,
-    Measurement,
-    Memory,
-    ModuleShare,
-    Neighbour,
-    OutOfMemoryPoint,
-    Stage,
-)
+from trainatomy.results.bill import Instant, Measurement, OutOfMemoryPoint
 
-GIB, MIB = 2**30, 2**20
-PARTS = Components(
-    weights=GIB, optimizer_states=2 * GIB, gradients=GIB, activations=3 * GIB, temporary=0, functionality=32 * MIB,
-    cache=224 * MIB, context=768 * MIB,
-)  # fmt: skip
-MEMORY = Memory(
-    peak_allocated_bytes=7 * GIB + 32 * MIB,
-    peak_reserved_bytes=7 * GIB + 256 * MIB,
-    device_bytes=8 * GIB,
-    peak_requested_bytes=7 * GIB,
-    model_bytes=GIB,
-    components=PARTS,
-    lines=(
-        Line("weights", "parameters", 768 * MIB, 9),
-        Line("weights", "16-bit copies kept by autocast", 256 * MIB, 4),
-        Line("functionality", "inputs", 32 * MIB, 2),
-    ),
-    peak=Instant(1, "backward", "", ""),
-    num_alloc_retries=0,
-)
-FULL = replace(
-    RESULT,
-    device_bytes=8 * GIB,
-    peak_allocated_bytes=MEMORY.peak_allocated_bytes,
-    peak_reserved_bytes=MEMORY.peak_reserved_bytes,
-    memory=MEMORY,
-    modules=(ModuleShare("layer.*.mlp", 3 * GIB, 12),),
-    stages=(Stage("idle", 0, 615 * MIB, 0, 0), Stage("training", 8 * GIB, 9 * GIB, 7 * GIB, 7 * GIB)),
-    timed_step_seconds=(0.25, 0.24, 0.27),
-    step_seconds=0.25,
-    recorded_step_seconds=0.255,
-    samples_per_second=16.0,
-    tokens_per_second=8192.0,
-    neighbours=(Neighbour(4711, "python", 3 * GIB), Neighbour(9, "", None)),
-    notes=("another process uses the card",),
-)
 WORKLOAD = "model: {class: GPT2LMHeadModel, config: {n_layer: 1, n_embd: 8, n_head: 2}}\ndata: {sequence_length: 8}\n"
 
 

@@ -14,7 +14,7 @@ import grid
 import measure_grid
 import processes
 import pytest
-from test_measure import RESULT
+from measured import RESULT
 
 from trainatomy.gpu.process.job import Job, read_result, write_result
 from trainatomy.results.bill import Components, Instant, Memory

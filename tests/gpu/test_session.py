@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from test_measure import RESULT
+from measured import RESULT
 
 from trainatomy.errors import WorkloadError
 from trainatomy.gpu.process import forks, session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from test_measure import RESULT
+from measured import RESULT
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.facts.workspaces import Workspaces

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from rivals import About, NoAnswer
-from rivals.shipped import Shipped, shipped
+from rivals.shipped import Shipped, trained_decoder
 
 ABOUT = About(
     tool="canifinetune",
@@ -35,9 +35,7 @@ def answer(line: dict[str, Any]) -> int:
     """What it says for the row of a measured line, bytes."""
     from canifinetune.estimator.memory import EstimateRequest, estimate
 
-    row = shipped(line)
-    if row.workload.mode == "inference" or not row.is_decoder:
-        raise NoAnswer("it speaks of training decoders")
+    row = trained_decoder(line)
     memory = estimate(EstimateRequest(**_request(row))).memory
     return round((memory.total_estimated_gb - memory.cuda_overhead_gb - memory.safety_margin_gb) * 2**30)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from rivals import About, NoAnswer
-from rivals.shipped import Shipped, shipped
+from rivals.shipped import Shipped, trained_decoder
 
 ABOUT = About(
     tool="FitCheck",
@@ -32,9 +32,7 @@ def answer(line: dict[str, Any]) -> int:
     from fitcheck.estimator import estimate
     from fitcheck.gpu_db import get_gpu
 
-    row = shipped(line)
-    if row.workload.mode == "inference" or not row.is_decoder:
-        raise NoAnswer("it speaks of training decoders")
+    row = trained_decoder(line)
     report = estimate(_configuration(row), _training(row), get_gpu("h200"))
     return round(report.total_mib * 2**20)
 

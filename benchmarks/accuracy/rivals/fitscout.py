@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from rivals import About, NoAnswer
-from rivals.shipped import shipped
+from rivals.shipped import trained_decoder
 
 ABOUT = About(
     tool="FitScout (Megatron's formula)",
@@ -28,10 +28,8 @@ def answer(line: dict[str, Any]) -> int:
     from fitscout.model.introspect import extract_arch_fields
     from fitscout.model.profile import ModelProfile
 
-    row = shipped(line)
+    row = trained_decoder(line)
     train, spec = row.workload.train, row.workload.model
-    if row.workload.mode == "inference" or not row.is_decoder:
-        raise NoAnswer("it speaks of training decoders")
     if train.optim not in ADAM or spec.freeze:
         raise NoAnswer("it knows AdamW in 32 and 8 bits, and no frozen parameters")
     size = 4 if row.precision == "fp32" else 2

@@ -54,6 +54,14 @@ def shipped(line: dict[str, Any]) -> Shipped:
     return _shipped(json.dumps(line))
 
 
+def trained_decoder(line: dict[str, Any]) -> Shipped:
+    """The same, where it is a decoder that is trained; raises ``NoAnswer`` for everything else."""
+    row = shipped(line)
+    if row.workload.mode == "inference" or not row.is_decoder:
+        raise NoAnswer("it speaks of training decoders")
+    return row
+
+
 @lru_cache(maxsize=1)
 def _shipped(text: str) -> Shipped:
     import torch
