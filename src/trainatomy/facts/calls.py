@@ -93,13 +93,13 @@ def _arrays(text: str, before: list[Array]) -> tuple[list[Array], list[int]]:
     written: list[int] = []
     for host, dtype, sizes, strides, shared, count, mark in _ARRAY.findall(text):
         shape = _numbers(sizes)
-        for _ in range(int(count or 1)):
-            position = len(before) + len(found)
-            storage = (before + found)[int(shared)].storage if shared else position
-            steps = _numbers(strides) if strides else contiguous(shape)
+        steps = _numbers(strides) if strides else contiguous(shape)
+        storage = (before + found)[int(shared)].storage if shared else -1
+        one = Array(shape, steps, LONG.get(dtype, dtype), BYTES.get(dtype, 1), storage, bool(host))
+        for position in range(len(before) + len(found), len(before) + len(found) + int(count or 1)):
             if mark:
                 written.append(position)
-            found.append(Array(shape, steps, LONG.get(dtype, dtype), BYTES.get(dtype, 1), storage, bool(host)))
+            found.append(one if shared else one._replace(storage=position))
     return found, written
 
 
