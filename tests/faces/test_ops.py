@@ -13,7 +13,7 @@ from trainatomy.faces.cli import main
 from trainatomy.faces.operations_json import anatomy_schema, anatomy_to_json
 from trainatomy.faces.text import render
 from trainatomy.faces.text.operations import anatomy_page
-from trainatomy.results.anatomy import Anatomy, Joined
+from trainatomy.results.anatomy import Anatomy, Joined, Padding
 from trainatomy.workload.encoder_layer import encoder_layer
 
 
@@ -31,9 +31,19 @@ def timed(anatomy: Anatomy) -> Anatomy:
     )
     heaviest = tuple(replace(row, seconds=5e-5, measured_seconds=1.5e-3) for row in anatomy.heaviest)
     shapes = tuple(replace(row, gain_seconds=2e-5) for row in anatomy.shapes)
+    modules = tuple(replace(row, seconds=3e-4, measured_seconds=3.25e-3) for row in anatomy.modules)
+    padding = Padding(50257, 50304, 64, 3, ("lm_head",), "model.config.vocab_size", 50257, 50304, "resize it", 1e-1)
     joined = Joined(50, 52, 0.9, 1.0, {"aten::zeros": 2}, {"aten::topk": 1})
     return replace(
-        anatomy, groups=groups, heaviest=heaviest, shapes=shapes, seconds=1.0, measured_seconds=2.0, joined=joined
+        anatomy,
+        groups=groups,
+        heaviest=heaviest,
+        modules=modules,
+        shapes=shapes,
+        paddings=(padding,),
+        seconds=1.0,
+        measured_seconds=2.0,
+        joined=joined,
     )
 
 
@@ -59,6 +69,21 @@ def test_times_are_shown_where_they_are_known(timed: Anatomy) -> None:
     assert "What they cost the GPU" in page and "1.00 ms" in page and "memory" in page
     assert "50 of 52 predicted operations were found in the profile, with 90.0 % of its" in page
     assert "only measured: aten::topk (once)" in page
+
+
+def test_modules_are_shown_with_both_times(timed: Anatomy) -> None:
+    page = render(anatomy_page(timed), 80)
+    body = page.partition("The heaviest modules")[2].partition("What the guides say")[0]
+    assert "predicted  measured" in body and "300 µs" in body and "3.25 ms" in body
+    assert timed.modules[0].module in body
+
+
+def test_what_to_pad_names_the_setting_and_how_to_compare(timed: Anatomy) -> None:
+    page = render(anatomy_page(timed), 120)
+    assert (
+        "model.config.vocab_size: 50304: 50,257 becomes 50,304 in 3 products of lm_head, predicted to save 100" in page
+    )
+    assert "--sweep model.config.vocab_size=50257,50304" in page
 
 
 def test_json_is_what_its_schema_says(anatomy: Anatomy, timed: Anatomy) -> None:

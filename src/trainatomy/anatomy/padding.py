@@ -84,13 +84,23 @@ def _padding(
             call = calls[row.operation, row.shape]
             gain += (price(call) - price(padded_call(call, row.dimension, padded * factor))) * row.calls
     modules = tuple(dict.fromkeys(row.module for row in rows))
-    setting, how = "", "no setting of the description is this size"
+    how = "no setting of the description is this size"
     if role is not None:
-        setting = f"{role.key}: {padded}" if role.key else ""
         how = _HOW[role.kind].format(multiple=multiple, padded=padded)
         if factor > 1:
             how = f"{_HOW['rows'].format(factor=factor, value=value)}; {how}"
-    return Padding(size, padded * factor, multiple, sum(row.calls for row in rows), modules, setting, how, gain)
+    return Padding(
+        size,
+        padded * factor,
+        multiple,
+        sum(row.calls for row in rows),
+        modules,
+        role.key if role is not None else "",
+        value,
+        padded,
+        how,
+        gain,
+    )
 
 
 def _multiples(rows: Sequence[WastefulShape]) -> list[int]:

@@ -125,9 +125,9 @@ class WastefulShape:
 class Padding:
     """One size that would be better if it were padded, with all products that it is a dimension of.
 
-    ``setting`` names what to change in the description, with its value (``""``: nothing there decides it), ``how`` what
-    that means in a training script.  ``gain_seconds``: what the step's products lose in predicted time, ``None``
-    without a clock.
+    ``size`` becomes ``padded``, a multiple of ``multiple``, where ``setting`` of the description is changed from
+    ``value`` to ``padded_value`` (``""``: none of it decides the size); ``how``: what that means in a training script.
+    ``gain_seconds``: what the step's products lose in predicted time, ``None`` without a clock.
     """
 
     size: int
@@ -136,6 +136,8 @@ class Padding:
     products: int
     modules: tuple[str, ...]
     setting: str
+    value: int
+    padded_value: int
     how: str
     gain_seconds: float | None = None
 

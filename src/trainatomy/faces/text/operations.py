@@ -44,7 +44,7 @@ def anatomy_page(anatomy: Anatomy) -> Group:
     if anatomy.shapes:
         parts.append(section("Shapes that waste the card", _shapes(anatomy.shapes)))
     if anatomy.paddings:
-        parts.append(section("What to pad", bullets([_padding(one, anatomy.seconds) for one in anatomy.paddings])))
+        parts.append(section("What to pad", *_paddings(anatomy)))
     parts.append(section("Not in these figures", bullets(_left_out(anatomy))))
     if anatomy.joined is not None:
         parts.append(section("How the profile was joined", bullets(_joined(anatomy.joined))))
@@ -158,14 +158,25 @@ def _modules(anatomy: Anatomy) -> Table:
     return table
 
 
+def _paddings(anatomy: Anatomy) -> list[RenderableType]:
+    """Sentences, and how to see one before and after."""
+    parts: list[RenderableType] = [bullets([_padding(one, anatomy.seconds) for one in anatomy.paddings])]
+    known = next((one for one in anatomy.paddings if one.setting), None)
+    if known is not None:
+        both = f"trainatomy compare WORKLOAD.yaml --sweep {known.setting}={known.value},{known.padded_value}"
+        parts.append(Text(f"Before and after: {both}", style="dim"))
+    return parts
+
+
 def _padding(one: Padding, step_seconds: float | None) -> str:
-    """A sentence: which size, which setting, what it gains."""
+    """Which setting, which size, what it gains."""
     gain = ""
     if one.gain_seconds is not None and step_seconds:
         gain = f", predicted to save {_duration(one.gain_seconds)} ({percent(one.gain_seconds, step_seconds)})"
     modules = ", ".join(module or "-" for module in one.modules)
+    setting = f"{one.setting}: {one.padded_value}" if one.setting else "no setting"
     return (
-        f"{one.setting or 'no setting'}: {one.size:,} becomes {one.padded:,} in {one.products:,} "
+        f"{setting}: {one.size:,} becomes {one.padded:,} in {one.products:,} "
         f"product{'s' if one.products > 1 else ''} of {modules}{gain}; {one.how}"
     )
 
