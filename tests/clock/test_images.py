@@ -80,6 +80,13 @@ def test_batch_norm_by_channel(shape, forward, backward):
         assert work_of(from_text(text), CHIP).seconds * 1e6 == pytest.approx(microseconds, rel=0.35)
 
 
+def test_batch_norm_of_inference_is_element_wise():
+    text = "aten::native_batch_norm(f32[16,64,112,112],f32[64]*4)->f32[16,64,112,112],f32[0]*2;training={}"
+    trained, known = (work_of(from_text(text.format(value)), CHIP) for value in (True, False))
+    assert known.seconds == 0.0 and known.bytes == pytest.approx(2 * 16 * 64 * 112 * 112 * 4, rel=1e-4)
+    assert trained.seconds > 3 * known.bytes / CHIP.bandwidth
+
+
 def test_a_norm_of_what_is_not_dense_copies_it_first():
     text = (
         "aten::native_layer_norm_backward(f32[4,1500,768],{0},f32[4,1500,1]*2,f32[768]*2)->f32[4,1500,768],f32[768]*2"

@@ -11,8 +11,8 @@ from __future__ import annotations
 from math import log2
 from typing import Any
 
-from trainatomy.clock.kernels.traffic import name_of
-from trainatomy.clock.kernels.work import HALVES, NOTHING, Chip, Work
+from trainatomy.clock.kernels.traffic import moved, name_of, sized
+from trainatomy.clock.kernels.work import HALVES, NOTHING, Chip, Work, number
 from trainatomy.facts.data import read_yaml
 from trainatomy.results.operations import Call
 
@@ -25,6 +25,8 @@ def batch_norm(call: Call, chip: Chip) -> Work:
     x = call.inputs[0]
     if not x.elements or len(x.shape) < 2:
         return NOTHING
+    if not backward and number(call, "training") == "False":
+        return sized(f"traffic.plain.{8 * x.itemsize}.batch_norm", chip, moved(call))
     channels = x.shape[1]
     of_channel = x.elements // channels
     read = 2 if backward else 1
