@@ -40,7 +40,8 @@ COSTS: dict[str, Cost] = _flat(
             "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ set_ detach "
             "detach_ alias view _unsafe_view _reshape_alias expand t transpose permute select slice unsqueeze "
             "squeeze as_strided as_strided_ split unbind split_with_sizes chunk diagonal unfold lift_fresh "
-            "record_stream is_same_size view_as_real view_as_complex item _has_compatible_shallow_copy_type _version is_pinned",
+            "record_stream is_same_size _version view_as_real view_as_complex item is_pinned "
+            "_has_compatible_shallow_copy_type",
         ),
         _each(matmul.matmul, "mm bmm addmm baddbmm addbmm linear _addmm_activation"),
         _each(matmul.vector_product, "mv dot addmv addr vdot"),

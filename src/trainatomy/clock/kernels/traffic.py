@@ -7,7 +7,7 @@ is than memory, is in the measured efficiency of its family, by size relative to
 
 from __future__ import annotations
 
-from math import log2
+from math import hypot, log2
 
 from trainatomy.clock.kernels.work import (
     NOTHING,
@@ -20,6 +20,7 @@ from trainatomy.clock.kernels.work import (
     whole_numbers,
     written_bytes,
 )
+from trainatomy.facts.data import read_yaml
 from trainatomy.results.operations import Array, Call
 
 _WARP_ROW = 1024
@@ -116,8 +117,17 @@ def reduction(call: Call, chip: Chip) -> Work:
     way = "all" if kept == 1 else "rows" if inner in places else "columns"
     traffic = moved(call)
     bits = source.itemsize * 8
-    depth = log2(max(source.elements / max(kept, 1), 1))
-    return sized(f"reduction.{way}.{bits}", chip, traffic, 1, depth / 2)
+    depth = max(source.elements / max(kept, 1), 1)
+    work = sized(f"reduction.{way}.{bits}", chip, traffic, 1, log2(depth) / 2)
+    return work._replace(seconds=_across(chip, depth, traffic)) if way == "columns" else work
+
+
+def _across(chip: Chip, rows: float, traffic: float) -> float:
+    """Across rows: blocks of threads share them, a second pass adds what they found, and however few the columns are,
+    each row takes its turn (aten/src/ATen/native/cuda/Reduce.cuh)."""
+    form = read_yaml("efficiency.yaml")["reduction_across"]
+    start = min(form["start_seconds"] + rows * form["start_row_seconds"], form["most_start_seconds"])
+    return float(start + hypot(rows * form["row_seconds"], traffic / (chip.bandwidth * form["bandwidth"])))
 
 
 def normalisation(call: Call, chip: Chip) -> Work:
