@@ -125,6 +125,7 @@ class FakeAllocator(TorchDispatchMode):
             monkeypatch.setattr(torch.cuda, name, answer)
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [list(self.trace)]})
+        monkeypatch.setattr(torch._C, "_cuda_memoryStats", self.statistics, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: self.recording, raising=False)
         monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
         monkeypatch.setattr(attach_notes, "addresses", addresses)

@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from trainatomy.gpu.attachment import history as attach_history
 from trainatomy.gpu.attachment import reading
-from trainatomy.gpu.attachment.attach import BORROWED, Attachment
+from trainatomy.gpu.attachment.attach import Attachment
 from trainatomy.gpu.attachment.history import BEFORE
+from trainatomy.gpu.attachment.remarks import BORROWED
 from trainatomy.gpu.attachment.signals import Signals
 from trainatomy.integrations.anatomy import watch
 from trainatomy.integrations.printing import print_gpu_utilization
@@ -440,6 +441,28 @@ def test_a_watch_says_what_is_not_in_its_bill(
     assert anatomy.measurement is not None
     assert any(told in note for note in anatomy.measurement.notes)
     assert anatomy.measurement.context_bytes == CONTEXT_BYTES
+
+
+def test_a_model_that_moves_is_looked_for_again(gpu: FakeAllocator) -> None:
+    model = Wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer) as anatomy:
+        model.inner.weight.data = model.inner.weight.data.clone()
+        train(model, optimizer)
+    assert anatomy.measurement is not None and anatomy.measurement.memory is not None
+    lines = {line.name: line.bytes for line in anatomy.measurement.memory.lines}
+    assert lines["parameters"] == 128 * 128 * 4
+
+
+def test_a_step_reads_the_counters_once_an_instant(gpu: FakeAllocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer):
+        train(model, optimizer, steps=4)
+        reads: list[int] = []
+        monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda device: reads.append(device) or gpu.statistics())
+        train(model, optimizer, steps=10)
+    assert len(reads) <= 10 * 8 + 2, "eight instants of a step, and the end of the watch"
 
 
 def test_attachment_names_what_it_is_told() -> None:

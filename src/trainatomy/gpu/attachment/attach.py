@@ -17,6 +17,7 @@ from trainatomy.gpu.attachment.bill import bill_of
 from trainatomy.gpu.attachment.history import Recording
 from trainatomy.gpu.attachment.notes import Counted, Notes, counted
 from trainatomy.gpu.attachment.reading import Utilization, utilization
+from trainatomy.gpu.attachment.remarks import remarks
 from trainatomy.gpu.attachment.signals import Signals
 from trainatomy.gpu.process.job import WARM_UP_STEPS
 from trainatomy.gpu.step.clock import Clock
@@ -24,7 +25,6 @@ from trainatomy.gpu.step.here import driver_version, is_out_of_memory, versions
 from trainatomy.gpu.tapes.settled import Counted as Totals
 from trainatomy.gpu.tapes.settled import Failure
 from trainatomy.results.bill import Measurement, Stage
-from trainatomy.units import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,15 +33,9 @@ if TYPE_CHECKING:
 
     from trainatomy.gpu.tapes.settled import RealBill
 
-BORROWED = "the memory history was already being recorded; it was read and left as it is"
 UNFINISHED = "the training did not come to its end"
-OVERFLOWN = "one step makes more allocations than the memory history keeps: no components"
 RESERVED = "peak reserved"
 """Beginning of a note that means nothing where a part of a watch is left: the most was reserved in another part."""
-INCOMPLETE = (
-    "the memory history that was already being recorded does not reach back to the beginning of the watch: "
-    "no components; record with more max_entries, or leave the recording to trainatomy"
-)
 
 
 class Attachment:
@@ -114,10 +108,11 @@ class Attachment:
         after = utilization(self._device)
         totals = self._totals(after)
         bill = bill_of(window, totals, self._device, self._failure) if window.complete else None
-        remarks = self._remarks(window.complete, after)
-        notes = bill.notes if bill is not None else ()
-        remarks += tuple(note for note in notes if window.is_whole or not note.startswith(RESERVED))
-        return self._measurement(after, totals, bill, remarks)
+        found = remarks(self._before, after, is_complete=window.complete, is_borrowed=self._recording.is_borrowed)
+        ended = (f"the loop was ended by {self._message}",) if self._message and self._status == "completed" else ()
+        noted = bill.notes if bill is not None else ()
+        noted = tuple(note for note in noted if window.is_whole or not note.startswith(RESERVED))
+        return self._measurement(after, totals, bill, (*found, *ended, *noted))
 
     @property
     def peak_bytes(self) -> int:
@@ -158,25 +153,8 @@ class Attachment:
             num_alloc_retries=_retries(self._device) - self._retries,
         )
 
-    def _remarks(self, complete: bool, after: Utilization) -> tuple[str, ...]:
-        found = []
-        if not complete and not self._recording.is_borrowed:
-            found.append(OVERFLOWN)
-        if self._recording.is_borrowed:
-            found.append(BORROWED if complete else INCOMPLETE)
-        cached = self._before.reserved_bytes - self._before.allocated_bytes
-        if cached:
-            found.append(
-                f"{human_bytes(cached)} were reserved but not allocated when the watch began; "
-                "they count as reserved at the peak"
-            )
-        found += _unlisted(after)
-        if self._message and self._status == "completed":
-            found.append(f"the loop was ended by {self._message}")
-        return tuple(found)
-
     def _measurement(
-        self, after: Utilization, totals: Totals, bill: RealBill | None, remarks: tuple[str, ...]
+        self, after: Utilization, totals: Totals, bill: RealBill | None, notes: tuple[str, ...]
     ) -> Measurement:
         seconds = tuple(self._clock.seconds[WARM_UP_STEPS:])
         return Measurement(
@@ -208,23 +186,8 @@ class Attachment:
             samples_per_second=_rate(self.notes.samples, self._clock.seconds),
             tokens_per_second=_rate(self.notes.tokens, self._clock.seconds),
             out_of_memory=bill.out_of_memory if bill else None,
-            notes=remarks,
+            notes=notes,
         )
-
-
-def _unlisted(after: Utilization) -> list[str]:
-    """What the card holds for no process that NVML lists: little is this process's own, for a context takes far more;
-    more of it may be anybody's."""
-    if not after.unlisted_bytes or after.context_bytes is None:
-        return []
-    size = human_bytes(after.unlisted_bytes)
-    if after.unlisted_bytes < after.context_bytes / 2:
-        return [
-            f"the driver counts {size} for the card but for no process; they belong to the context, where "
-            "`trainatomy measure` and a prediction have them, and are not in this bill"
-        ]
-    hidden = "; processes outside of this container are not listed" if after.can_hide else ""
-    return [f"the card holds {size} for no process that NVML lists{hidden}; they are not in this bill"]
 
 
 def _peak_stage(totals: Totals, after: Utilization) -> Stage:

@@ -1,9 +1,10 @@
 """What is written down while somebody's loop runs: where in the stream of allocations each part begins, and where
 tensors lie whose purpose is known.
 
-Everything here is paid for by the loop.  A note costs one call of the allocator's counters, some 20 microseconds.  The
-addresses of gradients and optimizer states are thousands of Python calls: they are read only at the end of a step in
-which the peak rose, because only what is held at the peak needs a name.
+Everything here is paid for by the loop.  A note costs one call of the allocator's counters, which build a dictionary
+each time (some 15 microseconds); so what happens at one instant is noted by one call.  The addresses of gradients and
+optimizer states are thousands of Python calls: they are read only at the end of a step in which the peak rose, because
+only what is held at the peak needs a name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 
 FOLLOWED_STEPS = 2
-"""Steps whose modules are noted, of each window of the history."""
+"""Steps whose modules are noted at first: what the first takes for good (workspaces, states) no other does."""
+FOLLOWED_AGAIN = 1
+"""And in each later window of the history."""
 
 
 class Counted(NamedTuple):
@@ -40,10 +43,9 @@ class Counted(NamedTuple):
 
 
 def counted(device: int) -> Counted:
-    """Read the counters of one device; the nested form, which is quicker by an order of magnitude than the flat one."""
-    statistics = torch.cuda.memory_stats_as_nested_dict(device)
-    if not statistics:
-        return Counted(0, 0)
+    """Read the counters of one device: from the allocator itself, because ``torch.cuda.memory_stats`` flattens and
+    sorts its answer, which takes ten times as long."""
+    statistics = torch._C._cuda_memoryStats(device)
     calls, held = statistics["allocation"]["all"], statistics["allocated_bytes"]["all"]
     return Counted(calls["allocated"] + calls["freed"], held["peak"])
 
@@ -66,6 +68,10 @@ class Notes(Silent):
         self._read, self._rolls = read, rolls
         self._named_peak = 0
         self._step = -1
+        self._begins = False
+        self._parameters: list[nn.Parameter] = []
+        self._place: list[int] = []
+        self._to_follow = FOLLOWED_STEPS
         self._inputs: list[int] = []
         self._follower: Follower | None = None
         self.keeps_batch = False
@@ -83,7 +89,7 @@ class Notes(Silent):
         self._step = step
         self.samples.append(0)
         self.tokens.append(0)
-        self._note("step")
+        self._begins = True
 
     def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Count samples and tokens, and remember where the batch lies."""
@@ -110,25 +116,27 @@ class Notes(Silent):
         self._note("optimizer")
 
     def optimizer_end(self) -> None:
-        self._note("optimizer end", **self._risen())
+        self._note_risen("optimizer end")
 
     def tick(self) -> None:
         self._clock.tick()
 
     def zero_grad_begin(self) -> None:
-        self._note("zero_grad", **self._risen())
+        self._note_risen("zero_grad")
 
     def zero_grad_end(self) -> None:
         self._note("zero_grad end")
 
     def step_end(self, step: int) -> None:
-        self._note("step end")
+        now = self._read()
+        self._write(now, "step end")
         self.steps += 1
         if self._follower is not None:
             self.followed.append(step)
-            if len(self.followed) >= FOLLOWED_STEPS:
+            if len(self.followed) >= self._to_follow:
                 self.unfollow()
-        self._rolls(self._read())
+                self._to_follow = FOLLOWED_AGAIN
+        self._rolls(now)
 
     # -- modules -------------------------------------------------------------------------------------------------------
 
@@ -149,11 +157,18 @@ class Notes(Silent):
 
     def known(self) -> dict[str, list[int]]:
         """Where everything lies now whose purpose is known, by label."""
-        parameters = list(self._model.parameters())
+        self._parameters = list(self._model.parameters())
+        self._place = addresses(self._parameters[:1])
         return {
-            "weight": addresses(parameters),
+            "weight": addresses(self._parameters),
             "buffer": addresses(self._model.buffers()),
-            "gradient": addresses(p.grad for p in parameters if p.grad is not None),
+            **self._grown(),
+        }
+
+    def _grown(self) -> dict[str, list[int]]:
+        """Where that lies which comes in the course of a training."""
+        return {
+            "gradient": addresses(p.grad for p in self._parameters if p.grad is not None),
             "optimizer_state": addresses(tensors_in(getattr(self.optimizer, "state", {}))),
         }
 
@@ -166,16 +181,18 @@ class Notes(Silent):
         """The loop raised: note all that is known, while what it held is still held."""
         self._note("failed", **self.known())
 
-    def _risen(self) -> dict[str, list[int]]:
-        """All that is known, if the peak rose since it was noted."""
-        peak = self._read().peak_bytes
-        if peak <= self._named_peak:
-            return {}
-        self._named_peak = peak
-        return self.known()
+    def _note_risen(self, name: str) -> None:
+        """A note, with the addresses of what is there if the peak rose since they were last noted."""
+        now = self._read()
+        found: dict[str, list[int]] = {}
+        if now.peak_bytes > self._named_peak:
+            self._named_peak = now.peak_bytes
+            moved = not self._parameters or addresses(self._parameters[:1]) != self._place
+            found = self.known() if moved else self._grown()
+        self._write(now, name, found)
 
     def _note(self, name: str, **found: list[int]) -> None:
-        self._take(name, found)
+        self._write(self._read(), name, found)
 
     def _take(
         self,
@@ -186,7 +203,21 @@ class Notes(Silent):
     ) -> None:
         if copies:
             self.autocast = torch.get_autocast_dtype("cuda")
-        self.notes.append(Note(self._read().events, name, self._step, found or {}, module, copies))
+        self._write(self._read(), name, found, module, copies)
+
+    def _write(
+        self,
+        now: Counted,
+        name: str,
+        found: Mapping[str, list[int]] | None = None,
+        module: str = "",
+        copies: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """A note of this instant; a step begins with the first thing that is noted in it."""
+        if self._begins:
+            self._begins = False
+            self.notes.append(Note(now.events, "step", self._step, {}))
+        self.notes.append(Note(now.events, name, self._step, found or {}, module, copies))
 
 
 def _on_host(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -72,7 +73,7 @@ def utilization(device: int | None = None) -> Utilization:
 def in_container() -> bool:
     """Whether this process sees no processes but those of its own container (a Linux namespace)."""
     try:
-        return os.readlink("/proc/self/ns/pid") != INITIAL_PID_NAMESPACE
+        return str(Path("/proc/self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE
     except OSError:
         return False
 
