@@ -19,6 +19,8 @@ _FORWARD, _BACKWARD = 4.0, 10.0
 """FLOP for each query, key and number of the head: 2 products, or 5, of 2 FLOP each."""
 _BLOCK, _EFFICIENT_BLOCK, _HEAD_BLOCK = 128, 64, 64
 """Of flash and cuDNN attention, of CUTLASS's, and of the head's numbers."""
+_SHARED_SECONDS, _SHARED_BANDWIDTH = 2.0e-6, 0.8
+"""Of the kernels that sum gradients of shared keys and values."""
 
 
 def attention(call: Call, chip: Chip) -> Work:
@@ -44,6 +46,8 @@ def attention(call: Call, chip: Chip) -> Work:
     family = f"attention.{'half' if half else 'fp32'}.{'backward' if backward else 'forward'}.{kernel}.{mask}"
     reach = reach_of(family)
     seconds = reach.kernel_seconds + max(computed * idle / (chip.rate(rate) * reach.share), traffic / chip.bandwidth)
+    if backward and k.shape[1] < heads:  # gradients for each query's head, then summed for the heads that share keys
+        seconds += _SHARED_SECONDS + 4 * batch * heads * keys * head * q.itemsize / (chip.bandwidth * _SHARED_BANDWIDTH)
     if number(call, "dropout_p", "0.0") not in ("0.0", "0"):
         seconds *= read_yaml("efficiency.yaml")["attention_dropout"].get(kernel, (1.0, 1.0))[backward]
         family += ".dropout"
