@@ -1,0 +1,204 @@
+"""What watching costs a training: ``python benchmarks/watch.py [--rounds 15] [--steps 20]``, on a GPU.
+
+Watched and unwatched stretches of steps take turns in one process, in an order that changes from round to round, so
+that a host which is now quick and now slow is so for both.  Each round compares its stretches with its own unwatched
+one; the median over the rounds counts, with the range in which it lies in 95 of 100 repetitions.  A watch notes the
+modules of its first two steps, which cost more and are told apart.
+
+``watch``: ``trainatomy.watch``.  ``history``: only what PyTorch itself records for it.  ``history with stacks``: with a
+Python stack for each allocation, as ``trainatomy measure --tape`` does where it is asked for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import trainatomy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+LIMIT = 0.03
+"""Of a step's time, what watching may cost."""
+FIRST_STEPS = 2
+"""Steps whose modules a watch follows."""
+UNWATCHED = "unwatched"
+RESAMPLINGS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Seconds of a step: over the first ones, and over the others."""
+
+    first: float
+    later: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one way of watching costs, as shares of an unwatched step: the median over the rounds, its 95 % interval,
+    the middle half of the rounds; ``first``: the median for the steps whose modules are followed."""
+
+    name: str
+    step_seconds: float
+    overhead: float
+    interval: tuple[float, float]
+    middle_half: tuple[float, float]
+    first: float
+
+    @property
+    def verdict(self) -> str:
+        """Whether the limit is kept, broken, or neither can be said."""
+        low, high = self.interval
+        return "kept" if high <= LIMIT else "broken" if low > LIMIT else "not settled: more rounds"
+
+
+def stretch(
+    step: Callable[[], None], steps: int, around: AbstractContextManager[Any], wait: Callable[[], None]
+) -> Stretch:
+    """Time one stretch of steps inside of ``around``, whose beginning and end are not timed."""
+    with around:
+        marks = [_now(wait)]
+        for count in (FIRST_STEPS, steps):
+            for _ in range(count):
+                step()
+            marks.append(_now(wait))
+    return Stretch((marks[1] - marks[0]) / FIRST_STEPS, (marks[2] - marks[1]) / steps)
+
+
+def _now(wait: Callable[[], None]) -> float:
+    wait()
+    return time.perf_counter()
+
+
+def measure(
+    step: Callable[[], None],
+    ways: dict[str, Callable[[], AbstractContextManager[Any]]],
+    rounds: int,
+    steps: int,
+    wait: Callable[[], None],
+) -> list[dict[str, Stretch]]:
+    """One stretch of each way a round, in another order each time."""
+    chance = random.Random(0)
+    names, found = list(ways), []
+    for _ in range(rounds):
+        chance.shuffle(names)
+        found.append({name: stretch(step, steps, ways[name](), wait) for name in names})
+    return found
+
+
+def cost(name: str, rounds: Sequence[dict[str, Stretch]]) -> Cost:
+    """What ``name`` cost beside the unwatched stretches of the same rounds."""
+    shares = [one[name].later / one[UNWATCHED].later - 1 for one in rounds]
+    firsts = [one[name].first / one[UNWATCHED].first - 1 for one in rounds]
+    chance = random.Random(0)
+    medians = sorted(median(chance.choices(shares, k=len(shares))) for _ in range(RESAMPLINGS))
+    low, high = medians[RESAMPLINGS // 40], medians[-RESAMPLINGS // 40 - 1]
+    lower, _, upper = quantiles(shares, n=4) if len(shares) > 1 else (shares[0],) * 3
+    seconds = median(one[name].later for one in rounds)
+    return Cost(name, seconds, median(shares), (low, high), (lower, upper), median(firsts))
+
+
+def report(rounds: Sequence[dict[str, Stretch]], names: Sequence[str]) -> str:
+    """A line for each way, a Markdown table."""
+    plain = median(one[UNWATCHED].later for one in rounds)
+    lines = [
+        f"An unwatched step takes {plain * 1000:.2f} ms; {len(rounds)} rounds.",
+        "",
+        "| | a step, ms | overhead | 95 % interval | middle half | first two steps | limit of 3 % |",
+        "| --- | ---: | ---: | --- | --- | ---: | --- |",
+    ]
+    for one in (cost(name, rounds) for name in names):
+        low, high = one.interval
+        lower, upper = one.middle_half
+        lines.append(
+            f"| {one.name} | {one.step_seconds * 1000:.2f} | {one.overhead:+.2%} | {low:+.2%} to {high:+.2%} | "
+            f"{lower:+.2%} to {upper:+.2%} | {one.first:+.1%} | {one.verdict} |"
+        )
+    return "\n".join(lines)
+
+
+@contextmanager
+def history(context: str | None) -> Iterator[None]:
+    """PyTorch's memory history alone, as a watch has it written (``context`` None) or with Python stacks ("all")."""
+    from trainatomy.gpu.attachment.history import RING_EVENTS
+
+    torch.cuda.memory._record_memory_history(
+        enabled="all", context=context, stacks="python", max_entries=RING_EVENTS, clear_history=True
+    )
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None, clear_history=True)
+
+
+def ways_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
+    """What takes turns."""
+    return {
+        UNWATCHED: nullcontext,
+        "watch": partial(trainatomy.watch, model, optimizer),
+        "history": partial(history, None),
+        "history with stacks": partial(history, "all"),
+    }
+
+
+def training(options: argparse.Namespace, device: str) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    """A BERT that classifies random sentences under autocast, and its step."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    heads = max(1, options.hidden // 64)
+    sizes = {"hidden_size": options.hidden, "intermediate_size": 4 * options.hidden, "num_attention_heads": heads}
+    model = BertForSequenceClassification(BertConfig(num_hidden_layers=options.layers, **sizes)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    tokens = torch.randint(1000, (options.batch, options.length), device=device)
+    labels = torch.randint(2, (options.batch,), device=device)
+
+    def step() -> None:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = model(input_ids=tokens, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="What watching costs a training.")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=20, help="timed steps of a stretch, after the first two")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--json", type=Path, help="write all stretches into this file")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        raise SystemExit("PyTorch finds no GPU on this machine: what watching costs can only be measured on one.")
+    model, optimizer, step = training(options, "cuda")
+    ways = ways_of(model, optimizer)
+    measure(step, ways, 1, FIRST_STEPS, torch.cuda.synchronize)  # warm up, each way
+    rounds = measure(step, ways, options.rounds, options.steps, torch.cuda.synchronize)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {options}")
+    print(report(rounds, [name for name in ways if name != UNWATCHED]))
+    if options.json is not None:
+        found = [{name: asdict(one) for name, one in stretches.items()} for stretches in rounds]
+        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

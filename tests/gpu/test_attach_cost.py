@@ -1,0 +1,117 @@
+"""What watching costs: the benchmark that settles it on a GPU, played with a clock and an allocator from a script."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from fake_allocator import FakeAllocator
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "watch.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("watch_benchmark", FILE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Host:
+    """A clock: a step takes 10 ms times how busy the host is, which changes all the time, and more where watched."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._steps = 0
+        self._watched = 0
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        self.now += 5.0  # to begin and to end costs, but is no step
+        self._watched = self._steps
+        self._share, self._first = 0.02, 0.5
+        yield
+        self._share = self._first = 0.0
+        self.now += 5.0
+
+    _share = _first = 0.0
+
+    def step(self) -> None:
+        busy = 1 + (self._steps // 240) % 3  # whole rounds
+        share = self._first if self._steps - self._watched < 2 else self._share
+        self.now += 0.01 * busy * (1 + share)
+        self._steps += 1
+
+
+def test_the_cost_is_that_of_the_watched_steps_beside_those_around(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host()
+    monkeypatch.setattr(benchmark.time, "perf_counter", lambda: host.now)
+    ways = {benchmark.UNWATCHED: nullcontext, "watch": host.watched}
+    rounds = benchmark.measure(host.step, ways, 20, 10, lambda: None)
+    found = benchmark.cost("watch", rounds)
+    assert found.overhead == pytest.approx(0.02) and found.first == pytest.approx(0.5)
+    assert found.interval == pytest.approx((0.02, 0.02)) and found.verdict == "kept"
+    assert "| watch | " in benchmark.report(rounds, ["watch"]) and "+2.00%" in benchmark.report(rounds, ["watch"])
+
+
+def test_what_cannot_be_told_is_not_settled(benchmark: ModuleType) -> None:
+    def one(watched: float) -> dict[str, Any]:
+        return {benchmark.UNWATCHED: benchmark.Stretch(1.0, 1.0), "watch": benchmark.Stretch(1.0, watched)}
+
+    noisy = [one(1 + share) for share in (-0.2, -0.1, 0.0, 0.01, 0.02, 0.1, 0.3)]
+    assert benchmark.cost("watch", noisy).verdict.startswith("not settled")
+    assert benchmark.cost("watch", [one(1.1)] * 7).verdict == "broken"
+    assert benchmark.cost("watch", [one(0.99)]).verdict == "kept"
+
+
+def test_all_ways_take_turns_and_hand_everything_back(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = FakeAllocator()
+    allocator.install(monkeypatch)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with allocator:
+        ways = benchmark.ways_of(model, optimizer)
+        rounds = benchmark.measure(step, ways, 2, 3, lambda: None)
+    assert [set(one) for one in rounds] == [set(ways)] * 2
+    assert all(stretch.later > 0 for one in rounds for stretch in one.values())
+    begun = [options for options in allocator.recordings if options["enabled"] is not None]
+    assert [options["context"] for options in begun].count("all") == 2 and len(begun) == 6
+    assert not allocator.recording and not model._forward_hooks
+    assert len(benchmark.report(rounds, ["watch", "history"]).splitlines()) == 6
+
+
+def test_without_a_gpu_it_says_so(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="finds no GPU"):
+        benchmark.main([])
+
+
+def test_its_training_is_one(benchmark: ModuleType) -> None:
+    from argparse import Namespace
+
+    options = Namespace(layers=1, hidden=64, batch=2, length=4)
+    model, _, step = benchmark.training(options, "cpu")
+    before = next(model.parameters()).detach().clone()
+    step()
+    assert not torch.equal(before, next(model.parameters()))
