@@ -68,6 +68,12 @@ def test_the_plan_has_six_trainings_for_each_size_and_meets_both_verdicts() -> N
     assert any(each.predicted["num_alloc_retries"] for each in plan)
 
 
+def test_the_plan_of_convolutions_waits_with_some_that_fit_without_a_workspace() -> None:
+    plan = plan_walls.read(plan_walls.PLAN.with_name("walls-plan-convolutions.json"))
+    assert any(each.predicted["fits"] and each.predicted["without_workspace"] for each in plan)
+    assert not {each.name for each in plan} & {each.name for each in plan_walls.read()}
+
+
 def test_the_limit_is_the_capacity_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
