@@ -10,6 +10,7 @@
 #                  fail where errors grew (some minutes)
 #   make rivals    ask other tools about the same trainings anew (installs them; MemTracker needs a GPU)
 #   make walls     predict anew where the batch meets the end of cards of 8 to 80 GB (many minutes)
+#   make times     predict every step time that others published for cards without a calibration (many minutes)
 #   make speed     time the command line beside importing the libraries
 #
 # PIP_ARGS reaches every installation. On Linux, torch without CUDA is a much smaller download:
@@ -30,7 +31,7 @@ SETUP := $(VENV)/.setup-done
 TEST_SETUP := $(VENV)/.test-setup-done
 DEV_SETUP := $(VENV)/.dev-setup-done
 
-.PHONY: help setup demo test check format docs accuracy rivals walls speed clean
+.PHONY: help setup demo test check format docs accuracy rivals walls times speed clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -92,6 +93,9 @@ rivals: $(TEST_SETUP)
 walls: $(TEST_SETUP)
 	$(INSTALL) torchvision
 	$(BIN)/python benchmarks/accuracy/plan_walls.py
+
+times: $(TEST_SETUP)
+	$(BIN)/python benchmarks/clock/published.py
 
 speed: $(SETUP)
 	$(BIN)/python benchmarks/speed.py

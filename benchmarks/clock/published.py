@@ -1,0 +1,268 @@
+"""Hold the clock against times that others published, on cards that it has no calibration of.
+
+``published.yaml`` says what ran and how long it took.  Half of the rows, drawn by a hash of their names, may be used to
+find out what the clock does wrong (tuning); the others are held out, and nothing may be changed because of what
+they show one by one.  From the repository's root::
+
+    python benchmarks/clock/published.py              predict, print the table, write published.json
+    python benchmarks/clock/published.py --intervals  what facts/intervals.yaml should say, from the tuning half
+    python benchmarks/clock/published.py --tuning     the tuning half alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import exp, log, sqrt
+from pathlib import Path
+from statistics import NormalDist, median
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from trainatomy.clock.issue import PARTS, from_microseconds, issue_seconds, loop_seconds
+from trainatomy.clock.kernels import kernel_seconds
+from trainatomy.clock.prices import prices_of
+from trainatomy.clock.step import bound_by
+from trainatomy.clock.two_clocks import run
+from trainatomy.facts.cards import card
+from trainatomy.facts.data import read_yaml
+from trainatomy.facts.hosts import reference_host
+from trainatomy.facts.published import notebook as published_notebook
+from trainatomy.workload.factory import resolve
+from trainatomy.workload.notebook import notebook
+from trainatomy.workload.reading import overlay
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from trainatomy.results.operations import Operations
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "published.json"
+SEED = "trainatomy published times, first draw"
+HELD_OUT_SHARE = 0.5
+COVERAGE = 0.9
+"""Share of cases that an interval is to hold in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One published time. ``seconds``: of an optimizer step; ``without``: phases that were not timed."""
+
+    name: str
+    group: str
+    card: str
+    workload: Workload
+    seconds: float
+    without: tuple[str, ...] = ()
+
+    @property
+    def held_out(self) -> bool:
+        """Whether nothing may be changed because of this row."""
+        return is_held_out(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A row and what was predicted for it; seconds of a step."""
+
+    name: str
+    group: str
+    card: str
+    held_out: bool
+    published_seconds: float
+    predicted_seconds: float
+    interval_seconds: tuple[float, float]
+    bound_by: str
+    host_seconds: float
+    gpu_seconds: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over published step time, less 1."""
+        return self.predicted_seconds / self.published_seconds - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the interval holds what was published."""
+        low, high = self.interval_seconds
+        return low <= self.published_seconds <= high
+
+    @property
+    def basis(self) -> str:
+        """The key of its interval."""
+        return "host" if self.bound_by == "host" else "gpu"
+
+
+def is_held_out(name: str) -> bool:
+    """Whether the row of this name is held out: a fraction drawn from seed and name is below ``HELD_OUT_SHARE``."""
+    digest = hashlib.sha256(f"{SEED}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64 < HELD_OUT_SHARE
+
+
+def rows(path: Path = HERE / "published.yaml") -> list[Row]:
+    """Every published time, in the order of the file."""
+    groups = yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    return [row for name, group in groups.items() for row in _rows(name, group)]
+
+
+def _rows(name: str, group: Mapping[str, Any]) -> Iterator[Row]:
+    without = tuple(group.get("without", ()))
+    if group["rows"] == "notebook":
+        for workload, ran in zip(notebook("2022"), published_notebook().rows, strict=True):
+            seconds = _step_seconds(workload, ran.samples_per_second)
+            yield Row(f"{name}: {ran.name}", name, group["card"], workload, seconds)
+        return
+    for entry in group["rows"]:
+        mapping = overlay(overlay(group["workload"], entry["set"]), {"gpu": group["card"]})
+        for section in ("model", "data"):
+            if "factory" in mapping.get(section, {}):
+                mapping[section]["factory"] = resolve(mapping[section]["factory"], HERE)
+        workload = Workload.from_mapping(mapping)
+        seconds = entry.get("seconds") or _step_seconds(workload, entry["samples_per_second"])
+        yield Row(f"{name}: {entry['name']}", name, group["card"], workload, seconds, without)
+
+
+def _step_seconds(workload: Workload, samples_per_second: float) -> float:
+    from trainatomy.training.throughput import samples_per_step
+
+    return samples_per_step(workload) / samples_per_second
+
+
+def operations_of(row: Row, cache: Path | None = None) -> Operations:
+    """The operations of a row's step; kept as files in ``cache``."""
+    key = hashlib.sha256(json.dumps(row.workload.to_mapping(), sort_keys=True).encode()).hexdigest()[:16]
+    kept = cache / f"{key}.pickle" if cache else None
+    if kept is not None and kept.exists():
+        found: Operations = pickle.loads(kept.read_bytes())
+        return found
+    from trainatomy.world.simulate import simulate
+
+    found = simulate(row.workload, row.workload.card()).operations
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(pickle.dumps(found))
+    return found
+
+
+def predict(row: Row, operations: Operations) -> Outcome:
+    """The clock's answer for a row, as ``clock.step.time_of`` gives it, without the phases that were not timed."""
+    workload, known = row.workload, reference_host()
+    loop = "inference" if workload.mode == "inference" else workload.loop
+    costs = from_microseconds(known.microseconds, dict.fromkeys(PARTS, known.typical))
+    issue = list(issue_seconds(operations, costs, loop))
+    timed = [index for index, one in enumerate(operations.operations) if one.phase not in row.without]
+    left = replace(operations, operations=[operations.operations[index] for index in timed])
+    prices = prices_of(card(row.card), tf32=bool(workload.train.tf32))
+    kernels = [kernel_seconds(call, prices) for call in operations.calls]
+    busy = [(prices.busy_seconds(kernel), kernel.launches) for kernel in kernels]
+    course = run(left, [issue[index] for index in timed], busy, costs, loop_seconds(left, costs, loop))
+    bound = bound_by(left, kernels, course)
+    low, high = read_yaml("intervals.yaml")["uncalibrated"]["host" if bound == "host" else "gpu"]
+    interval = (course.seconds * low, course.seconds * high)
+    return Outcome(
+        row.name, row.group, row.card, row.held_out, row.seconds, course.seconds, interval, bound,
+        course.host_seconds, course.gpu_seconds,
+    )  # fmt: skip
+
+
+def interval(outcomes: Sequence[Outcome], coverage: float = COVERAGE) -> tuple[float, float]:
+    """What to multiply a prediction with, so that a new case lies within in ``coverage`` of all cases.
+
+    Of the logarithm of published over predicted: where one more case of a normal distribution lies whose mean and
+    deviation are known from few cases (Student's t), and at least what was seen.  Every group counts the same and
+    as one case, because rows of one source share machine and software.
+    """
+    count = Counter(one.group for one in outcomes)
+    if len(count) < 2:
+        raise ValueError(f"one group ({', '.join(count)}) says nothing about others")
+    logs = [(log(one.published_seconds / one.predicted_seconds), 1 / count[one.group]) for one in outcomes]
+    groups = len(count)
+    mean = sum(value * weight for value, weight in logs) / groups
+    variance = sum(weight * (value - mean) ** 2 for value, weight in logs) / (groups - 1)
+    reach = _student((1 + coverage) / 2, groups - 1) * sqrt(variance * (1 + 1 / groups))
+    values = [value for value, _ in logs]
+    return exp(min(mean - reach, *values)), exp(max(mean + reach, *values))
+
+
+def _student(share: float, freedom: int) -> float:
+    """Quantile of Student's t by its expansion about the normal one (Abramowitz and Stegun, 26.7.5)."""
+    z = NormalDist().inv_cdf(share)
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def summary(outcomes: Iterable[Outcome]) -> str:
+    """Median error, and how many intervals hold."""
+    every = list(outcomes)
+    errors = [abs(one.error) for one in every]
+    if not errors:
+        return "none"
+    inside = sum(one.inside for one in every)
+    worst = sorted(errors)[-1]
+    return f"{len(errors)}: median {median(errors):.0%}, worst {worst:.0%}, {inside} of {len(errors)} in the interval"
+
+
+def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Published beside predicted, row by row, then by group and by half."""
+    for one in outcomes:
+        low, high = (f"{1e3 * seconds:.1f}" for seconds in one.interval_seconds)
+        yield (
+            f"{one.name:62} {'held out' if one.held_out else 'tuning  '} {1e3 * one.published_seconds:8.1f} ms "
+            f"predicted {1e3 * one.predicted_seconds:8.1f} ({low} to {high}{'' if one.inside else ', OUTSIDE'}) "
+            f"{one.error:+.0%}, bound by {one.bound_by}"
+        )
+    for group in dict.fromkeys(one.group for one in outcomes):
+        yield f"{group:30} {summary(one for one in outcomes if one.group == group)}"
+    for basis in ("gpu", "host"):
+        for held_out in (False, True):
+            half = [one for one in outcomes if one.held_out == held_out and one.basis == basis]
+            yield f"{'held out' if held_out else 'tuning':8} {basis:5} {summary(half)}"
+    for held_out in (False, True):
+        half = [one for one in outcomes if one.held_out == held_out]
+        yield f"{'held out' if held_out else 'tuning':8} all   {summary(half)}"
+
+
+def read_results(path: Path = RESULTS) -> list[Outcome]:
+    """The outcomes that were last written."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return [Outcome(**{**one, "interval_seconds": tuple(one["interval_seconds"])}) for one in content["outcomes"]]
+
+
+def _written(one: Outcome) -> dict[str, Any]:
+    """As in the file: seconds with six digits."""
+    fields = asdict(one)
+    fields["interval_seconds"] = [float(f"{bound:.6g}") for bound in one.interval_seconds]
+    return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in fields.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tuning", action="store_true", help="leave the held-out half out; nothing is written")
+    parser.add_argument("--intervals", action="store_true", help="what the tuning half asks for; nothing is written")
+    parser.add_argument("--cache", type=Path, help="folder that keeps the operations of each row")
+    options = parser.parse_args()
+    sys.path.insert(0, str(HERE))  # where the workloads' optimizers are
+    wanted = [row for row in rows() if not (row.held_out and (options.tuning or options.intervals))]
+    outcomes = [predict(row, operations_of(row, options.cache)) for row in wanted]
+    if options.intervals:
+        for basis in ("gpu", "host"):
+            of_kind = [one for one in outcomes if one.basis == basis]
+            low, high = interval(of_kind)
+            groups = len({one.group for one in of_kind})
+            print(f"{basis}: [{low:.2f}, {high:.2f}] from {len(of_kind)} rows of {groups} groups")
+        return 0
+    print("\n".join(table(outcomes)))
+    if not options.tuning:
+        lines = ",\n ".join(json.dumps(_written(one)) for one in outcomes)
+        RESULTS.write_text(f'{{"outcomes": [\n {lines}\n]}}\n', encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
