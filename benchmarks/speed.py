@@ -2,11 +2,15 @@
 
 Each command runs in a process of its own: seconds until it ends, seconds of processor time that it took, and the most
 memory that it held. The median of the runs counts. What is compared with a limit says whether it kept it.
+
+What predicting time adds to predicting memory is measured in this process, with everything loaded: the least processor
+time of several predictions with and without it, taken in turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import platform
 import subprocess
@@ -18,6 +22,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 GIB = 2**30
 TRAINATOMY = (sys.executable, "-m", "trainatomy")
@@ -33,6 +38,31 @@ BERT = (
     "predict --model google-bert/bert-large-uncased --model-class BertForSequenceClassification --sequence-length 512 "
     "--per-device-train-batch-size 4 --gpu h200"
 )
+MODELS: dict[str, dict[str, Any]] = {
+    "BERT-large": {
+        "model": {"id": "google-bert/bert-large-uncased", "class": "BertForSequenceClassification"},
+        "data": {"sequence_length": 512},
+        "train": {"per_device_train_batch_size": 4},
+    },
+    "BERT-large, accumulation over 4": {
+        "model": {"id": "google-bert/bert-large-uncased", "class": "BertForSequenceClassification"},
+        "data": {"sequence_length": 512},
+        "train": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "fp16": True},
+    },
+    "Llama-3.1-8B, LoRA, checkpointing": {
+        "model": {"id": "meta-llama/Llama-3.1-8B", "class": "LlamaForCausalLM", "dtype": "bfloat16", "lora": {"r": 16}},
+        "data": {"sequence_length": 2048},
+        "train": {"per_device_train_batch_size": 1, "gradient_checkpointing": True},
+    },
+    "ResNet-50, plain loop": {
+        "model": {"class": "ResNetForImageClassification"},
+        "train": {"per_device_train_batch_size": 32, "bf16": True},
+        "loop": "pytorch",
+    },
+}
+"""What is predicted with and without its time."""
+TIME_ADDS = 0.25
+"""At most, of the time that predicting memory takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +100,15 @@ def run(command: Sequence[str]) -> Run:
     return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
+def commands(runs: int, large_runs: int) -> dict[str, Timed]:
+    """Every command with its runs, a line of a table each."""
+    print("| | seconds | spread | processor seconds | GiB | runs |\n|---|---:|---:|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as folder:
+        workload = Path(folder) / "llama.yaml"
+        workload.write_text(LLAMA, encoding="utf-8")
+        return times(workload, runs, large_runs)
+
+
 def times(workload: Path, runs: int, large_runs: int) -> dict[str, Timed]:
     """Every command with its runs, after one that fills the file caches."""
     commands = {
@@ -97,6 +136,35 @@ def limits(found: dict[str, Timed]) -> list[tuple[str, float, float]]:
         ("Llama-3.1-405B, GiB of memory", found["llama"].typical(_peak) / GIB, 1.5),
         ("trainatomy --help, seconds", found["help"].typical(_seconds), 0.3),
     ]
+
+
+def added_by_time(rounds: int) -> list[tuple[str, float, float]]:
+    """What predicting time adds to predicting memory, as a share of the latter: name, reached, limit; prints both."""
+    from trainatomy import predict
+    from trainatomy.clock.prices import shipped_prices
+    from trainatomy.facts.cards import card
+    from trainatomy.workload import Workload
+
+    def seconds(workload: Workload, timed: bool) -> float:
+        gc.collect()
+        began = time.process_time()
+        predict(workload, timed=timed)
+        return time.process_time() - began
+
+    began = time.process_time()
+    shipped_prices(card("h200"), False)
+    once = time.process_time() - began
+    print(f"\nTo read what kernels cost on a card, once in a process: {once:.2f} processor seconds.")
+    print("\n| processor seconds, warm | memory | memory and time | added |\n|---|---:|---:|---:|")
+    found = []
+    for name, mapping in MODELS.items():
+        workload = Workload.from_mapping({**mapping, "gpu": "h200"})
+        predict(workload)
+        rows = [[seconds(workload, timed) for timed in (False, True)] for _ in range(rounds)]
+        memory, both = (min(column) for column in zip(*rows, strict=True))
+        print(f"| {name} | {memory:.2f} | {both:.2f} | {both / memory - 1:+.1%} |", flush=True)
+        found.append((f"{name}: what time adds to memory", both / memory - 1, TIME_ADDS))
+    return found
 
 
 def _seconds(one: Run) -> float:
@@ -131,14 +199,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="runs of each command (default: 5)")
     parser.add_argument("--large-runs", type=int, default=3, help="runs of Llama-3.1-405B (default: 3)")
+    parser.add_argument("--time-only", action="store_true", help="measure what time adds to memory, nothing else")
     options = parser.parse_args()
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
     print(f"{_processor()}; Python {platform.python_version()}, {versions}; {time.strftime('%Y-%m-%d')}\n")
-    print("| | seconds | spread | processor seconds | GiB | runs |\n|---|---:|---:|---:|---:|---:|")
-    with tempfile.TemporaryDirectory() as folder:
-        workload = Path(folder) / "llama.yaml"
-        workload.write_text(LLAMA, encoding="utf-8")
-        reached = limits(times(workload, options.runs, options.large_runs))
+    reached = [] if options.time_only else limits(commands(options.runs, options.large_runs))
+    reached += added_by_time(options.runs)
     print("\n| | reached | limit | |\n|---|---:|---:|---|")
     for name, value, limit in reached:
         print(f"| {name} | {value:.2f} | {limit:g} | {'kept' if value <= limit else 'not kept'} |")
