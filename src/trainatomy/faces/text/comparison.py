@@ -33,6 +33,8 @@ def comparison_page(comparison: Comparison) -> Group:
         parts += [Text(), Text(f"{unit} Published: {comparison.source}.", style="dim")]
     if comparison.remark:
         parts += [Text(), Text(comparison.remark, style="dim")]
+    elif priced := dict.fromkeys(each.time.priced_by for each in predictions if each.time is not None):
+        parts += [Text(), Text(f"Time of a step, priced by: {'; '.join(priced)}.", style="dim")]
     return Group(*parts)
 
 
@@ -47,7 +49,9 @@ def run_line(name: str, measurement: Measurement | None, error: Exception | None
 
 
 def _table(predictions: Sequence[Prediction], *, with_card: bool) -> Table:
-    table = figures("training", "verdict", numbers=("device\nmemory", "to the\nfirst", "\nallocated", "\nreserved"))
+    with_time = any(prediction.time is not None for prediction in predictions)
+    titles = ["device\nmemory", "to the\nfirst", "\nallocated", "\nreserved", *(["\nstep"] if with_time else [])]
+    table = figures("training", "verdict", numbers=titles)
     if with_card:
         table.add_column("\ncard", no_wrap=True)
     first = predictions[0].memory.device_bytes
@@ -62,6 +66,8 @@ def _table(predictions: Sequence[Prediction], *, with_card: bool) -> Table:
             change,
             *map(human_bytes, sizes),
         ]
+        if with_time:
+            cells.append("" if prediction.time is None else seconds(prediction.time.step_seconds))
         table.add_row(*cells, *([prediction.card.id] if with_card else []))
     return table
 
@@ -92,7 +98,8 @@ def _measured_page(comparison: Comparison) -> Group:
         _measured_table(comparison),
     ]
     if comparison.source:
-        parts += [Text(), Text(f"Published: {comparison.source}. {comparison.remark}", style="dim")]
+        told = Text(f"Published: {comparison.source}. {comparison.remark}", style="dim")
+        parts.append(section("Beside what was published", _beside_published(comparison), Text(), told))
     parts += _explained("Out of memory", [(row.name, _ran_out(row)) for row in comparison.rows if row.ran_out])
     failed = [(row.name, row.errors[0]) for row in comparison.rows if row.errors]
     parts += _explained("Failed", failed)
@@ -117,18 +124,17 @@ def _figure(comparison: Comparison) -> str:
 
 def _measured_table(comparison: Comparison) -> Table:
     figure, rows = _figure(comparison), comparison.rows
-    published = any(row.published for row in rows)
+    samples = None if comparison.source else comparison.samples
     with_time = any(_predicted_step(row) is not None for row in rows)
-    titles = ["predicted\nmemory", "measured\nmemory", "\ngap", *(["\npublished"] if published else [])]
+    titles = ["predicted\nmemory", "measured\nmemory", "\ngap"]
     titles += [*(["predicted\nstep"] if with_time else []), "\nstep", "samples\nper s"]
-    titles += [f"{comparison.samples}\nsamples"] if comparison.samples else []
+    titles += [f"{samples}\nsamples"] if samples else []
     table = figures("training", numbers=titles)
     for row in rows:
         cells: list[RenderableType] = [_predicted(row, figure), _outcome(row, figure), _gap(row, figure)]
-        cells += [_published(row)] if published else []
         cells += [_predicted_time(row)] if with_time else []
         cells += [_cell(row.spread("step_seconds"), seconds), _cell(row.spread("samples_per_second"), _rate)]
-        cells += [_total(row, comparison.samples)] if comparison.samples else []
+        cells += [_total(row, samples)] if samples else []
         table.add_row(row.name, *cells)
     return table
 
@@ -157,14 +163,27 @@ def _gap(row: ComparisonRow, figure: str) -> str:
     return "" if gap is None else signed_percent(gap, 1)
 
 
-def _published(row: ComparisonRow) -> str:
-    return human_bytes(row.published.memory_bytes) if row.published else ""
+def _beside_published(comparison: Comparison) -> Table:
+    """Memory and, where the source gives it, the time of as many samples."""
+    figure, samples = _figure(comparison), comparison.samples
+    titles = ["measured\nmemory", "published\nmemory"]
+    titles += [f"measured\n{samples} samples", f"published\n{samples} samples"] if samples else []
+    table = figures("training", numbers=titles)
+    for row in comparison.rows:
+        if row.published is None:
+            continue
+        cells: list[RenderableType] = [_outcome(row, figure), human_bytes(row.published.memory_bytes)]
+        if samples:
+            then = row.published.seconds
+            cells += [_total(row, samples), "" if then is None else seconds(then)]
+        table.add_row(row.name, *cells)
+    return table
 
 
 def _predicted_step(row: ComparisonRow) -> float | None:
-    """Seconds of a step, where predictions carry a time."""
-    found: float | None = getattr(getattr(row.prediction, "time", None), "step_seconds", None)
-    return found
+    """Seconds of a step, where the prediction has a time."""
+    time = row.prediction.time if row.prediction is not None else None
+    return None if time is None else time.step_seconds
 
 
 def _predicted_time(row: ComparisonRow) -> str:
