@@ -92,7 +92,7 @@ rivals: $(TEST_SETUP)
 
 walls: $(TEST_SETUP)
 	$(INSTALL) torchvision
-	$(BIN)/python benchmarks/accuracy/plan_walls.py
+	$(BIN)/python benchmarks/accuracy/plan_walls.py --again
 
 times: $(TEST_SETUP)
 	$(BIN)/python benchmarks/clock/published.py

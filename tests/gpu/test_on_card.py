@@ -16,6 +16,7 @@ from trainatomy.gpu.card.meter import Meter
 from trainatomy.gpu.process import worker
 from trainatomy.gpu.process.job import Job, read_result
 from trainatomy.gpu.step import on_card
+from trainatomy.gpu.step.here import NO_ENGINE, is_out_of_memory
 from trainatomy.gpu.step.scribe import Scribe
 from trainatomy.gpu.tapes import tape
 from trainatomy.training import run as steps
@@ -90,6 +91,16 @@ def test_other_errors_are_not_out_of_memory(card: FakeNvml, monkeypatch: pytest.
     monkeypatch.setattr(steps, "run", run)
     with pytest.raises(RuntimeError, match="misaligned"):
         on_card.run(Job(TINY))
+
+
+@pytest.mark.parametrize(("refusals", "expected"), [(3, True), (0, False)])
+def test_no_engine_means_no_memory_where_the_allocator_refused(
+    monkeypatch: pytest.MonkeyPatch, refusals: int, expected: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": refusals})
+    assert is_out_of_memory(RuntimeError(f"GET was {NO_ENGINE}")) is expected
+    assert not is_out_of_memory(RuntimeError("CUDA error: misaligned address"))
+    assert not is_out_of_memory(ValueError(NO_ENGINE))
 
 
 def test_an_error_of_the_workloads_reaches_the_caller(card: FakeNvml, tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ class _Clocks:
     queue: deque[tuple[float, int]] = field(default_factory=deque)
     waiting: int = 0
 
+    def catch_up(self) -> None:
+        """The host waits until the GPU has done all that was issued."""
+        self.host = max(self.host, self.gpu)
+        self.queue.clear()
+        self.waiting = 0
+
 
 def waits(call: Call) -> bool:
     """Whether the host waits at this call until the GPU has caught up."""
@@ -85,7 +91,7 @@ def run(
                 micro_step = operation.micro_step
                 _work(clocks, extra["micro_step"])
             if index in drains:
-                clocks.host = max(clocks.host, clocks.gpu)
+                clocks.catch_up()
             _advance(clocks, operation, issue[index], kernels[operation.call], wait_for[operation.call], costs, course)
         course.seconds = max(clocks.host, clocks.gpu) - began
         course.host_seconds, course.gpu_seconds = clocks.host_busy, clocks.gpu_busy
@@ -119,10 +125,8 @@ def _advance(
             clocks.host = max(clocks.host, done)
             clocks.waiting -= count
     if wait:
-        clocks.host = max(clocks.host, clocks.gpu)
+        clocks.catch_up()
         _work(clocks, costs.read)
-        clocks.queue.clear()
-        clocks.waiting = 0
     phase = operation.phase
     course.phase_seconds[phase] = course.phase_seconds.get(phase, 0.0) + max(clocks.host, clocks.gpu) - before
     course.phase_gpu_seconds[phase] = course.phase_gpu_seconds.get(phase, 0.0) + (seconds if launches else 0.0)

@@ -9,11 +9,24 @@ from trainatomy.gpu.card import nvml
 from trainatomy.libraries import installed_versions
 
 
+NO_ENGINE = "unable to find an engine to execute this computation"
+"""How PyTorch ends a convolution for which no plan ran, be it for lack of memory or of support (Conv_v8.cpp)."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """PyTorch's own allocator has its own error; libraries that allocate by themselves raise CUDA's."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "out of memory" in str(error)
-    )
+    """PyTorch's own allocator has its own error; libraries that allocate by themselves raise CUDA's; a convolution
+    whose plans all lacked memory says that it finds none."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    message = str(error)
+    return "out of memory" in message or (NO_ENGINE in message and _refused())
+
+
+def _refused() -> bool:
+    """Whether the allocator has refused a request in this process."""
+    return bool(torch.cuda.memory_stats().get("num_ooms", 0))
 
 
 def versions() -> dict[str, str]:
