@@ -133,6 +133,26 @@ def test_a_history_of_the_user_s_is_followed_from_the_beginning_of_the_watch(
         assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (memory.peak, memory.peak_reserved)
 
 
+def test_a_history_that_lost_its_beginning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach_history, "RING_EVENTS", 100)
+    memory = TwinMemory(AllocatorSettings())
+    memory.install(monkeypatch)
+    program = Program(memory, 1)
+    assert watched(memory, program, 20)[0].complete
+    assert not watched(memory, program, 400)[0].complete
+
+
+def test_segments_that_expand_are_seen_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = TwinMemory(AllocatorSettings.parse("expandable_segments:True", (2, 11)), 600 * MIB)
+    memory.install(monkeypatch)
+    program = Program(memory, 3)
+    program.run(100)
+    window, _ = watched(memory, program, 200)
+    history = window.history()
+    found = follow(history, to_tape(at_their_request(history)), AllocatorSettings(), window.segments)
+    assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (memory.peak, memory.peak_reserved)
+
+
 def test_a_block_that_another_stream_uses_is_neither_allocated_nor_free(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = TwinMemory(AllocatorSettings())
     memory.install(monkeypatch)

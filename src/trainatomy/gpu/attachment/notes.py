@@ -2,7 +2,7 @@
 tensors lie whose purpose is known.
 
 Everything here is paid for by the loop.  A note costs one call of the allocator's counters, which build a dictionary
-each time (some 15 microseconds); so what happens at one instant is noted by one call.  The addresses of gradients and
+each time (some 20 microseconds); so what happens at one instant is noted by one call.  The addresses of gradients and
 optimizer states are thousands of Python calls: they are read only at the end of a step in which the peak rose, because
 only what is held at the peak needs a name.
 """

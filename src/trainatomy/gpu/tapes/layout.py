@@ -42,6 +42,7 @@ class Layout:
         """``segments``: what is reserved at the beginning."""
         self._settings = settings
         self._max_split = settings.max_split_size_bytes or UNBOUNDED
+        self._finely = settings.expandable_segments
         self._free: dict[int, int] = {}
         self._ends: dict[int, int] = {}
         self._taken: dict[int, int] = {}
@@ -55,9 +56,7 @@ class Layout:
         """A segment, or a piece of an expandable one, is reserved there."""
         if address in self._segments or address in self._free or address in self._taken:
             return
-        if not expandable:
-            self._segments[address] = size
-        self.reserved += size
+        self._reserve(address, size, expandable=expandable)
         self._give(address, size)
 
     def shrink(self, address: int, size: int) -> None:
@@ -107,9 +106,7 @@ class Layout:
 
     def _place(self, segment: Mapping[str, Any]) -> None:
         address = segment["address"]
-        if not segment.get("is_expandable", False):
-            self._segments[address] = segment["total_size"]
-        self.reserved += segment["total_size"]
+        self._reserve(address, segment["total_size"], expandable=segment.get("is_expandable", False))
         for block in segment["blocks"]:
             size = block["size"]
             if block["state"] == "inactive":
@@ -122,8 +119,16 @@ class Layout:
                     self._waiting.add(address)
             address += size
 
+    def _reserve(self, address: int, size: int, *, expandable: bool) -> None:
+        """Whether segments expand is seen here too: a program may say so after it began."""
+        if expandable:
+            self._finely = True
+        else:
+            self._segments[address] = size
+        self.reserved += size
+
     def _splits(self, size: int, rest: int) -> bool:
-        if size <= SMALL_REQUEST_BYTES or self._settings.expandable_segments:
+        if size <= SMALL_REQUEST_BYTES or self._finely:
             return rest >= MIN_BLOCK_BYTES
         return rest > MIB and size < self._max_split
 
