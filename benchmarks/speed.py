@@ -141,7 +141,7 @@ def limits(found: dict[str, Timed]) -> list[tuple[str, float, float]]:
 def added_by_time(rounds: int) -> list[tuple[str, float, float]]:
     """What predicting time adds to predicting memory, as a share of the latter: name, reached, limit; prints both."""
     from trainatomy import predict
-    from trainatomy.clock.prices import shipped_prices
+    from trainatomy.clock.prices import prices_of
     from trainatomy.facts.cards import card
     from trainatomy.workload import Workload
 
@@ -152,7 +152,7 @@ def added_by_time(rounds: int) -> list[tuple[str, float, float]]:
         return time.process_time() - began
 
     began = time.process_time()
-    shipped_prices(card("h200"), False)
+    prices_of(card("h200"))
     once = time.process_time() - began
     print(f"\nTo read what kernels cost on a card, once in a process: {once:.2f} processor seconds.")
     print("\n| processor seconds, warm | memory | memory and time | added |\n|---|---:|---:|---:|")

@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from trainatomy.clock.issue import HostCosts, from_microseconds, host_seconds, issue_seconds, loop_seconds
 from trainatomy.clock.step import time_of
+from trainatomy.clock.two_clocks import run
 from trainatomy.facts.cards import card
+from trainatomy.facts.hosts import reference_host
 from trainatomy.results.operations import Operations
 from trainatomy.results.tape import DriverCall
 from trainatomy.workload.schema import Workload
 from trainatomy.world.simulate import simulate
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
+MODEL = {"class": "BertForSequenceClassification", "config": TINY}
 H200 = card("h200")
 
 
 @pytest.fixture(scope="module")
 def step() -> Operations:
-    model = {"class": "BertForSequenceClassification", "config": TINY}
-    workload = {"model": model, "data": {"sequence_length": 8}, "train": {"per_device_train_batch_size": 1}}
+    workload = {"model": MODEL, "data": {"sequence_length": 8}, "train": {"per_device_train_batch_size": 1}}
     return simulate(Workload.from_mapping(workload), H200).operations
 
 
 def seconds(step: Operations, *calls: DriverCall) -> float:
     found = time_of(step, H200, loop="trainer", tf32=False, samples=1, tokens_per_sample=8, driver_calls=calls)
     return found.step_seconds
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3, 8])
+def test_every_micro_batch_costs_the_loop_its_part(micro_batches: int) -> None:
+    train = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": micro_batches}
+    workload = Workload.from_mapping({"model": MODEL, "data": {"sequence_length": 8}, "train": train})
+    operations = simulate(workload, H200).operations
+    costs = from_microseconds(reference_host().microseconds)
+    free = replace(costs, micro_step={"trainer": 0.0}, module_micro_step={"trainer": 0.0})
+    dear = replace(free, micro_step={"trainer": 1.0})
+    host = [sum(host_seconds(operations, one, "trainer").values()) for one in (free, dear)]
+    assert host[1] - host[0] == pytest.approx(micro_batches)
+    course = [course_of(operations, one) for one in (free, dear)]
+    assert course[1] - course[0] == pytest.approx(micro_batches)
+
+
+def course_of(operations: Operations, costs: HostCosts) -> float:
+    issue = list(issue_seconds(operations, costs, "trainer"))
+    kernels = [(0.0, 0)] * len(operations.calls)
+    return run(operations, issue, kernels, costs, loop_seconds(operations, costs, "trainer")).host_seconds
 
 
 def test_memory_that_goes_back_to_the_driver_costs_time(step: Operations) -> None:

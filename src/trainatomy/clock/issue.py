@@ -206,7 +206,10 @@ def loop_seconds(operations: Operations, costs: HostCosts, loop: str) -> dict[st
 
 
 def _micro_steps(operations: Operations) -> int:
-    repeats = {operation.micro_step: operation.repeats for operation in operations.operations}
+    """How many micro-batches the step has; one that stands for others ends with operations that do not repeat."""
+    repeats: dict[int, int] = {}
+    for operation in operations.operations:
+        repeats[operation.micro_step] = max(operation.repeats, repeats.get(operation.micro_step, 0))
     return sum(repeats.values()) or 1
 
 

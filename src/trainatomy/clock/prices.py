@@ -206,8 +206,3 @@ def seconds_of(point: Point) -> float:
     """Microseconds that stand for a point in a step, where what the kernel before wrote is in the cache, and the rest
     is not."""
     return point.hot if point.cold is None else sqrt(point.hot * point.cold)
-
-
-def shipped_prices(card: Card, tf32: bool) -> Prices:
-    """``prices_of`` without a calibration file."""
-    return prices_of(card, tf32=tf32)

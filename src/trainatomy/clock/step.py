@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.clock.issue import PARTS, HostCosts, from_microseconds, issue_seconds, loop_seconds
 from trainatomy.clock.kernels import KernelCost, general_rule_only, kernel_seconds
 from trainatomy.clock.memory import memory_costs, memory_work
-from trainatomy.clock.prices import Prices, prices_of, shipped_prices
+from trainatomy.clock.prices import Prices, prices_of
 from trainatomy.clock.two_clocks import Course, run
 from trainatomy.facts.data import read_yaml
 from trainatomy.facts.hosts import reference_host
@@ -34,7 +34,7 @@ def time_of(
 ) -> Time:
     """How long the step takes on ``card``. ``loop``: trainer, pytorch or inference; ``samples``: of one step;
     ``calibration``: of a machine, in place of what ships; ``driver_calls``: what the allocator asked of the driver."""
-    prices = prices_of(card, calibration, tf32=tf32) if calibration else shipped_prices(card, tf32)
+    prices = prices_of(card, calibration, tf32=tf32)
     costs, host = _host(calibration)
     kernels = [kernel_seconds(call, prices) for call in operations.calls]
     busy = [(prices.busy_seconds(kernel), kernel.launches) for kernel in kernels]

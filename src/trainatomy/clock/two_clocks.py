@@ -84,12 +84,13 @@ def run(
         clocks.host_busy = clocks.gpu_busy = 0.0
         course = Course(0.0, 0.0, 0.0)
         _work(clocks, extra["step"])
-        micro_step = -1
+        micro_step, before = -1, -1
         for index in order:
             operation = operations.operations[index]
-            if operation.micro_step != micro_step:
+            if operation.micro_step != micro_step or index <= before:  # another one, or the same for another time
                 micro_step = operation.micro_step
                 _work(clocks, extra["micro_step"])
+            before = index
             if index in drains:
                 clocks.catch_up()
             _advance(clocks, operation, issue[index], kernels[operation.call], wait_for[operation.call], costs, course)

@@ -8,7 +8,6 @@ from trainatomy.errors import DeviceError, MissingLibrary
 from trainatomy.gpu.card import nvml
 from trainatomy.libraries import installed_versions
 
-
 NO_ENGINE = "unable to find an engine to execute this computation"
 """How PyTorch ends a convolution for which no plan ran, be it for lack of memory or of support (Conv_v8.cpp)."""
 
