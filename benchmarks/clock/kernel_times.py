@@ -1,9 +1,9 @@
 """What the GPU needs for each operation: predicted beside the profiler's trace of the same training.
 
-``python benchmarks/clock/kernel_times.py DIR [--by family|operator] [--worst 20] [--calibration FILE]``: DIR holds traces
-that ``probe.py`` wrote, ``ROW.trace.json.gz``.  The row is executed without a GPU; its operations and the trace's are
-the same in number and order by name, so the k-th of a name is matched with the k-th.  What does not match in number is
-named and left out.  Rows that are held out are refused.
+``python benchmarks/clock/kernel_times.py DIR [--by family|operator] [--worst 20] [--calibration FILE]``: DIR holds
+traces that ``probe.py`` wrote, ``ROW.trace.json.gz``.  The row is executed without a GPU; its operations and the
+trace's are the same in number and order by name, so the k-th of a name is matched with the k-th.  What does not match
+in number is named and left out.  Rows that are held out are refused.
 """
 
 from __future__ import annotations
