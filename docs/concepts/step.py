@@ -8,7 +8,7 @@ from importlib import metadata
 from concepts.page import page, table
 from trainatomy.api import ops, predict
 from trainatomy.clock.kernels import kernel_seconds
-from trainatomy.clock.prices import gap_seconds, shipped_prices
+from trainatomy.clock.prices import gap_seconds, prices_of
 from trainatomy.clock.two_clocks import QUEUE
 from trainatomy.faces.text import prediction_page
 from trainatomy.faces.text.calibration import calibration_page
@@ -183,7 +183,7 @@ def whole_step(anatomy: Anatomy) -> dict[str, GroupShare]:
 def _product(m: int, n: int, k: int) -> float:
     """Predicted seconds of a product [m, k] x [k, n] in bfloat16."""
     call = from_text(f"aten::mm(bf16[{m},{k}],bf16[{k},{n}])->bf16[{m},{n}]")
-    return kernel_seconds(call, shipped_prices(card(CARD), False)).seconds
+    return kernel_seconds(call, prices_of(card(CARD))).seconds
 
 
 def _product_row(what: str, m: int, n: int, k: int) -> tuple[str, ...]:
