@@ -1,4 +1,5 @@
-"""What the published errors may not exceed: ``limits.yaml``, by set and figure, shares of the measured bytes.
+"""What the published errors may not exceed: ``limits.yaml``, by set and figure, shares of what was measured; a step's
+time is a figure for each occasion on which it was measured.
 
 ``make accuracy`` fails where the median or the worst error of a set has grown beyond it.  Where errors shrink, or a
 change is meant, ``report.py --accept`` writes the file anew; the message of that commit says why.
@@ -13,8 +14,8 @@ from statistics import median
 
 import yaml
 from grid import HERE
-from outcomes import FIGURES, SETS, Run
-from tables import errors, percent
+from outcomes import SETS, Run
+from tables import percent
 
 LIMITS = HERE / "limits.yaml"
 DIGITS = 6
@@ -28,14 +29,17 @@ Limits = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def of(run: Run) -> dict[str, dict[str, dict[str, float]]]:
-    """The median and the worst error of each set and figure, rounded up; and how many rows could not be predicted."""
+    """The median and the worst error of each set and figure, rounded up."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for kind in SETS:
-        for figure in FIGURES:
-            sizes = [abs(error) for error in errors([one for one in run.outcomes if one.set == kind], figure)]
-            if sizes:
-                values = {"median": _up(median(sizes)), "worst": _up(max(sizes))}
-                found.setdefault(kind, {})[figure] = values
+        sizes: dict[str, list[float]] = {}
+        for one in run.outcomes:
+            if one.set == kind:
+                for figure, error in one.errors().items():
+                    if error is not None:
+                        sizes.setdefault(figure, []).append(abs(error))
+        for figure, known in sizes.items():
+            found.setdefault(kind, {})[figure] = {"median": _up(median(known)), "worst": _up(max(known))}
     return found
 
 

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grid
+import steps
 import yaml
+from steps import Line, Step
 
 import trainatomy
 from trainatomy import api
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from trainatomy.results.bill import Memory
     from trainatomy.workload.schema import Workload
 
-RECORDS = grid.HERE / "records"
+RECORDS = steps.RECORDS
 SETS = {
     "unseen": "Unseen when first predicted; three rows then led to changes (records/README.md)",
     "held out": "Held out",
@@ -38,10 +40,8 @@ SETS = {
 }
 """The sets of rows, with the titles that the page gives them."""
 FIGURES = ("allocated", "reserved", "device")
-TASKS_PER_PROCESS = 20
+TASKS_PER_PROCESS = 40
 """After about so many predictions a process ends and gives back what the libraries keep."""
-
-Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Outcome:
     """One row: bytes predicted and measured by figure (``None``: not known), or the error that prediction ended in.
 
     ``parts``: bytes of each component at the peak, predicted and measured, where the measured run was recorded;
-    ``same_instant``: whether both peaks are in the same phase of the same step.
+    ``same_instant``: whether both peaks are in the same phase of the same step; ``step``: its time (``None``: nothing
+    predicts it).
     """
 
     name: str
@@ -60,11 +61,19 @@ class Outcome:
     seconds: float = field(default=0.0, compare=False)
     parts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     same_instant: bool | None = None
+    step: Step | None = None
 
     def error(self, figure: str) -> float | None:
         """The relative error, positive where the prediction is too high."""
         predicted, measured = self.predicted.get(figure), self.measured.get(figure)
         return None if predicted is None or not measured else (predicted - measured) / measured
+
+    def errors(self) -> dict[str, float | None]:
+        """All known errors: of each figure, and of the step's time on each occasion."""
+        of_time = (
+            {f"step, {occasion}": self.step.error(occasion) for occasion in self.step.measured} if self.step else {}
+        )
+        return {figure: self.error(figure) for figure in FIGURES} | of_time
 
     def gaps(self) -> dict[str, float]:
         """Predicted less measured of each component, as a share of the measured total."""
@@ -146,6 +155,7 @@ def outcome(line: Line, card: str = "") -> Outcome:
         prediction.seconds_taken,
         parts,
         same_instant,
+        steps.step_of(prediction.time, line),
     )
 
 
@@ -196,6 +206,8 @@ def write(run: Run, path: Path) -> None:
         del content["seconds"]
         if not one.parts:
             del content["parts"], content["same_instant"]
+        if one.step is None:
+            del content["step"]
         rows.append(json.dumps(content))
     head = json.dumps({"predicted_with": run.predicted_with, "records_digest": run.records_digest})
     path.write_text(head[:-1] + ', "outcomes": [\n' + ",\n".join(rows) + "\n]}\n", encoding="utf-8")
@@ -210,18 +222,22 @@ def read(path: Path) -> Run:
 
 def _outcome(row: dict[str, Any]) -> Outcome:
     parts = {name: (predicted, measured) for name, (predicted, measured) in row.get("parts", {}).items()}
-    return Outcome(**row | {"parts": parts})
+    step = steps.read_step(row["step"]) if "step" in row else None
+    return Outcome(**row | {"parts": parts, "step": step})
 
 
 def changes(before: Run, after: Run) -> list[str]:
     """A line for each prediction that differs between two runs, with its error before and after."""
-    old = {one.name: one for one in before.outcomes}
+    old = {(one.name, one.set): one for one in before.outcomes}
     found = []
     for one in after.outcomes:
-        for figure in FIGURES:
-            then, now = old[one.name].error(figure) if one.name in old else None, one.error(figure)
-            if one.name in old and then != now:
-                found.append(f"{one.name} {figure}: {_percent(then)} -> {_percent(now)}")
+        if before_it := old.get((one.name, one.set)):
+            then, now = before_it.errors(), one.errors()
+            found += [
+                f"{one.name} {figure}: {_percent(then.get(figure))} -> {_percent(now.get(figure))}"
+                for figure in {**now, **then}
+                if then.get(figure) != now.get(figure)
+            ]
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import parts
 import rivalry
+import step_tables
 import verdicts
 from outcomes import FIGURES, SETS, Line, Outcome, Run, digest, family
 from tables import details, errors, groups, statistics, summary, table
@@ -31,6 +32,7 @@ def page(run: Run, lines: Sequence[Line]) -> str:
     """The whole page."""
     text = ["# How far predictions are from a GPU", "", MARK, "", *environment(run, lines), "", ABOUT, "", DEVICE, ""]
     text += ["![Errors by tool, family and technique](accuracy.svg)", "", *_beside(run), *_walls(), *_components(run)]
+    text += step_tables.section(run, lines)
     by_name = {line["name"]: line for line in lines}
     for kind, title in SETS.items():
         chosen = [one for one in run.outcomes if one.set == kind]
@@ -42,6 +44,7 @@ def page(run: Run, lines: Sequence[Line]) -> str:
                 order = [PLAIN, *TECHNIQUES]
                 text += groups(chosen, lambda one: techniques(by_name[one.name]["workload"]), order)
     text += ["", "## Rows", "", *details(run.outcomes)]
+    text += ["", "## Steps", "", *step_tables.details(run)]
     walls = verdicts.read()
     text += ["", "## Runs at the wall", "", *verdicts.details(walls)] if walls else []
     return "\n".join([*text, ""])
@@ -81,6 +84,13 @@ def in_readme(text: str, run: Run) -> str:
     found += ["Other tools on the same rows, each for the figure that it speaks of:", "", *rivalry.comparison(run), ""]
     found += [verdicts.sentence(walls), ""] if walls else []
     found += [parts.sentence(recorded), ""] if recorded else []
+    if timed := step_tables.timed(run.outcomes):
+        found += [
+            "How long a step takes, predicted beside measured; the same trainings on two occasions are one prediction:",
+            "",
+        ]
+        found += ["![Predicted and measured time of a step](docs/accuracy-time.svg)", ""]
+        found += [*step_tables.by_occasion(timed, aim=True), ""]
     before, _, rest = text.partition(README_MARKS[0])
     after = rest.partition(README_MARKS[1])[2]
     return before + README_MARKS[0] + "\n\n" + "\n".join(found) + "\n" + README_MARKS[1] + after

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from outcomes import Outcome
-from tables import percent, percentile95, table
+from tables import percent, percentile, table
 
 LIMIT = 0.01
 """Of the total: what a component may be off by."""
@@ -32,7 +32,7 @@ def by_component(outcomes: Sequence[Outcome]) -> list[str]:
         worst, row = max(gaps, key=lambda pair: abs(pair[0]))
         beyond = sum(size > LIMIT for size in sizes)
         where = row if worst else ""
-        cells = (percent(median(sizes)), percent(percentile95(sizes)), percent(worst, signed=True), beyond, where)
+        cells = (percent(median(sizes)), percent(percentile(sizes, 0.95)), percent(worst, signed=True), beyond, where)
         rows.append((name.replace("_", " "), len(gaps), *cells))
     return table(("component", "rows", "median", "p95", "worst gap", f"beyond {LIMIT:.0%}", "where"), rows)
 

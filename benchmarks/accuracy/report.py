@@ -1,8 +1,8 @@
 """Predicted beside measured: ``python benchmarks/accuracy/report.py [MEASURED.jsonl ...] [--only heldout]``.
 
 Every measured row is predicted afresh, without a GPU.  Without arguments, the shipped records are: then the run is kept
-in errors.json, docs/accuracy.md, docs/accuracy.svg and the tables of README.md are written from it, and what changed
-since the last run is printed (``make accuracy``).  A row that cannot be predicted is a row of its own, never left out.
+in errors.json, docs/accuracy.md, its figures and the tables of README.md are written from it, and what changed since
+the last run is printed (``make accuracy``).  A row that cannot be predicted is a row of its own, never left out.
 
 ``--check`` fails where the median or the worst error of a set grew beyond ``limits.yaml``; ``--accept`` writes that
 file from the run.
@@ -19,22 +19,26 @@ import figure
 import limits
 import outcomes
 import page
+import step_figure
+import steps
 import tables
 from grid import HERE
 from outcomes import RECORDS, Line, Run
 
 ERRORS = HERE / "errors.json"
 PAGE = HERE.parents[1] / "docs" / "accuracy.md"
-FIGURE = PAGE.with_suffix(".svg")
+FIGURE, STEP_FIGURE = PAGE.with_suffix(".svg"), PAGE.with_name("accuracy-time.svg")
 README = HERE.parents[1] / "README.md"
+NO_ROWS = ("walls-", "steps-")
+"""Records of something else than a row's memory and time."""
 SETS = {"tuning": "tuning", "heldout": "held out", "notebook": "notebook", "unseen": "unseen", "h100": "H100"}
 
 
 def shipped() -> list[Line]:
     """The records that lie beside this file: held out first, as the page shows them."""
     order = list(outcomes.SETS)
-    files = [path for path in sorted(RECORDS.glob("*.jsonl")) if not path.name.startswith("walls-")]
-    lines = outcomes.read_records(files)
+    files = [path for path in sorted(RECORDS.glob("*.jsonl")) if not path.name.startswith(NO_ROWS)]
+    lines = steps.with_other_occasions(outcomes.read_records(files))
     return sorted(lines, key=lambda line: order.index(outcomes.set_of(line)))
 
 
@@ -59,8 +63,9 @@ def keep(run: Run, lines: list[Line]) -> None:
 
 
 def publish(run: Run, lines: list[Line]) -> None:
-    """Write the page, the figure and the README's tables from a run."""
+    """Write the page, its figures and the README's tables from a run."""
     FIGURE.write_bytes(figure.draw(run, lines))
+    STEP_FIGURE.write_bytes(step_figure.draw(run))
     PAGE.write_text(page.page(run, lines), encoding="utf-8")
     README.write_text(page.in_readme(README.read_text(encoding="utf-8"), run), encoding="utf-8")
 

@@ -14,10 +14,10 @@ def errors(outcomes: Iterable[Outcome], figure: str) -> list[float]:
     return [error for one in outcomes if (error := one.error(figure)) is not None]
 
 
-def percentile95(sizes: Iterable[float]) -> float:
-    """The smallest of the values that 95 % of them do not exceed."""
+def percentile(sizes: Iterable[float], share: float) -> float:
+    """The smallest of the values that ``share`` of them do not exceed."""
     ordered = sorted(sizes)
-    return ordered[math.ceil(0.95 * len(ordered)) - 1]
+    return ordered[math.ceil(share * len(ordered)) - 1]
 
 
 def statistics(found: Sequence[float]) -> list[str]:
@@ -25,7 +25,7 @@ def statistics(found: Sequence[float]) -> list[str]:
     sizes = [abs(error) for error in found]
     low = [error for error in found if error < 0]
     lowest = percent(min(low), signed=True) if low else "–"
-    return [percent(median(sizes)), percent(percentile95(sizes)), percent(max(sizes)), str(len(low)), lowest]
+    return [percent(median(sizes)), percent(percentile(sizes, 0.95)), percent(max(sizes)), str(len(low)), lowest]
 
 
 STATISTICS = ("median", "p95", "worst", "too low", "by at most")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,19 +12,24 @@ import outcomes
 import page
 import pytest
 import report
+import step_tables
+import steps
 import tables
 from grid import rows
 from outcomes import Outcome, Run
+from steps import Step
 from techniques import PLAIN, techniques
 from test_measure import RESULT
 
 from trainatomy.errors import SimulationError
+from trainatomy.results.time import Time
 
 if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 MIB = 2**20
 CARD = "NVIDIA H200"
+TIME = Time(0.1, (0.08, 0.15), 80, None, "host", 0.05, 0.09, {}, 1, 10, None, None, 3, "data sheet", "a host", ())
 
 
 def line(name: str, *, allocated: int, held_out: bool = True, **changes: Any) -> dict[str, Any]:
@@ -43,7 +49,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Workload]:
         if workload.name == "impossible":
             raise SimulationError("aten.nonzero needs data\nin encoder")
         memory = SimpleNamespace(peak_allocated_bytes=100 * MIB, peak_reserved_bytes=20, device_bytes=70 * MIB)
-        return SimpleNamespace(memory=memory, seconds_taken=0.1)
+        return SimpleNamespace(memory=memory, seconds_taken=0.1, time=TIME)
 
     monkeypatch.setattr(outcomes.api, "predict", predict)
     return found
@@ -95,10 +101,85 @@ def test_running_out_of_memory_is_shown_as_such(asked: list[Workload]) -> None:
 
 
 def test_a_run_that_is_kept_is_read_back(tmp_path: Path) -> None:
-    one = Outcome("x", "tuning", {"allocated": 1, "device": None}, {"allocated": 2, "device": 3})
+    step = Step(0.1, (0.08, 0.15), "host", 0.09, 0.05, {"a": 0.11})
+    one = Outcome("x", "tuning", {"allocated": 1, "device": None}, {"allocated": 2, "device": 3}, step=step)
     run = Run({"torch": "2"}, "0", (one,))
     outcomes.write(run, tmp_path / "errors.json")
     assert outcomes.read(tmp_path / "errors.json") == run
+
+
+def test_a_step_is_held_against_every_occasion_on_which_it_was_measured(asked: list[Workload]) -> None:
+    alone = line("x", allocated=80, step_seconds=0.125) | {
+        "alone": True,
+        "occasion": "slow",
+        "steps_again": {"quick": 0.1},
+    }
+    step = outcomes.outcome(alone).step
+    assert step is not None
+    assert list(step.measured) == ["quick", "slow"]
+    assert (step.error("quick"), step.error("slow"), step.error("never")) == (0, pytest.approx(-0.2), None)
+    assert (step.holds("quick"), step.holds("slow")) == (True, True)
+    assert not replace(step, measured={"quick": 0.16}).holds("quick")
+
+
+def test_the_time_of_a_row_that_shared_its_card_is_no_time_of_the_training(asked: list[Workload]) -> None:
+    step = outcomes.outcome(line("x", allocated=80, step_seconds=0.1)).step
+    assert step is not None and step.measured == {}
+    ran_out = line("x", allocated=80, step_seconds=0.1, status="out of memory") | {"alone": True}
+    assert steps.measured(ran_out) == {}
+
+
+def test_times_of_other_occasions_go_to_the_same_row_on_the_same_card(tmp_path: Path) -> None:
+    entries = [("b", "x", False, 1.0, CARD), ("b", "x", True, 2.0, CARD), ("b", "x", False, 3.0, "another")]
+    keys = ("occasion", "row", "tiny", "step_seconds", "gpu")
+    file = tmp_path / "steps.jsonl"
+    file.write_text("".join(json.dumps(dict(zip(keys, entry, strict=True))) + "\n" for entry in entries))
+    one, other = steps.with_other_occasions([line(name, allocated=1, gpu=CARD) for name in "xy"], [file])
+    assert one["steps_again"] == {"b": 1.0}
+    assert "steps_again" not in other
+
+
+def timed_row(name: str, predicted: float, measured: float, bound: str = "host") -> Outcome:
+    """A held-out row whose step was measured on one occasion, with an interval of 10 % to either side."""
+    step = Step(predicted, (0.9 * predicted, 1.1 * predicted), bound, 0.1, 0.2, {"a": measured})
+    return Outcome(name, "held out", {}, {}, step=step)
+
+
+def test_order_is_asked_of_pairs_that_differ() -> None:
+    pairs = [(1.0, 1.0), (1.2, 1.05), (1.1, 2.0), (3.0, 3.0)]  # 1.0 and 1.05 are too close; 1.2 > 1.1 is wrong
+    found = [row.step for row in (timed_row("x", *pair) for pair in pairs) if row.step]
+    assert steps.order(found, "a") == (4, 5)
+    assert steps.order([replace(step, seconds=1.0) for step in found], "a") == (0, 5)
+
+
+def test_times_are_told_by_set_and_occasion_by_bound_by_family_and_by_row() -> None:
+    members = [timed_row("x", 1.0, 1.0), timed_row("y", 2.5, 2.0), timed_row("z", 4.0, 4.4, "arithmetic")]
+    run = Run({}, "", [*members, Outcome("w", "held out", {}, {})])
+    text = "\n".join(step_tables.section(run, [line(name, allocated=1) for name in "wxyz"]))
+    assert "| Held out | a | 3 | 9.1 % | 25.0 % | 25.0 % | 2 of 3 | 3 of 3 | 2 of 3 |" in text
+    assert "| Held out | a | host | 2 | 12.5 % | 25.0 % | 25.0 % | 1 of 2 | 1 of 1 | 1 of 2 |" in text
+    assert "| Bert | a | 3 |" in text
+    assert "1 have no predicted time" in text
+    rows = step_tables.details(run)[2:]
+    assert (
+        rows[1]
+        == "| y | held out | a | host | 2000.0 | 2500.0 | +25.0 % | 2250.0 – 2750.0 **(outside)** | 100.0 | 200.0 |"
+    )
+    assert step_tables.section(Run({}, "", []), []) == []
+
+
+def test_occasions_that_share_rows_are_held_against_each_other() -> None:
+    row = timed_row("x", 1.0, 2.0)
+    assert row.step is not None
+    both = replace(row, step=replace(row.step, measured={"a": 2.0, "b": 3.0}))
+    assert step_tables.again(Run({}, "", [both, row]))[0].startswith("The same 1 rows took 1.50 times as long")
+
+
+def test_every_shipped_occasion_is_described() -> None:
+    known = steps.occasions()
+    found = {occasion for each in report.shipped() for occasion in steps.measured(each)}
+    assert found <= known.keys()
+    assert all(one.keys() == {"title", "how", "host"} for one in known.values())
 
 
 def test_changes_between_runs_are_told() -> None:
@@ -106,6 +187,8 @@ def test_changes_between_runs_are_told() -> None:
     runs = [Run({}, "", [each]) for each in (one, replace(one, predicted={"allocated": 101}))]
     assert outcomes.changes(*runs) == ["x allocated: +0.0000 % -> +1.0000 %"]
     assert outcomes.changes(runs[0], runs[0]) == []
+    timed = [Run({}, "", [timed_row("x", seconds, 1.0)]) for seconds in (1.0, 1.5)]
+    assert outcomes.changes(*timed) == ["x step, a: +0.0000 % -> +50.0000 %"]
 
 
 def test_techniques_of_a_row() -> None:

@@ -1,0 +1,182 @@
+"""What the page says of time: errors of the predicted step by set and occasion, by bound, by family, row by row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+import steps
+from outcomes import SETS, Line, Outcome, Run, family
+from steps import APART, CLOSE, Step
+from tables import percentile, table
+
+NOTE = f"""\
+`Prediction.time`, with what ships and nothing else, beside measured steps. An error is (predicted − measured) /
+measured; median, 90th percentile and worst are of its absolute value. *Order* counts the pairs of one line whose
+measured times differ by more than {APART:.0%} and that are predicted in the right order. *In the interval* counts the
+measured times within `interval_seconds`, which is meant to hold in 9 of 10 cases.
+
+The clock predicts a step in the middle of a training, with the host running ahead of the GPU. A step that was *waited
+for* ended with an idle GPU, so that the next one's first kernels came late: that makes a measured step longer, and no
+prediction counts it."""
+AIM = "| *aimed at, held out* | | *40* | *6 %* | *15 %* | *30 %* | *90 %* | *97 %* | *90 %* |"
+HEADS = ("rows", "median", "p90", "worst", f"within {CLOSE:.0%}", "order", "in the interval")
+FEW = 2
+"""Fewer rows than this say nothing of order."""
+
+
+class Timed(NamedTuple):
+    """A row of a set on one occasion."""
+
+    row: Outcome
+    step: Step
+    occasion: str
+
+    @property
+    def error(self) -> float:
+        """Relative, positive where the prediction is too long."""
+        return self.step.seconds / self.step.measured[self.occasion] - 1
+
+
+def timed(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Timed]]:
+    """Rows that have a measured and a predicted time, by set and occasion: sets as the page has them, the rows' own
+    occasion last."""
+    found: dict[tuple[str, str], list[Timed]] = {}
+    for kind in SETS:
+        for one in outcomes:
+            if one.set == kind and one.step is not None:
+                for occasion in one.step.measured:
+                    found.setdefault((kind, occasion), []).append(Timed(one, one.step, occasion))
+    return found
+
+
+def section(run: Run, lines: Sequence[Line]) -> list[str]:
+    """The part of the page about time; nothing where no row has a time."""
+    found = timed(run.outcomes)
+    if not found:
+        return []
+    text = ["", "## How long a step takes", "", "![Predicted and measured time of a step](accuracy-time.svg)", "", NOTE]
+    text += ["", left_out(run), "", *by_occasion(found, aim=True), "", *about(found), "", *again(run)]
+    text += ["### By what bounds the step", "", *_by_bound(found), "", "### By family", ""]
+    return [*text, *_by_family(found, lines)]
+
+
+def left_out(run: Run) -> str:
+    """How many rows have no time of their own."""
+    without = sum(one.step is not None and not one.step.measured for one in run.outcomes)
+    failed = sum(one.step is None for one in run.outcomes)
+    return (
+        f"{without} of {len(run.outcomes)} rows shared the card with others while they were measured: what they took "
+        f"is no time of the training, and they are left out here; {failed} have no predicted time."
+    )
+
+
+def by_occasion(found: Mapping[tuple[str, str], Sequence[Timed]], *, aim: bool = False) -> list[str]:
+    """A line for each set and occasion."""
+    rows = [(SETS[kind], steps.title(occasion), *cells(rows)) for (kind, occasion), rows in found.items()]
+    text = table(("", "occasion", *HEADS), rows, 2)
+    return [*text, AIM] if aim else text
+
+
+def cells(rows: Sequence[Timed]) -> list[str]:
+    """Rows, median, 90th percentile, worst, share within ``CLOSE``, order of pairs, share within the interval."""
+    sizes = [abs(one.error) for one in rows]
+    right, pairs = steps.order([one.step for one in rows], rows[0].occasion)
+    inside = sum(one.step.holds(one.occasion) for one in rows)
+    values = [str(len(rows)), *map(percent, (median(sizes), percentile(sizes, 0.9), max(sizes)))]
+    values.append(_share(sum(size <= CLOSE for size in sizes), len(sizes)))
+    return [*values, f"{right} of {pairs}" if len(rows) >= FEW else "–", _share(inside, len(rows))]
+
+
+def about(found: Mapping[tuple[str, str], Sequence[Timed]]) -> list[str]:
+    """How steps were timed on each occasion, and what is known of its host."""
+    known = steps.occasions()
+    rows = []
+    for occasion in dict.fromkeys(occasion for _, occasion in found):
+        one = known.get(occasion, {})
+        rows.append((steps.title(occasion), occasion, one.get("how", ""), one.get("host", "")))
+    return table(("occasion", "when", "how a step was timed", "its host"), rows, 4)
+
+
+def again(run: Run) -> list[str]:
+    """What rows took on one occasion over what they took on the other, for each two that share rows."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for one in run.outcomes:
+        measured = list(one.step.measured.items()) if one.step else []
+        for (before, first), (after, second) in pairwise(measured):
+            ratios.setdefault((before, after), []).append(second / first)
+    text = []
+    for (before, after), found in ratios.items():
+        text += [
+            f"The same {len(found)} rows took {median(found):.2f} times as long ({min(found):.2f} to {max(found):.2f}) "
+            f"on the occasion “{steps.title(after)}” as on “{steps.title(before)}”; their prediction is one for both.",
+            "",
+        ]
+    return text
+
+
+def _by_bound(found: Mapping[tuple[str, str], Sequence[Timed]]) -> list[str]:
+    """For each set and occasion, a line for each thing that bounds steps, by prediction."""
+    rows = []
+    for (kind, occasion), members in found.items():
+        bounds = Counter(one.step.bound_by for one in members)
+        for bound, _ in bounds.most_common():
+            chosen = [one for one in members if one.step.bound_by == bound]
+            rows.append((SETS[kind], steps.title(occasion), bound, *cells(chosen)))
+    return table(("", "occasion", "bound by", *HEADS), rows, 3)
+
+
+def _by_family(found: Mapping[tuple[str, str], Sequence[Timed]], lines: Sequence[Line]) -> list[str]:
+    """Families of the held-out rows, on every occasion that they were measured on."""
+    by_name = {line["name"]: line for line in lines}
+    rows = []
+    for (kind, occasion), members in found.items():
+        if kind != "held out":
+            continue
+        for name, chosen in _grouped(members, lambda one: family(by_name[one.row.name])).items():
+            rows.append((name, steps.title(occasion), *cells(chosen)))
+    rows.sort(key=lambda row: row[0].lower())
+    return table(("held out", "occasion", *HEADS), rows, 2)
+
+
+def _grouped(members: Sequence[Timed], name_of: Callable[[Timed], str]) -> dict[str, list[Timed]]:
+    groups: dict[str, list[Timed]] = {}
+    for one in members:
+        groups.setdefault(name_of(one), []).append(one)
+    return groups
+
+
+def details(run: Run) -> list[str]:
+    """Every row on every occasion: measured and predicted milliseconds, error, interval, bound."""
+    rows = []
+    for (kind, occasion), members in timed(run.outcomes).items():
+        for row, step, _ in members:
+            low, high = step.interval_seconds
+            rows.append(
+                (
+                    row.name,
+                    kind,
+                    steps.title(occasion),
+                    step.bound_by,
+                    f"{1e3 * step.measured[occasion]:.1f}",
+                    f"{1e3 * step.seconds:.1f}",
+                    f"{100 * (step.error(occasion) or 0):+.1f} %",
+                    f"{1e3 * low:.1f} – {1e3 * high:.1f}" + ("" if step.holds(occasion) else " **(outside)**"),
+                    f"{1e3 * step.host_seconds:.1f}",
+                    f"{1e3 * step.gpu_seconds:.1f}",
+                )
+            )
+    heads = ("measured ms", "predicted ms", "error", "interval ms", "host ms", "GPU ms")
+    return table(("row", "set", "occasion", "bound by", *heads), rows, 4)
+
+
+def percent(share: float) -> str:
+    """``0.0123`` as ``1.2 %``."""
+    return f"{100 * share:.1f} %"
+
+
+def _share(count: int, of: int) -> str:
+    return f"{count} of {of}"
