@@ -33,9 +33,9 @@ from trainatomy.workload.schema import Workload
 PRIOR = {
     place: dict(zip(KINDS, values, strict=True))
     for place, values in {
-        "graph": (2.5, 11, 13, 16, 26, 45, 70, 33, 28, 30, 40, 3),
-        "backward": (5, 12, 15, 17, 24, 75, 100, 35, 16, 40, 40, 3),
-        "plain": (2, 9, 11, 13, 20, 35, 50, 25, 20, 25, 40, 3),
+        "graph": (2.5, 11, 13, 16, 26, 45, 70, 33, 28, 30, 40, 31, 3),
+        "backward": (5, 12, 15, 17, 24, 75, 100, 35, 16, 40, 40, 31, 3),
+        "plain": (2, 9, 11, 13, 20, 35, 50, 25, 20, 25, 40, 31, 3),
     }.items()
 }
 """Microseconds; medians of the durations of these operations in the traces of profiled steps, rounded, and a little

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from trainatomy.clock.issue import HostCosts, from_microseconds, host_seconds, issue_seconds, loop_seconds
+from trainatomy.clock.carrying import attained
+from trainatomy.clock.issue import HostCosts, from_microseconds, host_seconds, issue_seconds, kind_of, loop_seconds
 from trainatomy.clock.step import time_of
-from trainatomy.clock.two_clocks import run
+from trainatomy.clock.two_clocks import run, waits
 from trainatomy.facts.cards import card
 from trainatomy.facts.hosts import reference_host
-from trainatomy.results.operations import Operations
+from trainatomy.results.operations import Call, Operations
 from trainatomy.results.tape import DriverCall
+from trainatomy.results.time import Time
 from trainatomy.workload.schema import Workload
 from trainatomy.world.simulate import simulate
 
@@ -63,3 +65,32 @@ def test_memory_that_goes_back_to_the_driver_costs_time(step: Operations) -> Non
 def test_what_happened_before_the_step_is_no_part_of_it(step: Operations) -> None:
     before = DriverCall(step.operations[0].event - 1, "free", 2**30)
     assert seconds(step, before) == seconds(step)
+
+
+def test_utilisation_counts_the_models_flop_at_the_precision_of_its_products() -> None:
+    def time(precision: dict[str, bool], checkpointing: bool) -> Time:
+        train = {"per_device_train_batch_size": 8, "gradient_checkpointing": checkpointing, **precision}
+        mapping = {"model": MODEL, "data": {"sequence_length": 64}, "train": train}
+        found = simulate(Workload.from_mapping(mapping), H200).operations
+        tf32 = bool(precision.get("tf32"))
+        return time_of(found, H200, loop="trainer", tf32=tf32, samples=8, tokens_per_sample=64)
+
+    def ideal(found: Time) -> float:
+        assert found.model_flop_utilisation is not None
+        return found.model_flop_utilisation * found.step_seconds
+
+    plain, again = time({}, False), time({}, True)
+    assert ideal(plain) == pytest.approx(plain.flop / H200.rates["fp32"])
+    assert again.flop > plain.flop and ideal(again) == pytest.approx(ideal(plain))
+    half = time({"bf16": True}, False)
+    assert ideal(half) == pytest.approx(half.flop / H200.rates["bf16"], rel=0.02)  # the loss stays in fp32
+    assert half.attainable_utilisation and half.model_flop_utilisation
+    assert half.attainable_utilisation / half.model_flop_utilisation == pytest.approx(
+        1 / attained(H200, "bf16"), rel=0.02
+    )
+
+
+def test_the_host_waits_after_each_update_of_bitsandbytes() -> None:
+    update = Call("bitsandbytes::optimizer_update_8bit_blockwise", (), ())
+    assert waits(update) and kind_of(update) == "library"
+    assert not waits(Call("aten::_fused_adamw_", (), ()))

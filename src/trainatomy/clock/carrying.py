@@ -105,6 +105,13 @@ def _attained(facts: Mapping[str, Any], card: Card, kind: str) -> float | None:
     return known.get("half") if share is None and kind == "tf32" else share
 
 
+def attained(card: Card, rate: str) -> float | None:
+    """Share of the peak ``rate`` (a key of ``Card.rates``) that the best products attain on ``card``; ``None`` where
+    nobody published it."""
+    kind = rate if rate in ("tf32", "fp32") else "half"
+    return _attained(read_yaml("efficiency.yaml"), card, kind)
+
+
 def _fp32_attention(there: Card, here: Card) -> float:
     """Efficient attention computes fp32 by three products in TF32 where tensor cores have it
     (aten/src/ATen/native/transformers/cuda/mem_eff_attention/gemm_kernel_utils.h): their rate counts, not that of

@@ -28,6 +28,7 @@ KINDS = (
     "dropout",
     "index",
     "list",
+    "library",
     "host",
 )
 
@@ -103,7 +104,10 @@ def _scaled(value: Any, factor: float) -> Any:
 
 @cache
 def kind(name: str) -> str:
-    """The kind of the operator of this name (``aten::addmm``), which is not a view and runs on the GPU."""
+    """The kind of the operator of this name (``aten::addmm``), which is not a view and runs on the GPU. ``library``:
+    of a library that does its bookkeeping in Python around each call (bitsandbytes)."""
+    if name.startswith("bitsandbytes::"):
+        return "library"
     short = name.rpartition("::")[2].partition(".")[0]
     if short in _MATMULS:
         return "matmul"

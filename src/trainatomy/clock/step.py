@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from trainatomy.clock.carrying import attained
 from trainatomy.clock.issue import PARTS, HostCosts, from_microseconds, issue_seconds, loop_seconds
-from trainatomy.clock.kernels import KernelCost, general_rule_only, kernel_seconds
+from trainatomy.clock.kernels import KernelCost, general_rule_only, kernel_seconds, precision_of
 from trainatomy.clock.memory import memory_costs, memory_work
 from trainatomy.clock.prices import Prices, prices_of
 from trainatomy.clock.two_clocks import Course, run
@@ -47,7 +48,7 @@ def time_of(
     bound = bound_by(operations, kernels, course)
     low, high = _interval("calibrated" if prices.calibrated else "uncalibrated", bound)
     flop = sum((operations.calls[one.call].flop or 0) * one.repeats for one in operations.operations)
-    at_peak, attainable = _utilisation(operations, prices, course.seconds)
+    at_peak, attainable = _utilisation(operations, card, prices, course.seconds)
     rate = samples / course.seconds
     return Time(
         step_seconds=course.seconds,
@@ -84,18 +85,33 @@ def bound_by(operations: Operations, kernels: list[KernelCost], course: Course) 
     return "arithmetic" if arithmetic > traffic else "memory bandwidth"
 
 
-def _utilisation(operations: Operations, prices: Prices, seconds: float) -> tuple[float | None, float | None]:
-    """The model's FLOP at the peak of each precision, and at what products attain of it, over the step's time."""
-    ideal = 0.0
-    for operation in operations.operations:
-        call = operations.calls[operation.call]
-        if call.flop and operation.phase != "recompute" and call.inputs:
-            ideal += call.flop * operation.repeats / prices.chip.rate(prices.chip.precision(call.inputs[-1].dtype))
-    if not ideal:
+def _utilisation(
+    operations: Operations, card: Card, prices: Prices, seconds: float
+) -> tuple[float | None, float | None]:
+    """The model's FLOP at the peak of each precision, and at what the best products attain of it, over the step's
+    time. What is computed again in backward is no part of the model."""
+    at_peak = attainable = 0.0
+    known = True
+    for index, count in _model_runs(operations).items():
+        call = operations.calls[index]
+        rate = precision_of(call, prices.chip)
+        ideal = (call.flop or 0) * count / prices.chip.rate(rate)
+        share = attained(card, rate)
+        known = known and share is not None
+        at_peak += ideal
+        attainable += ideal / (share or 1.0)
+    if not at_peak:
         return None, None
-    attainable: Mapping[str, Any] = read_yaml("efficiency.yaml")["attainable"]
-    share = attainable.get(".".join(map(str, prices.chip.capability)))
-    return ideal / seconds, None if share is None else ideal / seconds / share
+    return at_peak / seconds, attainable / seconds if known else None
+
+
+def _model_runs(operations: Operations) -> dict[int, int]:
+    """How often each call with FLOP runs in a step, recomputation left out; by index of the call."""
+    runs: dict[int, int] = {}
+    for operation in operations.operations:
+        if operation.phase != "recompute" and operations.calls[operation.call].flop:
+            runs[operation.call] = runs.get(operation.call, 0) + operation.repeats
+    return runs
 
 
 def _host(calibration: Calibration | None) -> tuple[HostCosts, str]:

@@ -53,8 +53,9 @@ class _Clocks:
 
 
 def waits(call: Call) -> bool:
-    """Whether the host waits at this call until the GPU has caught up."""
-    if call.name in _WAITING:
+    """Whether the host waits at this call until the GPU has caught up; bitsandbytes does after each parameter
+    (``sync_gpu`` in bitsandbytes/optim/optimizer.py, 0.50)."""
+    if call.name in _WAITING or call.name.startswith("bitsandbytes::optimizer_update"):
         return any(not array.on_host for array in call.inputs)
     if batch_bytes(call):
         return True
