@@ -95,6 +95,7 @@ walls: $(TEST_SETUP)
 	$(BIN)/python benchmarks/accuracy/plan_walls.py --again
 
 times: $(TEST_SETUP)
+	$(INSTALL) torchvision
 	$(BIN)/python benchmarks/clock/published.py
 
 speed: $(SETUP)

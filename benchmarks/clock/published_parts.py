@@ -87,6 +87,14 @@ ids_256, ids_512 = _ids(256), _ids(512)
 hidden_64, hidden_128, hidden_384, hidden_1024 = map(_hidden, (64, 128, 384, 1024))
 
 
+def images(batch_size: int) -> dict[str, Tensor]:
+    """Images of 224 x 224 pixels that lie on the card already, and their labels."""
+    return {
+        "pixel_values": torch.empty(batch_size, 3, 224, 224, device="cuda"),
+        "labels": torch.empty(batch_size, dtype=torch.int64, device="cuda"),
+    }
+
+
 class FusedAdam(Optimizer):
     """Adam on fp32 copies of half-precision weights, in one fused kernel; what apex' ``amp`` at level O2 does around
     its own: gradients to fp32, the step, and the weights back to half precision."""
