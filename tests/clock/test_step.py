@@ -12,7 +12,7 @@ from trainatomy.clock.step import time_of
 from trainatomy.clock.two_clocks import run, waits
 from trainatomy.facts.cards import card
 from trainatomy.facts.hosts import reference_host
-from trainatomy.results.operations import Call, Operations
+from trainatomy.results.operations import Array, Call, Operations
 from trainatomy.results.tape import DriverCall
 from trainatomy.results.time import Time
 from trainatomy.workload.schema import Workload
@@ -91,6 +91,7 @@ def test_utilisation_counts_the_models_flop_at_the_precision_of_its_products() -
 
 
 def test_the_host_waits_after_each_update_of_bitsandbytes() -> None:
-    update = Call("bitsandbytes::optimizer_update_8bit_blockwise", (), ())
+    tensor = Array((16,), (1,), "float32", 4, 0)
+    update = Call("bitsandbytes::optimizer_update_8bit_blockwise", (tensor,), ())
     assert waits(update) and kind_of(update) == "library"
-    assert not waits(Call("aten::_fused_adamw_", (), ()))
+    assert not waits(Call("aten::_fused_adamw_", (tensor,), ()))
