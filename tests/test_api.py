@@ -259,7 +259,7 @@ def test_compare_keeps_the_order() -> None:
     rows = [
         Workload.from_mapping({"model": model, "name": name, "data": {"sequence_length": 16}}) for name in ("b", "a")
     ]
-    found = trainatomy.compare(rows)
+    found = trainatomy.compare(rows).predictions
     assert [prediction.name for prediction in found] == ["b", "a"]
     for prediction in found:
         consistent(prediction)
