@@ -248,6 +248,13 @@ def test_a_timeline_reaches_the_peak(tagger: nn.Module, batch: Any) -> None:
     assert trainatomy.predict(tagger, batch=batch).timeline == ()
 
 
+def test_memory_alone_is_the_same_memory(tagger: nn.Module, batch: Any) -> None:
+    both = trainatomy.predict(tagger, batch=batch, optimizer="adamw_torch")
+    alone = trainatomy.predict(tagger, batch=batch, optimizer="adamw_torch", timed=False)
+    assert both.time is not None and alone.time is None
+    assert alone.memory == both.memory
+
+
 def test_the_same_question_has_the_same_answer(tagger: nn.Module, batch: Any) -> None:
     first, second = (trainatomy.predict(tagger, batch=batch, bf16=True) for _ in range(2))
     assert first.memory == second.memory
