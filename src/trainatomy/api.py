@@ -135,23 +135,19 @@ def _calibration(calibration: Calibration | Path | str | None, workloads: Sequen
     timed = [workload for workload in workloads if workload.era != "2022"]
     if not timed:
         raise WorkloadError(
-            f"calibration {found.source}: no time is predicted for the software of 2022, which nobody calibrated; "
-            "leave the calibration out, or predict for a card of today with today's software"
+            f"calibration {found.source}: it is of today's software, and cannot price that of 2022; "
+            "leave the calibration out, or predict for today's software"
         )
     for workload in timed:
         found.check(workload.card())
     return found
 
 
-def _time(
-    workload: Workload, simulation: Simulation, settled: Settlement, calibration: Calibration | None
-) -> Time | None:
-    """The step's time; nothing of what ran in 2022, whose kernels and host nobody measured."""
+def _time(workload: Workload, simulation: Simulation, settled: Settlement, calibration: Calibration | None) -> Time:
+    """The step's time; that of the software of 2022 is uncertain as on a card that nobody calibrated."""
     from trainatomy.clock.step import time_of
     from trainatomy.training.throughput import samples_per_step
 
-    if workload.era == "2022":
-        return None
     return time_of(
         simulation.operations,
         workload.card(),
@@ -161,6 +157,7 @@ def _time(
         tokens_per_sample=simulation.tokens_per_sample,
         calibration=calibration,
         driver_calls=settled.driver_calls,
+        of_today=workload.era != "2022",
     )
 
 
@@ -310,9 +307,9 @@ def ops(
         from trainatomy.gpu.profiler.profile import profile as run_profile
 
         profile = joined(operations, run_profile(workload))
-    prices = None if workload.era == "2022" else prices_of(card, priced, tf32=bool(workload.train.tf32))
-    clock = None if prices is None else _clock(operations, prices)
-    told = () if prices is None else (f"predicted times are priced by: {prices.source}",)
+    prices = prices_of(card, priced, tf32=bool(workload.train.tf32))
+    clock = _clock(operations, prices)
+    told = f"predicted times are priced by: {prices.source}"
     published = is_encoder_layer(workload)
     return anatomise(
         workload.name or _name(workload),
@@ -326,7 +323,7 @@ def ops(
         tf32=bool(workload.train.tf32),
         top=top,
         published=published_shares() if published else None,
-        notes=(*(published_notes(operations, clock.times if clock else None) if published else ()), *told),
+        notes=(*(published_notes(operations, clock.times) if published else ()), told),
     )
 
 

@@ -32,9 +32,11 @@ def time_of(
     tokens_per_sample: int | None,
     calibration: Calibration | None = None,
     driver_calls: Sequence[DriverCall] = (),
+    of_today: bool = True,
 ) -> Time:
     """How long the step takes on ``card``. ``loop``: trainer, pytorch or inference; ``samples``: of one step;
-    ``calibration``: of a machine, in place of what ships; ``driver_calls``: what the allocator asked of the driver."""
+    ``calibration``: of a machine, in place of what ships; ``driver_calls``: what the allocator asked of the driver;
+    ``of_today``: the software is of the versions that calibrations measured, so that their interval holds."""
     prices = prices_of(card, calibration, tf32=tf32)
     costs, host = _host(calibration)
     kernels = [kernel_seconds(call, prices) for call in operations.calls]
@@ -46,7 +48,7 @@ def time_of(
     drains = {index for index, work in memory.items() if work.waits}
     course = run(operations, issue, busy, costs, loop_seconds(operations, costs, loop), drains)
     bound = bound_by(operations, kernels, course)
-    low, high = _interval("calibrated" if prices.calibrated else "uncalibrated", bound)
+    low, high = _interval("calibrated" if prices.calibrated and of_today else "uncalibrated", bound)
     flop = sum((operations.calls[one.call].flop or 0) * one.repeats for one in operations.operations)
     at_peak, attainable = _utilisation(operations, card, prices, course.seconds)
     rate = samples / course.seconds

@@ -9,11 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trainatomy.faces.text.published import published_memory, published_times
 from trainatomy.faces.text.rendering import figures, section
-from trainatomy.faces.text.verdict import STYLES, instant_phrase
+from trainatomy.faces.text.verdict import STYLES, instant_phrase, verdict_cell
 from trainatomy.results.bill import Measurement, OutOfMemoryPoint, Prediction
 from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
-from trainatomy.units import difference, human_bytes, mebibytes, seconds, signed_percent
+from trainatomy.units import difference, human_bytes, seconds, signed_percent
 
 _OUTCOMES = {"out of memory": "bold red", "failed": "bold red", "not measured": "dim"}
 
@@ -26,13 +27,15 @@ def comparison_page(comparison: Comparison) -> Group:
     cards = {prediction.card.name: prediction.card.memory_bytes for prediction in predictions}
     several = len(cards) > 1
     where = "" if several else "".join(f" on {name} ({human_bytes(memory)})" for name, memory in cards.items())
-    table = _published_table(comparison) if comparison.source else _table(predictions, with_card=several)
+    table = published_memory(comparison) if comparison.source else _table(predictions, with_card=several)
     parts: list[RenderableType] = [Text(f"Memory at the peak{where}", style="bold"), Text(), table]
     if comparison.source:
         unit = "MiB throughout, as the source counts (its MB)."
         parts += [Text(), Text(f"{unit} Published: {comparison.source}.", style="dim")]
     if comparison.remark:
         parts += [Text(), Text(comparison.remark, style="dim")]
+    if comparison.source:
+        parts += published_times(comparison)
     elif priced := dict.fromkeys(each.time.priced_by for each in predictions if each.time is not None):
         parts += [Text(), Text(f"Time of a step, priced by: {'; '.join(priced)}.", style="dim")]
     return Group(*parts)
@@ -61,7 +64,7 @@ def _table(predictions: Sequence[Prediction], *, with_card: bool) -> Table:
         sizes = (memory.peak_allocated_bytes, memory.peak_reserved_bytes)
         cells: list[RenderableType] = [
             prediction.name,
-            _verdict(prediction),
+            verdict_cell(prediction),
             human_bytes(memory.device_bytes),
             change,
             *map(human_bytes, sizes),
@@ -70,24 +73,6 @@ def _table(predictions: Sequence[Prediction], *, with_card: bool) -> Table:
             cells.append("" if prediction.time is None else seconds(prediction.time.step_seconds))
         table.add_row(*cells, *([prediction.card.id] if with_card else []))
     return table
-
-
-def _published_table(comparison: Comparison) -> Table:
-    """With MiB throughout, the unit of the published figures."""
-    table = figures("training", "verdict", numbers=("\npredicted", "\npublished", "\nerror", "to the\nfirst"))
-    first = mebibytes(comparison.predictions[0].memory.device_bytes)
-    for index, row in enumerate(comparison.rows):
-        if row.prediction is None or row.published is None:
-            continue
-        known = mebibytes(row.published.memory_bytes)
-        predicted = mebibytes(row.prediction.memory.device_bytes)
-        error, change = signed_percent(predicted - known, known), f"{predicted - first:+d}" if index else ""
-        table.add_row(row.name, _verdict(row.prediction), str(predicted), str(known), error, change)
-    return table
-
-
-def _verdict(prediction: Prediction) -> Text:
-    return Text(prediction.verdict, style=STYLES[prediction.verdict])
 
 
 def _measured_page(comparison: Comparison) -> Group:

@@ -19,6 +19,11 @@ def verdict_line(prediction: Prediction) -> Text:
     return line
 
 
+def verdict_cell(prediction: Prediction) -> Text:
+    """The verdict alone, in a table."""
+    return Text(prediction.verdict, style=STYLES[prediction.verdict])
+
+
 def _room(prediction: Prediction) -> str:
     room, retries = prediction.room_bytes, prediction.memory.num_alloc_retries
     if room < 0:
