@@ -227,16 +227,16 @@ def _outcome(row: dict[str, Any]) -> Outcome:
 
 
 def changes(before: Run, after: Run) -> list[str]:
-    """A line for each prediction that differs between two runs, with its error before and after."""
+    """A line for each error that differs between two runs, as far as it is written, before and after."""
     old = {(one.name, one.set): one for one in before.outcomes}
     found = []
     for one in after.outcomes:
         if before_it := old.get((one.name, one.set)):
             then, now = before_it.errors(), one.errors()
             found += [
-                f"{one.name} {figure}: {_percent(then.get(figure))} -> {_percent(now.get(figure))}"
+                f"{one.name} {figure}: {first} -> {second}"
                 for figure in {**now, **then}
-                if then.get(figure) != now.get(figure)
+                if (first := _percent(then.get(figure))) != (second := _percent(now.get(figure)))
             ]
     return found
 
