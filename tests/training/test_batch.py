@@ -134,3 +134,12 @@ def test_a_model_without_configuration_needs_a_factory_for_its_data(tmp_path: Pa
     file.write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(2, 2)\n")
     with pytest.raises(WorkloadError, match=r"data\.factory: Linear"):
         batch_of(Workload.from_mapping({"model": {"factory": f"{file}:build"}}))
+
+
+@pytest.mark.parametrize("name", ["T5ForConditionalGeneration", "BartForConditionalGeneration"])
+def test_a_smoothed_loss_leaves_the_decoder_its_inputs(describe: Any, name: str) -> None:
+    train = {"label_smoothing_factor": 0.1}
+    batch = batch_of(describe(name, train=train))
+    assert torch.equal(batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1])
+    assert "decoder_input_ids" not in batch_of(describe(name))
+    assert "decoder_input_ids" not in batch_of(describe("GPT2LMHeadModel", train=train))

@@ -89,6 +89,13 @@ def go(workload: Workload, steps: int = 2) -> Diary:
     return diary
 
 
+@pytest.mark.parametrize("name", ["T5ForConditionalGeneration", "GPT2LMHeadModel"])
+def test_the_trainer_smooths_labels(describe: Any, name: str) -> None:
+    diary = go(describe(name, train={"label_smoothing_factor": 0.1}))
+    assert diary.optimizer.state
+    assert diary.entries[-1] == "step 1 end"
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_family_takes_two_steps(describe: Any, family: str, loop: str) -> None:
     diary = go(describe(family, loop=loop))

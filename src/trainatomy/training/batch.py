@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, default_collate
 
 from trainatomy.errors import FactoryError
 from trainatomy.training import factory
-from trainatomy.training.labels import IGNORED, draw_decoder_inputs, draw_labels
+from trainatomy.training.labels import IGNORED, decoder_inputs_of, draw_decoder_inputs, draw_labels
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
 from trainatomy.training.samples import PADDED_SHARE, Shape, draw_inputs, shape_of
@@ -97,6 +97,7 @@ class _Drawing:
         self.with_labels = workload.mode == "training"
         self.with_mask = workload.data.has_mask
         self.is_padded = workload.data.padding
+        self.is_smoothed = workload.train.label_smoothing_factor > 0
         self.float_dtype = _input_dtype(workload)
 
     def __call__(self, index: int) -> Sample:
@@ -107,6 +108,8 @@ class _Drawing:
             if self.with_labels
             else draw_decoder_inputs(self.shape, generator)
         )
+        if self.with_labels and self.is_smoothed:
+            targets = {**targets, **decoder_inputs_of(self.shape, targets)}
         sample = {**inputs, **self._mask(inputs), **targets}
         if self.is_padded:
             _pad(sample)

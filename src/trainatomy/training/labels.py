@@ -95,3 +95,12 @@ def draw_decoder_inputs(shape: Shape, generator: torch.Generator) -> Labels:
     if not shape.is_encoder_decoder:
         return {}
     return {"decoder_input_ids": draw_tokens(shape.text, shape.lengths.target, generator)}
+
+
+def decoder_inputs_of(shape: Shape, targets: Labels) -> Labels:
+    """What a decoder reads where the loss is the Trainer's (label smoothing), which keeps the labels to itself: they,
+    one place later, as ``DataCollatorForSeq2Seq`` puts them beside them."""
+    labels = targets.get("labels")
+    if "decoder_input_ids" not in shape.parameters or labels is None or labels.dim() != 1:
+        return {}
+    return {"decoder_input_ids": labels.roll(1)}
