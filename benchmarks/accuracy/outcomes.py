@@ -145,17 +145,9 @@ def outcome(line: Line, card: str = "") -> Outcome:
     device = memory.device_bytes if has_card(line) else None if shortfall is None else memory.device_bytes - shortfall
     predicted = {"allocated": memory.peak_allocated_bytes, "reserved": memory.peak_reserved_bytes, "device": device}
     problem = "" if line["status"] == "completed" else line["status"]
-    parts, same_instant = compared(line, memory)
+    step, seconds = steps.step_of(prediction.time, line), prediction.seconds_taken
     return Outcome(
-        line["name"],
-        set_of(line),
-        predicted,
-        measured(line),
-        problem,
-        prediction.seconds_taken,
-        parts,
-        same_instant,
-        steps.step_of(prediction.time, line),
+        line["name"], set_of(line), predicted, measured(line), problem, seconds, *compared(line, memory), step
     )
 
 
