@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
@@ -27,8 +29,9 @@ def resnet50() -> nn.Module:
     return WithLoss(build(weights=None))
 
 
+@cache
 def images(batch_size: int) -> dict[str, Tensor]:
-    """Random images of 224 x 224 pixels and their labels."""
+    """Random images of 224 x 224 pixels and their labels, drawn once."""
     return {
         "pixel_values": torch.rand(batch_size, 3, 224, 224),
         "labels": torch.randint(0, CLASSES, (batch_size,)),

@@ -78,6 +78,21 @@ def test_samples_are_drawn_from_their_index(describe: Any) -> None:
     assert not torch.equal(dataset[5]["input_ids"], dataset[6]["input_ids"])
 
 
+def test_samples_of_two_steps_come_again_and_hold_no_more_memory_than_allowed(
+    describe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = describe("ViTForImageClassification", train={"gradient_accumulation_steps": 3})
+    with torch.device("meta"):
+        model = build_model(workload)
+    dataset = build_dataset(workload, model, 100)
+    assert dataset[0] is dataset[12] and dataset[3] is dataset[15]
+    assert not torch.equal(dataset[0]["pixel_values"], dataset[6]["pixel_values"])
+    size = sum(value.nbytes for value in dataset[0].values())
+    monkeypatch.setattr("trainatomy.training.batch.POOL_BYTES", 2 * size)
+    small = build_dataset(workload, model, 100)
+    assert len({id(small[index]) for index in range(100)}) == 2
+
+
 def test_masks_and_padding_come_on_request(describe: Any) -> None:
     plain = {"sequence_length": 16}
     masked = batch_of(describe("LlamaForCausalLM", data={**plain, "attention_mask": True}))

@@ -18,6 +18,7 @@ from trainatomy.training.labels import IGNORED, decoder_inputs_of, draw_decoder_
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
 from trainatomy.training.samples import PADDED_SHARE, Shape, draw_inputs, shape_of
+from trainatomy.training.throughput import samples_per_step
 
 if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
@@ -89,11 +90,21 @@ class _Placeholder(dict[str, Any]):
     """A sample of a dataset whose batches come whole; it has no columns that the Trainer could remove."""
 
 
+POOL_BYTES = 256 * 2**20
+"""Host memory that samples may take which wait to be used again."""
+
+
 class _Drawing:
-    """Draws the sample of an index, always the same for the same index."""
+    """Draws the sample of an index, always the same for the same index.
+
+    The samples of two steps come again in later ones, from memory: drawing images takes the host longer than issuing a
+    step, and a training that is measured would seem to wait for its data.
+    """
 
     def __init__(self, workload: Workload, shape: Shape) -> None:
         self.shape = shape
+        self.known: dict[int, Sample] = {}
+        self.pool = 2 * samples_per_step(workload)
         self.with_labels = workload.mode == "training"
         self.with_mask = workload.data.has_mask
         self.is_padded = workload.data.padding
@@ -101,6 +112,14 @@ class _Drawing:
         self.float_dtype = _input_dtype(workload)
 
     def __call__(self, index: int) -> Sample:
+        place = index % self.pool
+        if place not in self.known:
+            sample = self.known[place] = self._drawn(place)
+            size = sum(value.nbytes for value in sample.values())
+            self.pool = min(self.pool, max(POOL_BYTES // size, 1))
+        return self.known[place]
+
+    def _drawn(self, index: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(index)
         inputs = draw_inputs(self.shape, generator)
         targets = (
