@@ -132,7 +132,10 @@ class Campaign:
     def _keep(self, row: Row, measurement: Measurement, running: processes.Running) -> None:
         measurement = replace(measurement, workload=dict(row.mapping))
         self.done.append(measurement)
-        append(self.options.out / "measured.jsonl", line_of(measurement, row, alone=running.alone))
+        append(
+            self.options.out / "measured.jsonl",
+            line_of(measurement, row, alone=running.alone, occasion=self.options.occasion),
+        )
         seconds = time.monotonic() - running.began
         print(
             f"{row.name}: {measurement.status}, {measurement.peak_allocated_bytes:,} B in {seconds:.1f} s", flush=True
@@ -182,6 +185,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--work", type=Path, help="folder of workers' logs and results (default: a temporary one)")
     parser.add_argument("--done", type=Path, nargs="*", default=[], help="more measured.jsonl whose rows are done")
+    parser.add_argument("--occasion", default="", help="name in records/occasions.yaml (default: the date)")
     parser.add_argument("--only", choices=("tuning", "heldout", "all"), default="all")
     parser.add_argument("--names", help="rows, separated by commas")
     parser.add_argument("--jobs", type=int, default=4, help="rows that run at a time (default: 4)")

@@ -32,9 +32,10 @@ def with_record(control: Measurement, recorded: Measurement) -> Measurement:
     )
 
 
-def line_of(measurement: Measurement, row: Row, *, alone: bool) -> dict[str, Any]:
-    """The line that is kept."""
-    return asdict(measurement) | {"held_out": row.held_out, "family": row.family, "alone": alone, "tape_file": None}
+def line_of(measurement: Measurement, row: Row, *, alone: bool, occasion: str = "") -> dict[str, Any]:
+    """The line that is kept. ``occasion``: by its name in records/occasions.yaml, the date unless given."""
+    told = {"held_out": row.held_out, "family": row.family, "alone": alone, "occasion": occasion or measurement.date}
+    return asdict(measurement) | told | {"tape_file": None}
 
 
 def append(path: Path, content: Mapping[str, Any]) -> None:
