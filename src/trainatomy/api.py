@@ -190,7 +190,7 @@ def _facts(workload: Workload, card: Card, era: str, simulation: Simulation, set
 
 def _card_fact(name: str, size: int, source: str) -> Fact:
     basis: Basis = "assumed" if source.startswith(("assumed", "unknown")) else "measured"
-    return Fact(name, human_bytes(size), basis, source)
+    return Fact(name, human_bytes(size), basis, source.removeprefix("assumed: "))
 
 
 def compare(
