@@ -133,5 +133,5 @@ class FakeAllocator(TorchDispatchMode):
 
 
 def addresses(tensors: Any) -> list[int]:
-    """``gpu.scribe.addresses`` where the host plays the GPU."""
+    """``gpu.step.scribe.addresses`` where the host plays the GPU."""
     return [tensor.untyped_storage().data_ptr() for tensor in tensors]

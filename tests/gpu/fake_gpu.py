@@ -113,7 +113,7 @@ class FakeEvent:
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[str, Any]] | None = None) -> None:
-    """Let ``gpu.on_card`` believe in a GPU: the step itself runs on the CPU."""
+    """Let ``gpu.step.on_card`` believe in a GPU: the step itself runs on the CPU."""
     from transformers import TrainingArguments  # noqa: F401  # some libraries look for CUDA's functions when imported
 
     real_run = steps.run

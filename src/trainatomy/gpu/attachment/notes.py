@@ -51,7 +51,7 @@ def counted(device: int) -> Counted:
 
 
 class Notes(Silent):
-    """The listener (``attach_signals.Listener``) that takes notes; of tensors it keeps addresses and sizes only.
+    """The listener (``attachment.signals.Listener``) that takes notes; of tensors it keeps addresses and sizes only.
 
     ``rolls`` is called after each step with the counters, and may take the notes away to begin anew.
     """

@@ -48,7 +48,7 @@ class Reporter:
         self._progress()
 
     def result(self, result: Mapping[str, Any]) -> None:
-        """The run is over; ``result`` as ``gpu.job.to_plain`` makes it."""
+        """The run is over; ``result`` as ``gpu.process.job.to_plain`` makes it."""
         self.write({"result": result})
 
     def _progress(self) -> None:
