@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 
 import torch
 
@@ -22,8 +23,10 @@ class Clock:
         self._read()
 
     def finish(self) -> None:
-        """Read all stamps; the GPU must have come to its end."""
-        self._read()
+        """Read the stamps that the GPU has passed: all of them once it was waited for, none any more after an error of
+        CUDA's, which every question to it raises again."""
+        with suppress(RuntimeError):
+            self._read()
 
     def _read(self) -> None:
         while len(self._waiting) > 1 and self._waiting[1].query():
