@@ -34,7 +34,7 @@ def build_configuration(spec: ModelSpec, *, trust_remote_code: bool = False) -> 
     merged = _merge(raw, overrides)
     try:
         config = config_class(**merged)
-    except (ValueError, TypeError) as error:  # transformers checks values itself: head counts that do not divide, ...
+    except Exception as error:  # transformers checks values itself, by exceptions of many kinds
         raise WorkloadError(f"model.config: {config_class.__name__} refuses these values: {error}") from error
     config._name_or_path = spec.id or ""
     return config

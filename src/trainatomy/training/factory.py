@@ -100,6 +100,11 @@ def user_code(what: str) -> Iterator[None]:
         raise FactoryError(_message(what, error, frame)) from error
 
 
+def has_users_frame(error: BaseException) -> bool:
+    """Whether the user's own code took part in an exception."""
+    return _users_frame(error) is not None
+
+
 def _users_frame(error: BaseException) -> traceback.FrameSummary | None:
     """The innermost frame that lies neither in our package nor in an installed one."""
     if isinstance(error, SyntaxError) and error.filename and _is_users(error.filename):

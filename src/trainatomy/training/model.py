@@ -66,8 +66,10 @@ def _from_transformers(spec: ModelSpec, trust_remote_code: bool) -> PreTrainedMo
         model = found._from_config(config, dtype=dtype, **attention)
     except ImportError as error:
         raise _missing(found.__name__, spec, error) from error
-    except ValueError as error:
-        raise WorkloadError(f"model: {found.__name__} cannot be built: {error}") from error
+    except Exception as error:  # values that its configuration took and its layers do not
+        raise WorkloadError(
+            f"model: {found.__name__} cannot be built with this configuration: {type(error).__name__}: {error}"
+        ) from error
     keep_in_float32(model, dtype)
     return model
 

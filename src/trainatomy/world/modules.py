@@ -31,6 +31,10 @@ class ModuleTracker:
         for name, module in model.named_modules():
             self._paths.setdefault(id(module), name or type(module).__name__)
 
+    def path(self, module: nn.Module) -> str:
+        """Where a module is in the model; its class where it is not."""
+        return self._paths.get(id(module), type(module).__name__)
+
     def __enter__(self) -> ModuleTracker:
         self._handles = [
             register_module_forward_pre_hook(self._enter),
@@ -76,7 +80,7 @@ class ModuleTracker:
     def _enter(self, module: nn.Module, inputs: Any) -> None:
         if not self._stack and torch._C._current_graph_task_id() != -1:
             self._recomputation(True)
-        self._stack.append(self._paths.get(id(module), type(module).__name__))
+        self._stack.append(self.path(module))
         if self.count is not None:
             self.count()
 

@@ -24,6 +24,7 @@ from trainatomy.training.throughput import tokens_per_sample
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.schema import Workload
 from trainatomy.world.eras import software_of
+from trainatomy.world.failures import failures
 from trainatomy.world.kernels import RULES
 from trainatomy.world.kernels.plan import Processor
 from trainatomy.world.kernels.workspaces import Workspaces
@@ -98,7 +99,8 @@ def simulate(
             torch.ones((1, 1)).to("cuda")
             # Nobody but the loop holds the observer, which knows the model and its optimizer.
             observed = partial(run, workload, built, device="cuda", steps=steps, make_batch=make_batch)
-            observed(observer=Watcher(world.recorder, steps))
+            with failures(type(unwrap(built)).__name__, world.modules.path):
+                observed(observer=Watcher(world.recorder, steps))
     counts = sum(p.numel() for p in built.parameters()), sum(p.numel() for p in built.parameters() if p.requires_grad)
     used = world.recorder.libraries | {"kernels"} | ({"training"} if workload.mode == "training" else set())
     notes, written = _notes(workload, built), world.recorder.operations.operations
