@@ -36,6 +36,8 @@ class FakeNvml:
     others: dict[int, int | None] = field(default_factory=dict)
     unlisted: int = 0
     instances: tuple[str, ...] = ()
+    unreadable: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
     opened: int = 0
     asked: list[int] = field(default_factory=list)
     NVMLError: type[Exception] = FakeNvmlError
@@ -56,6 +58,8 @@ class FakeNvml:
         return b"580.159.04"
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        if index in self.lost:
+            raise FakeNvmlError("GPU is lost")
         return index
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
@@ -79,6 +83,8 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:  # noqa: N802
         self.asked.append(handle)
+        if handle in self.unreadable:
+            raise FakeNvmlError("Insufficient Permissions")
         used = self.used + self.unlisted + sum(size or 0 for size in self.others.values())
         if version is None:
             return SimpleNamespace(used=IDLE_BYTES + used)

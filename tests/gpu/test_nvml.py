@@ -203,3 +203,20 @@ def test_a_mig_instance_is_a_card_of_its_own(
     with nvml.session() as driver:
         only = driver.card(UUID)
         assert only is not None and only.is_instance and only.name == "NVIDIA H200 MIG 1g.18gb"
+
+
+def test_a_card_that_cannot_be_read_does_not_keep_another_from_being_measured(fake: FakeNvml, own_pid: None) -> None:
+    fake.count, fake.unreadable, fake.lost = 3, (0,), (1,)
+    assert measured(fake, alone=True).device_bytes == 900 * MIB
+    with nvml.session() as driver:
+        assert [card.handle for card in driver.cards] == [0, 2]
+        with pytest.raises(DeviceError, match=r"does not say what NVIDIA H200 \(GPU-other-0\) holds: Insufficient"):
+            driver.cards[0].read()
+
+
+def test_of_a_card_that_cannot_be_read_nothing_is_known(fake: FakeNvml) -> None:
+    fake.unreadable = (0,)
+    assert measured(fake, alone=True) == DeviceMemory(None, None, None, None, None)
+    fake.lost = (0,)
+    with pytest.raises(DeviceError, match="shows no GPU"), nvml.session():
+        pass

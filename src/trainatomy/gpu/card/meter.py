@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from trainatomy.gpu.card.nvml import NoAnswer
 from trainatomy.gpu.card.processes import process_name
 from trainatomy.results.bill import Neighbour, Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from trainatomy.gpu.card.nvml import Card, Driver, Reading
 
 
@@ -37,7 +41,7 @@ class Meter:
     def __init__(self, driver: Driver | None, *, alone: bool) -> None:
         self._alone = alone
         self._driver = driver
-        self._idle = {card.uuid: card.read() for card in driver.cards} if driver else {}
+        self._idle = _readings(driver.cards) if driver else {}
         self._card: Card | None = None
         self._readings: list[Reading] = []
         self._context: tuple[Reading, int] | None = None
@@ -55,11 +59,9 @@ class Meter:
 
     def choose(self, uuid: str) -> None:
         """From now on read the card with this UUID, the one that CUDA gives for the device in use."""
-        self._card = self._driver.card(uuid) if self._driver else None
-        if self._card is not None:
-            self._stages.append(("idle", self._idle[self._card.uuid], 0, 0))
-        else:
-            self._stages.append(("idle", None, 0, 0))
+        found = self._driver.card(uuid) if self._driver else None
+        self._card = found if found is not None and found.uuid in self._idle else None
+        self._stages.append(("idle", None if self._card is None else self._idle_reading(), 0, 0))
 
     def read(self) -> int | None:
         """Take a reading, which counts for the peak; returns what this process holds on the card now, bytes."""
@@ -165,3 +167,12 @@ class Meter:
     def _idle_reading(self) -> Reading:
         assert self._card is not None
         return self._idle[self._card.uuid]
+
+
+def _readings(cards: Iterable[Card]) -> dict[str, Reading]:
+    """Of each card that can be read, by UUID: another one that cannot be read is none of a measurement's business."""
+    found = {}
+    for card in cards:
+        with suppress(NoAnswer):
+            found[card.uuid] = card.read()
+    return found

@@ -55,10 +55,17 @@ class Card:
         return self.uuid.startswith("MIG-")
 
     def read(self, pid: int | None = None) -> Reading:
-        """What the card holds now, and what process ``pid`` (default: this one) holds on it."""
+        """What the card holds now, and what process ``pid`` (default: this one) holds on it.
+
+        Raises ``NoAnswer`` where the driver does not say: of a card that is lost, one that shares the host's memory, or
+        one that is split into MIG instances of which only some are this user's.
+        """
         used_apart: int | None = None
         driver: int | None = None
-        used = int(self.library.nvmlDeviceGetMemoryInfo(self.handle).used)
+        try:
+            used = int(self.library.nvmlDeviceGetMemoryInfo(self.handle).used)
+        except self.library.NVMLError as error:
+            raise NoAnswer(f"The NVIDIA driver does not say what {self.name} ({self.uuid}) holds: {error}.") from error
         try:
             apart = self.library.nvmlDeviceGetMemoryInfo(self.handle, version=self.library.nvmlMemory_v2)
             used_apart, driver = int(apart.used), int(apart.reserved)
@@ -110,7 +117,7 @@ class Driver:
 
 
 class NoAnswer(DeviceError):
-    """NVML does not start: there is no driver, or only NVML is missing (some containers)."""
+    """NVML does not start (there is no driver, or some container lacks NVML only), or says nothing of a card."""
 
 
 @contextmanager
@@ -127,9 +134,9 @@ def session() -> Iterator[Driver]:
         raise NoAnswer(f"No NVIDIA driver answers on this machine (NVML: {error}).") from error
     try:
         count = library.nvmlDeviceGetCount()
-        if count == 0:
-            raise DeviceError("The NVIDIA driver answers, but shows no GPU on this machine.")
         cards = tuple(card for index in range(count) for card in _cards(library, index))
+        if not cards:
+            raise DeviceError("The NVIDIA driver answers, but shows no GPU on this machine.")
         yield Driver(_text(library.nvmlSystemGetDriverVersion()), cards)
     finally:
         library.nvmlShutdown()
@@ -144,11 +151,12 @@ def _library() -> Any:
 
 
 def _cards(library: Any, index: int) -> Iterator[Card]:
-    """The card of that index, and its MIG instances."""
-    handle = library.nvmlDeviceGetHandleByIndex(index)
-    yield _card(library, handle)
-    for instance in _instances(library, handle):
-        yield _card(library, instance)
+    """The card of that index, and its MIG instances; none of a card that is lost or that this user may not see."""
+    with suppress(library.NVMLError):
+        handle = library.nvmlDeviceGetHandleByIndex(index)
+        yield _card(library, handle)
+        for instance in _instances(library, handle):
+            yield _card(library, instance)
 
 
 def _instances(library: Any, handle: Any) -> Iterator[Any]:
