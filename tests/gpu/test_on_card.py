@@ -71,7 +71,13 @@ def test_the_worker_reads_a_workload_and_writes_a_result(card: FakeNvml, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried"), RuntimeError("CUDA error: out of memory\nmore")]
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried"),
+        RuntimeError("CUDA error: out of memory\nmore"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    ],
 )
 def test_running_out_of_memory_is_a_result(card: FakeNvml, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def run(*_: object, **__: object) -> None:

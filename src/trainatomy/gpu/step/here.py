@@ -11,6 +11,15 @@ from trainatomy.libraries import installed_versions
 NO_ENGINE = "unable to find an engine to execute this computation"
 """How PyTorch ends a convolution for which no plan ran, be it for lack of memory or of support (Conv_v8.cpp)."""
 
+OUT_OF_MEMORY = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+)
+"""How CUDA says it, and its libraries, which take their handles' memory from the driver (cuBLAS: ``cublasStatus_t``;
+cuDNN: ``cudnnStatus_t``, the last one since version 9)."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """PyTorch's own allocator has its own error; libraries that allocate by themselves raise CUDA's; a convolution
@@ -20,7 +29,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     message = str(error)
-    return "out of memory" in message or (NO_ENGINE in message and _refused())
+    return any(said in message for said in OUT_OF_MEMORY) or (NO_ENGINE in message and _refused())
 
 
 def _refused() -> bool:
