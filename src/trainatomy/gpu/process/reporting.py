@@ -37,21 +37,20 @@ class Reporter:
         self._last = Progress(run, "loading libraries")
 
     def stage(self, name: str, device_bytes: int | None = None) -> None:
-        """A stage begins."""
-        self._last = replace(self._last, stage=name, device_bytes=device_bytes or self._last.device_bytes)
-        self._progress()
+        """A stage begins; ``device_bytes`` are as before where they were not read."""
+        self._tell(device_bytes, stage=name)
 
     def step(self, step: int, steps: int, device_bytes: int | None) -> None:
-        """``step`` steps of ``steps`` are over; ``device_bytes`` as before where it was not read."""
-        held = self._last.device_bytes if device_bytes is None else device_bytes
-        self._last = replace(self._last, stage="training", step=step, steps=steps, device_bytes=held)
-        self._progress()
+        """``step`` steps of ``steps`` are over."""
+        self._tell(device_bytes, stage="training", step=step, steps=steps)
 
     def result(self, result: Mapping[str, Any]) -> None:
         """The run is over; ``result`` as ``gpu.process.job.to_plain`` makes it."""
         self.write({"result": result})
 
-    def _progress(self) -> None:
+    def _tell(self, device_bytes: int | None, **changes: Any) -> None:
+        held = self._last.device_bytes if device_bytes is None else device_bytes
+        self._last = replace(self._last, device_bytes=held, **changes)
         self.write({"progress": asdict(self._last)})
 
     def write(self, content: Mapping[str, Any]) -> None:
