@@ -178,6 +178,19 @@ def test_what_was_measured_is_kept_where_the_recorded_run_fails(monkeypatch: pyt
     assert "the recorded run failed" in found.notes[0] and "exit code 4" in found.notes[0]
 
 
+def test_what_was_measured_is_kept_where_the_recorded_run_cannot_be_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = to_plain(WorkloadError("allocator: not known"))
+    session(monkeypatch, "say(ready=True)\n" + ANSWERS.replace(f"{DONE!r}", f"{refused!r} if recorded else {DONE!r}"))
+    found = measuring.measure(TINY, progress=lambda _: None)
+    assert replace(found, notes=()) == RESULT
+    assert found.notes[0].endswith("there is no bill: allocator: not known")
+
+
+def test_where_no_time_is_left_that_is_what_is_said() -> None:
+    with pytest.raises(DeviceError, match="did not end within 0 s"):
+        play("time.sleep(60)", time_limit=-1)
+
+
 def test_stages_are_printed_once_each(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     session(monkeypatch, "at('training', step=1); at('training', step=2)\n" + ANSWERS)
     measuring.measure(TINY, components=False)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.errors import DeviceError, WorkloadError
+from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.gpu.card.visible import require_gpu
 from trainatomy.gpu.merging import merged
 from trainatomy.gpu.process.forks import can_fork
@@ -74,7 +74,7 @@ def measure(
             return control
         try:
             return merged(control, next(results))
-        except DeviceError as error:
+        except TrainatomyError as error:
             return replace(control, notes=(*control.notes, f"the recorded run failed, so there is no bill: {error}"))
 
 
@@ -83,7 +83,7 @@ def jobs_for(
 ) -> list[Job]:
     """The control run, and the recorded one where it is wanted."""
     mapping = workload.to_mapping()
-    exact = steps or workload.steps
+    exact = workload.steps or steps
     count = exact or warm_up_steps(workload) + TIMED_STEPS
     control = Job(mapping, count, most_steps=0 if exact else MOST_STEPS, seconds=0.0 if exact else TIMED_SECONDS)
     if not components and tape is None:

@@ -121,7 +121,7 @@ class Host:
         return int(self._process.returncode)
 
     def _too_late(self) -> str:
-        allowed = (self._deadline or 0.0) - self._began
+        allowed = max((self._deadline or 0.0) - self._began, 0.0)
         return (
             f"The worker process did not end within {allowed:.3g} s and was stopped; it was at: "
             f"{self._last or 'starting'}. Its last lines:\n{self._ending()}\n"
