@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 
 import pytest
@@ -74,6 +75,19 @@ def test_every_run_is_marked_also_in_backward():
     assert all(sample.microseconds == 0 for sample in samples)
 
 
+def test_a_call_that_raises_is_no_sample_and_takes_nobodys_place():
+    recorder, events = CallRecorder(), []
+    x = torch.randn(8, 8)
+    with profiled(events):
+        for size in (8, 7, 8, 7):
+            with recorder, suppress(RuntimeError):
+                torch.mm(x, torch.ones(size, size))
+    samples = recorder.samples(events)
+    names = {index: call.name for call, index in recorder.calls.items()}
+    assert [names[sample.call] for sample in samples].count("aten::mm") == 2
+    assert len(samples) == 6  # four tensors of ones, two products
+
+
 def test_without_a_gpu_it_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="nvidia-smi"):
@@ -94,3 +108,23 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(tmp_p
         trainatomy.calibrate(tmp_path / "none" / "c.json")
     with pytest.raises(AssertionError, match="measured"):
         trainatomy.calibrate(tmp_path / "c.json")
+
+
+def test_blocks_that_the_card_has_no_room_for_are_left_out(monkeypatch):
+    from trainatomy.gpu.calibration import device
+
+    clock = iter(range(10**6))
+
+    def empty(size, **_):
+        if size > 256 * 2**20:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return object()
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(device.time, "perf_counter", lambda: next(clock) ** 2)
+    found = device.memory()
+    assert [row["bytes"] // 2**20 for row in found] == [2, 20, 64, 256]
+    # stamps n squared, six a round: the median round of the first size begins with stamp 12
+    assert found[0] == {"bytes": 2 * 2**20, "malloc_us": 25e6, "free_us": 33e6, "cached_us": 29e6}

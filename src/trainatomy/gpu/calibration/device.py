@@ -69,30 +69,29 @@ def _host(work: Callable[[], Any], runs: int = 200) -> float:
 
 def memory() -> list[dict[str, float]]:
     """Microseconds of memory from the driver: ``cudaMalloc`` and ``cudaFree`` by size, and what PyTorch's cache takes
-    for a block of that size that it holds."""
+    for a block of that size that it holds. Sizes for which the card has no room are left out."""
     found = []
     for size in (2 * MIB, 20 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB, 4096 * MIB):
-        grown, freed, cached = [], [], []
-        for _ in range(5):
-            torch.cuda.empty_cache()
-            torch.cuda.synchronize()
-            times = [time.perf_counter()]
-            block = torch.empty(size, dtype=torch.uint8, device="cuda")
-            times.append(time.perf_counter())
-            del block
-            times.append(time.perf_counter())
-            block = torch.empty(size, dtype=torch.uint8, device="cuda")
-            times.append(time.perf_counter())
-            del block
-            times.append(time.perf_counter())
-            torch.cuda.empty_cache()
-            times.append(time.perf_counter())
-            grown.append(times[1] - times[0])
-            cached.append(times[3] - times[2])
-            freed.append(times[5] - times[4])
-        found.append(
-            {"bytes": size}
-            | {name: round(median(taken) * 1e6, 2) for name, taken in
-               (("malloc_us", grown), ("free_us", freed), ("cached_us", cached))}
-        )  # fmt: skip
+        try:
+            rounds = [_times_of(size) for _ in range(5)]
+        except torch.OutOfMemoryError:
+            break
+        names = ("malloc_us", "free_us", "cached_us")
+        medians = (round(median(taken) * 1e6, 2) for taken in zip(*rounds, strict=True))
+        found.append({"bytes": size} | dict(zip(names, medians, strict=True)))
     return found
+
+
+def _times_of(size: int) -> tuple[float, float, float]:
+    """Seconds to get a block from the driver, to give it back to it, and to get it from the cache."""
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    times = [time.perf_counter()]
+    for _ in range(2):  # from the driver, then from the cache
+        block = torch.empty(size, dtype=torch.uint8, device="cuda")
+        times.append(time.perf_counter())
+        del block
+        times.append(time.perf_counter())
+    torch.cuda.empty_cache()
+    times.append(time.perf_counter())
+    return times[1] - times[0], times[5] - times[4], times[3] - times[2]

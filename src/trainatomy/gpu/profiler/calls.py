@@ -41,7 +41,7 @@ class CallRecorder(TorchDispatchMode):
         super().__init__()
         self.calls: dict[Call, int] = {}
         self.label = "hot"
-        self._runs: list[tuple[int, str]] = []
+        self._runs: list[tuple[int, str] | None] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -50,20 +50,22 @@ class CallRecorder(TorchDispatchMode):
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         described = arguments_of(func, args, kwargs)
-        with torch.profiler.record_function(f"{MARK} {len(self._runs)}"):
+        number = len(self._runs)
+        self._runs.append(None)  # it stays so where the call raises, whose mark is in the trace all the same
+        with torch.profiler.record_function(f"{MARK} {number}"):
             result = func(*args, **kwargs)
         call = call_of(func, described, result)
-        self._runs.append((self.calls.setdefault(call, len(self.calls)), self.label))
+        self._runs[number] = self.calls.setdefault(call, len(self.calls)), self.label
         return result
 
     def samples(self, events: Iterable[dict[str, Any]]) -> list[Sample]:
-        """What the profiler saw of every run, in the order of issue."""
+        """What the profiler saw of every run that came to its end, in the order of issue."""
         found = []
         for name, microseconds, kernels in device_time_by_mark(events):
             word = name.removeprefix(MARK).strip()
-            if word.isdigit():
-                call, label = self._runs[int(word)]
-                found.append(Sample(call, label, microseconds, kernels))
+            run = self._runs[int(word)] if word.isdigit() else None
+            if run is not None:
+                found.append(Sample(*run, microseconds, kernels))
         return found
 
 
