@@ -13,6 +13,7 @@ from trainatomy.results.tape import Event
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import TextIO
 
 STACK = [
     {"filename": "/site/torch/nn/functional.py", "line": 12, "name": "linear"},
@@ -86,6 +87,22 @@ def test_stacks_are_kept_once_each_and_reach_the_origins(tmp_path: Path) -> None
     read = tape.read(tmp_path / "tape.json.gz")
     assert read.stacks == ["nn/functional.py:12 linear < bert/modeling_bert.py:7 forward"]
     assert [bool(origin.operation) for origin in tape.to_tape(read).origins] == [True, False, True]
+
+
+def test_a_disk_that_is_full_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tape.json.gz"
+    tape.write(history(("alloc", 1, 4)), path)
+    before = path.read_bytes()
+
+    def full(_: object, file: TextIO, **__: object) -> None:
+        file.write("a part")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("json.dump", full)
+    with pytest.raises(OSError, match="No space left"):
+        tape.write(history(("alloc", 1, 8)), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_out_of_memory_event_has_no_address() -> None:

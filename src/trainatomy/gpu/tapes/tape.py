@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -108,12 +109,17 @@ def from_trace(case: Mapping[str, Any], trace: Iterable[Mapping[str, Any]], note
 
 
 def write(history: History, path: Path) -> None:
-    """Write the history as gzipped JSON."""
+    """Write the history as gzipped JSON; the file is there whole, or as it was before."""
     content: dict[str, Any] = {"case": dict(history.case), "events": history.events, "notes": history.notes}
     if history.stacks:
         content |= {"stacks": list(history.stacks), "stack": list(history.stack)}
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        json.dump(content, file, separators=(",", ":"))
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        with gzip.open(draft, "wt", encoding="utf-8") as file:
+            json.dump(content, file, separators=(",", ":"))
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def read(path: Path) -> History:
