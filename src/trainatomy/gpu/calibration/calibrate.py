@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from trainatomy.gpu.calibration.cases import Case
-    from trainatomy.gpu.profiler.calls import CallRecorder
+    from trainatomy.gpu.profiler.calls import CallRecorder, Sample
 
 SCHEMA = "trainatomy/calibration/1"
 TIME_LIMIT = 120.0
@@ -121,8 +121,7 @@ def kernel_points(
     """The points of all groups, and what could not be measured."""
     import torch
 
-    from trainatomy.facts.calls import to_text
-    from trainatomy.gpu.profiler.calls import CallRecorder, Sample, profiled
+    from trainatomy.gpu.profiler.calls import CallRecorder, profiled
 
     points: list[dict[str, Any]] = []
     left_out: list[str] = []
@@ -145,21 +144,28 @@ def kernel_points(
                 except (RuntimeError, AttributeError, TypeError) as error:
                     left_out.append(f"{name}: {str(error).splitlines()[0][:160]}")
                 count += 1
-        gathered: dict[tuple[int, str], list[Sample]] = defaultdict(list)
-        for sample in recorder.samples(events):
-            gathered[sample.call, sample.label].append(sample)
-        texts = {index: to_text(call) for call, index in recorder.calls.items() if not call.is_view}
-        points += [
-            point(texts[call], samples, gathered.get((call, label.replace("hot", "cold")), []), label, kernel_names)
-            for (call, label), samples in gathered.items()
-            if label.startswith("hot")
-            and call in texts
-            and samples[-1].kernels
-            and ("tf32" not in label or texts[call].startswith(TENSOR_CORES))
-        ]
+        points += _points_of(recorder, events, kernel_names)
         say(f"{name}: {count} cases, {time.monotonic() - began:.1f} s")
         torch.cuda.empty_cache()
     return points, left_out
+
+
+def _points_of(recorder: CallRecorder, events: list[dict[str, Any]], kernel_names: bool) -> list[dict[str, Any]]:
+    """A point for each call that ran kernels; with TF32 only for operators that it changes."""
+    from trainatomy.facts.calls import to_text
+
+    gathered: dict[tuple[int, str], list[Sample]] = defaultdict(list)
+    for sample in recorder.samples(events):
+        gathered[sample.call, sample.label].append(sample)
+    texts = {index: to_text(call) for call, index in recorder.calls.items() if not call.is_view}
+    return [
+        point(texts[call], samples, gathered.get((call, label.replace("hot", "cold")), []), label, kernel_names)
+        for (call, label), samples in gathered.items()
+        if label.startswith("hot")
+        and call in texts
+        and samples[-1].kernels
+        and ("tf32" not in label or texts[call].startswith(TENSOR_CORES))
+    ]
 
 
 def run_case(case: Case, recorder: CallRecorder, scrap: Any) -> None:
@@ -192,7 +198,9 @@ def run_case(case: Case, recorder: CallRecorder, scrap: Any) -> None:
         matmul.allow_tf32 = False
 
 
-def point(call: str, samples: Sequence[Any], cold: Sequence[Any], label: str, kernel_names: bool) -> dict[str, Any]:
+def point(
+    call: str, samples: Sequence[Sample], cold: Sequence[Sample], label: str, kernel_names: bool
+) -> dict[str, Any]:
     """One point of the file."""
     found: dict[str, Any] = {"call": call, "us": round(median(sample.microseconds for sample in samples), 2)}
     if cold:

@@ -58,8 +58,6 @@ def random(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=dtype)
 
 
-# -- matrix products -----------------------------------------------------------------------------------------------
-
 LINEAR = (  # tokens, from, to: forward, gradient of the input and gradient of the weight are three products
     (128, 768, 768), (128, 768, 3072), (231, 768, 768), (512, 768, 3072), (512, 1024, 1024), (640, 768, 768),
     (1024, 768, 2304), (1024, 3072, 768), (1024, 1024, 4096), (1500, 768, 3072), (2048, 1024, 1024),
@@ -97,9 +95,8 @@ def matrix_products() -> Iterator[Case]:
 
 def linear(tokens: int, before: int, after: int, dtype: torch.dtype) -> Work:
     """A linear layer with a bias, forward and backward."""
-    return both_ways(
-        F.linear, leaf(tokens, before, dtype=dtype), leaf(after, before, dtype=dtype), leaf(after, dtype=dtype)
-    )
+    x, w, b = leaf(tokens, before, dtype=dtype), leaf(after, before, dtype=dtype), leaf(after, dtype=dtype)
+    return both_ways(F.linear, x, w, b)
 
 
 def without_bias(tokens: int, before: int, after: int, dtype: torch.dtype) -> Work:
@@ -149,8 +146,6 @@ def grouped(tokens: int, experts: int, before: int, after: int) -> Work:
     return both_ways(lambda x, w: torch._grouped_mm(x, w, offs=ends), x, w)
 
 
-# -- attention -----------------------------------------------------------------------------------------------------
-
 ATTENTION = (  # batch, heads, queries, keys, head, causal
     (8, 12, 128, 128, 64, False), (16, 12, 512, 512, 64, False), (4, 16, 512, 512, 64, False),
     (8, 12, 300, 300, 64, False), (32, 12, 197, 197, 64, False), (4, 12, 1024, 1024, 64, True),
@@ -194,8 +189,6 @@ def fused(
 
     return both_ways(run, q, k, v)
 
-
-# -- convolutions --------------------------------------------------------------------------------------------------
 
 CONVOLUTIONS: tuple[tuple[int, int, tuple[int, ...], int, int, int, int, int], ...] = (
     # batch, from, image, to, kernel, stride, padding, groups
