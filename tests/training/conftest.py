@@ -67,7 +67,7 @@ def describe() -> Callable[..., Workload]:
     """Describe the training of a tiny model by its class; keywords replace whole sections of the workload."""
 
     def make(name: str = "BertForSequenceClassification", **sections: Any) -> Workload:
-        model = {"class": name, "config": TINY[name], **sections.pop("model", {})}
+        model = {"class": name, "config": TINY.get(name, {}), **sections.pop("model", {})}
         data = sections.pop("data", {"sequence_length": 16, "target_length": 8})
         train = {"per_device_train_batch_size": 2, **sections.pop("train", {})}
         return Workload.from_mapping({"model": model, "data": data, "train": train, **sections})

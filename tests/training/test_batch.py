@@ -54,6 +54,54 @@ def shapes(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
 
 
+_TEXT_32 = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+_VIDEO = {**_TEXT_32, "image_size": 32, "patch_size": 16, "num_frames": 4}
+_LLAVA = {
+    "text_config": {"model_type": "llama", **_TEXT_32, "vocab_size": 200},
+    "vision_config": {"model_type": "clip_vision_model", **_TEXT_32, "image_size": 32, "patch_size": 8},
+    "image_seq_length": 16,
+    "image_token_id": 150,
+}
+OTHER_HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "BertForMultipleChoice": (_TEXT_32, {"input_ids": ((2, 4, 16), torch.int64), **CLASS}),
+    "LayoutLMForTokenClassification": (_TEXT_32, {**TEXT, "bbox": ((2, 16, 4), torch.int64), **TOKENS}),
+    "SegformerForSemanticSegmentation": (
+        {},
+        {"pixel_values": ((2, 3, 224, 224), torch.float32), "labels": ((2, 224, 224), torch.int64)},
+    ),
+    "VideoMAEForVideoClassification": (_VIDEO, {"pixel_values": ((2, 4, 3, 32, 32), torch.float32), **CLASS}),
+    "ASTForAudioClassification": (
+        {**_TEXT_32, "max_length": 64},
+        {"input_values": ((2, 64, 128), torch.float32), **CLASS},
+    ),
+    "Wav2Vec2ForCTC": (
+        {**_TEXT_32, "vocab_size": 32},
+        {"input_values": ((2, 160_000), torch.float32), "labels": ((2, 8), torch.int64)},
+    ),
+    "LlavaForConditionalGeneration": (
+        _LLAVA,
+        {
+            "input_ids": ((2, 32), torch.int64),
+            "pixel_values": ((2, 3, 32, 32), torch.float32),
+            "labels": ((2, 32), torch.int64),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(OTHER_HEADS))
+def test_a_batch_holds_what_the_head_takes(describe: Any, name: str) -> None:
+    config, expected = OTHER_HEADS[name]
+    assert shapes(batch_of(describe(name, model={"config": config}))) == expected
+
+
+def test_an_image_stands_before_the_text_and_is_no_label(describe: Any) -> None:
+    batch = batch_of(describe("LlavaForConditionalGeneration", model={"config": _LLAVA}))
+    is_image = batch["input_ids"] == 150
+    assert is_image[:, :16].all() and not is_image[:, 16:].any()
+    assert torch.equal(batch["labels"] == -100, is_image)
+
+
 def test_a_batch_holds_what_the_family_takes(describe: Any, family: str) -> None:
     batch = batch_of(describe(family))
     assert shapes(batch) == EXPECTED[family]

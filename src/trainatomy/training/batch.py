@@ -171,10 +171,10 @@ def _input_dtype(workload: Workload) -> torch.dtype:
 
 def _pad(sample: dict[str, Tensor]) -> None:
     """Mask the end of the text out, and its labels with it."""
-    length = sample["attention_mask"].shape[0] if "attention_mask" in sample else 0
+    length = sample["attention_mask"].shape[-1] if "attention_mask" in sample else 0
     kept = length - length // PADDED_SHARE
     if length == 0:
         return
-    sample["attention_mask"][kept:] = 0
+    sample["attention_mask"][..., kept:] = 0
     if "labels" in sample and sample["labels"].shape == sample["attention_mask"].shape:
         sample["labels"][kept:] = IGNORED

@@ -37,12 +37,30 @@ def _token(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
         return {"labels": draw_tokens(shape.text, shape.lengths.target, generator)}
     if "MaskedLM" in shape.class_name:
         return {"labels": draw_tokens(shape.text, shape.lengths.sequence, generator)}
-    return {"labels": inputs["input_ids"].clone()}
+    labels = inputs["input_ids"].clone()
+    labels[: shape.image_tokens] = IGNORED
+    return {"labels": labels}
 
 
 def _span(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
     ends = torch.randint(0, shape.lengths.sequence, (2,), generator=generator).sort().values
     return {"start_positions": ends[0].clone(), "end_positions": ends[1].clone()}
+
+
+def _choice(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """Which of the endings is the right one."""
+    return {"labels": torch.randint(0, shape.choices, (), generator=generator)}
+
+
+def _class_per_pixel(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """``[H, W]`` int64."""
+    size = inputs["pixel_values"].shape[-2:]
+    return {"labels": torch.randint(0, int(shape.config.num_labels), size, generator=generator)}
+
+
+def _transcript(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """``[T]`` characters or word pieces of what is said; 0 is connectionist temporal classification's blank."""
+    return {"labels": torch.randint(1, int(shape.config.vocab_size), (shape.lengths.target,), generator=generator)}
 
 
 def _pretraining(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
@@ -54,15 +72,16 @@ def _pretraining(shape: Shape, inputs: Labels, generator: torch.Generator) -> La
     return labels
 
 
-def _none(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    return {}
-
-
 MAKERS: tuple[tuple[str, Maker], ...] = (
     ("ForTokenClassification", _class_per_token),
     ("SequenceClassification", _class),
     ("ImageClassification", _class),
     ("AudioClassification", _class),
+    ("VideoClassification", _class),
+    ("ForXVector", _class),
+    ("MultipleChoice", _choice),
+    ("SemanticSegmentation", _class_per_pixel),
+    ("ForCTC", _transcript),
     ("NextSentencePrediction", _class),
     ("ForQuestionAnswering", _span),
     ("ForPreTraining", _pretraining),
@@ -71,8 +90,6 @@ MAKERS: tuple[tuple[str, Maker], ...] = (
     ("LMHead", _token),
     ("ForConditionalGeneration", _token),
     ("ForSpeechSeq2Seq", _token),
-    ("CLIPModel", _none),
-    ("SiglipModel", _none),
 )
 """Part of a class's name → what its labels look like; the first that fits decides."""
 
@@ -82,6 +99,8 @@ def draw_labels(shape: Shape, inputs: Labels, generator: torch.Generator) -> Lab
     for part, make in MAKERS:
         if part in shape.class_name:
             return make(shape, inputs, generator)
+    if "return_loss" in shape.parameters and "labels" not in shape.parameters:
+        return {}  # texts and images of a batch are each other's labels
     if "labels" in shape.parameters and hasattr(shape.text, "vocab_size") and "input_ids" in inputs:
         return _token(shape, inputs, generator)
     raise WorkloadError(

@@ -1,6 +1,7 @@
 """What one sample of a model holds: random tensors on the CPU, in the shapes that its configuration implies.
 
-Shape suffixes: S tokens of the input, T tokens of the decoder, C channels, H × W pixels, M mel bins, F frames.
+Shape suffixes: S tokens of the input, T tokens of the decoder, C channels, H × W pixels, M mel bins, F frames, I tokens
+that an image takes the place of.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ FIRST_TOKEN, LAST_TOKEN = 100, 30_000
 
 PADDED_SHARE = 4
 """Of a padded sample, one token in so many is padding."""
+
+CHOICES = 4
+"""Endings that a sample of a multiple-choice model offers, as SWAG does."""
 
 Draw = Callable[["Shape", torch.Generator], Tensor]
 
@@ -53,6 +57,30 @@ class Shape:
         """Whether labels belong to a decoder with a length of its own."""
         return bool(getattr(self.config, "is_encoder_decoder", False))
 
+    @property
+    def choices(self) -> int:
+        """Texts in a sample."""
+        return CHOICES if "MultipleChoice" in self.class_name else 1
+
+    @property
+    def image_token(self) -> int | None:
+        """The token that the model replaces by a part of the image, where it does and its configuration says so."""
+        found = (getattr(self.config, name, None) for name in ("image_token_id", "image_token_index"))
+        return next((token for token in found if isinstance(token, int)), None)
+
+    @property
+    def image_tokens(self) -> int:
+        """How many such tokens an image has, by the configuration; 0 where it does not say."""
+        if self.image_token is None or "pixel_values" not in self.parameters:
+            return 0
+        places = (self.config, self.vision, self.text)
+        found = (getattr(place, name, None) for name in _IMAGE_TOKENS for place in places)
+        return next((count for count in found if isinstance(count, int)), 0)
+
+
+_IMAGE_TOKENS = ("image_seq_length", "mm_tokens_per_image", "num_image_tokens", "num_query_tokens")
+"""Names by which configurations call the number of tokens of an image."""
+
 
 def shape_of(model: nn.Module, lengths: Lengths) -> Shape:
     """Read off ``model`` what its samples depend on; raises ``WorkloadError`` where it has no configuration."""
@@ -76,17 +104,37 @@ def draw_tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
 
 
 def _input_ids(shape: Shape, generator: torch.Generator) -> Tensor:
-    return draw_tokens(shape.text, shape.lengths.sequence, generator)
+    """``[S]``, behind an image's tokens ``[I + S]``."""
+    text = draw_tokens(shape.text, shape.lengths.sequence, generator)
+    if not shape.image_tokens:
+        return text
+    token = shape.image_token
+    assert token is not None
+    text[text == token] = (token + 1) % int(shape.text.vocab_size)
+    return torch.cat([torch.full((shape.image_tokens,), token), text])
+
+
+def _boxes(shape: Shape, generator: torch.Generator) -> Tensor:
+    """``[S, 4]`` int64: where on the page each token stands, left, top, right, bottom in thousandths."""
+    corners = torch.randint(0, 1000, (shape.lengths.sequence, 2, 2), generator=generator)
+    return corners.sort(dim=1).values.flatten(1)
 
 
 def _pixel_values(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[C, H, W]`` float32; 224 × 224 where the configuration leaves the size open (ResNet, ConvNeXt)."""
-    config = shape.vision
+    """``[C, H, W]`` float32, of a video ``[F, C, H, W]``; 224 × 224 where the configuration leaves the size open
+    (ResNet, ConvNeXt)."""
+    if "VideoClassification" in shape.class_name and hasattr(shape.config, "num_frames"):
+        return torch.rand((shape.config.num_frames, *_image(shape.config)), generator=generator)
+    return torch.rand(_image(shape.vision), generator=generator)
+
+
+def _image(config: Any) -> tuple[int, int, int]:
+    """``C, H, W``."""
     size = getattr(config, "image_size", None) or 224
     if isinstance(size, dict):
         size = (size["height"], size["width"])
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    return torch.rand((getattr(config, "num_channels", 3), height, width), generator=generator)
+    return getattr(config, "num_channels", 3), height, width
 
 
 def _input_features(shape: Shape, generator: torch.Generator) -> Tensor:
@@ -98,7 +146,10 @@ def _input_features(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def _input_values(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[samples]`` float32: 10 seconds of a waveform at 16 kHz."""
+    """``[samples]`` float32: 10 seconds of a waveform at 16 kHz; a spectrogram ``[F, M]`` where the configuration says
+    how large one is."""
+    if hasattr(shape.config, "num_mel_bins") and isinstance(getattr(shape.config, "max_length", None), int):
+        return torch.rand((shape.config.max_length, shape.config.num_mel_bins), generator=generator)
     return torch.rand((160_000,), generator=generator)
 
 
@@ -107,6 +158,7 @@ INPUTS: dict[str, Draw] = {
     "pixel_values": _pixel_values,
     "input_features": _input_features,
     "input_values": _input_values,
+    "bbox": _boxes,
 }
 """How to draw each input that trainatomy knows."""
 
@@ -119,10 +171,23 @@ def _unknown(shape: Shape, name: str) -> WorkloadError:
 
 
 def draw_inputs(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
-    """The inputs of one sample: the model's main input, and the others of ``INPUTS`` where it joins text and images."""
-    if shape.main_input not in INPUTS:
+    """The inputs of one sample: the model's main input, and the others of ``INPUTS`` where it joins text and images, or
+    reads text from a page; of a multiple-choice model ``[choices, …]`` each."""
+    if not isinstance(shape.main_input, str) or shape.main_input not in INPUTS:
         raise _unknown(shape, shape.main_input)
     names = [shape.main_input]
     if hasattr(shape.config, "text_config") and hasattr(shape.config, "vision_config"):
         names += [name for name in ("input_ids", "pixel_values") if name in shape.parameters and name not in names]
-    return {name: INPUTS[name](shape, generator) for name in names}
+    if "input_ids" in names and "bbox" in shape.parameters:
+        names.append("bbox")
+    if shape.choices > 1:
+        return {name: torch.stack([INPUTS[name](shape, generator) for _ in range(shape.choices)]) for name in names}
+    return {**{name: INPUTS[name](shape, generator) for name in names}, **_token_types(shape)}
+
+
+def _token_types(shape: Shape) -> dict[str, Tensor]:
+    """``[I + S]`` int64: which tokens are the image's, for models that ask for it when they are trained."""
+    kinds = torch.zeros(shape.image_tokens + shape.lengths.sequence, dtype=torch.long)
+    kinds[: shape.image_tokens] = 1
+    wanted = ("token_type_ids", "mm_token_type_ids") if shape.image_tokens else ()
+    return {name: kinds.clone() for name in wanted if name in shape.parameters}

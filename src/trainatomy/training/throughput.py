@@ -35,7 +35,9 @@ def tokens_per_sample(workload: Workload, model: nn.Module) -> int | None:
     shape = shape_of(model, lengths(workload.data, unwrap(model)))
     if shape.main_input != "input_ids":
         return None
-    return shape.lengths.sequence + (shape.lengths.target if shape.is_encoder_decoder else 0)
+    return shape.choices * (shape.image_tokens + shape.lengths.sequence) + (
+        shape.lengths.target if shape.is_encoder_decoder else 0
+    )
 
 
 def throughput(workload: Workload, tokens: int | None, step_seconds: float | None) -> Throughput:
