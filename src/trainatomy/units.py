@@ -53,9 +53,25 @@ def count_of(number: int) -> str:
     return str(number)
 
 
+def flop_of(number: float) -> str:
+    """``3.35e11`` -> ``335 G``: as ``count_of``, with the prefixes of units."""
+    return count_of(round(number)).replace("B", "G")
+
+
+def rate(number: float) -> str:
+    """``0.594`` -> ``0.59``, ``31.68`` -> ``31.7``, ``16229`` -> ``16,229``: samples or tokens in a second."""
+    if number < 0.1:
+        return f"{number:.2g}"
+    return f"{number:,.{2 if number < 10 else 1 if number < 1000 else 0}f}"
+
+
 def seconds(duration: float) -> str:
-    """``0.0421`` -> ``42 ms``; ``2.13`` -> ``2.1 s``."""
-    return f"{duration * 1000:.0f} ms" if duration < 1 else f"{duration:.1f} s"
+    """``0.00031`` -> ``310 µs``; ``0.0042`` -> ``4.2 ms``; ``0.0421`` -> ``42 ms``; ``2.13`` -> ``2.1 s``."""
+    if duration < 0.0009995:
+        return f"{duration * 1e6:.0f} µs"
+    if duration < 0.9995:
+        return f"{duration * 1000:.{1 if duration < 0.00995 else 0}f} ms"
+    return f"{duration:.1f} s"
 
 
 def times(count: int) -> str:

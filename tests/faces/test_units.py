@@ -35,6 +35,35 @@ def test_counts_are_in_powers_of_1000(count: int, text: str) -> None:
     assert units.count_of(count) == text
 
 
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (0.0000124, "12 µs"),
+        (0.00031, "310 µs"),
+        (0.0009996, "1.0 ms"),
+        (0.0042, "4.2 ms"),
+        (0.00996, "10 ms"),
+        (0.0421, "42 ms"),
+        (0.9996, "1.0 s"),
+        (2.13, "2.1 s"),
+    ],
+)
+def test_small_durations_are_told_as_well(duration: float, text: str) -> None:
+    assert units.seconds(duration) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0.0123, "0.012"), (0.594, "0.59"), (31.68, "31.7"), (2699.9, "2,700"), (16229.4, "16,229")]
+)
+def test_slow_rates_keep_their_digits(number: float, text: str) -> None:
+    assert units.rate(number) == text
+
+
+def test_flop_have_the_prefixes_of_units() -> None:
+    assert units.flop_of(3.35e11) == "335 G"
+    assert units.flop_of(2.1965e13) == "22.0 T"
+
+
 def test_a_mebibyte_is_rounded_down_as_nvidia_smi_does() -> None:
     assert units.mebibytes(2 * 1024**2 - 1) == 1
 

@@ -108,7 +108,7 @@ def test_figures_that_one_side_does_not_have(vanilla: Record, failed: Record) ->
 def test_the_answer(vanilla: Record, checkpointed: Record, fp16: Record, failed: Record) -> None:
     assert answer(difference(vanilla, fp16)) == (
         "B holds 1.01 GiB less: as predicted, activations -1.09 GiB, weights +568 MiB, cache -472 MiB; "
-        "154 % more samples per second; because train.fp16: false → true."
+        "2.5 times the samples per second; because train.fp16: false → true."
     )
     assert answer(difference(fp16, vanilla)).startswith("B holds 1.01 GiB more: as predicted, activations +1.09 GiB")
     assert answer(difference(vanilla, checkpointed)).endswith(
@@ -191,7 +191,7 @@ def test_what_all_rows_share_is_said_once(vanilla: Record, fp16: Record, failed:
 
 def test_skipped_files_and_empty_histories_are_told() -> None:
     empty = render(history_page(History("runs", (), ())))
-    assert empty == "No records in runs are what was asked for.\n"
+    assert empty == ("No records in runs, or none that meets the conditions; `trainatomy measure`\nwrites them.\n")
     told = render(history_page(History("runs", (), (Skipped("runs/a.json", "empty file"),))))
     assert "Not read: 1 file in the folder" in told and "runs/a.json: empty file" in told
 

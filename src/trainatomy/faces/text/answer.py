@@ -11,6 +11,8 @@ from trainatomy.units import human_bytes
 _NAMED = 4
 _SMALL = 0.05
 _SAME_PACE = 0.01
+_MANY = 2
+"""From here on a ratio is easier to grasp than its excess over one."""
 _OTHER = {"gpu": "another GPU", "driver": "another driver", "versions": "other versions"}
 
 
@@ -66,13 +68,17 @@ def _pace(difference: Difference) -> list[str]:
     """By throughput where it is known, which stays comparable when a step holds another number of samples."""
     paces = {pace.name: pace for pace in difference.paces}
     if (ratio := _ratio(paces.get("samples_per_second"))) is not None:
+        what = "samples per second"
         same, more, less = "as many samples per second", "more samples per second", "fewer samples per second"
     elif (ratio := _ratio(paces.get("step_seconds"))) is not None:
+        what = "time a step"
         same, more, less = "steps as long", "longer a step", "shorter a step"
     else:
         return []
     if abs(ratio - 1) < _SAME_PACE:
         return [same]
+    if ratio >= _MANY:
+        return [f"{ratio:.1f} times the {what}"]
     return [f"{100 * abs(ratio - 1):.0f} % {more if ratio > 1 else less}"]
 
 

@@ -14,7 +14,7 @@ from trainatomy.faces.text.rendering import figures, section
 from trainatomy.faces.text.verdict import STYLES, instant_phrase, verdict_cell
 from trainatomy.results.bill import Measurement, OutOfMemoryPoint, Prediction
 from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
-from trainatomy.units import difference, human_bytes, seconds, signed_percent
+from trainatomy.units import difference, human_bytes, rate, seconds, signed_percent
 
 _OUTCOMES = {"out of memory": "bold red", "failed": "bold red", "not measured": "dim"}
 
@@ -118,7 +118,7 @@ def _measured_table(comparison: Comparison) -> Table:
     for row in rows:
         cells: list[RenderableType] = [_predicted(row, figure), _outcome(row, figure), _gap(row, figure)]
         cells += [_predicted_time(row)] if with_time else []
-        cells += [_cell(row.spread("step_seconds"), seconds), _cell(row.spread("samples_per_second"), _rate)]
+        cells += [_cell(row.spread("step_seconds"), seconds), _cell(row.spread("samples_per_second"), rate)]
         cells += [_total(row, samples)] if samples else []
         table.add_row(row.name, *cells)
     return table
@@ -178,8 +178,8 @@ def _predicted_time(row: ComparisonRow) -> str:
 
 def _total(row: ComparisonRow, samples: int) -> str:
     """What the guide calls time: so many samples at the measured rate."""
-    rate = row.spread("samples_per_second")
-    return "" if rate is None or not rate.median else seconds(samples / rate.median)
+    pace = row.spread("samples_per_second")
+    return "" if pace is None or not pace.median else seconds(samples / pace.median)
 
 
 def _cell(spread: Spread | None, say: Callable[[float], str]) -> Text:
@@ -195,10 +195,6 @@ def _cell(spread: Spread | None, say: Callable[[float], str]) -> Text:
 
 def _bytes(count: float) -> str:
     return human_bytes(round(count))
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:.1f}" if rate < 1000 else f"{rate:.0f}"
 
 
 def _ran_out(row: ComparisonRow) -> str:

@@ -17,7 +17,7 @@ from trainatomy.results.bill import Instant
 from trainatomy.results.difference import Difference, Pace, Shift
 from trainatomy.results.record import Summary
 from trainatomy.units import difference as signed
-from trainatomy.units import human_bytes, seconds, signed_percent
+from trainatomy.units import human_bytes, rate, seconds, signed_percent
 
 _FIGURES = {
     "device_bytes": "device memory, as nvidia-smi shows it",
@@ -127,7 +127,7 @@ def _known(figure: Shift | Pace) -> bool:
 def _pace(name: str, value: float | None) -> str:
     if value is None:
         return "-"
-    return seconds(value) if name == "step_seconds" else f"{value:,.{1 if value < 100 else 0}f}"
+    return seconds(value) if name == "step_seconds" else rate(value)
 
 
 def _bytes(shift: Shift) -> tuple[str, str, str]:

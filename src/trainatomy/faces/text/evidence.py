@@ -65,6 +65,9 @@ def facts_table(facts: Sequence[Fact]) -> Table:
     table.add_column(overflow="fold", ratio=1)
     for fact in facts:
         table.add_row(
-            fact.name, fact.value, Text(fact.basis, style=_BASIS_STYLES[fact.basis]), Text(fact.source, style="dim")
+            fact.name,
+            fact.value,
+            Text(fact.basis, style=_BASIS_STYLES[fact.basis]),
+            Text(fact.source.removeprefix(f"{fact.basis}: "), style="dim"),
         )
     return table

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from trainatomy.faces.text.rendering import bullets, figures
 from trainatomy.results.record import History, Summary
-from trainatomy.units import human_bytes, seconds, signed_percent
+from trainatomy.units import human_bytes, rate, seconds, signed_percent
 
 STATUS_STYLES = {"completed": "green", "out of memory": "bold red"}
 
@@ -55,7 +55,8 @@ def short_id(identity: str) -> str:
 def _headline(history: History) -> Text:
     rows = history.records
     if not rows:
-        return Text(f"No records in {history.folder} are what was asked for.", style="bold")
+        said = f"No records in {history.folder}, or none that meets the conditions"
+        return Text(f"{said}; `trainatomy measure` writes them.", style="bold")
     line = Text(f"{len(rows)} record{'s' if len(rows) > 1 else ''} in {history.folder}", style="bold")
     said = [
         value
@@ -107,7 +108,5 @@ def _figures(row: Summary) -> tuple[str, ...]:
         "-" if row.device_bytes is None else human_bytes(row.device_bytes),
         "-" if row.gap is None else signed_percent(row.gap, 1),
         "-" if row.step_seconds is None else seconds(row.step_seconds),
-        "-"
-        if row.samples_per_second is None
-        else f"{row.samples_per_second:.{1 if row.samples_per_second < 100 else 0}f}",
+        "-" if row.samples_per_second is None else rate(row.samples_per_second),
     )

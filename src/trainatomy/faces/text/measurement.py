@@ -11,7 +11,7 @@ from trainatomy.faces.text.evidence import modules_table
 from trainatomy.faces.text.rendering import bullets, figures, section
 from trainatomy.faces.text.verdict import instant_phrase
 from trainatomy.results.bill import Measurement, Prediction
-from trainatomy.units import difference, exact_bytes, human_bytes, seconds, signed_percent, times
+from trainatomy.units import difference, exact_bytes, human_bytes, rate, seconds, signed_percent, times
 
 _FIGURES = (
     ("peak allocated", "peak_allocated_bytes"),
@@ -67,13 +67,6 @@ def _headline(measurement: Measurement) -> Text:
     if measurement.num_alloc_retries:
         line.append(f"; the allocator gave its cache back {times(measurement.num_alloc_retries)}")
     return line
-
-
-def rate(per_second: float) -> str:
-    """``0.42``, ``16.0``, ``8,192``: three significant digits below 1000."""
-    if per_second >= 1000:
-        return f"{per_second:,.0f}"
-    return f"{per_second:.{2 if per_second < 10 else 1}f}"
 
 
 def _failure(measurement: Measurement) -> list[RenderableType]:

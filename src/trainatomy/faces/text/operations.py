@@ -18,8 +18,10 @@ from trainatomy.results.anatomy import (
     PublishedShares,
     WastefulShape,
 )
-from trainatomy.units import count_of, human_bytes, percent, times
+from trainatomy.units import flop_of, human_bytes, percent, times
 
+_LEAST_GAIN = 0.5e-6
+"""Seconds below which a padding would be shown to gain nothing."""
 PHASES = {
     "step": "the whole step",
     "recompute": "recomputation",
@@ -56,7 +58,7 @@ def anatomy_page(anatomy: Anatomy) -> Group:
 def _title(anatomy: Anatomy) -> str:
     return (
         f"{anatomy.name} on {anatomy.card}: {anatomy.operations:,} operations in one step, "
-        f"{_flop(anatomy.flop)}FLOP, {human_bytes(anatomy.bytes)} moved"
+        f"{flop_of(anatomy.flop)}FLOP, {human_bytes(anatomy.bytes)} moved"
     )
 
 
@@ -73,7 +75,7 @@ def _groups(groups: Sequence[GroupShare]) -> Table:
         table.add_row(
             f" {_short(row.group)}",
             f"{row.operations:,}",
-            _flop(row.flop),
+            flop_of(row.flop),
             human_bytes(row.bytes),
             "-"
             if row.intensity is None
@@ -182,6 +184,8 @@ def _padding(one: Padding, step_seconds: float | None) -> str:
 
 
 def _shapes(shapes: Sequence[WastefulShape], most: int = 12) -> Group:
+    costly = [shape for shape in shapes if shape.gain_seconds is None or shape.gain_seconds >= _LEAST_GAIN]
+    idle, shapes = len(shapes) - len(costly), costly
     priced = any(shape.gain_seconds is not None for shape in shapes)
     table = figures("product", "what", numbers=("used", "of FLOP", *(["gain"] if priced else [])), folded=1)
     for shape in shapes[:most]:
@@ -191,7 +195,12 @@ def _shapes(shapes: Sequence[WastefulShape], most: int = 12) -> Group:
         gain = [_duration(shape.gain_seconds)] if priced else []
         table.add_row(product, what, f"{100 * shape.used:.0f} %", _share(shape.flop_share), *gain)
     left = len(shapes) - most
-    return Group(table, Text(f"and {left} more (--json lists them)", style="dim")) if left > 0 else Group(table)
+    more = [f"{left} more"] if left > 0 else []
+    more += [f"{idle} whose padding would gain less than a microsecond"] if idle else []
+    parts: list[RenderableType] = [table] if shapes else []
+    if more:
+        parts.append(Text(f"{'and ' if shapes else ''}{' and '.join(more)} (--json lists them)", style="dim"))
+    return Group(*parts)
 
 
 def _remark(shape: WastefulShape) -> str:
@@ -232,11 +241,6 @@ def _joined(joined: Joined) -> list[str]:
 
 def _short(group: str) -> str:
     return TITLES[group].removeprefix("tensor ").removeprefix("statistical ").removesuffix(" operators")
-
-
-def _flop(count: int) -> str:
-    """``335 G``: the prefixes of units, where counts of things have billions."""
-    return count_of(count).replace("B", "G")
 
 
 def _share(share: float | None) -> str:

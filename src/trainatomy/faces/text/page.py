@@ -22,7 +22,7 @@ def prediction_page(prediction: Prediction) -> Group:
     if prediction.out_of_memory is not None:
         parts.append(out_of_memory_line(prediction.out_of_memory))
     if prediction.time is not None:
-        parts.append(time_line(prediction.time))
+        parts.append(time_line(prediction.time, fits=prediction.fits))
     parts.append(section(f"{prediction.name}: device memory at its peak, in bytes that add up", Bill(memory)))
     parts.append(section(f"The peak is {instant_phrase(memory.peak)}"))
     parts.append(section("What PyTorch would report", counters(memory)))

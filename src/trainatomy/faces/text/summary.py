@@ -13,7 +13,7 @@ from trainatomy.faces.text.bill import TITLES, Bill
 from trainatomy.faces.text.rendering import bullets, figures, section
 from trainatomy.faces.text.verdict import instant_phrase
 from trainatomy.results.bill import Measurement, Prediction
-from trainatomy.units import exact_bytes, human_bytes, mebibytes, seconds, signed_percent
+from trainatomy.units import exact_bytes, human_bytes, mebibytes, rate, seconds, signed_percent
 
 
 class Held(Protocol):
@@ -118,9 +118,9 @@ def _speed(measurement: Measurement) -> str:
     if measurement.step_seconds is None:
         return "too few steps to time them"
     parts = [f"{seconds(measurement.step_seconds)} a step"]
-    for rate, what in ((measurement.samples_per_second, "samples"), (measurement.tokens_per_second, "tokens")):
-        if rate is not None:
-            parts.append(f"{rate:,.1f} {what} a second")
+    for each, what in ((measurement.samples_per_second, "samples"), (measurement.tokens_per_second, "tokens")):
+        if each is not None:
+            parts.append(f"{rate(each)} {what} a second")
     return ", ".join(parts)
 
 

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.results.time import Time
-from trainatomy.units import percent, seconds
+from trainatomy.units import flop_of, percent, rate, seconds
 
 BOUNDS = {
     "arithmetic": "arithmetic",
@@ -15,13 +15,14 @@ BOUNDS = {
 }
 
 
-def time_line(time: Time) -> Text:
-    """The answer in one line."""
+def time_line(time: Time, *, fits: bool = True) -> Text:
+    """The answer in one line; of a training that does not fit, what a card with more memory would take."""
+    takes = "takes" if fits else "would take, with enough memory,"
     low, high = time.interval_seconds
-    tokens = "" if time.tokens_per_second is None else f", {time.tokens_per_second:,.0f} tokens/s"
+    tokens = "" if time.tokens_per_second is None else f", {rate(time.tokens_per_second)} tokens/s"
     return Text(
-        f"a step takes {seconds(time.step_seconds)} ({seconds(low)} to {seconds(high)} in 9 of 10 cases): "
-        f"{time.samples_per_second:,.1f} samples/s{tokens}; bound by {BOUNDS[time.bound_by]}"
+        f"a step {takes} {seconds(time.step_seconds)} ({seconds(low)} to {seconds(high)} in 9 of 10 cases): "
+        f"{rate(time.samples_per_second)} samples/s{tokens}; bound by {BOUNDS[time.bound_by]}"
     )
 
 
@@ -36,7 +37,7 @@ def time_table(time: Time) -> Table:
         if spent:
             table.add_row(*(Text(cell, style="dim") for cell in (f"  {phase}", seconds(spent))))
     table.add_row("the CPU issuing it", seconds(time.host_seconds), time.host)
-    table.add_row("FLOP per second", f"{time.flop_per_second / 1e12:,.1f} T", f"{time.flop / 1e12:,.3f} TFLOP a step")
+    table.add_row("FLOP per second", flop_of(time.flop_per_second), f"{flop_of(time.flop)}FLOP a step")
     if time.model_flop_utilisation is not None:
         table.add_row("MFU", percent(time.model_flop_utilisation, 1), "of the data sheet's peak, without recomputation")
     if time.attainable_utilisation is not None:

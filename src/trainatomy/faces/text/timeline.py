@@ -36,8 +36,7 @@ class Timeline:
             table.add_column(justify=justify, no_wrap=True)
         for point in self.peaks:
             total = human_bytes(sum(point.components.values()))
-            step = "" if point.phase == "load" else f"step {point.step + 1}"
-            table.add_row(step, point.phase, total, _stacked(point.components, largest, width))
+            table.add_row(*_when(point), total, _stacked(point.components, largest, width))
         yield table
         yield self._legend()
 
@@ -48,6 +47,13 @@ class Timeline:
             if name in held:
                 legend.append(f"{_LETTERS[name]} {TITLES[name]}  ", style=STYLES[name])
         return legend
+
+
+def _when(point: TimelinePoint) -> tuple[str, str]:
+    """Step, from 1, and phase; what comes before the first step belongs to none."""
+    if point.phase == "load":
+        return "", "load"
+    return ("", "set-up") if point.step < 0 else (f"step {point.step + 1}", point.phase)
 
 
 _LETTERS = {

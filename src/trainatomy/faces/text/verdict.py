@@ -52,5 +52,10 @@ def instant_phrase(instant: Instant) -> str:
     """``in step 2, backward, in encoder.layer.3 (aten::mm)``; steps are counted from 1 for a reader."""
     where = f", in {instant.module}" if instant.module else ""
     operation = f" ({instant.operation})" if instant.operation else ""
-    when = instant.phase if instant.phase == "load" else f"step {instant.step + 1}, {instant.phase}"
+    if instant.phase == "load":
+        when = "the loading of the model"
+    elif instant.step < 0:
+        when = "the set-up before the first step"
+    else:
+        when = f"step {instant.step + 1}, {instant.phase}"
     return f"in {when}{where}{operation}"
