@@ -31,13 +31,11 @@ def require_gpu() -> str:
             if first is not None and not _exists(first, driver.cards, len(cards)):
                 raise DeviceError(f"{_named()} hides every GPU: {_shown(cards)}.")
             return ", ".join(sorted({card.name for card in cards})) + f" (driver {driver.version})"
-    except (MissingLibrary, nvml.NoAnswer) as error:
+    except (MissingLibrary, nvml.NoAnswer):
         if _has_driver():
             return "this machine's GPU"
-        said = f" {error}" if isinstance(error, nvml.NoAnswer) else ""
         raise DeviceError(
-            f"No NVIDIA driver is installed on this machine (no libcuda); measuring needs one and a GPU.{said} "
-            f"{WITHOUT_GPU}"
+            f"No NVIDIA driver is installed on this machine (no libcuda); measuring needs one and a GPU. {WITHOUT_GPU}"
         ) from None
     except DeviceError as error:
         raise DeviceError(f"{error} Measuring runs the training on a GPU; {WITHOUT_GPU}") from None
