@@ -113,6 +113,8 @@ class Watch(Silent):
         return self._meter.read()
 
     def _timed_for(self) -> float:
+        """Seconds of the host since the last wait, 0 during the warm-up; the GPU, which is behind the host, takes as
+        long or longer for these steps."""
         return time.perf_counter() - self._timed_since if self.steps > self.warm_up else 0.0
 
     def failed(self) -> None:
