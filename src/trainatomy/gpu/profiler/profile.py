@@ -75,7 +75,9 @@ def profile(workload: Workload, *, time_limit: float | None = None) -> tuple[Pro
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=time_limit, check=False)
         except subprocess.TimeoutExpired as error:
-            raise DeviceError(f"profiling took longer than the {time_limit:g} s that it was given") from error
+            raise DeviceError(
+                f"Profiling did not end within {time_limit:g} s. Allow more time, or describe a smaller training."
+            ) from error
         if ended.returncode or not answered.exists():
             log = "\n".join(f"  {line}" for line in ended.stderr.strip().splitlines()[-_LOG_LINES:])
             raise DeviceError(f"the profile could not be taken (exit code {ended.returncode}):\n{log}")
