@@ -18,7 +18,7 @@ from trainatomy.ledger.timeline import timeline as over_steps
 from trainatomy.libraries import installed_versions
 from trainatomy.results.bill import Basis, CardSummary, Fact, Measurement, Prediction
 from trainatomy.results.time import Time
-from trainatomy.units import human_bytes
+from trainatomy.units import human_bytes, many
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _facts(workload: Workload, card: Card, era: str, simulation: Simulation, set
     return (
         Fact(
             "step",
-            f"{len(simulation.tape.origins):,} allocations in {simulation.steps} steps",
+            f"{many(len(simulation.tape.origins), 'allocation')} in {many(simulation.steps, 'step')}",
             "computed",
             "executed on tensors without data",
         ),

@@ -53,6 +53,11 @@ def count_of(number: int) -> str:
     return str(number)
 
 
+def many(number: int, noun: str) -> str:
+    """``1 step``, ``1,294 kernels``: a count with its noun, whose plural takes an s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def flop_of(number: float) -> str:
     """``3.35e11`` -> ``335 G``: as ``count_of``, with the prefixes of units."""
     return count_of(round(number)).replace("B", "G")

@@ -59,6 +59,10 @@ def test_slow_rates_keep_their_digits(number: float, text: str) -> None:
     assert units.rate(number) == text
 
 
+def test_one_is_singular() -> None:
+    assert [units.many(number, "step") for number in (0, 1, 1294)] == ["0 steps", "1 step", "1,294 steps"]
+
+
 def test_flop_have_the_prefixes_of_units() -> None:
     assert units.flop_of(3.35e11) == "335 G"
     assert units.flop_of(2.1965e13) == "22.0 T"

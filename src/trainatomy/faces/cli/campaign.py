@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.faces.cli.asked import samples_of, several_workloads
 from trainatomy.faces.cli.output import note, progress
 from trainatomy.faces.text.comparison import run_line
+from trainatomy.units import many
 from trainatomy.workload.sweep import sweep
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def advice(outcome: Outcome, asked: Asked) -> str:
     done, wanted = len(outcome.finished), len(outcome.comparison.rows) * asked.repeats
     named = f" with --group {outcome.comparison.group} in place of --fresh" if asked.fresh else ""
     return (
-        f"stopped after {done} of {wanted} runs; what was measured is kept in {outcome.folder}. "
+        f"stopped after {done} of {many(wanted, 'run')}; what was measured is kept in {outcome.folder}. "
         f"The same command{named} goes on from there."
     )
 

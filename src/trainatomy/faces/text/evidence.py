@@ -11,7 +11,7 @@ from rich.text import Text
 from trainatomy.faces.text.bill import TITLES
 from trainatomy.faces.text.rendering import bullets
 from trainatomy.results.bill import BytesPerParameter, Fact, ModuleShare
-from trainatomy.units import count_of, human_bytes, percent
+from trainatomy.units import count_of, human_bytes, many, percent
 
 TOP_MODULES = 10
 _BASIS_STYLES = {"measured": "green", "computed": "", "assumed": "yellow"}
@@ -32,7 +32,9 @@ def modules_table(modules: Sequence[ModuleShare], activations: int, top: int = T
     if rest := ranked[top:]:
         held = sum(share.activation_bytes for share in rest)
         tensors = _tensors(sum(share.tensors for share in rest))
-        table.add_row(Text(f"{len(rest)} others", style="dim"), human_bytes(held), percent(held, activations), tensors)
+        table.add_row(
+            Text(many(len(rest), "other"), style="dim"), human_bytes(held), percent(held, activations), tensors
+        )
     return table
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from trainatomy.faces.text.rendering import bullets, figures
 from trainatomy.results.record import History, Summary
-from trainatomy.units import human_bytes, rate, seconds, signed_percent
+from trainatomy.units import human_bytes, many, rate, seconds, signed_percent
 
 STATUS_STYLES = {"completed": "green", "out of memory": "bold red"}
 
@@ -30,8 +30,7 @@ def history_page(history: History) -> Group:
     if rows:
         parts += [Text(), _Table(rows), Text(), Text(_CLOSING, style="dim")]
     if history.skipped:
-        many = f"{len(history.skipped)} file{'s' if len(history.skipped) > 1 else ''}"
-        parts += [Text(f"\nNot read: {many} in the folder", style="bold yellow")]
+        parts += [Text(f"\nNot read: {many(len(history.skipped), 'file')} in the folder", style="bold yellow")]
         parts.append(bullets([f"{each.file}: {each.reason}" for each in history.skipped]))
     return Group(*parts)
 
@@ -55,9 +54,9 @@ def short_id(identity: str) -> str:
 def _headline(history: History) -> Text:
     rows = history.records
     if not rows:
-        said = f"No records in {history.folder}, or none that meets the conditions"
-        return Text(f"{said}; `trainatomy measure` writes them.", style="bold")
-    line = Text(f"{len(rows)} record{'s' if len(rows) > 1 else ''} in {history.folder}", style="bold")
+        none = f"No records in {history.folder}, or none that meets the conditions"
+        return Text(f"{none}; `trainatomy measure` writes them.", style="bold")
+    line = Text(f"{many(len(rows), 'record')} in {history.folder}", style="bold")
     said = [
         value
         for value, differ in ((value_of(rows[0]), _differ(rows, value_of)) for value_of in _SHARED.values())

@@ -11,7 +11,7 @@ from trainatomy.faces.text.evidence import modules_table
 from trainatomy.faces.text.rendering import bullets, figures, section
 from trainatomy.faces.text.verdict import instant_phrase
 from trainatomy.results.bill import Measurement, Prediction
-from trainatomy.units import difference, exact_bytes, human_bytes, rate, seconds, signed_percent, times
+from trainatomy.units import difference, exact_bytes, human_bytes, many, rate, seconds, signed_percent, times
 
 _FIGURES = (
     ("peak allocated", "peak_allocated_bytes"),
@@ -57,7 +57,7 @@ def measurement_page(measurement: Measurement, prediction: Prediction | None) ->
 def _headline(measurement: Measurement) -> Text:
     good = measurement.status == "completed"
     line = Text(measurement.status, style="bold green" if good else "bold red")
-    line.append(f": {measurement.name}, {measurement.steps} step{'' if measurement.steps == 1 else 's'}")
+    line.append(f": {measurement.name}, {many(measurement.steps, 'step')}")
     if good and measurement.device_bytes is not None:
         line.append(f", {human_bytes(measurement.device_bytes)} at the peak")
     if measurement.step_seconds is not None:
@@ -136,8 +136,8 @@ def _time(measurement: Measurement) -> list[str]:
     timed = measurement.timed_step_seconds
     assert measurement.step_seconds is not None
     spread = "" if len(timed) == 1 else f", from {seconds(min(timed))} to {seconds(max(timed))}"
-    many = f"the median of {len(timed)} steps" if len(timed) > 1 else "one step"
-    found = [f"{seconds(measurement.step_seconds)} a step ({many}{spread}), measured while nothing was recorded"]
+    of = f"the median of {len(timed)} steps" if len(timed) > 1 else "one step"
+    found = [f"{seconds(measurement.step_seconds)} a step ({of}{spread}), measured while nothing was recorded"]
     if measurement.samples_per_second is not None:
         tokens = measurement.tokens_per_second
         found.append(

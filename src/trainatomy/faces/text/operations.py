@@ -108,7 +108,8 @@ def _times(groups: Sequence[GroupShare]) -> Table:
 
 
 def _published(anatomy: Anatomy, published: PublishedShares) -> Group:
-    table = figures("", numbers=("FLOP,\npublished", "\nhere", "time,\npublished", "\npredicted", "\nmeasured"))
+    timed = _timed(anatomy)
+    table = figures("", numbers=("FLOP,\npublished", "\nhere", "time,\npublished", *timed.values()))
     for row in anatomy.groups:
         if row.phase == "step":
             table.add_row(
@@ -116,8 +117,7 @@ def _published(anatomy: Anatomy, published: PublishedShares) -> Group:
                 f"{published.flop_percent[row.group]:.2f} %",
                 f"{100 * row.flop_share:.2f} %",
                 f"{published.time_percent[row.group]:.1f} %",
-                _share(row.seconds_share),
-                _share(row.measured_share),
+                *(_share(row.seconds_share if name == "seconds" else row.measured_share) for name in timed),
             )
     return Group(table, Text(f"Published: {published.source}.", style="dim"))
 

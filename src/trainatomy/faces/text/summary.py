@@ -13,7 +13,7 @@ from trainatomy.faces.text.bill import TITLES, Bill
 from trainatomy.faces.text.rendering import bullets, figures, section
 from trainatomy.faces.text.verdict import instant_phrase
 from trainatomy.results.bill import Measurement, Prediction
-from trainatomy.units import exact_bytes, human_bytes, mebibytes, rate, seconds, signed_percent
+from trainatomy.units import exact_bytes, human_bytes, many, mebibytes, rate, seconds, signed_percent
 
 
 class Held(Protocol):
@@ -110,7 +110,7 @@ def summary_page(measurement: Measurement, prediction: Prediction | None) -> Gro
 def _headline(measurement: Measurement) -> Text:
     good = measurement.status == "completed"
     line = Text(measurement.status, style="bold green" if good else "bold red")
-    line.append(f": {measurement.name} on {measurement.gpu}, {measurement.steps} optimizer steps")
+    line.append(f": {measurement.name} on {measurement.gpu}, {many(measurement.steps, 'optimizer step')}")
     return line
 
 

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.results.time import Time
-from trainatomy.units import flop_of, percent, rate, seconds
+from trainatomy.units import flop_of, many, percent, rate, seconds
 
 BOUNDS = {
     "arithmetic": "arithmetic",
@@ -32,7 +32,7 @@ def time_table(time: Time) -> Table:
     table.add_column(min_width=28)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
-    table.add_row("the GPU at work", seconds(time.gpu_seconds), f"{time.launches:,} kernels")
+    table.add_row("the GPU at work", seconds(time.gpu_seconds), many(time.launches, "kernel"))
     for phase, spent in time.phases.items():
         if spent:
             table.add_row(*(Text(cell, style="dim") for cell in (f"  {phase}", seconds(spent))))
