@@ -10,6 +10,7 @@ from trainatomy.clock.carrying import attained
 from trainatomy.clock.issue import HostCosts, from_microseconds, host_seconds, issue_seconds, kind_of, loop_seconds
 from trainatomy.clock.step import time_of
 from trainatomy.clock.two_clocks import run, waits
+from trainatomy.facts.calls import from_text
 from trainatomy.facts.cards import card
 from trainatomy.facts.hosts import reference_host
 from trainatomy.results.operations import Array, Call, Operations
@@ -95,3 +96,25 @@ def test_the_host_waits_after_each_update_of_bitsandbytes() -> None:
     update = Call("bitsandbytes::optimizer_update_8bit_blockwise", (tensor,), ())
     assert waits(update) and kind_of(update) == "library"
     assert not waits(Call("aten::_fused_adamw_", (tensor,), ()))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("aten::_to_copy(hf32[4,10])->f32[4,10]", True),
+        ("aten::_to_copy(hf32[])->f32[]", True),
+        ("aten::index(f32[64,8],hi64[4])->f32[4,8]", True),
+        ("aten::mul(f32[4,10],hf32[])->f32[4,10]", False),  # a number of the host is an argument of the kernel
+        ("aten::index(f32[64,8],b8[64])->f32[32,8]", True),
+        ("aten::index(f32[64,8],i64[4])->f32[4,8]", False),
+        ("aten::_unique2(i64[64])->i64[8],i64[64],i64[8]", True),
+    ],
+)
+def test_the_host_waits_for_values_and_batches_and_not_for_its_own_numbers(text: str, expected: bool) -> None:
+    assert waits(from_text(text)) is expected
+
+
+def test_shares_that_nobody_published_are_not_taken_from_other_precisions() -> None:
+    v100 = card("v100-16gb")
+    assert attained(H200, "fp64") is None and attained(H200, "fp8") is None
+    assert attained(v100, "bf16") == attained(v100, "fp32") != attained(v100, "fp16")

@@ -36,7 +36,7 @@ _MATMULS = frozenset("mm addmm bmm baddbmm addmv mv dot linear _grouped_mm _scal
 _INDEXING = frozenset(
     "index index_put index_put_ _index_put_impl_ index_add index_add_ index_select gather scatter scatter_ "
     "scatter_add scatter_add_ scatter_reduce masked_fill masked_fill_ masked_scatter masked_scatter_ masked_select "
-    "where nonzero cumsum sort argsort topk unique2 searchsorted bincount histc one_hot embedding "
+    "where nonzero cumsum sort argsort topk _unique2 searchsorted bincount histc one_hot embedding "
     "embedding_dense_backward embedding_bag".split()
 )
 _REDUCTIONS = frozenset(
@@ -44,6 +44,7 @@ _REDUCTIONS = frozenset(
     "isinf isnan".split()
 )
 _COPIES = frozenset("_to_copy copy_ clone contiguous cat stack".split())
+_CROSSING = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,10 @@ def place_of(operation: Operation, *, graph: bool) -> Place:
 
 
 def batch_bytes(call: Call) -> int:
-    """Bytes that a call copies from the host to the GPU; 0 for other calls."""
-    if not any(array.on_host for array in call.inputs) or not call.outputs or call.outputs[0].on_host:
+    """Bytes that a call copies from the host to the GPU; 0 for other calls. A single number of the host beside tensors
+    of the card (``x * torch.tensor(2.0)``) travels as an argument of the kernel."""
+    from_host = any(array.on_host and (array.shape or call.name in _CROSSING) for array in call.inputs)
+    if not from_host or not call.outputs or call.outputs[0].on_host:
         return 0
     return call.outputs[0].bytes
 

@@ -19,7 +19,7 @@ QUEUE = 1024
 begin to block on cards since 2017 (CUDA 9 and later)."""
 
 _WAITING = frozenset(
-    {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::unique2"}
+    {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::_unique2"}
 )
 
 
@@ -57,9 +57,16 @@ def waits(call: Call) -> bool:
     (``sync_gpu`` in bitsandbytes/optim/optimizer.py, 0.50)."""
     if call.name in _WAITING or call.name.startswith("bitsandbytes::optimizer_update"):
         return any(not array.on_host for array in call.inputs)
-    if batch_bytes(call):
+    if batch_bytes(call) or _counts_a_mask(call):
         return True
     return bool(call.outputs) and call.outputs[0].on_host and any(not array.on_host for array in call.inputs)
+
+
+def _counts_a_mask(call: Call) -> bool:
+    """``tensor[mask]``: how much comes out depends on values, as with ``nonzero``, which runs within it."""
+    return call.name == "aten::index" and any(
+        array.dtype in ("bool", "uint8") and not array.on_host for array in call.inputs[1:]
+    )
 
 
 def run(
