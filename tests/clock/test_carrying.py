@@ -92,3 +92,14 @@ def test_attained_shares_are_of_cards_that_exist():
     shares = {name: one for name, one in read_yaml("efficiency.yaml")["attained"].items() if name != "source"}
     assert set(shares) <= known
     assert all(0.3 < share < 1.2 for one in shares.values() for share in one.values())
+
+
+@pytest.mark.parametrize("one", [one for one in cards() if "tf32" not in one.rates], ids=lambda one: one.id)
+def test_without_tensor_cores_for_it_fp32_stays_below_its_peak(one):
+    q = "f32[1,32,4096,128]"
+    for text in (
+        f"aten::_scaled_dot_product_efficient_attention({q}*3)->{q},f32[1,32,4096]",
+        "aten::convolution(bf16[32,3,224,224],bf16[1024,3,14,14])->bf16[32,1024,16,16];stride=[14, 14]",
+    ):
+        cost = kernel_seconds(from_text(text), prices_of(one))
+        assert cost.seconds > cost.flop_seconds > 0

@@ -36,9 +36,9 @@ _ANCESTORS = ("attention.", "matmul.half_", "matmul.tf32_")
 @dataclass(frozen=True, slots=True)
 class Carrying:
     """From one card to another. ``products``: seconds here over seconds there by kind of product (half, tf32, fp32),
-    beyond what the data sheets say; ``older``: the same of kernels older than the measured card; ``speed``: of
-    all multiprocessors here over there; ``bandwidth``: of the memory there; ``top``: the share of a bandwidth that
-    kernels reach which do nothing but move."""
+    beyond what the data sheets say; ``older``: the same of kernels older than the measured card;
+    ``fp32_attention``: of attention in fp32; ``speed``: of all multiprocessors here over there; ``bandwidth``: of the
+    memory there; ``top``: the share of a bandwidth that kernels reach which do nothing but move."""
 
     products: Mapping[str, float] = field(default_factory=dict)
     older: float = 1.0
@@ -50,10 +50,10 @@ class Carrying:
     def arithmetic(self, work: Work, seconds: float, chip: Chip) -> float:
         """Seconds of a product here, of ``seconds`` by the ratio of there; never below what its traffic takes."""
         scale = self.products.get(_kind(work), 1.0)
-        if work.family.startswith(_ANCESTORS) and "cudnn" not in work.family:
-            scale *= self.older
         if work.family.startswith("attention.fp32"):
             scale *= self.fp32_attention
+        elif work.family.startswith(_ANCESTORS) and "cudnn" not in work.family:
+            scale *= self.older
         least = work.bytes / (chip.bandwidth * self.top)
         return max(seconds * scale, min(seconds, least))
 
@@ -84,9 +84,8 @@ def carried_over(there: Card, here: Card) -> Carrying:
     gains = there.capability[0] in _ASYNCHRONOUS and here.capability[0] not in _ASYNCHRONOUS
     older = float(facts["hopper"]["older_instructions"]) if gains else 1.0
     speed, top = _clocks(here) / _clocks(there), facts["traffic"]["bandwidth"]
-    return Carrying(
-        products, older, _fp32_attention(there, here), speed, there.bandwidth_bytes_per_second, top
-    )  # fmt: skip
+    attention = _fp32_attention(there, here, older)
+    return Carrying(products, older, attention, speed, there.bandwidth_bytes_per_second, top)
 
 
 def _kind(work: Work) -> str:
@@ -108,17 +107,20 @@ def _attained(facts: Mapping[str, Any], card: Card, kind: str) -> float | None:
 def attained(card: Card, rate: str) -> float | None:
     """Share of the peak ``rate`` (a key of ``Card.rates``) that the best products attain on ``card``; ``None`` where
     nobody published it."""
-    kind = rate if rate in ("tf32", "fp32") else "half"
+    kinds = {"fp16": "half", "bf16": "half", "tf32": "tf32", "fp32": "fp32"}
+    kind = kinds.get(rate) if rate in card.rates else "fp32"  # what a card lacks is computed in fp32
+    if kind is None:
+        return None
     return _attained(read_yaml("efficiency.yaml"), card, kind)
 
 
-def _fp32_attention(there: Card, here: Card) -> float:
+def _fp32_attention(there: Card, here: Card, older: float) -> float:
     """Efficient attention computes fp32 by three products in TF32 where tensor cores have it
     (aten/src/ATen/native/transformers/cuda/mem_eff_attention/gemm_kernel_utils.h): their rate counts, not that of
-    fp32."""
+    fp32, and what ``older`` instructions gain. Without them it gains nothing by either."""
     if "tf32" not in there.rates or "tf32" not in here.rates:
         return 1.0
-    return (here.rates["fp32"] / there.rates["fp32"]) * (there.rates["tf32"] / here.rates["tf32"])
+    return older * (here.rates["fp32"] / there.rates["fp32"]) * (there.rates["tf32"] / here.rates["tf32"])
 
 
 def _clocks(card: Card) -> float:

@@ -139,7 +139,8 @@ def _product(
     elif kind == "few":
         tiles = groups * ceil(part.m / _GATHER_TILE) * ceil(part.n / _GATHER_TILE)
         share = min(ceil(part.n / (_GATHER_TILE // 2)) / 2, 1.0)
-        seconds = ceil(tiles / chip.multiprocessors) * part.k * form.gather_seconds * share
+        gathering = ceil(tiles / chip.multiprocessors) * part.k * form.gather_seconds * share
+        seconds = max(gathering, 2.0 * groups * part.m * part.n * part.k / tf32.rate(tf32.precision(x.dtype)))
     else:
         uneven = name != "fp32" and any(size * x.itemsize % _ALIGNED for size in (part.n, part.k))
         work = product(tf32, f"{name}_misaligned" if uneven else name, x.dtype, "nn", groups, *part[:3], "plain")
