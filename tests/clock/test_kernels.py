@@ -214,3 +214,13 @@ def test_sums_over_rows_wait_for_the_rows_and_not_for_few_columns():
     )
     assert narrow == pytest.approx(37.4e-6, rel=0.15) and wide < 1.1 * narrow  # measured: 37.4 us
     assert short < 5e-6
+
+
+def test_expanded_indices_are_read_once_and_losses_have_a_row_for_each_place():
+    chip = H200.chip
+    whole = work_of(from_text("aten::gather(bf16[4096,64],i64[4096,64])->bf16[4096,64]"), chip)
+    expanded = work_of(from_text("aten::gather(bf16[4096,64],i64[4096,64|1,0])->bf16[4096,64]"), chip)
+    assert whole.bytes - expanded.bytes == 8 * 4096 * 63
+    flat = work_of(from_text("aten::nll_loss_forward(f32[4096,8],i64[4096])->f32[],f32[]"), chip)
+    image = work_of(from_text("aten::nll_loss2d_forward(f32[4,8,32,32],i64[4,32,32])->f32[],f32[]"), chip)
+    assert image.seconds == flat.seconds

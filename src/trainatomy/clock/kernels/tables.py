@@ -6,7 +6,7 @@ from math import ceil, log2
 
 from trainatomy.clock.kernels.reach import reach_of
 from trainatomy.clock.kernels.traffic import moved, name_of, sized
-from trainatomy.clock.kernels.work import NOTHING, Chip, Work, number, on_device
+from trainatomy.clock.kernels.work import NOTHING, Chip, Work, distinct, number, on_device
 from trainatomy.results.operations import Call
 
 _SMALL_EMBEDDING = 3072
@@ -39,7 +39,7 @@ def embedding_backward(call: Call, chip: Chip) -> Work:
 
 def gathered(call: Call, chip: Chip) -> Work:
     """``index``, ``gather``, ``index_select``: what is taken is read and written, and the indices read."""
-    ids = sum(t.bytes for t in on_device(call.inputs[1:]))
+    ids = sum(distinct(t) for t in on_device(call.inputs[1:]))
     out = sum(t.bytes for t in on_device(call.outputs))
     return sized(f"table.{name_of(call)}", chip, 2 * out + ids) if out else NOTHING
 
@@ -55,7 +55,7 @@ def scattered(call: Call, chip: Chip) -> Work:
     copied = 0 if call.written else 2 * target.bytes
     sorts = number(call, "accumulate") == "True"
     launches = 1 + (not call.written) + (20 if sorts else 0)
-    return sized(f"table.{name_of(call)}", chip, sum(t.bytes for t in others) + 2 * values + copied, launches)
+    return sized(f"table.{name_of(call)}", chip, sum(distinct(t) for t in others) + 2 * values + copied, launches)
 
 
 def part_of_zeros(call: Call, chip: Chip) -> Work:
@@ -67,7 +67,7 @@ def part_of_zeros(call: Call, chip: Chip) -> Work:
 
 def negative_log_likelihood(call: Call, chip: Chip) -> Work:
     """Forward is one block of threads over the rows; backward fills the gradient and writes one number in each row."""
-    rows = call.inputs[1].shape[0] if call.inputs[1].shape else 1
+    rows = max(call.inputs[2 if "backward" in call.name else 1].elements, 1)  # a target for each, of places too
     if "backward" in call.name:
         return sized("table.nll_loss_backward", chip, call.outputs[0].bytes + rows * 64, 2)
     return Work("table.nll_loss_forward", (log2(rows),), 0.0, "fp32", rows * 40.0, 1, 3e-6 + rows * 1.2e-8)
