@@ -112,6 +112,7 @@ class FakeAllocator(TorchDispatchMode):
             "is_initialized": lambda: True,
             "current_device": lambda: 0,
             "synchronize": lambda device=None: None,
+            "current_stream": lambda device=None: device,
             "get_device_properties": lambda device: properties,
             "memory_reserved": lambda device=None: 64 * MIB,
             "memory_allocated": lambda device=None: self.held,

@@ -107,8 +107,9 @@ class FakeEvent:
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None:
+    def record(self, stream: object) -> None:
         FakeEvent.count += 1
+        self.stream = stream
         self.at = FakeEvent.count
 
     def query(self) -> bool:
@@ -132,6 +133,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
         "is_available": True,
         "init": None,
         "synchronize": None,
+        "current_stream": None,
         "current_device": 0,
         "get_device_properties": SimpleNamespace(name="NVIDIA H200", uuid=UUID, total_memory=2**37),
         "get_device_capability": (9, 0),

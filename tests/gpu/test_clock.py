@@ -24,6 +24,7 @@ class LateEvent(FakeEvent):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(torch.cuda, "Event", LateEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(FakeEvent, "count", 0)
     monkeypatch.setattr(LateEvent, "passed", 0)
     return Clock()
@@ -51,3 +52,13 @@ def test_after_an_error_of_cudas_what_was_read_stays(clock: Clock, monkeypatch: 
     monkeypatch.setattr(LateEvent, "broken", True)
     clock.finish()
     assert clock.seconds == [0.5]
+
+
+@pytest.mark.parametrize("device", [None, 1])
+def test_stamps_are_those_of_the_gpu_that_works(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, device: int | None
+) -> None:
+    stamp = LateEvent(enable_timing=True)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: stamp)
+    Clock(device).tick()
+    assert stamp.stream == f"stream of {device}"

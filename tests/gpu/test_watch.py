@@ -26,6 +26,7 @@ class Host:
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     found = Host()
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
     monkeypatch.setattr(torch.cuda, "synchronize", found.wait)
     monkeypatch.setattr(watching.time, "perf_counter", lambda: found.now)
     return found

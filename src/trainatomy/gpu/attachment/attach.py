@@ -65,7 +65,7 @@ class Attachment:
         self._device = _device_of(self.model)
         self._before = utilization(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._clock = Clock()
+        self._clock = Clock(self._device)
         self._recording = Recording(self._device)
         self._retries = _retries(self._device)
         self.notes = Notes(self.model, self._optimizer, self._clock, self._counted, self._roll)

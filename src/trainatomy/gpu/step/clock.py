@@ -9,16 +9,20 @@ import torch
 
 
 class Clock:
-    """A time stamp at each ``tick``; what lies between two is a step.  They are read when the GPU has passed them."""
+    """A time stamp at each ``tick``; what lies between two is a step.  They are read when the GPU has passed them.
 
-    def __init__(self) -> None:
+    ``device``: the GPU whose stamps they are (``None``: the current one, which need not be the one that works).
+    """
+
+    def __init__(self, device: int | None = None) -> None:
+        self._device = device
         self._waiting: deque[torch.cuda.Event] = deque()
         self.seconds: list[float] = []
 
     def tick(self) -> None:
         """Put a stamp behind what the GPU has to do so far."""
         stamp = torch.cuda.Event(enable_timing=True)
-        stamp.record()
+        stamp.record(torch.cuda.current_stream(self._device))
         self._waiting.append(stamp)
         self._read()
 
