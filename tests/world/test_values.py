@@ -80,3 +80,42 @@ def test_a_falsehood_dies_with_its_tensor(world: World) -> None:
 def test_tensors_of_the_host_keep_their_values(world: World) -> None:
     assert torch.tensor([2.5]).item() == 2.5
     assert not bool((torch.arange(3) > 1).all())
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_ctc_reads_its_lengths_on_the_host(world: World, known: bool) -> None:
+    """Alpha has a state for each token of the longest target and one around each; beta too, while the gradient is made
+    (LossCTC.cu)."""
+    frames, samples, letters, longest = 50, 2, 32, 6
+    logits = torch.empty(frames, samples, letters, device="cuda", requires_grad=True)
+    targets = torch.empty(samples, 8, dtype=torch.long, device="cuda")
+    inputs, outputs = torch.tensor([frames, 40]).to("cuda"), torch.tensor([longest, 3]).to("cuda")
+    if not known:
+        outputs = torch.empty(2, device="cuda").argsort()
+    probabilities = torch.log_softmax(logits, -1)
+    torch.nn.functional.ctc_loss(probabilities, targets, inputs, outputs).backward()
+    assert logits.grad is not None
+    alpha = samples * frames * (2 * (longest if known else 8) + 1) * 4
+    sizes = {
+        world.tape.origins[e.allocation].operation: e.bytes
+        for e in world.tape.events
+        if e.action == "alloc" and e.bytes == alpha
+    }
+    assert list(sizes) == ["aten::_ctc_loss", "aten::_ctc_loss_backward (beta)"]
+
+
+def test_a_number_of_the_host_fills_a_tensor_of_the_device(world: World) -> None:
+    scores = torch.empty(2, 4, device="cuda", requires_grad=True)
+    filled = scores.masked_fill(scores > 0, torch.tensor(torch.finfo(torch.float32).min))
+    assert filled.is_cuda and filled.shape == (2, 4)
+    filled.sum().backward()
+    assert torch.zeros(3, device="cuda").masked_fill_(torch.ones(3, device="cuda").bool(), torch.tensor(1.0)).is_cuda
+
+
+def test_a_tensor_of_the_device_is_not_made_anew(world: World) -> None:
+    ids = torch.tensor([1, 2, 3]).to("cuda")
+    before = len(world.tape.origins)
+    same = torch.as_tensor(ids, device="cuda")
+    assert len(world.tape.origins) == before
+    assert same.sum().item() == 6
+    assert torch.asarray(ids, dtype=torch.float32, device=ids.device).dtype == torch.float32

@@ -97,7 +97,12 @@ def shape_of(model: nn.Module, lengths: Lengths) -> Shape:
 
 
 def draw_tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
-    """``[length]`` int64 token ids."""
+    """``[length]`` int64 token ids; raises ``WorkloadError`` where the configuration does not say of how many."""
+    if not isinstance(getattr(config, "vocab_size", None), int):
+        raise WorkloadError(
+            f"data.factory: a {type(config).__name__} does not say how many tokens there are (vocab_size): "
+            "name a function that makes the batch"
+        )
     vocabulary = int(config.vocab_size)
     first, last = (FIRST_TOKEN, min(LAST_TOKEN, vocabulary)) if vocabulary > FIRST_TOKEN else (0, vocabulary)
     return torch.randint(first, last, (length,), generator=generator)

@@ -52,6 +52,9 @@ class CudaFunctions(TorchFunctionMode):
 
     def _make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A tensor made on the device: by a factory, or from data (``torch.tensor(..., device="cuda")``)."""
+        if func in (torch.as_tensor, torch.asarray) and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+            dtype = args[1] if len(args) > 1 else kwargs.get("dtype")
+            return self._handlers[torch.Tensor.to](torch.Tensor.to, (args[0], CUDA), {"dtype": dtype})
         if func in (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor):
             host = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory")}
             make: Callable[..., Any]

@@ -26,6 +26,7 @@ from trainatomy.world.values import Values
 from trainatomy.world.zeros import FreshZeros
 
 _DISABLED = torch._C.DisableTorchFunction
+_FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
 
 
 class Recorder(TorchDispatchMode):
@@ -163,6 +164,11 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The operation on tensors without data.  A number in the host's memory may fill a tensor of the device: CUDA
+        reads it (aten/src/ATen/native/cuda/IndexKernel.cpp, ``masked_fill__cuda``), what stands for its tensors asks
+        for the same place."""
+        if name in _FILLS and isinstance(args[2], torch.Tensor) and not args[2].is_meta:
+            func, args = func._overloadpacket.Scalar, (*args[:2], args[2].item())
         try:
             return func(*args, **kwargs)
         except NotImplementedError as error:

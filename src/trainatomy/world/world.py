@@ -69,7 +69,26 @@ class World:
             **self.placement.handlers(),
             **self._told((torch.add, t.add, t.__add__, t.__radd__), "python_adds"),
             **self._told((t.__setitem__,), "scalars_on_host"),
+            torch.ctc_loss: self._ctc_loss,
         }
+
+    def _ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """CUDA's loss takes its lengths as numbers on the host (aten/src/ATen/native/LossCTC.cpp, ``ctc_loss``); where
+        the batch does not tell them, each sample is as long as there is room for."""
+        probabilities, targets, inputs, outputs = args[:4]
+        with torch._C.DisableTorchFunction():
+            inputs, outputs = self._numbers(inputs, probabilities.shape[0]), self._numbers(outputs, targets.shape[-1])
+        args = (probabilities, targets, inputs, outputs, *args[4:])
+        if self.autocast.enabled:
+            args, kwargs = self.autocast.cast(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _numbers(self, given: Any, most: int) -> Any:
+        """The values of a tensor of lengths as a list."""
+        if not isinstance(given, torch.Tensor) or not given.is_meta:
+            return given
+        known = self.recorder.values.of(given)
+        return [most] * given.numel() if known is None else known.tolist()
 
     def _arrive(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
         """A tensor came over from the host, perhaps with values: the recorder did not see it as the device's."""

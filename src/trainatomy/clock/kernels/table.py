@@ -113,6 +113,8 @@ POINTWISE = frozenset(
     "smooth_l1_loss smooth_l1_loss_backward binary_cross_entropy_with_logits max_pool2d_with_indices "
     "max_pool2d_with_indices_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward avg_pool2d "
     "avg_pool2d_backward upsample_bicubic2d upsample_bilinear2d glu glu_backward _foreach_zero_ "
+    "acos expm1 hardtanh_backward logical_and_ log_sigmoid_forward log_sigmoid_backward upsample_bicubic2d_backward "
+    "upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward "
     "rsub histc nonzero _amp_update_scale_".split()
 )
 """Operators that are known to be nothing but traffic."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch._meta_registrations import calc_conv_nd_return_shape
 
+from trainatomy.world.kernels import ctc
 from trainatomy.world.kernels.convolution import memory_format
 
 _IN_PLACE = ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr")
@@ -18,6 +19,8 @@ def register() -> torch.library.Library:
     for name in _IN_PLACE:
         if _lacks_meta(name):
             library.impl(name, _in_place, "Meta")
+    if _lacks_meta("_ctc_loss_backward"):
+        library.impl("_ctc_loss_backward", ctc.meta_backward, "Meta")
     library.impl("convolution", _convolution, "Meta", allow_override=True)
     library.impl("convolution_backward", _convolution_backward, "Meta", allow_override=True)
     return library

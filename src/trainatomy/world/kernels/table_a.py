@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainatomy.world.kernels import elementwise, embedding, indexing, loss, normalisation, optimizer, reduction
+from trainatomy.world.kernels import ctc, elementwise, embedding, indexing, loss, normalisation, optimizer, reduction
 
 if TYPE_CHECKING:
     from trainatomy.world.kernels.plan import Rule
@@ -55,6 +55,8 @@ RULES_A: dict[str, Rule] = {
     "aten::nll_loss_backward": loss.nll_loss,
     "aten::nll_loss2d_forward": loss.nll_loss,
     "aten::nll_loss2d_backward": loss.nll_loss,
+    "aten::_ctc_loss": ctc.forward,
+    "aten::_ctc_loss_backward": ctc.backward,
     "aten::mse_loss": loss.elementwise_loss,
     "aten::smooth_l1_loss": loss.elementwise_loss,
     "aten::huber_loss": loss.huber_loss,
