@@ -59,6 +59,14 @@ def test_without_factors_the_host_is_as_on_a_typical_occasion(encoder: Operation
     assert replace(known, occasions=(1.0, 4.0)).typical == pytest.approx(2.0)
 
 
+def test_a_part_without_a_factor_is_as_on_a_typical_occasion(encoder: Operations) -> None:
+    known = reference_host()
+    some = calibration({"graph": known.typical}, known.id)
+    assert seconds(encoder, some) == pytest.approx(seconds(encoder, None))
+    empty = replace(some, sections={"host": {"reference": known.id}})
+    assert seconds(encoder, empty) == pytest.approx(seconds(encoder, None))
+
+
 def test_factors_against_another_reference_do_not_count(encoder: Operations) -> None:
     other = calibration(dict.fromkeys(PARTS, 3.0), "another")
     assert seconds(encoder, other) == pytest.approx(seconds(encoder, None))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.clock.kernels.table import work_of
 from trainatomy.clock.prices import chip_of, gap_seconds
-from trainatomy.facts.cards import cards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,7 +50,7 @@ class Finding(NamedTuple):
 
 def findings(calibration: Calibration) -> tuple[Finding, ...]:
     """The best rates by precision, bandwidth by kind of operator from memory, and what a kernel costs at least."""
-    card = next((card for card in cards() if card.device_name == calibration.environment["gpu"]), None)
+    card = calibration.card
     if card is None:
         return (*_costs(calibration), *_host(calibration))
     works = [(point, work_of(point.call, chip_of(card, point.tf32))) for point in calibration.points]
@@ -72,8 +71,8 @@ def _rates(works: list[tuple[Point, Work]], card: Card) -> Iterator[Finding]:
 
 def _bandwidths(works: list[tuple[Point, Work]], chip: Chip) -> Iterator[Finding]:
     for title, family in _KINDS.items():
-        of_kind = [(p, w) for p, w in works if w.family == family or w.family.startswith(f"{family}.")]
-        large = [w.bytes / (p.cold or p.hot) / 1e6 for p, w in of_kind if w.bytes > _LARGE * chip.l2_bytes]
+        of_kind = [(p.cold or p.hot, w.bytes) for p, w in works if f"{w.family}.".startswith(f"{family}.")]
+        large = [moved / taken / 1e6 for taken, moved in of_kind if taken and moved > _LARGE * chip.l2_bytes]
         if large:
             yield Finding(title, max(large), "TB/s", chip.bandwidth / 1e12, "from memory")
     cached = [

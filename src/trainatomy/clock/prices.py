@@ -50,9 +50,7 @@ class Prices:
     """
 
     chip: Chip
-    floor_seconds: float
     gap_seconds: float
-    bandwidth: float
     ratios: Mapping[str, tuple[Ratio, ...]] = field(default_factory=dict)
     carrying: Carrying = AS_MEASURED
     source: str = "data sheet"
@@ -147,20 +145,18 @@ def _nearest(capability: tuple[int, int]) -> Calibration | None:
 
 
 def _built(card: Card, tf32: bool, measured: Calibration | None) -> Prices:
-    general, chip = read_yaml("efficiency.yaml"), chip_of(card, tf32)
-    traffic = general["traffic"]
+    chip = chip_of(card, tf32)
     calibrated = measured is not None and measured.is_of(card)
-    bare = Prices(chip, traffic["kernel_seconds"], traffic["gap_seconds"], chip.bandwidth * traffic["bandwidth"])
     if measured is None:
-        return bare
+        return Prices(chip, gap_seconds(None))
     own = chip if measured.card is None else chip_of(measured.card, tf32)
-    ratios = ratios_of(own, measured, bare)
+    ratios = ratios_of(own, measured)
     gap = gap_seconds(measured)
     told = f"calibration of {measured.gpu}, {measured.environment['date']}"
     if not calibrated:
         told += f", carried over to the data sheet of {card.name}"
     carrying = AS_MEASURED if calibrated or measured.card is None else carried_over(measured.card, card)
-    return Prices(chip, bare.floor_seconds, gap, bare.bandwidth, ratios, carrying, told, calibrated)
+    return Prices(chip, gap, ratios, carrying, told, calibrated)
 
 
 def gap_seconds(measured: Calibration | None) -> float:
@@ -182,11 +178,9 @@ def _is_tiny_addition(point: Point) -> bool:
     return point.call.name == "aten::add" and all(t.elements == 1 for t in point.call.inputs)
 
 
-def ratios_of(chip: Chip, measured: Calibration, prices: Prices) -> dict[str, tuple[Ratio, ...]]:
+def ratios_of(chip: Chip, measured: Calibration) -> dict[str, tuple[Ratio, ...]]:
     """Measured over physical of every point, under its family and all that contain it."""
-    own = Prices(
-        chip, prices.floor_seconds, prices.gap_seconds, chip.bandwidth * prices.bandwidth / prices.chip.bandwidth
-    )
+    own = Prices(chip, gap_seconds(measured))
     chips = {tf32: chip._replace(tf32=tf32) for tf32 in (False, True)}
     found: dict[str, list[Ratio]] = defaultdict(list)
     for point in measured.points:

@@ -18,7 +18,8 @@ class Time:
 
     ``flop``: by PyTorch's formulas, recomputation included.  Utilisation: the time that the model's FLOP (without
     recomputation) would take at a rate, over the step's: at the data sheet's peak of each precision (MFU), and at the
-    rate that large matrix products are known to attain.  ``None`` where nothing has a formula.
+    rate that large matrix products are known to attain.  ``None`` where nothing has a formula, the latter also where
+    nobody published what a precision attains.
     """
 
     step_seconds: float

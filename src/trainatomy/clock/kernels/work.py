@@ -24,11 +24,8 @@ class Chip(NamedTuple):
     cudnn_tf32: bool = True
 
     def rate(self, precision: str) -> float:
-        """Peak of a precision, or of the next one that the card has (bf16 is computed as fp32 before Ampere)."""
-        for name in (precision, "fp32"):
-            if name in self.rates:
-                return self.rates[name]
-        return 1e13
+        """Peak of a precision, or that of fp32 where the card lacks it (bf16 before Ampere)."""
+        return self.rates.get(precision, self.rates["fp32"])
 
     def precision(self, dtype: str, tf32: bool | None = None) -> str:
         """The key of ``rates`` for matrix arithmetic on numbers of a type."""
