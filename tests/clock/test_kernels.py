@@ -224,3 +224,9 @@ def test_expanded_indices_are_read_once_and_losses_have_a_row_for_each_place():
     flat = work_of(from_text("aten::nll_loss_forward(f32[4096,8],i64[4096])->f32[],f32[]"), chip)
     image = work_of(from_text("aten::nll_loss2d_forward(f32[4,8,32,32],i64[4,32,32])->f32[],f32[]"), chip)
     assert image.seconds == flat.seconds
+
+
+def test_a_copy_to_the_card_moves_its_numbers_once():
+    made = work_of(from_text("aten::_to_copy(hf32[1024,1024])->f32[1024,1024]"), H200.chip)
+    filled = work_of(from_text("aten::copy_(f32[1024,1024]!,hf32[1024,1024])->f32[1024,1024]@0"), H200.chip)
+    assert filled.seconds == made.seconds > 0

@@ -165,6 +165,6 @@ def source_is_dense(tensor: Array) -> bool:
 def transfer(call: Call, chip: Chip) -> Work:
     """Between host and card."""
     arrives = any(not tensor.on_host for tensor in call.outputs)
-    size = sum(tensor.bytes for tensor in call.inputs) or 4
+    size = max((tensor.bytes for tensor in call.inputs), default=0) or 4  # ``copy_`` names its target too
     family = f"transfer.{'to card' if arrives else 'to host'}"
     return Work(family, (log2(size),), 0.0, "fp32", 0.0, 1, 1.2e-6 + size / 2.0e10)
