@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainatomy.anatomy.shapes import padded_call, product_of
+from trainatomy.anatomy.shapes import calls_by_shape, padded_call
 from trainatomy.anatomy.table import Step
 from trainatomy.facts.architectures import architecture
 from trainatomy.results.anatomy import Padding, WastefulShape
@@ -51,7 +51,7 @@ def paddings(
 ) -> tuple[Padding, ...]:
     """One line for each size among ``shapes`` that is no good multiple, the largest gain first; without those that
     would gain nothing by the clock's ``price`` (GPU seconds of a call)."""
-    calls = _calls(step)
+    calls = calls_by_shape(step)
     roles = list(_roles(workload, step))
     by_size: dict[int, list[WastefulShape]] = defaultdict(list)
     for shape in shapes:
@@ -106,15 +106,6 @@ def _padding(
 def _multiples(rows: Sequence[WastefulShape]) -> list[int]:
     """What the size should be a multiple of at least, and what is best; the latter alone where the first is given."""
     return sorted({row.multiple for row in rows} | {8 * row.multiple for row in rows if row.kind == _NEEDED})
-
-
-def _calls(step: Step) -> dict[tuple[str, tuple[int, int, int, int]], Call]:
-    found = {}
-    for call in step.operations.calls:
-        product = product_of(call)
-        if product is not None:
-            found[call.name, (product.batch, *product[1:4])] = call
-    return found
 
 
 def _roles(workload: Mapping[str, Any], step: Step) -> Iterator[_Role]:

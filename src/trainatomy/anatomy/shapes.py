@@ -139,13 +139,20 @@ def with_gains(
 ) -> tuple[WastefulShape, ...]:
     """The same with ``gain_seconds`` where a dimension can be padded, the largest gain first: ``price`` gives the GPU
     seconds of a call (the clock's)."""
-    by_shape = {}
+    by_shape = calls_by_shape(step)
+    priced = [_with_gain(shape, by_shape.get((shape.operation, shape.shape)), price) for shape in shapes]
+    return tuple(sorted(priced, key=lambda shape: -(shape.gain_seconds or 0.0)))
+
+
+def calls_by_shape(step: Step) -> dict[tuple[str, tuple[int, int, int, int]], Call]:
+    """A product of each operator and shape (batch, m, n, k), as ``WastefulShape`` names them; where several differ in
+    types or strides, the last."""
+    found = {}
     for call in step.operations.calls:
         product = product_of(call)
         if product is not None:
-            by_shape[call.name, (product.batch, *product[1:4])] = call
-    priced = [_with_gain(shape, by_shape.get((shape.operation, shape.shape)), price) for shape in shapes]
-    return tuple(sorted(priced, key=lambda shape: -(shape.gain_seconds or 0.0)))
+            found[call.name, (product.batch, *product[1:4])] = call
+    return found
 
 
 def _with_gain(shape: WastefulShape, call: Call | None, price: Callable[[Call], float]) -> WastefulShape:
