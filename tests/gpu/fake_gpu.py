@@ -107,7 +107,7 @@ class FakeEvent:
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self, stream: object) -> None:
+    def record(self, stream: object = None) -> None:
         FakeEvent.count += 1
         self.stream = stream
         self.at = FakeEvent.count
