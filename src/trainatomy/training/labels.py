@@ -38,7 +38,8 @@ def _token(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
     if "MaskedLM" in shape.class_name:
         return {"labels": draw_tokens(shape.text, shape.lengths.sequence, generator)}
     labels = inputs["input_ids"].clone()
-    labels[: shape.image_tokens] = IGNORED
+    if shape.image_tokens:
+        labels[: shape.image_tokens] = IGNORED
     return {"labels": labels}
 
 

@@ -192,7 +192,8 @@ def draw_inputs(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
 
 def _token_types(shape: Shape) -> dict[str, Tensor]:
     """``[I + S]`` int64: which tokens are the image's, for models that ask for it when they are trained."""
+    if not shape.image_tokens:
+        return {}
     kinds = torch.zeros(shape.image_tokens + shape.lengths.sequence, dtype=torch.long)
     kinds[: shape.image_tokens] = 1
-    wanted = ("token_type_ids", "mm_token_type_ids") if shape.image_tokens else ()
-    return {name: kinds.clone() for name in wanted if name in shape.parameters}
+    return {name: kinds.clone() for name in ("token_type_ids", "mm_token_type_ids") if name in shape.parameters}
