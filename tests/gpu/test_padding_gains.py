@@ -51,14 +51,16 @@ def test_measuring_times_steps_and_adds_up_kernels(padding: Any, monkeypatch: py
     """The step runs on the CPU; what CUPTI would have seen of it is put at one of its events."""
     fake_cuda(monkeypatch, FakeNvml())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    real = torch.profiler.profile.events
+    profiled, real = torch.profiler.profile, torch.profiler.profile.events
+    cpu = [torch.profiler.ProfilerActivity.CPU]  # CUPTI without CUDA writes a stack for every operation
 
     def with_kernels(profiler: Any) -> Any:
         events = real(profiler)
         next(event for event in events if event.name == "aten::addmm").append_kernel("gemm", 0, 1000.0)
         return events
 
-    monkeypatch.setattr(torch.profiler.profile, "events", with_kernels)
+    monkeypatch.setattr(profiled, "events", with_kernels)
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities, **other: profiled(activities=cpu, **other))
     workload = Workload.from_mapping(TINY)
     clock = iter(range(100))
     monkeypatch.setattr(padding, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))

@@ -46,5 +46,5 @@ def this_machine() -> Machine:
     try:
         with nvml.session() as driver:
             return Machine(tuple(each.name for each in driver.cards), driver.version)
-    except MissingLibrary:
+    except (MissingLibrary, nvml.NoAnswer):
         return Machine((), "")
