@@ -199,7 +199,7 @@ def main() -> int:
     print(f"the wall on {require_gpu()}", flush=True)
     with nvml.session() as driver:
         card = driver.cards[0]
-        total = int(card.library.nvmlDeviceGetMemoryInfo(card.handle).total)
+        total = int(card.binding.nvmlDeviceGetMemoryInfo(card.handle).total)
     if not processes.preload():
         raise SystemExit("importing the libraries initialised CUDA: no fork could use the GPU")
     options.out.mkdir(parents=True, exist_ok=True)

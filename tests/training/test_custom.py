@@ -92,9 +92,9 @@ def test_what_the_class_does_not_take(settings: dict[str, Any], says: str | None
         create_custom(TrainSpec(**settings), Model())
 
 
-def test_the_library_of_a_path_is_its_root() -> None:
-    library_of = arguments().library_of
-    assert [library_of(o) for o in ("bitsandbytes.optim.Adam8bit", "adamw_8bit", "torch.optim.Adam", "sgd")] == [
+def test_the_package_of_a_path_is_its_root() -> None:
+    package_of = arguments().package_of
+    assert [package_of(o) for o in ("bitsandbytes.optim.Adam8bit", "adamw_8bit", "torch.optim.Adam", "sgd")] == [
         "bitsandbytes",
         "bitsandbytes",
         None,

@@ -27,7 +27,7 @@ class Arguments:
         """Whether ``name`` may be given and changes nothing: ignored, or refused but empty or false."""
         return name in self.ignored or (name in self.refused and _is_off(value))
 
-    def library_of(self, optim: str) -> str | None:
+    def package_of(self, optim: str) -> str | None:
         """The package beside PyTorch that an optimizer needs: by its name, or the root of the path of its class."""
         if is_class_path(optim):
             root = optim.partition(".")[0]

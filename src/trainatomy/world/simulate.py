@@ -118,7 +118,7 @@ def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
 
 def _libraries(workload: Workload, world: World) -> contextlib.AbstractContextManager[object]:
     """Optimizers that call libraries of their own are helped to run without a GPU."""
-    if arguments().library_of(workload.train.optim) != "bitsandbytes":
+    if arguments().package_of(workload.train.optim) != "bitsandbytes":
         return contextlib.nullcontext()
     from trainatomy.world.bitsandbytes import simulated_bitsandbytes
 

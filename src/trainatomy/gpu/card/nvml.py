@@ -44,7 +44,7 @@ class Reading:
 class Card:
     """One card as NVML knows it: its handle, UUID (``GPU-...``, an instance of a card's: ``MIG-...``), product name."""
 
-    library: Any
+    binding: Any
     handle: Any
     uuid: str
     name: str
@@ -63,13 +63,13 @@ class Card:
         used_apart: int | None = None
         driver: int | None = None
         try:
-            used = int(self.library.nvmlDeviceGetMemoryInfo(self.handle).used)
-        except self.library.NVMLError as error:
+            used = int(self.binding.nvmlDeviceGetMemoryInfo(self.handle).used)
+        except self.binding.NVMLError as error:
             raise NoAnswer(f"The NVIDIA driver does not say what {self.name} ({self.uuid}) holds: {error}.") from error
         try:
-            apart = self.library.nvmlDeviceGetMemoryInfo(self.handle, version=self.library.nvmlMemory_v2)
+            apart = self.binding.nvmlDeviceGetMemoryInfo(self.handle, version=self.binding.nvmlMemory_v2)
             used_apart, driver = int(apart.used), int(apart.reserved)
-        except (self.library.NVMLError, AttributeError, TypeError):  # driver before 510, or an old binding
+        except (self.binding.NVMLError, AttributeError, TypeError):  # driver before 510, or an old binding
             pass
         processes = self._processes()
         pid = os.getpid() if pid is None else pid
@@ -79,8 +79,8 @@ class Card:
     def _processes(self) -> tuple[tuple[int, int | None], ...]:
         """What computes on the card; what only draws there (a desktop) holds what it held before."""
         try:
-            found = self.library.nvmlDeviceGetComputeRunningProcesses(self.handle)
-        except self.library.NVMLError:
+            found = self.binding.nvmlDeviceGetComputeRunningProcesses(self.handle)
+        except self.binding.NVMLError:
             return ()
         return tuple((int(process.pid), process.usedGpuMemory) for process in found)
 

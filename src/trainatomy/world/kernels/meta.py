@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import library as operators
 from torch._meta_registrations import calc_conv_nd_return_shape
 
 from trainatomy.world.kernels import ctc
@@ -13,9 +14,9 @@ from trainatomy.world.kernels.convolution import memory_format
 _IN_PLACE = ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr")
 
 
-def register() -> torch.library.Library:
+def register() -> operators.Library:
     """Kernels that last as long as the library that is returned."""
-    library = torch.library.Library("aten", "IMPL")
+    library = operators.Library("aten", "IMPL")
     for name in _IN_PLACE:
         if _lacks_meta(name):
             library.impl(name, _in_place, "Meta")
