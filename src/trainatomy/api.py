@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import WorkloadError
-from trainatomy.facts.cards import Card
-from trainatomy.ledger.rules import bytes_per_parameter
-from trainatomy.ledger.settlement import Settlement, settle, verdict
-from trainatomy.ledger.timeline import timeline as over_steps
-from trainatomy.libraries import installed_versions
-from trainatomy.results.bill import Basis, CardSummary, Fact, Measurement, Prediction
-from trainatomy.results.time import Time
-from trainatomy.units import human_bytes, many
+from trainatomy.ledger.settlement import settle
+from trainatomy.prediction import name_of, prediction_of
+from trainatomy.results.bill import Measurement, Prediction
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -34,7 +29,6 @@ if TYPE_CHECKING:
     from trainatomy.results.anatomy import Anatomy
     from trainatomy.results.comparison import Comparison
     from trainatomy.results.operations import Operations
-    from trainatomy.world.simulate import Simulation
 
 Batch = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
 
@@ -80,49 +74,7 @@ def predict(
             simulation = simulate(
                 workload, workload.card(), model=lambda: on_meta(what), make_batch=make_batch, operations=timed
             )
-    card = workload.card()
-    settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
-    context = card.context(_era(workload)).holding(simulation.libraries)
-    settled = settle(simulation.tape, settings, card.memory_bytes, context)
-    time_of_step = _time(workload, simulation, settled, priced) if timed else None
-    return _prediction(workload, simulation, settled, timeline, started, time_of_step)
-
-
-def _era(workload: Workload) -> str:
-    """Which of the card's contexts a process of the workload's software has."""
-    return "eager-cuda-11" if workload.era == "2022" and "eager-cuda-11" in workload.card().contexts else "lazy"
-
-
-def _prediction(
-    workload: Workload,
-    simulation: Simulation,
-    settled: Settlement,
-    timeline: bool,
-    started: float,
-    time_of_step: Time | None,
-) -> Prediction:
-    card, memory = workload.card(), settled.memory
-    return Prediction(
-        name=workload.name or _name(workload),
-        workload=workload.to_mapping(),
-        card=CardSummary(card.id, card.name, card.memory_bytes, card.capability),
-        fits=settled.out_of_memory is None,
-        verdict=verdict(memory, card.memory_bytes, settled.out_of_memory),
-        room_bytes=card.memory_bytes - memory.device_bytes,
-        memory=memory,
-        modules=settled.modules,
-        bytes_per_parameter=bytes_per_parameter(
-            workload, simulation.parameters, simulation.trainable_parameters, memory
-        ),
-        facts=_facts(workload, card, _era(workload), simulation, settled),
-        notes=simulation.notes,
-        out_of_memory=settled.out_of_memory,
-        timeline=over_steps(simulation.tape, settled.purposes, settled.sizes) if timeline else (),
-        time=time_of_step,
-        seconds_taken=time.perf_counter() - started,
-        versions=installed_versions(),
-        without_workspace=len(settled.forgone),
-    )
+    return prediction_of(workload, simulation, calibration=priced, timed=timed, timeline=timeline, started=started)
 
 
 def _calibration(calibration: Calibration | Path | str | None, workloads: Sequence[Workload]) -> Calibration | None:
@@ -141,56 +93,6 @@ def _calibration(calibration: Calibration | Path | str | None, workloads: Sequen
     for workload in timed:
         found.check(workload.card())
     return found
-
-
-def _time(workload: Workload, simulation: Simulation, settled: Settlement, calibration: Calibration | None) -> Time:
-    """The step's time; that of the software of 2022 is uncertain as on a card that nobody calibrated."""
-    from trainatomy.clock.step import time_of
-    from trainatomy.training.throughput import samples_per_step
-
-    return time_of(
-        simulation.operations,
-        workload.card(),
-        loop="inference" if workload.mode == "inference" else workload.loop,
-        tf32=bool(workload.train.tf32),
-        samples=samples_per_step(workload),
-        tokens_per_sample=simulation.tokens_per_sample,
-        calibration=calibration,
-        driver_calls=settled.driver_calls,
-        of_today=workload.era != "2022",
-    )
-
-
-def _name(workload: Workload) -> str:
-    model = workload.model
-    return str(model.id or model.class_ or model.factory)
-
-
-def _facts(workload: Workload, card: Card, era: str, simulation: Simulation, settled: Settlement) -> tuple[Fact, ...]:
-    """What the numbers rest on."""
-    version = ".".join(map(str, simulation.torch_version))
-    components = settled.memory.components
-    return (
-        Fact(
-            "step",
-            f"{many(len(simulation.tape.origins), 'allocation')} in {many(simulation.steps, 'step')}",
-            "computed",
-            "executed on tensors without data",
-        ),
-        Fact(
-            "allocator",
-            workload.allocator or "default settings",
-            "computed",
-            f"a twin of PyTorch {version}'s caching allocator",
-        ),
-        _card_fact("card's memory", card.memory_bytes, card.source("memory_bytes")),
-        _card_fact("context and kernels", components.context, card.source(f"contexts.{era}.first_tensor_bytes")),
-    )
-
-
-def _card_fact(name: str, size: int, source: str) -> Fact:
-    basis: Basis = "assumed" if source.startswith(("assumed", "unknown")) else "measured"
-    return Fact(name, human_bytes(size), basis, source.removeprefix("assumed: "))
 
 
 def compare(
@@ -312,7 +214,7 @@ def ops(
     told = f"predicted times are priced by: {prices.source}"
     published = is_encoder_layer(workload)
     return anatomise(
-        workload.name or _name(workload),
+        name_of(workload),
         workload.to_mapping(),
         card,
         operations,
