@@ -1,4 +1,4 @@
-"""What watching costs a training: ``python benchmarks/watch.py [--rounds 15] [--steps 20]``, on a GPU.
+"""What watching costs a training: ``python benchmarks/watch.py [--rounds 15] [--steps 20] [--ways watch]``, on a GPU.
 
 Watched and unwatched stretches of steps take turns in one process, in an order that changes from round to round, so
 that a host which is now quick and now slow is so for both.  Each round compares its stretches with its own unwatched
@@ -185,12 +185,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--ways", nargs="+", metavar="WAY", help="of watching, by name (default: all)")
     parser.add_argument("--json", type=Path, help="write all stretches into this file")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise SystemExit("PyTorch finds no GPU on this machine: what watching costs can only be measured on one.")
     model, optimizer, step = training(options, "cuda")
-    ways = ways_of(model, optimizer)
+    ways = {
+        name: way
+        for name, way in ways_of(model, optimizer).items()
+        if not options.ways or name in (UNWATCHED, *options.ways)
+    }
     measure(step, ways, 1, FIRST_STEPS, torch.cuda.synchronize)  # warm up, each way
     rounds = measure(step, ways, options.rounds, options.steps, torch.cuda.synchronize)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {options}")

@@ -10,9 +10,9 @@ import pytest
 from trainatomy.clock.issue import PARTS, from_microseconds, host_seconds
 from trainatomy.clock.step import time_of
 from trainatomy.facts.calibrations import Calibration
-from trainatomy.facts.cards import card
+from trainatomy.facts.cards import card, cards
 from trainatomy.facts.hosts import reference_host
-from trainatomy.gpu.calibration import expected, host
+from trainatomy.gpu.calibration import expected, host, phases
 from trainatomy.results.operations import Operations
 from trainatomy.world.simulate import simulate
 
@@ -73,18 +73,37 @@ def test_factors_against_another_reference_do_not_count(encoder: Operations) -> 
 
 
 def test_trainings_run_and_every_phase_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "TIMED", 2)
+    monkeypatch.setattr(phases, "TIMED", 2)
     plain = [one for one in expected.trainings() if one.loop == "pytorch"]
     assert plain
-    (steps,) = host.run_trainings(plain, device="cpu")
-    assert len(steps) == 2 * host.ROUNDS
-    assert all(step[phase] > 0 for step in steps for phase in ("forward", "backward", "optimizer", "other"))
+    (found,) = phases.phases_of(plain, device="cpu")
+    assert all(found[phase] > 0 for phase in phases.PHASES)
+    assert set(phases.PHASES) == set(host.PART_OF)
 
 
-def test_what_the_reference_needs_is_predicted_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "EXPECTED_TIME_LIMIT", 0.01)
-    with pytest.raises(RuntimeError, match=r"took more than 0 s to predict"):
-        host._expected("h200")
-    monkeypatch.setattr(host, "EXPECTED_TIME_LIMIT", 60)
-    with pytest.raises(RuntimeError, match=r"could not be predicted: .*no-such-card"):
-        host._expected("no-such-card")
+def test_each_phase_counts_as_in_its_quietest_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = iter([[5.0, 9.0], [7.0, 3.0], [6.0, 4.0]])
+
+    def played(*_: object) -> dict[str, float]:
+        forward, rest = next(rounds)
+        return {"forward": forward, "backward": rest, "optimizer": rest, "other": rest}
+
+    monkeypatch.setattr(phases, "_round", played)
+    (found,) = phases.phases_of(expected.trainings()[:1])
+    assert found == {"forward": 5.0, "backward": 3.0, "optimizer": 3.0, "other": 3.0}
+
+
+def test_what_the_reference_needs_is_predicted_in_a_process_of_its_own() -> None:
+    with host.Answer("expected", "h200") as slow, pytest.raises(RuntimeError, match=r"`expected` did not end within 0"):
+        slow.get(0.01)
+    assert slow._process.poll() is not None
+    with host.Answer("expected", "no-such-card") as wrong, pytest.raises(RuntimeError, match=r"failed: .*no-such-card"):
+        wrong.get(60)
+
+
+def test_the_reference_is_predicted_for_the_card_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(host, "Answer", lambda module, known: asked.append(known))
+    host.expected_for("NVIDIA H200")
+    host.expected_for("a card that nobody knows")
+    assert asked == ["h200", cards()[0].id]

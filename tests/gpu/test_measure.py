@@ -14,7 +14,8 @@ from measured import FULL, RESULT
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.gpu import measure as measuring
 from trainatomy.gpu.card import nvml, visible
-from trainatomy.gpu.process.hosting import Host
+from trainatomy.gpu.process import sessions
+from trainatomy.gpu.process.hosting import Host, Limit
 from trainatomy.gpu.process.job import Job, from_plain, read_result, set_environment, to_plain, write_result
 from trainatomy.gpu.process.reporting import Progress
 from trainatomy.results.bill import Instant, Measurement, OutOfMemoryPoint
@@ -38,14 +39,14 @@ def play(
 ) -> Measurement:
     """Hand one job to a session that ``script`` plays."""
     command = [sys.executable, "-c", SAYS + script]
-    deadline = None if time_limit is None else time.monotonic() + time_limit
-    with Host(command, allocator, deadline, (told if told is not None else []).append) as host:
-        return host.run(Job({"name": "tiny"}))
+    limit = None if time_limit is None else Limit(time_limit)
+    with Host(command, allocator) as host:
+        return host.run(Job({"name": "tiny"}), limit, (told if told is not None else []).append)
 
 
 def session(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Let ``measure`` start sessions that ``script`` plays, on a machine that seems to have a GPU."""
-    monkeypatch.setattr(measuring, "SESSION", (sys.executable, "-c", SAYS + script))
+    monkeypatch.setattr(sessions, "SESSION", (sys.executable, "-c", SAYS + script))
     monkeypatch.setattr(measuring, "require_gpu", lambda: "NVIDIA H200")
 
 
@@ -139,9 +140,9 @@ def test_ctrl_c_stops_the_worker() -> None:
         raise KeyboardInterrupt
 
     command = [sys.executable, "-c", SAYS + "at(str(os.getpid())); time.sleep(60)"]
-    host = Host(command, "", None, interrupt)
+    host = Host(command, "")
     with pytest.raises(KeyboardInterrupt), host:
-        host.run(Job({}))
+        host.run(Job({}), None, interrupt)
     assert host._process.returncode == -9
 
 
@@ -158,6 +159,27 @@ def test_both_runs_share_a_session_that_forks(monkeypatch: pytest.MonkeyPatch) -
     session(monkeypatch, "if '--fork' in sys.argv: say(ready=True)\nelse: sys.exit(5)\n" + ANSWERS)
     found = measuring.measure(TINY, progress=lambda _: None)
     assert found.recorded_step_seconds == RESULT.step_seconds
+
+
+def test_many_measurements_share_a_session_and_one_that_is_lost_is_started_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    script = f"open({str(started)!r}, 'a').write('x')\nsay(ready=True)\n"
+    dies = "    if json.loads(line)['workload'].get('name') == 'dies': sys.exit(4)\n    say(result"
+    session(monkeypatch, script + ANSWERS.replace("    say(result", dies))
+    with sessions.Sessions(lasting=True) as shared:
+        for _ in range(2):
+            measuring.measure(TINY, components=False, sessions=shared, progress=lambda _: None)
+        assert started.read_text() == "x"
+        with pytest.raises(DeviceError, match="exit code 4"):
+            measuring.measure(
+                TINY.model_copy(update={"name": "dies"}), components=False, sessions=shared, progress=lambda _: None
+            )
+        assert measuring.measure(TINY, components=False, sessions=shared, progress=lambda _: None) == RESULT
+        assert started.read_text() == "xx"
+        host = shared._forking
+    assert host is not None and host._process.returncode is not None
 
 
 def test_where_no_fork_may_use_the_gpu_every_run_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +210,7 @@ def test_what_was_measured_is_kept_where_the_recorded_run_cannot_be_settled(monk
 
 def test_where_no_time_is_left_that_is_what_is_said() -> None:
     with pytest.raises(DeviceError, match="did not end within 0 s"):
-        play("time.sleep(60)", time_limit=-1)
+        play("time.sleep(60)", time_limit=0)
 
 
 def test_stages_are_printed_once_each(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -245,7 +267,7 @@ def test_everything_that_a_measurement_holds_comes_back(tmp_path: Path) -> None:
 
 def test_without_a_gpu_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_library", lambda: FakeNvml(driver_answers=False))
-    monkeypatch.setattr(measuring, "Host", lambda *_, **__: pytest.fail("started a process"))
+    monkeypatch.setattr(sessions, "Host", lambda *_, **__: pytest.fail("started a process"))
     with pytest.raises(DeviceError, match=r"(?s)No NVIDIA driver.*trainatomy predict"):
         measuring.measure(TINY)
 

@@ -13,6 +13,7 @@ from trainatomy.campaign.published import published_beside
 from trainatomy.campaign.run import Finished, run
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.gpu import measure as gpu
+from trainatomy.gpu.process.sessions import Sessions
 from trainatomy.records.store import Store
 
 if TYPE_CHECKING:
@@ -67,15 +68,17 @@ class Campaign:
         ``starting`` is told row and repeat before a run, ``going_on`` where it is (``Progress``, which has a text).
         """
 
-        def one(workload: Workload) -> Measurement:
-            return gpu.measure(workload, time_limit=self.wanted.time_limit, progress=going_on)
-
         made = [None if isinstance(each, TrainatomyError) else each for each in self.predictions]
-        for each in run(
-            self.plan, made, self.wanted.store, self.machine, one, command=self.wanted.command, starting=starting
-        ):
-            self.finished.append(each)
-            yield each
+        with Sessions(lasting=True) as sessions:
+
+            def one(workload: Workload) -> Measurement:
+                return gpu.measure(workload, time_limit=self.wanted.time_limit, progress=going_on, sessions=sessions)
+
+            for each in run(
+                self.plan, made, self.wanted.store, self.machine, one, command=self.wanted.command, starting=starting
+            ):
+                self.finished.append(each)
+                yield each
 
     def notes(self) -> tuple[str, ...]:
         """What whoever asked should know besides: a card that is not known, records that could not be kept."""

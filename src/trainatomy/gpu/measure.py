@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,19 +18,18 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.gpu.card.visible import require_gpu
 from trainatomy.gpu.merging import merged
-from trainatomy.gpu.process.forks import can_fork
-from trainatomy.gpu.process.hosting import Host, died, indented
+from trainatomy.gpu.process.hosting import Limit, died, indented
 from trainatomy.gpu.process.job import Job, Stacks, warm_up_steps
 from trainatomy.gpu.process.reporting import Progress
+from trainatomy.gpu.process.sessions import Sessions
 from trainatomy.libraries import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from trainatomy.results.bill import Measurement
     from trainatomy.workload.schema import Workload
 
-SESSION = (sys.executable, "-m", "trainatomy.gpu.process.session")
 TIMED_STEPS = 8
 MOST_STEPS = 100
 TIMED_SECONDS = 3.0
@@ -51,13 +48,14 @@ def measure(
     components: bool = True,
     time_limit: float | None = None,
     progress: Callable[[Progress], None] | None = None,
+    sessions: Sessions | None = None,
 ) -> Measurement:
     """Run ``workload`` on the GPU of this machine and return what it took; out of memory is a result, not an error.
 
     ``components``: run it a second time, recorded, for the bill; ``steps``: optimizer steps of each run where the
     workload does not say (default: enough for a stable median); ``tape``: a file for the recorded run's stream of
     allocations, with ``stacks`` if wanted; ``time_limit``: seconds for everything; ``progress``: is told where it is
-    (default: prints a line to stderr for each stage).
+    (default: prints a line to stderr for each stage); ``sessions``: processes that have loaded the libraries already.
 
     Raises ``DeviceError`` where there is no GPU or the control run's process died or took too long, and whatever error
     the workload itself causes.  Where only the recorded run failed, the result lacks its bill and a note says why.
@@ -67,15 +65,24 @@ def measure(
     target = None if tape is None else writable(Path(tape))
     tell(Progress("control", f"starting on {require_gpu()}"))
     jobs = jobs_for(workload, steps, components=components, tape=target, stacks=stacks)
-    deadline = None if time_limit is None else time.monotonic() + time_limit
-    with closing(_run_all(jobs, deadline, tell)) as results:
-        control = next(results)
-        if len(jobs) == 1:
-            return control
-        try:
-            return merged(control, next(results))
-        except TrainatomyError as error:
-            return replace(control, notes=(*control.notes, f"the recorded run failed, so there is no bill: {error}"))
+    limit = None if time_limit is None else Limit(time_limit)
+    if sessions is None:
+        with Sessions() as own:
+            return _measured(jobs, own, limit, tell)
+    return _measured(jobs, sessions, limit, tell)
+
+
+def _measured(
+    jobs: list[Job], sessions: Sessions, limit: Limit | None, tell: Callable[[Progress], None]
+) -> Measurement:
+    """The control run, with the bill of the recorded one where there is one."""
+    control = sessions.run(jobs[0], limit, tell, more=len(jobs) > 1)
+    if len(jobs) == 1:
+        return control
+    try:
+        return merged(control, sessions.run(jobs[1], limit, tell))
+    except TrainatomyError as error:
+        return replace(control, notes=(*control.notes, f"the recorded run failed, so there is no bill: {error}"))
 
 
 def jobs_for(
@@ -89,19 +96,6 @@ def jobs_for(
     if not components and tape is None:
         return [control]
     return [control, Job(mapping, count, tape, stacks, record=components)]
-
-
-def _run_all(jobs: list[Job], deadline: float | None, tell: Callable[[Progress], None]) -> Generator[Measurement]:
-    """The result of each job, in order: from forks of one process where they may be forks, else each from its own."""
-    left = list(jobs)
-    if len(jobs) > 1 and all(map(can_fork, jobs)):
-        with Host([*SESSION, "--fork"], "", deadline, tell) as host:
-            if host.is_ready():
-                while left:
-                    yield host.run(left.pop(0))
-    for job in left:
-        with Host(SESSION, str(job.workload.get("allocator", "")), deadline, tell) as host:
-            yield host.run(job)
 
 
 def check_allocator(workload: Workload) -> None:

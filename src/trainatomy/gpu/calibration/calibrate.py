@@ -23,13 +23,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.errors import DeviceError, TrainatomyError
+from trainatomy.errors import DeviceError
 from trainatomy.gpu.calibration.environment import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from trainatomy.gpu.calibration.cases import Case
+    from trainatomy.gpu.calibration.host import Answer
     from trainatomy.gpu.profiler.calls import CallRecorder, Sample
 
 SCHEMA = "trainatomy/calibration/1"
@@ -62,32 +63,32 @@ def calibrate(
         )
     say = progress or (lambda line: print(line, file=sys.stderr, flush=True))
     deadline = time.monotonic() + time_limit
-    points, left_out = kernel_points(deadline, kernel_names, say)
     from trainatomy.gpu.calibration import device as calibrate_device
+    from trainatomy.gpu.calibration import host
 
+    with host.expected_for(torch.cuda.get_device_name()) as expected:
+        points, left_out = kernel_points(deadline, kernel_names, say)
+        known = _host(expected, deadline, left_out, say)
     say("launches, waits, memory")
     device = {
         "launches": calibrate_device.launches(),
         "waiting": calibrate_device.waiting(),
         "memory": calibrate_device.memory(),
     }
-    host = _host(deadline, left_out, say)
-    sections = {"kernels": {"points": points, "left_out": left_out}, "device": device, **host}
+    sections = {"kernels": {"points": points, "left_out": left_out}, "device": device, **known}
     return {"schema": SCHEMA, "environment": environment(), "sections": sections}
 
 
-def _host(deadline: float, left_out: list[str], say: Callable[[str], None]) -> dict[str, Any]:
+def _host(expected: Answer, deadline: float, left_out: list[str], say: Callable[[str], None]) -> dict[str, Any]:
     """The section ``host``; nothing where it could not be measured."""
-    import torch
-
-    from trainatomy.gpu.calibration import host
+    from trainatomy.gpu.calibration.host import host_section
 
     if time.monotonic() > deadline:
         left_out.append("host: out of time")
         return {}
     try:
-        return {"host": host.host_section(torch.cuda.get_device_name(), say)}
-    except (RuntimeError, TrainatomyError) as error:
+        return {"host": host_section(expected, say)}
+    except RuntimeError as error:
         left_out.append(f"host: {str(error).splitlines()[0]}")
         return {}
 

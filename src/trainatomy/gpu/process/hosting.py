@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 from trainatomy.errors import DeviceError
@@ -27,20 +28,26 @@ LOG_SECONDS = 0.3
 """How long the log of a process that goes on is waited for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """``seconds`` for a measurement, from the moment ``began`` of ``time.monotonic``."""
+
+    seconds: float
+    began: float = field(default_factory=time.monotonic)
+
+    def left(self) -> float:
+        """Seconds; not less than none."""
+        return max(self.began + self.seconds - time.monotonic(), 0.0)
+
+
 class Host:
-    """A session in a process group of its own, which ends with this context.
+    """A session in a process group of its own, which ends with this context."""
 
-    ``deadline``: a moment of ``time.monotonic`` after which it is stopped; ``tell``: is told of its progress.
-    """
-
-    def __init__(
-        self, command: Sequence[str], allocator: str, deadline: float | None, tell: Callable[[Progress], None]
-    ) -> None:
+    def __init__(self, command: Sequence[str], allocator: str) -> None:
         self._command = command
         self._allocator = allocator
-        self._deadline = deadline
-        self._began = time.monotonic()
-        self._tell = tell
+        self._limit: Limit | None = None
+        self._tell: Callable[[Progress], None] = lambda _: None
         self._answers: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._threads: list[threading.Thread] = []
@@ -74,15 +81,19 @@ class Host:
                 self._process.wait(GRACE_SECONDS)
         self._kill()
 
-    def is_ready(self) -> bool:
-        """Whether the session says that its children can use the GPU."""
+    def is_ready(self, limit: Limit | None) -> bool:
+        """Whether the session says that its children can use the GPU; raises ``DeviceError`` where it says nothing
+        within ``limit``."""
+        self._limit = limit
         answer = self._next()
         return answer is not None and bool(answer.get("ready"))
 
-    def run(self, job: Job) -> Measurement:
-        """Have ``job`` run. Raises the error that took the result's place, and ``DeviceError`` where the process that
-        ran it died or took too long."""
+    def run(self, job: Job, limit: Limit | None, tell: Callable[[Progress], None]) -> Measurement:
+        """Have ``job`` run and ``tell`` of its progress. Raises the error that took the result's place, and
+        ``DeviceError`` where the process that ran it died or did not end within ``limit``."""
         assert self._process.stdin is not None
+        self._limit, self._tell, self._last = limit, tell, None
+        self._log.clear()
         try:
             self._process.stdin.write(job.to_json() + "\n")
             self._process.stdin.flush()
@@ -101,9 +112,8 @@ class Host:
     def _next(self) -> Mapping[str, Any] | None:
         """The next answer that is not progress; ``None`` where there will be none."""
         while True:
-            left = None if self._deadline is None else max(self._deadline - time.monotonic(), 0)
             try:
-                answer = self._answers.get(timeout=left)
+                answer = self._answers.get(timeout=None if self._limit is None else self._limit.left())
             except queue.Empty:
                 raise DeviceError(self._too_late()) from None
             if answer is None or "progress" not in answer:
@@ -121,9 +131,9 @@ class Host:
         return int(self._process.returncode)
 
     def _too_late(self) -> str:
-        allowed = max((self._deadline or 0.0) - self._began, 0.0)
+        allowed = f" within {self._limit.seconds:.3g} s" if self._limit else ""
         return (
-            f"The worker process did not end within {allowed:.3g} s and was stopped; it was at: "
+            f"The worker process did not end{allowed} and was stopped; it was at: "
             f"{self._last or 'starting'}. Its last lines:\n{self._ending()}\n"
             "Allow more time, or describe a smaller training."
         )
