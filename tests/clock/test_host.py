@@ -76,12 +76,12 @@ def test_trainings_run_and_every_phase_is_timed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(phases, "TIMED", 2)
     plain = [one for one in expected.trainings() if one.loop == "pytorch"]
     assert plain
-    (found,) = phases.phases_of(plain, device="cpu")
-    assert all(found[phase] > 0 for phase in phases.PHASES)
+    for found in phases.phases_of(plain, device="cpu"):
+        assert all(found[phase] > 0 for phase in phases.PHASES)
     assert set(phases.PHASES) == set(host.PART_OF)
 
 
-def test_each_phase_counts_as_in_its_quietest_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_phase_counts_as_in_its_median_round(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = iter([[5.0, 9.0], [7.0, 3.0], [6.0, 4.0]])
 
     def played(*_: object) -> dict[str, float]:
@@ -90,7 +90,15 @@ def test_each_phase_counts_as_in_its_quietest_round(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(phases, "_round", played)
     (found,) = phases.phases_of(expected.trainings()[:1])
-    assert found == {"forward": 5.0, "backward": 3.0, "optimizer": 3.0, "other": 3.0}
+    assert found == {"forward": 6.0, "backward": 4.0, "optimizer": 4.0, "other": 4.0}
+
+
+def test_large_batches_have_a_factor_of_their_own() -> None:
+    small = {"forward": 1000.0, "other": 2000.0, "batch": 10.0}
+    large = {"forward": 1000.0, "other": 1000.0, "batch": 20_000.0}
+    found = host.factors([small | {"other": 4000.0}, {"forward": 9000.0, "other": 12_000.0}], [small, large])
+    assert found == {"graph": 1.0, "loop": 2.0, "batch": 0.5}
+    assert "batch" not in host.factors([small, {"other": 900.0}], [small, large])
 
 
 def test_what_the_reference_needs_is_predicted_in_a_process_of_its_own() -> None:

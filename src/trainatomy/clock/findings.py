@@ -34,7 +34,8 @@ _PARTS = {
     "graph": "forward of a training",
     "backward": "backward",
     "plain": "optimizer and inference",
-    "loop": "between steps: batches, loop, logging",
+    "loop": "between steps: loop, logging",
+    "batch": "batches: collating, copying",
 }
 
 

@@ -84,7 +84,8 @@ PARTS = {
     "graph": ("graph", "module_call", "checkpoint"),
     "backward": ("backward",),
     "plain": ("plain", "list_item", "optimizer_step"),
-    "loop": ("step", "micro_step", "module_step", "module_micro_step", "batch_byte"),
+    "loop": ("step", "micro_step", "module_step", "module_micro_step"),
+    "batch": ("batch_byte",),
 }
 """The costs by the part of a step in which they show: a host is faster or slower than another in each."""
 
@@ -221,11 +222,14 @@ def _micro_steps(operations: Operations) -> int:
 
 
 def host_seconds(operations: Operations, costs: HostCosts, loop: str) -> dict[str, float]:
-    """What a step costs the host in forward, backward (recomputation included), optimizer, and between (``other``)."""
-    found = dict.fromkeys(("forward", "backward", "optimizer", "other"), 0.0)
+    """What a step costs the host in forward, backward (recomputation included), optimizer, and between: for its
+    batches (``batch``) and for everything else (``other``)."""
+    found = dict.fromkeys(("forward", "backward", "optimizer", "other", "batch"), 0.0)
     merged = {"recompute": "backward", "zero_grad": "other"}
     for operation, seconds in zip(operations.operations, issue_seconds(operations, costs, loop), strict=True):
-        found[merged.get(operation.phase, operation.phase)] += seconds * operation.repeats
+        batch = costs.batch_byte[loop] * batch_bytes(operations.calls[operation.call])
+        found[merged.get(operation.phase, operation.phase)] += (seconds - batch) * operation.repeats
+        found["batch"] += batch * operation.repeats
     loops = loop_seconds(operations, costs, loop)
     found["other"] += loops["step"] + loops["micro_step"] * _micro_steps(operations)
     if found["optimizer"]:

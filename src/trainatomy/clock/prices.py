@@ -160,22 +160,11 @@ def _built(card: Card, tf32: bool, measured: Calibration | None) -> Prices:
 
 
 def gap_seconds(measured: Calibration | None) -> float:
-    """Between kernels that follow each other: the period of small launches, less the duration of such a kernel; the
-    general figure where that was not measured."""
-    default = float(read_yaml("efficiency.yaml")["traffic"]["gap_seconds"])
-    if measured is None:
-        return default
-    launches = measured.sections.get("device", {}).get("launches", ())
-    small = [entry["period_us"] for entry in launches if entry["bytes"] <= 65536]
-    tiny = [point.hot for point in measured.points if point.kernels == 1 and _is_tiny_addition(point)]
-    if not small or not tiny:
-        return default
-    gap: float = max(min(small) - min(tiny), 0.0) * 1e-6
-    return gap
-
-
-def _is_tiny_addition(point: Point) -> bool:
-    return point.call.name == "aten::add" and all(t.elements == 1 for t in point.call.inputs)
+    """Between kernels that follow each other; the general figure where that was not measured."""
+    waiting = measured.sections.get("device", {}).get("waiting", {}) if measured else {}
+    if "gap_us" in waiting:
+        return float(waiting["gap_us"]) * 1e-6
+    return float(read_yaml("efficiency.yaml")["traffic"]["gap_seconds"])
 
 
 def ratios_of(chip: Chip, measured: Calibration) -> dict[str, tuple[Ratio, ...]]:

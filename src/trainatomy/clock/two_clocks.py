@@ -21,6 +21,7 @@ begin to block on cards since 2017 (CUDA 9 and later)."""
 _WAITING = frozenset(
     {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::_unique2"}
 )
+_GRADIENTS = frozenset({"backward", "recompute"})
 
 
 @dataclass(slots=True)
@@ -86,15 +87,17 @@ def run(
     order = operations.unrolled()
     clocks = _Clocks()
     wait_for = [waits(call) for call in operations.calls]
+    works_at = _between_backward_and_optimizer(operations, order, wait_for)
     course = Course(0.0, 0.0, 0.0)
     for _ in range(2):
         began = max(clocks.host, clocks.gpu)
         clocks.host_busy = clocks.gpu_busy = 0.0
         course = Course(0.0, 0.0, 0.0)
-        _work(clocks, extra["step"])
         micro_step, before = -1, -1
-        for index in order:
+        for place, index in enumerate(order):
             operation = operations.operations[index]
+            if place == works_at:
+                _work(clocks, extra["step"])
             if operation.micro_step != micro_step or index <= before:  # another one, or the same for another time
                 micro_step = operation.micro_step
                 _work(clocks, extra["micro_step"])
@@ -105,6 +108,23 @@ def run(
         course.seconds = max(clocks.host, clocks.gpu) - began
         course.host_seconds, course.gpu_seconds = clocks.host_busy, clocks.gpu_busy
     return course
+
+
+def _between_backward_and_optimizer(operations: Operations, order: Sequence[int], wait_for: Sequence[bool]) -> int:
+    """Where in ``order`` the loop does most of its own work of a step: once backward is over and the Trainer has asked
+    whether the loss is a number, for which it waits; then it goes through all parameters to clip their gradients.  So
+    the GPU has nothing to do meanwhile.  0 where there is no backward."""
+    after = 1 + max(
+        (place for place, index in enumerate(order) if operations.operations[index].phase in _GRADIENTS), default=-1
+    )
+    found = after
+    for place in range(after, len(order)) if after else ():
+        operation = operations.operations[order[place]]
+        if operation.phase == "optimizer":
+            break
+        if wait_for[operation.call]:
+            found = place + 1
+    return found
 
 
 def _work(clocks: _Clocks, seconds: float) -> None:

@@ -72,7 +72,7 @@ def calibrate(
     say("launches, waits, memory")
     device = {
         "launches": calibrate_device.launches(),
-        "waiting": calibrate_device.waiting(),
+        "waiting": calibrate_device.waiting() | calibrate_device.gap(),
         "memory": calibrate_device.memory(),
     }
     sections = {"kernels": {"points": points, "left_out": left_out}, "device": device, **known}

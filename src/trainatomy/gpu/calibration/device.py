@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LAUNCHES = 400
 """Launches in a row: fewer than the 1024 that fit the queue of a stream."""
+SEQUENCES = 20
+"""Runs of a few kernels that stand for those of a training, in which each follows a different one."""
 SLEEP_CYCLES = 20_000_000
 """The GPU sleeps about 10 ms so that the host is ahead when it starts."""
 
@@ -30,18 +32,43 @@ def launches() -> list[dict[str, float]]:
     return found
 
 
-def _period(work: Callable[[], Any]) -> float:
+def _period(work: Callable[[], Any], runs: int = LAUNCHES) -> float:
     for _ in range(10):
         work()
     torch.cuda.synchronize()
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(SLEEP_CYCLES)
     begin.record()
-    for _ in range(LAUNCHES):
+    for _ in range(runs):
         work()
     end.record()
     torch.cuda.synchronize()
-    return float(begin.elapsed_time(end)) * 1e3 / LAUNCHES
+    return float(begin.elapsed_time(end)) * 1e3 / runs
+
+
+def gap() -> dict[str, float]:
+    """``gap_us``: microseconds from the end of a kernel to the start of the next one, a different one, where the host
+    is far ahead: what a sequence of kernels takes, less what each of them does.  One kernel again and again starts
+    sooner after itself, so that would be no measure of a training."""
+    from torch.nn import functional
+
+    from trainatomy.gpu.profiler.calls import profiled
+
+    x, weight = (torch.randn(2048, 1024, device="cuda") for _ in range(2))
+    last = x.new_zeros(1024)
+
+    def sequence() -> None:
+        functional.layer_norm(functional.gelu(functional.linear(x, weight[:1024])).add(last), (1024,)).softmax(-1)
+
+    events: list[dict[str, Any]] = []
+    with profiled(events):
+        for _ in range(SEQUENCES):
+            sequence()
+    kernels = sorted((event["ts"], event["dur"]) for event in events if event.get("cat") == "kernel")
+    each = len(kernels) // SEQUENCES
+    busy = sum(median(seconds for _, seconds in kernels[place::each]) for place in range(each))
+    period = median(_period(sequence, LAUNCHES // each) for _ in range(5))
+    return {"gap_us": round(max(period - busy, 0.0) / each, 3)}
 
 
 def waiting() -> dict[str, float]:

@@ -24,7 +24,7 @@ def trainings() -> list[Workload]:
 
 
 def expected_microseconds(card_id: str) -> list[dict[str, float]]:
-    """Of each training on the card with this id: forward, backward, optimizer, other."""
+    """Of each training on the card with this id: forward, backward, optimizer, other, batch."""
     from trainatomy.clock.issue import from_microseconds, host_seconds
     from trainatomy.facts.cards import card
     from trainatomy.facts.hosts import reference_host

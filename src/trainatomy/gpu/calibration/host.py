@@ -25,6 +25,8 @@ PART_OF = {"forward": "graph", "backward": "backward", "optimizer": "plain", "ot
 """The part of the host's costs that shows in a phase."""
 LEAST = 100.0
 """Microseconds; a phase that is expected to take less says nothing."""
+LARGE_BATCH = 1000.0
+"""Microseconds that the reference needs for a batch; what takes less cannot be told from the loop's own work."""
 TIME_LIMIT = 120.0
 """Seconds for each of both processes."""
 MODULES = "trainatomy.gpu.calibration"
@@ -86,10 +88,23 @@ def host_section(expected: Answer, say: Callable[[str], None]) -> dict[str, Any]
 
 
 def factors(measured: Sequence[Mapping[str, float]], expected: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """How many times as long as the reference this host takes, by part: the geometric mean over trainings."""
+    """How many times as long as the reference this host takes, by part: the geometric mean over trainings.  What large
+    batches add shows between steps, beside what the loop takes there."""
     ratios = defaultdict(list)
+    large = []
     for one, other in zip(measured, expected, strict=True):
+        if other.get("batch", 0) >= LARGE_BATCH:
+            large.append((one, other))
+            continue
         for phase, part in PART_OF.items():
             if other.get(phase, 0) >= LEAST and one.get(phase, 0) > 0:
                 ratios[part].append(one[phase] / other[phase])
-    return {part: round(geometric_mean(values), 3) for part, values in ratios.items()}
+    found = {part: geometric_mean(values) for part, values in ratios.items()}
+    added = [
+        (one["other"] - found.get("loop", 1.0) * other["other"]) / other["batch"]
+        for one, other in large
+        if one["other"] > found.get("loop", 1.0) * other["other"]
+    ]
+    if added:
+        found["batch"] = geometric_mean(added)
+    return {part: round(value, 3) for part, value in found.items()}

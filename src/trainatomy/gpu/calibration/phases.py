@@ -3,7 +3,7 @@ trainatomy.gpu.calibration.phases``, a process of its own, because a process tha
 more slowly for the rest of its life (CUPTI stays attached).
 
 Writes a line of JSON: for each training, in order, microseconds by phase.  Other work on a shared machine slows a host
-for seconds or minutes and never quickens it, so the trainings take turns, and each phase counts as in its quietest.
+for seconds or minutes, so the trainings take turns, and the median of the rounds counts.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ class HostPhases(Silent):
 
 
 def phases_of(workloads: Sequence[Workload], device: str = "cuda") -> list[dict[str, float]]:
-    """Of each workload, microseconds by phase: the median over the timed steps of a round, the least of all rounds."""
+    """Of each workload, microseconds by phase: the median over the timed steps of a round, then over the rounds."""
     rounds = [[_round(workload, device) for workload in workloads] for _ in range(ROUNDS)]
     return [
-        {phase: round(min(one[phase] for one in found), 1) for phase in PHASES} for found in zip(*rounds, strict=True)
+        {phase: round(median(one[phase] for one in found), 1) for phase in PHASES}
+        for found in zip(*rounds, strict=True)
     ]
 
 
