@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 
 from trainatomy.clock.carrying import AS_MEASURED, carried_over
 from trainatomy.clock.kernels import kernel_seconds
 from trainatomy.clock.kernels.work import Work
-from trainatomy.clock.prices import chip_of, prices_of
+from trainatomy.clock.prices import chip_of, priced_by, prices_of, seconds_of
+from trainatomy.facts.calibrations import shipped
 from trainatomy.facts.calls import from_text
 from trainatomy.facts.cards import card, cards
 from trainatomy.facts.data import read_yaml
@@ -24,7 +27,7 @@ def seconds(text: str, name: str, *, tf32: bool = False) -> float:
 
 def test_the_measured_card_takes_its_own_ratios():
     assert prices_of(H200).carrying is AS_MEASURED
-    assert prices_of(card("h100-sxm")).carrying is not AS_MEASURED
+    assert prices_of(card("h100-pcie")).carrying is not AS_MEASURED
 
 
 def test_carrying_to_the_card_itself_changes_nothing():
@@ -38,7 +41,7 @@ def test_carrying_to_the_card_itself_changes_nothing():
         assert carrying.traffic(moving, taken, chip) == pytest.approx(max(taken, least))
 
 
-@pytest.mark.parametrize("name", ["v100-16gb", "rtx-3090", "rtx-4090", "a100-40gb", "t4", "h100-sxm"])
+@pytest.mark.parametrize("name", ["v100-16gb", "rtx-3090", "rtx-4090", "a100-40gb", "t4", "h100-pcie"])
 def test_nothing_moves_faster_than_memory_but_from_the_cache(name):
     numbers = 2**28
     moved = 3 * 4 * numbers - (card(name).l2_bytes or 0)
@@ -103,3 +106,17 @@ def test_without_tensor_cores_for_it_fp32_stays_below_its_peak(one):
     ):
         cost = kernel_seconds(from_text(text), prices_of(one))
         assert cost.seconds > cost.flop_seconds > 0
+
+
+def test_what_was_measured_on_one_card_tells_what_another_takes():
+    """Two calibrations, of cards that differ in memory alone: one carried over says what the other measured."""
+    h100 = card("h100-sxm")
+    carried = {tf32: priced_by(h100, shipped()["h200"], tf32=tf32) for tf32 in (False, True)}
+    off = sorted(
+        abs(kernel_seconds(point.call, carried[point.tf32]).seconds / (seconds_of(point) * 1e-6) - 1)
+        for point in shipped()["h100-sxm"].points
+        if point.hot > 10
+    )
+    assert len(off) > 1000
+    assert median(off) < 0.05
+    assert off[int(0.9 * len(off))] < 0.2

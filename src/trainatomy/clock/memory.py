@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainatomy.clock.prices import nearest
 from trainatomy.facts.calibrations import shipped
 from trainatomy.results.operations import Operations
 from trainatomy.results.tape import DriverAction, DriverCall
@@ -50,9 +51,8 @@ class MemoryCosts:
 
 
 def memory_costs(card: Card, calibration: Calibration | None = None) -> MemoryCosts:
-    """By ``calibration``, else by the one that ships for the card, else by any that ships."""
-    known = shipped()
-    for one in (calibration, known.get(card.id), *known.values()):
+    """By ``calibration``, else by the one that ships for the card, else by that of the card nearest to it."""
+    for one in (calibration, shipped().get(card.id), nearest(card)):
         rows = one.sections.get("device", {}).get("memory", ()) if one else ()
         if rows:
             return MemoryCosts(_curve(rows, "malloc_us"), _curve(rows, "free_us"))

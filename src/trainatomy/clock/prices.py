@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.clock.carrying import AS_MEASURED, Carrying, carried_over
@@ -121,8 +121,8 @@ def prices_of(card: Card, calibration: Calibration | None = None, *, tf32: bool 
     if calibration is not None:
         calibration.check(card)
     with_kernels = calibration if calibration is not None and calibration.points else None
-    measured = with_kernels or shipped().get(card.id) or _nearest(card.capability)
-    return _built(card, tf32, measured)
+    measured = with_kernels or shipped().get(card.id) or nearest(card)
+    return priced_by(card, measured, tf32=tf32)
 
 
 def chip_of(card: Card, tf32: bool) -> Chip:
@@ -137,14 +137,25 @@ def chip_of(card: Card, tf32: bool) -> Chip:
     )
 
 
-def _nearest(capability: tuple[int, int]) -> Calibration | None:
-    """The shipped calibration whose compute capability is nearest."""
-    wanted = 10 * capability[0] + capability[1]
-    every = shipped().values()
-    return min(every, key=lambda one: abs(10 * one.capability[0] + one.capability[1] - wanted), default=None)
+def nearest(card: Card) -> Calibration | None:
+    """The shipped calibration of the nearest compute capability, among equals of the card with the nearest balance of
+    arithmetic and memory: what bounds a kernel there bounds it here."""
+
+    def distance(one: Calibration) -> tuple[int, float]:
+        known = 10 * one.capability[0] + one.capability[1]
+        there = inf if one.card is None else abs(log(_balance(one.card) / _balance(card)))
+        return abs(known - 10 * card.capability[0] - card.capability[1]), there
+
+    return min(shipped().values(), key=distance, default=None)
 
 
-def _built(card: Card, tf32: bool, measured: Calibration | None) -> Prices:
+def _balance(card: Card) -> float:
+    """FLOP in 16 bits, or in fp32 where that is all, for each byte of the memory."""
+    return card.rates.get("fp16", card.rates["fp32"]) / card.bandwidth_bytes_per_second
+
+
+def priced_by(card: Card, measured: Calibration | None, *, tf32: bool = False) -> Prices:
+    """Prices of a card by a calibration, its own or another's carried over; by the data sheet where there is none."""
     chip = chip_of(card, tf32)
     calibrated = measured is not None and measured.is_of(card)
     if measured is None:
