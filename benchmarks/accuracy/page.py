@@ -86,7 +86,7 @@ def in_readme(text: str, run: Run) -> str:
     found += [parts.sentence(recorded), ""] if recorded else []
     if timed := step_tables.timed(run.outcomes):
         found += [
-            "How long a step takes, predicted beside measured; the same trainings on two occasions are one prediction:",
+            "How long a step takes, predicted beside measured; a training has one prediction for all its occasions:",
             "",
         ]
         found += ["![Predicted and measured time of a step](docs/accuracy-time.svg)", ""]

@@ -38,7 +38,7 @@ def shipped() -> list[Line]:
     """The records that lie beside this file: held out first, as the page shows them."""
     order = list(outcomes.SETS)
     files = [path for path in sorted(RECORDS.glob("*.jsonl")) if not path.name.startswith(NO_ROWS)]
-    lines = steps.with_other_occasions(outcomes.read_records(files))
+    lines = steps.with_other_occasions(outcomes.read_records(files), outcomes.set_of)
     return sorted(lines, key=lambda line: order.index(outcomes.set_of(line)))
 
 

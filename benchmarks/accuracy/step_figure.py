@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import steps
 from outcomes import Run
 from step_tables import Timed, percent, timed
-from steps import CLOSE
+from steps import CLOSE, QUICKEST
 
 from trainatomy.faces.charts.style import INK, MUTED, as_bytes, drawing
 
@@ -21,8 +21,7 @@ BOUNDS = {"arithmetic": "#2f5d8c", "memory bandwidth": "#6cae5c", "host": "#d977
 """What bounds a step, by prediction, and its colour."""
 SHORT = {"held out": "Held out", "tuning": "Tuned on", "notebook": "The notebook", "unseen": "Unseen", "H100": "H100"}
 FIRST = "held out"
-"""The set whose rows are drawn one by one, on every occasion."""
-MARKS = "o^sD"
+"""The set whose rows are drawn one by one, each on its quickest occasion."""
 MILLISECONDS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 DOT, SPREAD = 12, 0.25
 
@@ -33,27 +32,24 @@ def draw(run: Run) -> bytes:
 
     found = timed(run.outcomes)
     with drawing():
-        figure = Figure(figsize=(11, 4.6), layout="constrained")
+        figure = Figure(figsize=(11, 5.2), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-        _against(left, {occasion: rows for (kind, occasion), rows in found.items() if kind == FIRST})
+        _against(left, found.get((FIRST, QUICKEST)) or [])
         _errors(right, found)
         return as_bytes(figure, "svg")
 
 
-def _against(axes: Axes, occasions: Mapping[str, Sequence[Timed]]) -> None:
-    """Milliseconds measured and predicted, a mark for each occasion, a colour for what bounds the step."""
-    every = [time for rows in occasions.values() for one in rows for time in _times(one)]
+def _against(axes: Axes, rows: Sequence[Timed]) -> None:
+    """Milliseconds measured and predicted, a colour for what bounds the step."""
+    every = [time for one in rows for time in _times(one)]
     if not every:
         return
     ends = min(every) * 0.8, max(every) * 1.25
-    for mark, rows in zip(MARKS, occasions.values(), strict=False):
-        for bound, colour in BOUNDS.items():
-            pairs = [_times(one) for one in rows if one.step.bound_by == bound]
-            if pairs:
-                measured, predicted = zip(*pairs, strict=True)
-                axes.scatter(
-                    measured, predicted, s=16, marker=mark, color=colour, alpha=0.75, linewidths=0, zorder=3
-                )  # fmt: skip
+    for bound, colour in BOUNDS.items():
+        pairs = [_times(one) for one in rows if one.step.bound_by == bound]
+        if pairs:
+            measured, predicted = zip(*pairs, strict=True)
+            axes.scatter(measured, predicted, s=16, color=colour, alpha=0.75, linewidths=0, zorder=3)
     low, high = ([end / (1 + share) for end in ends] for share in (CLOSE, -CLOSE))
     axes.fill_between(ends, low, high, color=MUTED, alpha=0.13, linewidth=0)
     axes.plot(ends, ends, color=MUTED, linewidth=0.8, zorder=1)
@@ -64,23 +60,24 @@ def _against(axes: Axes, occasions: Mapping[str, Sequence[Timed]]) -> None:
     axes.minorticks_off()
     axes.grid(axis="both")
     axes.set_aspect("equal")
-    axes.set_title(f"A step of each held-out row; the band is ±{CLOSE:.0%}", loc="left", color=INK, fontsize=10)
-    _legend(axes, list(occasions))
+    axes.set_title(
+        f"Held-out rows, each on its quickest occasion; the band is ±{CLOSE:.0%}",
+        loc="left",
+        color=INK,
+        fontsize=10,
+    )
+    _legend(axes)
 
 
 def _times(one: Timed) -> tuple[float, float]:
     return 1e3 * one.step.measured[one.occasion], 1e3 * one.step.seconds
 
 
-def _legend(axes: Axes, occasions: Sequence[str]) -> None:
+def _legend(axes: Axes) -> None:
     from matplotlib.lines import Line2D
 
     style: dict[str, Any] = {"linestyle": "", "markersize": 4.5}
     marks = [Line2D([], [], marker="o", color=colour, label=bound, **style) for bound, colour in BOUNDS.items()]
-    marks += [
-        Line2D([], [], marker=mark, color=MUTED, label=steps.title(occasion), **style)
-        for mark, occasion in zip(MARKS, occasions, strict=False)
-    ]
     axes.legend(handles=marks, loc="upper left", fontsize=8.5, frameon=False, handletextpad=0.1)
 
 

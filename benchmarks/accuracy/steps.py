@@ -8,7 +8,8 @@ several.  Rows that shared the card with others have no time of their own: what 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -24,8 +25,13 @@ RECORDS = HERE / "records"
 AGAIN = (RECORDS / "steps-h200.jsonl", HERE.parent / "clock" / "records" / "h200-steps.jsonl")
 """Times of rows on other occasions than that of their record: ``occasion``, ``row``, ``tiny``, ``step_seconds``,
 ``gpu``."""
+QUICKEST = "quickest"
+"""Of the occasions on which a row was timed, the one on which it took least.  Other work on a host slows a training and
+never quickens it, so this is nearest to what the training takes where it has its host to itself."""
 APART = 0.1
 """Trainings whose steps differ by more than this share are told apart by their times."""
+MANY = 10
+"""Rows with several times that make a set one of which the quickest is worth a line."""
 CLOSE = 0.15
 """An error within which a time serves to plan by."""
 
@@ -74,6 +80,8 @@ def measured(line: Line) -> dict[str, float]:
     found: dict[str, float] = dict(line.get("steps_again", {}))
     if line["alone"] and line["status"] == "completed" and line["step_seconds"]:
         found[occasion_of(line)] = line["step_seconds"]
+    if found and line.get("on_several_occasions"):
+        found[QUICKEST] = min(found.values())
     return found
 
 
@@ -82,8 +90,11 @@ def occasion_of(line: Line) -> str:
     return str(line.get("occasion") or line["date"])
 
 
-def with_other_occasions(lines: Iterable[Line], paths: Sequence[Path] = AGAIN) -> list[Line]:
-    """The lines, with the times that their rows took on other occasions on the same card (``steps_again``).
+def with_other_occasions(
+    lines: Iterable[Line], set_of: Callable[[Line], str], paths: Sequence[Path] = AGAIN
+) -> list[Line]:
+    """The lines, with the times that their rows took on other occasions on the same card (``steps_again``).  A set of
+    which many rows have some is ``on_several_occasions``.
 
     One sample of 16 tokens (``tiny``) is another training, and no row.
     """
@@ -93,8 +104,14 @@ def with_other_occasions(lines: Iterable[Line], paths: Sequence[Path] = AGAIN) -
             one = json.loads(text)
             if not one["tiny"]:
                 again.setdefault((one["row"], one["gpu"]), {})[one["occasion"]] = one["step_seconds"]
-    found = ((line, again.get((line["name"], line["gpu"]))) for line in lines)
-    return [line | {"steps_again": times} if times else line for line, times in found]
+    found = [(line, again.get((line["name"], line["gpu"]), {})) for line in lines]
+    several = Counter(set_of(line) for line, times in found if len(times) + bool(line["alone"]) > 1)
+    return [
+        line
+        | ({"steps_again": times} if times else {})
+        | ({"on_several_occasions": True} if several[set_of(line)] >= MANY else {})
+        for line, times in found
+    ]
 
 
 def occasions() -> dict[str, dict[str, str]]:
@@ -105,6 +122,8 @@ def occasions() -> dict[str, dict[str, str]]:
 
 def title(occasion: str) -> str:
     """How tables name an occasion."""
+    if occasion == QUICKEST:
+        return "each on its quickest"
     return occasions().get(occasion, {}).get("title", occasion)
 
 

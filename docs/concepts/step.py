@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import metadata
 
+from concepts import step_measured
 from concepts.page import page, table
 from trainatomy.api import ops, predict
 from trainatomy.clock.kernels import kernel_seconds
@@ -71,6 +72,9 @@ def time_page() -> str:
             "others": [one for one in cards() if one.id in OTHERS],
             "vocabulary": vocabulary_table(),
             "waves": waves_table(),
+            "padding": step_measured.padding_table(),
+            "carried": step_measured.carried(),
+            "measured_on": step_measured.record("h200-encoder-layer")["environment"],
             "calibration": render(calibration_page(calibration, ()), WIDTH).rstrip(),
             "environment": calibration.environment,
             "versions": {name: metadata.version(name).partition("+")[0] for name in ("torch", "transformers")},
@@ -143,21 +147,22 @@ def batches_table() -> str:
 
 
 def shares_table() -> str:
-    """The published shares of time beside predicted ones, in percent."""
+    """The published shares of time beside predicted and measured ones, in percent."""
     _, published = operator_shares()
     here = {name: whole_step(layer(name)) for name in ("v100-16gb", CARD)}
+    measured, microseconds = step_measured.layer_shares()
     rows = [
         (
             TITLES[group],
             f"{known.time_percent:.1f} %",
             *(f"{100 * (here[name][group].seconds_share or 0):.1f} %" for name in here),
+            f"{100 * measured[group]:.1f} %",
         )
         for known, group in zip(published, TITLES, strict=True)
     ]
     whole = [f"{1e3 * (layer(name).seconds or 0):.2f} ms" for name in here]
-    return table(
-        ("", "V100, published", "V100, predicted", "H200, predicted"), [*rows, ("forward and backward", "", *whole)], 3
-    )
+    head = ("", "V100, published", "V100, predicted", "H200, predicted", "H200, measured")
+    return table(head, [*rows, ("forward and backward", "", *whole, f"{1e-3 * microseconds:.2f} ms")], 4)
 
 
 def intervals_table() -> str:

@@ -134,9 +134,25 @@ def test_times_of_other_occasions_go_to_the_same_row_on_the_same_card(tmp_path: 
     keys = ("occasion", "row", "tiny", "step_seconds", "gpu")
     file = tmp_path / "steps.jsonl"
     file.write_text("".join(json.dumps(dict(zip(keys, entry, strict=True))) + "\n" for entry in entries))
-    one, other = steps.with_other_occasions([line(name, allocated=1, gpu=CARD) for name in "xy"], [file])
+    lines = [line(name, allocated=1, gpu=CARD) for name in "xy"]
+    one, other = steps.with_other_occasions(lines, lambda _: "held out", [file])
     assert one["steps_again"] == {"b": 1.0}
     assert "steps_again" not in other
+    assert "on_several_occasions" not in one  # one row alone makes no line of quickest ones
+
+
+def test_the_quickest_occasion_of_a_set_with_several_is_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "MANY", 1)
+    again = {"occasion": "b", "row": "x", "tiny": False, "step_seconds": 1.0, "gpu": CARD}
+    file = tmp_path / "steps.jsonl"
+    file.write_text(json.dumps(again) + "\n")
+    both = {"gpu": CARD, "alone": True, "step_seconds": 2.0, "occasion": "a"}
+    lines = [line(name, allocated=1) | both for name in "xy"]
+    one, other = (steps.measured(each) for each in steps.with_other_occasions(lines, lambda _: "held out", [file]))
+    assert one == {"b": 1.0, "a": 2.0, steps.QUICKEST: 1.0}
+    assert other == {"a": 2.0, steps.QUICKEST: 2.0}
 
 
 def timed_row(name: str, predicted: float, measured: float, bound: str = "host") -> Outcome:
@@ -178,7 +194,7 @@ def test_occasions_that_share_rows_are_held_against_each_other() -> None:
 def test_every_shipped_occasion_is_described() -> None:
     known = steps.occasions()
     found = {occasion for each in report.shipped() for occasion in steps.measured(each)}
-    assert found <= known.keys()
+    assert found <= {*known, steps.QUICKEST}
     assert all(one.keys() == {"title", "how", "host"} for one in known.values())
 
 
