@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import busy
 import outcomes
 import page
 import pytest
@@ -189,6 +190,33 @@ def test_occasions_that_share_rows_are_held_against_each_other() -> None:
     assert row.step is not None
     both = replace(row, step=replace(row.step, measured={"a": 2.0, "b": 3.0}))
     assert step_tables.again(Run({}, "", [both, row]))[0].startswith("The same 1 rows took 1.50 times as long")
+
+
+def test_what_bounds_a_step_is_held_against_how_long_the_gpu_worked(tmp_path: Path) -> None:
+    def profiled(name: str, busy_share: float) -> dict[str, Any]:
+        return {"row": name, "tiny": False, "kernels": 0, "kernel_seconds": busy_share, "step_seconds": 1.0}
+
+    file = tmp_path / "kernels.jsonl"
+    shares = {"x": 0.5, "y": 0.8, "z": 0.95}
+    file.write_text("".join(json.dumps(profiled(*one)) + "\n" for one in shares.items()))
+    bounds = {"x": "host", "y": "host", "z": "arithmetic", "unknown": "host"}
+    rows = [replace(timed_row(name, 1.0, 1.0, bound), set="tuning") for name, bound in bounds.items()]
+    found = busy.busy(Run({}, "", rows), file)
+    assert [(one.name, one.share, round(one.error, 3)) for one in found] == [
+        ("x", 0.5, -0.6), ("y", 0.8, -0.75), ("z", 0.95, -0.789)
+    ]  # fmt: skip
+    table = "\n".join(busy._bounds(found))
+    assert "| up to 70% | 1 | 1 | 0 |" in table and "| between | 1 | 1 | 0 |" in table
+    assert "| 85% and more | 1 | 0 | 1 |" in table
+
+
+def test_what_bounds_a_step_is_named_right_wherever_it_is_plain() -> None:
+    found = busy.busy(outcomes.read(report.ERRORS))
+    assert len(found) > 30
+    for one in found:
+        if one.share <= busy.HARDLY or one.share >= busy.MOSTLY:
+            assert (one.bound_by == "host") == (one.share <= busy.HARDLY), one
+    assert sorted(abs(one.error) for one in found)[len(found) // 2] < 0.03
 
 
 def test_every_shipped_occasion_is_described() -> None:

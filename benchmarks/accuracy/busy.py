@@ -1,0 +1,92 @@
+"""What the GPU did of a step, by PyTorch's profiler, and what bounds the step, beside the prediction's words for both.
+
+A profiled step says how long its kernels took; beside them a GPU that is never idle spends the gaps between them.
+Where that fills the step, the GPU bounds it; where the GPU is idle for much of it, the host does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from grid import HERE
+from outcomes import Run
+from tables import percentile, table
+
+from trainatomy.clock.prices import gap_seconds
+from trainatomy.facts.calibrations import shipped
+
+RECORDS = HERE.parent / "clock" / "records" / "h200-kernels.jsonl"
+"""``row``, ``tiny``, ``kernels`` and ``kernel_seconds`` of a profiled step, ``step_seconds`` of one that was not."""
+MOSTLY, HARDLY = 0.85, 0.70
+"""Shares of a step in which the GPU works: from the first on the GPU bounds the step, up to the second the host."""
+NOTE = """\
+Kernels of one step, by PyTorch's profiler, and the gaps between them, beside `Time.gpu_seconds`; the share of the step
+that they fill says what bounded it, beside `Time.bound_by`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Of a row: seconds of the GPU at work, measured and predicted, and of the step; what is said to bound it."""
+
+    name: str
+    measured: float
+    predicted: float
+    step: float
+    bound_by: str
+
+    @property
+    def error(self) -> float:
+        """Relative, positive where the prediction is too long."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def share(self) -> float:
+        """Of the step, in which the GPU worked."""
+        return self.measured / self.step
+
+
+def busy(run: Run, path: Path = RECORDS) -> list[Busy]:
+    """The rows of a run that were profiled."""
+    gap = gap_seconds(shipped()["h200"])
+    known = {
+        one["row"]: one
+        for text in path.read_text(encoding="utf-8").splitlines()
+        if not (one := json.loads(text))["tiny"]
+    }
+    found = []
+    for one in run.outcomes:
+        if one.set == "tuning" and one.step is not None and (line := known.get(one.name)):
+            worked = line["kernel_seconds"] + line["kernels"] * gap
+            found.append(Busy(one.name, worked, one.step.gpu_seconds, line["step_seconds"], one.step.bound_by))
+    return found
+
+
+def section(run: Run) -> list[str]:
+    """The part of the page about the GPU's own time; nothing where no row was profiled."""
+    found = busy(run)
+    if not found:
+        return []
+    sizes = [abs(one.error) for one in found]
+    said = (
+        f"The GPU's time of {len(found)} tuning rows is {100 * median(sizes):.1f} % off in the median, "
+        f"{100 * percentile(sizes, 0.9):.1f} % or less in nine of ten, {100 * max(sizes):.1f} % at worst."
+    )
+    return ["### What the GPU did of it, and what bounds a step", "", NOTE, "", said, "", *_bounds(found), ""]
+
+
+def _bounds(found: Sequence[Busy]) -> list[str]:
+    """What is said to bound rows, by how much of their step the GPU worked."""
+    kinds = {
+        f"up to {HARDLY:.0%}": [one for one in found if one.share <= HARDLY],
+        "between": [one for one in found if HARDLY < one.share < MOSTLY],
+        f"{MOSTLY:.0%} and more": [one for one in found if one.share >= MOSTLY],
+    }
+    rows = []
+    for title, members in kinds.items():
+        hosts = sum(one.bound_by == "host" for one in members)
+        rows.append((title, len(members), hosts, len(members) - hosts))
+    return table(("share of the step in which the GPU worked", "rows", "said: host", "said: GPU"), rows)
