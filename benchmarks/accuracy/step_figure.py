@@ -61,7 +61,7 @@ def _against(axes: Axes, rows: Sequence[Timed]) -> None:
     axes.grid(axis="both")
     axes.set_aspect("equal")
     axes.set_title(
-        f"Held-out rows, each on its quickest occasion; the band is ±{CLOSE:.0%}",
+        f"Held out, each on its quickest; the band is ±{CLOSE:.0%}",
         loc="left",
         color=INK,
         fontsize=10,
