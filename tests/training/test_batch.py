@@ -78,6 +78,11 @@ OTHER_HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**_TEXT_32, "vocab_size": 32},
         {"input_values": ((2, 160_000), torch.float32), "labels": ((2, 8), torch.int64)},
     ),
+    "TapasForQuestionAnswering": (_TEXT_32, {**TEXT, **TOKENS}),
+    "ViltForQuestionAnswering": (
+        {**_TEXT_32, "image_size": 32, "patch_size": 16, "num_labels": 5},
+        {**TEXT, "pixel_values": ((2, 3, 32, 32), torch.float32), "labels": ((2, 5), torch.float32)},
+    ),
     "LlavaForConditionalGeneration": (
         _LLAVA,
         {

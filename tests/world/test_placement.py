@@ -42,9 +42,20 @@ def test_a_tensor_from_data(world: World, make: Any) -> None:
 
 def test_new_tensors_are_made_where_their_source_is(world: World) -> None:
     source = torch.empty(2, device="cuda")
-    assert source.new_tensor([1, 2, 3], device="cuda").device == CUDA
+    made = source.new_tensor([1, 2, 3], device="cuda")
+    assert (made.device, made.dtype) == (CUDA, torch.float32)  # as of a tensor of the host: its source's
     assert torch.empty_like(source).device == source.new_zeros(3).device == CUDA
-    assert taken(world) == [8, 24, 8, 12]
+    assert source.new_tensor([7]).device == CUDA
+    assert source.new_tensor([7], device="cpu").tolist() == [7.0]
+    assert taken(world) == [8, 12, 8, 12, 4]
+
+
+def test_an_index_that_is_a_list_comes_to_the_device(world: World) -> None:
+    source = torch.tensor([[5, 6, 7]], device="cuda")
+    assert source[:, [-1, 0]].tolist() == [[7, 5]]
+    source[0, [True, False, True]] = 1
+    assert torch.tensor([1, 2])[[0]].tolist() == [1]
+    assert taken(world)[:3] == [24, 16, 16]  # the tensor, the two indices, what was taken
 
 
 @pytest.mark.parametrize(

@@ -54,3 +54,9 @@ def test_rolling_two_dimensions_takes_a_tensor_for_each(world: World) -> None:
     torch.roll(torch.randn(2, 8, 8, device="cuda"), (1, 1), (1, 2))
     assert _allocated(world, "aten::roll") == [512]
     assert _allocated(world, "aten::roll (rolled 0)") == [512]
+
+
+def test_known_values_are_made_unique(world: World) -> None:
+    rows = torch.tensor([2, 0, 2, 2]).to("cuda")
+    found, counts = torch.unique(rows, return_counts=True)
+    assert found.shape == counts.shape == (2,) and counts.tolist() == [1, 3]

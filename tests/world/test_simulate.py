@@ -131,3 +131,28 @@ def batch(size):
 )
 def test_steps_that_the_peak_needs(sections: dict[str, object], steps: int) -> None:
     assert steps_needed(Workload.from_mapping({"model": {"id": "gpt2"}, **sections})) == steps
+
+
+_SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+ASKING: dict[str, dict[str, object]] = {
+    "LongformerForSequenceClassification": {**_SMALL, "attention_window": 16},
+    "LEDForConditionalGeneration": {
+        "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "attention_window": 16,
+    },
+    "FunnelForSequenceClassification": {
+        "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 32, "block_sizes": [1, 1], "num_decoder_layers": 1,
+    },
+    "TapasForQuestionAnswering": _SMALL,
+    "ViltForQuestionAnswering": {**_SMALL, "image_size": 32, "patch_size": 16},
+}  # fmt: skip
+"""Models that ask for numbers which follow from masks, positions and tokens."""
+
+
+@pytest.mark.parametrize("name", list(ASKING))
+def test_models_that_ask_for_what_is_known_are_executed(name: str) -> None:
+    found = run(
+        Workload.from_mapping({"model": {"class": name, "config": ASKING[name]}, "data": {"sequence_length": 32}})
+    )
+    labels = set(found.tape.labels.values())
+    assert {"weight", "gradient", "optimizer_state"} <= labels

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from trainatomy.errors import SimulationError
 from trainatomy.world.world import World
 
 
@@ -119,3 +120,27 @@ def test_a_tensor_of_the_device_is_not_made_anew(world: World) -> None:
     assert len(world.tape.origins) == before
     assert same.sum().item() == 6
     assert torch.asarray(ids, dtype=torch.float32, device=ids.device).dtype == torch.float32
+
+
+def test_numbers_that_follow_from_a_mask_are_known(world: World) -> None:
+    mask = torch.tensor([[1, 1, 0]]).to("cuda")
+    added = (1.0 - mask.to(torch.float16)) * torch.finfo(torch.float16).min
+    assert (added < 0).nonzero().shape == (1, 2)
+    assert torch.where(mask.bool(), torch.tensor(0.0, device="cuda"), -1.0)[0, 2].item() == -1.0
+    assert torch.ones(1, 3, device="cuda").sum().item() == 3.0
+    assert mask.float().new_ones(2, 2).sum().item() == 4.0
+
+
+def test_data_is_not_known_though_it_has_a_point(world: World) -> None:
+    pixels = torch.tensor([0.5, 2.0]).to("cuda")
+    assert pixels.sum().item() == 0.0
+    known = torch.zeros(2, device="cuda")
+    known.add_(pixels)
+    assert (known + 1).sum().item() == 0.0
+
+
+def test_a_list_of_what_is_known_comes_back_to_the_host(world: World) -> None:
+    lengths = torch.tensor([3, 1]).to("cuda")
+    assert (lengths + 1).tolist() == [4, 2]
+    with pytest.raises(SimulationError, match="cannot be executed without data"):
+        torch.empty(2, device="cuda").tolist()

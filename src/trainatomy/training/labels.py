@@ -43,6 +43,16 @@ def _token(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
     return {"labels": labels}
 
 
+def _answer(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """Where an answer starts and ends; of a table ``[S]`` whether a token belongs to it; of a picture ``[num_labels]``
+    how well each known answer fits."""
+    if "start_positions" in shape.parameters:
+        return _span(shape, inputs, generator)
+    if "aggregation_labels" in shape.parameters:
+        return {"labels": torch.randint(0, 2, inputs["input_ids"].shape, generator=generator)}
+    return {"labels": torch.rand(int(shape.config.num_labels), generator=generator)}
+
+
 def _span(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
     ends = torch.randint(0, shape.lengths.sequence, (2,), generator=generator).sort().values
     return {"start_positions": ends[0].clone(), "end_positions": ends[1].clone()}
@@ -84,7 +94,7 @@ MAKERS: tuple[tuple[str, Maker], ...] = (
     ("SemanticSegmentation", _class_per_pixel),
     ("ForCTC", _transcript),
     ("NextSentencePrediction", _class),
-    ("ForQuestionAnswering", _span),
+    ("ForQuestionAnswering", _answer),
     ("ForPreTraining", _pretraining),
     ("MaskedLM", _token),
     ("CausalLM", _token),

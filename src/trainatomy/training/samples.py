@@ -181,13 +181,20 @@ def draw_inputs(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
     if not isinstance(shape.main_input, str) or shape.main_input not in INPUTS:
         raise _unknown(shape, shape.main_input)
     names = [shape.main_input]
-    if hasattr(shape.config, "text_config") and hasattr(shape.config, "vision_config"):
+    if _joins_text_and_images(shape):
         names += [name for name in ("input_ids", "pixel_values") if name in shape.parameters and name not in names]
     if "input_ids" in names and "bbox" in shape.parameters:
         names.append("bbox")
     if shape.choices > 1:
         return {name: torch.stack([INPUTS[name](shape, generator) for _ in range(shape.choices)]) for name in names}
     return {**{name: INPUTS[name](shape, generator) for name in names}, **_token_types(shape)}
+
+
+def _joins_text_and_images(shape: Shape) -> bool:
+    """By a configuration for each, or by tokens and the size of patches in one."""
+    config = shape.config
+    parts = hasattr(config, "text_config") and hasattr(config, "vision_config")
+    return parts or (isinstance(getattr(config, "vocab_size", None), int) and hasattr(config, "patch_size"))
 
 
 def _token_types(shape: Shape) -> dict[str, Tensor]:

@@ -55,11 +55,9 @@ class CudaFunctions(TorchFunctionMode):
         if func in (torch.as_tensor, torch.asarray) and isinstance(args[0], torch.Tensor) and args[0].is_meta:
             dtype = args[1] if len(args) > 1 else kwargs.get("dtype")
             return self._handlers[torch.Tensor.to](torch.Tensor.to, (args[0], CUDA), {"dtype": dtype})
-        if func in (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor):
+        if func in (torch.tensor, torch.as_tensor, torch.asarray):
             host = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory")}
-            make: Callable[..., Any]
-            make, data = (torch.tensor, args[1:]) if func is torch.Tensor.new_tensor else (func, args)
-            made = make(*data, **{**host, "device": "cpu"})
+            made = func(*args, **{**host, "device": "cpu"})
             made = self._handlers[torch.Tensor.to](torch.Tensor.to, (made, CUDA), {})
             made.requires_grad_(kwargs.get("requires_grad", False))
             return made

@@ -68,6 +68,9 @@ class Placement:
             t.is_pinned: lambda f, a, k: False,
             t.record_stream: lambda f, a, k: None,
             t.type: self._type,
+            t.new_tensor: self._new_tensor,
+            t.__getitem__: self._at,
+            t.__setitem__: self._at,
         }
         return table
 
@@ -86,6 +89,33 @@ class Placement:
 
     def _is_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return not self.is_device(args[0])
+
+    def _new_tensor(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Data of the host, by default as a tensor where another one is and of its kind."""
+        like, data = args[0], (args[1] if len(args) > 1 else kwargs["data"])
+        named = kwargs.get("device")
+        if not (self.is_device(like) if named is None else names_cuda(named)):
+            return func(*args, **{**kwargs, "device": CPU})
+        made = torch.tensor(data, dtype=kwargs.get("dtype") or like.dtype)
+        return self._move(made, CUDA).requires_grad_(kwargs.get("requires_grad", False))
+
+    def _at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An index that is a list becomes a tensor where the indexed one is, with its values.
+
+        Source: torch/csrc/autograd/python_variable_indexing.cpp (``sequenceToVariable``), torch 2.9-2.13.
+        """
+        tensor, index = args[:2]
+        several = isinstance(index, tuple)
+        indices = index if several else (index,)
+        if any(type(one) is list for one in indices) and self.is_device(tensor):
+            indices = tuple(self._listed(one) for one in indices)
+            return func(tensor, indices if several else indices[0], *args[2:], **kwargs)
+        return func(*args, **kwargs)
+
+    def _listed(self, index: Any) -> Any:
+        """A list of numbers or truths as a tensor of the device; everything else as it is."""
+        plain = type(index) is list and index and all(isinstance(one, int) for one in index)
+        return self._move(torch.tensor(index), CUDA) if plain else index
 
     def _type(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``type()`` and ``type("torch.cuda.HalfTensor")``; a dtype moves nothing."""

@@ -172,6 +172,9 @@ class Recorder(TorchDispatchMode):
         try:
             return func(*args, **kwargs)
         except NotImplementedError as error:
+            known = self.values.of(args[0]) if name == "aten::_to_copy" else None
+            if known is not None:  # to the host, which is told what the device would have
+                return known.to(kwargs.get("dtype"), copy=True)
             raise SimulationError(
                 f"{name} in {self._modules.current() or 'the training loop'} cannot be executed without data: "
                 "its result depends on values that do not exist in a run without a GPU.\n"

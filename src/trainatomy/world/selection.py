@@ -1,7 +1,7 @@
-"""Operations whose result has as many rows as a mask has ones, executed where the batch tells the mask: see ``values``.
+"""Operations whose result is as large as values say, executed where the batch tells them: see ``values``.
 
-``nonzero``, ``masked_select`` and indexing with a bool mask.  CUDA turns such a mask into indices first; so is it done
-here.
+``nonzero``, ``unique``, ``masked_select`` and indexing with a bool mask.  CUDA turns such a mask into indices first;
+so is it done here.
 Source: aten/src/ATen/native/IndexingUtils.h (``expandTensors``), torch 2.9-2.13.
 """
 
@@ -28,13 +28,15 @@ class Selection:
     def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result, or None where the operation is no selection or its mask is not known."""
         if name == "aten::nonzero":
-            return self._nonzero(args[0])
+            return self._nonzero(args[0]) if args[0].is_meta else None
         if name == "aten::masked_select":
             mask = self._values.of(args[1])
             if mask is None:
                 return None
             count = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
             return torch.empty(count, dtype=args[0].dtype, device="meta")
+        if name == "aten::_unique2":
+            return self._unique(func, args, kwargs)
         if name in _INDEXING and any(isinstance(i, torch.Tensor) and i.dtype in _MASKS for i in args[1]):
             indices = self._expanded(args[1])
             return None if indices is None else func(args[0], indices, *args[2:], **kwargs)
@@ -47,6 +49,16 @@ class Selection:
         places = value.nonzero()
         found = torch.empty(places.shape, dtype=torch.long, device="meta")
         self._values.learn(found, places)
+        return found
+
+    def _unique(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = self._values.of(args[0]) if args[0].is_meta else None
+        if value is None:
+            return None
+        known = func(value, *args[1:], **kwargs)
+        found = tuple(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in known)
+        for tensor, each in zip(found, known, strict=True):
+            self._values.learn(tensor, each)
         return found
 
     def _expanded(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None] | None:

@@ -1,8 +1,8 @@
 """Values that are known although tensors have no data: what came with the batch, and what follows from it.
 
 Token ids, masks and labels come from the host with their values, positions from ``arange``.  Operations on such small
-tensors of integers and truths are run on the host as well, so that ``attention_mask.all()`` is answered as a run on a
-GPU would answer it.
+tensors are run on the host as well, so that ``attention_mask.all()`` is answered as a run on a GPU would answer it.
+Numbers with a point are known where they follow from integers, truths and constants alone: ``(1 - mask) * lowest``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 _Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 _LARGEST = 1 << 18
 _FACTORIES = frozenset({"aten::arange", "aten::zeros", "aten::ones", "aten::full", "aten::scalar_tensor"})
+_BESIDE = frozenset({"aten::new_zeros", "aten::new_ones", "aten::new_full"})
+"""Factories that take nothing but the kind of a tensor from it."""
 
 
 def _place(tensor: torch.Tensor) -> _Place:
@@ -31,8 +33,10 @@ class Values:
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def learn(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """A tensor came from the host with its values; large or floating ones are not remembered."""
-        if not value.is_meta and not value.is_floating_point() and not value.is_complex() and value.numel() <= _LARGEST:
+        """A tensor came from the host with its values; large ones are not remembered, nor several numbers with a point:
+        they are data."""
+        largest = 1 if value.is_floating_point() or value.is_complex() else _LARGEST
+        if not value.is_meta and value.numel() <= largest:
             self._remember(tensor, value)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -59,14 +63,17 @@ class Values:
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor]) -> None:
         """An operation ran on tensors without data: run it on their values if all are known, else forget what it
         overwrote."""
+        if func._schema.name in _BESIDE:
+            args = (torch.empty(0, dtype=args[0].dtype), *args[1:])
         tensors = [a for a in _flat(args) if a.is_meta]
         if tensors and self.of(tensors[0]) is None and not func._schema.is_mutable:
             return
-        made_of_nothing = not tensors and func._schema.name not in _FACTORIES
-        if made_of_nothing or any(t.is_floating_point() or t.numel() > _LARGEST for t in outputs):
+        if any(t.numel() > _LARGEST for t in outputs):
+            return
+        if not tensors and func._schema.name not in _FACTORIES | _BESIDE:
             return
         if not all(self.of(t) is not None for t in tensors):
-            for tensor in outputs:
+            for tensor in (*outputs, *_written(func, args)):
                 self._forget(tensor.untyped_storage()._cdata)
             return
         try:
@@ -84,6 +91,18 @@ class Values:
         if isinstance(value, (list, tuple)):
             return type(value)(self._values(v) for v in value)
         return value
+
+
+def _written(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The tensors without data that an operation overwrites."""
+    if not func._schema.is_mutable:
+        return []
+    written = (
+        value
+        for argument, value in zip(func._schema.arguments, args, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    return [tensor for value in written for tensor in _flat(value) if tensor.is_meta]
 
 
 def _flat(value: Any) -> list[torch.Tensor]:
