@@ -2,8 +2,9 @@
 
 So three things bound it: how fast one block gets through a channel (few channels leave multiprocessors idle), how many
 blocks each multiprocessor has to do, and traffic; what was read once is in the L2 cache the second time if it fits.
-Sources: aten/src/ATen/native/cuda/Normalization.cuh; kernels of a ResNet-50 and of a calibration on an H200 (cuDNN
-9.19).  Constants: ``facts/efficiency.yaml``.
+cuDNN does it for all but bfloat16, in one kernel; PyTorch itself takes three for a forward in bfloat16.
+Sources: aten/src/ATen/native/Normalization.cpp (``_select_batch_norm_backend``) and cuda/Normalization.cuh, torch
+2.9-2.13; kernels of a ResNet-50 and of a calibration on an H200 (cuDNN 9.19). Constants: ``facts/efficiency.yaml``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from math import log2
 from typing import Any
 
 from trainatomy.clock.kernels.traffic import moved, name_of, sized
-from trainatomy.clock.kernels.work import HALVES, NOTHING, Chip, Work, number
+from trainatomy.clock.kernels.work import NOTHING, Chip, Work, number
 from trainatomy.facts.data import read_yaml
 from trainatomy.results.operations import Call
 
@@ -37,8 +38,20 @@ def batch_norm(call: Call, chip: Chip) -> Work:
     alone = form["start_seconds"] + of_channel * known["alone" if fits else "alone_from_memory"]
     crowded = channels / chip.multiprocessors * (form["start_seconds"] + of_channel * known["crowded"])
     seconds = max(alone, crowded, traffic / (chip.bandwidth * form["bandwidth"]))
-    half = x.dtype in HALVES
-    short = name_of(call).replace("cudnn_", "native_")
+    by_cudnn = _is_cudnns(call)
+    short = name_of(call).replace("cudnn_", "native_") + ("" if by_cudnn else ".own")
     features = (log2(traffic / chip.l2_bytes), log2(channels) / 2)
-    launches = 3 if half and not backward else 1
+    launches = 1 if by_cudnn or backward else 3
     return Work(f"normalisation.{short}.{8 * x.itemsize}", features, 0.0, "fp32", traffic, launches, seconds)
+
+
+def _is_cudnns(call: Call) -> bool:
+    """Whether cuDNN runs it: no bfloat16, a half with weights in fp32 only, images and not rows."""
+    x = call.inputs[0]
+    weights = [array.dtype for array in call.inputs if len(array.shape) == 1]
+    return (
+        len(x.shape) >= 3
+        and x.dtype != "bfloat16"
+        and "bfloat16" not in weights
+        and (x.dtype != "float16" or "float32" in weights)
+    )
