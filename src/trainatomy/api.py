@@ -6,11 +6,12 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.errors import WorkloadError
+from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.ledger.settlement import settle
 from trainatomy.prediction import name_of, prediction_of
 from trainatomy.results.bill import Measurement, Prediction
@@ -108,14 +109,17 @@ def compare(
     calibration: Calibration | Path | str | None = None,
     timeline: bool = False,
     trust_remote_code: bool = False,
+    jobs: int = 1,
     progress: Callable[[Finished], None] | None = None,
 ) -> Comparison:
     """Several workloads side by side, in order: predicted and, with ``measure``, run on this machine's GPU too, one
     after the other, each in fresh processes.
 
     ``gpu``: the card to predict for (else the workloads' own; with ``measure``, this machine's where it is known);
-    ``calibration``: see ``predict``; the others need ``measure``.  ``repeat``: how often each is run; ``store``: where
-    its record is kept when a run ends, a folder or its URL (default: TRAINATOMY_RECORDS, or ./trainatomy-records);
+    ``calibration``: see ``predict``; ``jobs``: processes that predict side by side (a script that asks for several must
+    keep its own start behind ``if __name__ == "__main__"``); the others need ``measure``.  ``repeat``: how often each
+    is run; ``store``: where its record is kept when a run ends, a folder or its URL (default: TRAINATOMY_RECORDS, or
+    ./trainatomy-records);
     ``group``: the name that the records share, which follows from the workloads unless given.  What is on record under
     it is not run again, unless ``fresh``: so an interrupted comparison goes on where it stopped.  ``time_limit``:
     seconds for each run; ``progress``: is told of each run that ended.
@@ -128,18 +132,16 @@ def compare(
     asked = [workload if gpu is None else workload.model_copy(update={"gpu": gpu}) for workload in workloads]
     if not measure:
         _refuse_without_measure(repeat=repeat != 1, store=store, group=group, fresh=fresh, time_limit=time_limit)
-        return _compared(asked, calibration, timeline, trust_remote_code)
+        return _compared(asked, calibration, timeline, trust_remote_code, jobs)
     from trainatomy.campaign.campaign import Wanted, prepare
+    from trainatomy.campaign.predicting import jobs_for
     from trainatomy.facts.calibrations import given
     from trainatomy.records.store import Store
 
-    priced = given(calibration)
+    one = partial(predict, timeline=timeline, trust_remote_code=trust_remote_code, calibration=given(calibration))
     kept = store if isinstance(store, Store) else Store(store)
-    campaign = prepare(
-        asked,
-        lambda one: predict(one, timeline=timeline, trust_remote_code=trust_remote_code, calibration=priced),
-        Wanted(repeat, kept, "comparison", group, fresh, own_cards=gpu is not None, time_limit=time_limit),
-    )
+    wanted = Wanted(repeat, kept, "comparison", group, fresh, own_cards=gpu is not None, time_limit=time_limit)
+    campaign = prepare(asked, one, wanted, jobs_for(len(asked), jobs))
     for each in campaign.run():
         if progress is not None:
             progress(each)
@@ -153,19 +155,29 @@ def _compared(
     calibration: Calibration | Path | str | None,
     timeline: bool,
     trust_remote_code: bool,
+    jobs: int,
 ) -> Comparison:
     from trainatomy.campaign.gather import gather
+    from trainatomy.campaign.predicting import jobs_for, predict_all
     from trainatomy.campaign.published import published
 
     priced = _calibration(calibration, workloads)
-
-    def one(workload: Workload) -> Prediction:
-        of_its_time = None if workload.era == "2022" else priced
-        return predict(workload, timeline=timeline, trust_remote_code=trust_remote_code, calibration=of_its_time)
-
-    made = [one(workload) for workload in workloads]
+    one = partial(_of_its_time, timeline=timeline, trust_remote_code=trust_remote_code, calibration=priced)
+    made: list[Prediction] = []
+    for found in predict_all(one, workloads, jobs_for(len(workloads), jobs)):
+        if isinstance(found, TrainatomyError):
+            raise found
+        made.append(found)
     known = published(workloads)
     return gather(workloads, made, (), known.rows, source=known.source, remark=known.remark, samples=known.samples)
+
+
+def _of_its_time(
+    workload: Workload, *, calibration: Calibration | None, timeline: bool, trust_remote_code: bool
+) -> Prediction:
+    """A prediction by ``calibration``, which is of today's software."""
+    priced = None if workload.era == "2022" else calibration
+    return predict(workload, timeline=timeline, trust_remote_code=trust_remote_code, calibration=priced)
 
 
 def _refuse_without_measure(**given: object) -> None:

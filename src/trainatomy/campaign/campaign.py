@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trainatomy.campaign import machine as machines
 from trainatomy.campaign.gather import gather
 from trainatomy.campaign.plan import Plan, group_name
+from trainatomy.campaign.predicting import predict_all
 from trainatomy.campaign.published import published_beside
 from trainatomy.campaign.run import Finished, run
 from trainatomy.errors import TrainatomyError, WorkloadError
@@ -105,8 +106,10 @@ class Campaign:
         )
 
 
-def prepare(workloads: Sequence[Workload], predict: Callable[[Workload], Prediction], wanted: Wanted) -> Campaign:
-    """Check, plan and predict: everything that comes before the first run.
+def prepare(
+    workloads: Sequence[Workload], predict: Callable[[Workload], Prediction], wanted: Wanted, jobs: int = 1
+) -> Campaign:
+    """Check, plan and predict, in ``jobs`` processes (see ``predict_all``): everything that comes before the first run.
 
     Raises ``DeviceError`` where there is no GPU, ``WorkloadError`` for what cannot be measured, ``TrainatomyError``
     where records cannot be kept.  What cannot be predicted for another reason can still be measured.
@@ -125,13 +128,8 @@ def prepare(workloads: Sequence[Workload], predict: Callable[[Workload], Predict
     group = wanted.group or group_name(wanted.title, workloads, fresh=now)
     wanted.store.check()
     plan = Plan(tuple(workloads), group, wanted.repeats)
-    return Campaign(plan, [_predicted(workload, predict) for workload in workloads], here, wanted)
-
-
-def _predicted(workload: Workload, predict: Callable[[Workload], Prediction]) -> Prediction | TrainatomyError:
-    try:
-        return predict(workload)
-    except WorkloadError:
-        raise
-    except TrainatomyError as error:
-        return error
+    made = predict_all(predict, workloads, jobs)
+    for one in made:
+        if isinstance(one, WorkloadError):
+            raise one
+    return Campaign(plan, made, here, wanted)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
     from trainatomy.campaign.campaign import Campaign
     from trainatomy.campaign.plan import Plan
     from trainatomy.campaign.run import Finished
-    from trainatomy.results.bill import Prediction
     from trainatomy.results.comparison import Comparison
-    from trainatomy.workload.schema import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,7 @@ class Asked:
     time_limit: float | None = None
     calibration: Path | None = None
     trust_remote_code: bool = False
+    jobs: int | None = None
 
 
 @dataclass(slots=True)
@@ -83,6 +83,7 @@ def _prepared(asked: Asked) -> Campaign:
     this machine."""
     from trainatomy import api
     from trainatomy.campaign.campaign import Wanted, prepare
+    from trainatomy.campaign.predicting import jobs_for
     from trainatomy.facts.calibrations import given
     from trainatomy.records.store import Store
 
@@ -100,11 +101,9 @@ def _prepared(asked: Asked) -> Campaign:
         command=shlex.join(["trainatomy", *sys.argv[1:]]),
     )
 
-    def predict(workload: Workload) -> Prediction:
-        return api.predict(workload, trust_remote_code=asked.trust_remote_code, calibration=priced)
-
+    predict = partial(api.predict, trust_remote_code=asked.trust_remote_code, calibration=priced)
     with progress(f"executing {len(workloads)} trainings on tensors without data"):
-        return prepare(workloads, predict, wanted)
+        return prepare(workloads, predict, wanted, jobs_for(len(workloads), asked.jobs))
 
 
 def advice(outcome: Outcome, asked: Asked) -> str:

@@ -72,6 +72,10 @@ TimeLimit = Annotated[
     float | None,
     in_run("--time-limit", "With --measure: give a run up after so many seconds.", metavar="SECONDS", min=0),
 ]
+Jobs = Annotated[
+    int | None,
+    in_run("--jobs", "Processes that predict side by side (default: one a core, up to 8).", metavar="N", min=1),
+]
 
 
 @with_workload_options
@@ -88,6 +92,7 @@ def compare(
     calibration: CalibrationFile = None,
     json: Json = False,
     trust_remote_code: TrustRemoteCode = False,
+    jobs: Jobs = None,
     debug: Debug = False,
     **overrides: Any,
 ) -> None:
@@ -102,7 +107,7 @@ def compare(
     """
     plots = check_plots(plot or ())
     asked = Asked(
-        files, overrides, sweep or (), repeat, records, group, fresh, time_limit, calibration, trust_remote_code
+        files, overrides, sweep or (), repeat, records, group, fresh, time_limit, calibration, trust_remote_code, jobs
     )
     if measure:
         _measured(asked, plots, json=json, debug=debug)
@@ -116,10 +121,16 @@ def compare(
 
 def _predicted(asked: Asked) -> Comparison:
     from trainatomy.api import compare as compared
+    from trainatomy.campaign.predicting import jobs_for
 
     workloads = swept(several_workloads(asked.files, asked.overrides), asked.sweeps)
     with progress(f"executing {len(workloads)} trainings on tensors without data"):
-        return compared(workloads, calibration=asked.calibration, trust_remote_code=asked.trust_remote_code)
+        return compared(
+            workloads,
+            calibration=asked.calibration,
+            trust_remote_code=asked.trust_remote_code,
+            jobs=jobs_for(len(workloads), asked.jobs),
+        )
 
 
 def _measured(asked: Asked, plots: tuple[Path, ...], *, json: bool, debug: bool) -> None:
