@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from trainatomy.campaign import predicting
 from trainatomy.results.bill import (
     BytesPerParameter,
     CardSummary,
@@ -24,6 +25,13 @@ from trainatomy.results.bill import (
 
 MIB = 1024**2
 GIB = 1024**3
+
+
+@pytest.fixture(autouse=True)
+def _predictions_are_made_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tests have put something in their place."""
+    monkeypatch.setattr(predicting, "FEW", 10**6)
+
 
 COMPONENTS = Components(
     weights=1 * GIB,
