@@ -51,6 +51,7 @@ class Answer:
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self._process.kill()
+        if self._process.stdout is not None and not self._process.stdout.closed:
             self._process.communicate()
 
     def get(self, time_limit: float) -> Any:
