@@ -128,3 +128,12 @@ def test_nothing_is_taken_for_nothing(world: World) -> None:
 def test_emptying_the_cache_is_on_the_tape(world: World) -> None:
     torch.cuda.empty_cache()
     assert [event.action for event in world.tape.events] == ["empty_cache"]
+
+
+def test_lengths_come_back_to_the_host_with_their_values(world: World) -> None:
+    lengths = torch.tensor([3, 1, 2]).to("cuda")
+    assert lengths.cpu().tolist() == [3, 1, 2]
+    packed = nn.utils.rnn.pack_padded_sequence(
+        torch.randn(3, 4, 8, device="cuda"), lengths.cpu(), batch_first=True, enforce_sorted=False
+    )
+    assert packed.data.shape == (6, 8) and packed.batch_sizes.tolist() == [3, 2, 1]

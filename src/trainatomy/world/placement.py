@@ -39,7 +39,8 @@ class Placement:
     """The handlers of one world, by function.
 
     ``arriving`` is told of a tensor that came over to the device, and of its source where that has its values; what
-    is made inside ``on_host()`` stands for a tensor in host memory.
+    is made inside ``on_host()`` stands for a tensor in host memory.  ``known``: the values of a tensor of the device, if
+    they are known; it comes back with them (``pack_padded_sequence`` wants its lengths so).
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class Placement:
         storages: Storages,
         arriving: Callable[[torch.Tensor, torch.Tensor | None], None],
         on_host: Callable[[], AbstractContextManager[None]],
+        known: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None,
     ) -> None:
         self._storages = storages
         self._arriving = arriving
         self._on_host = on_host
+        self._known = known
 
     def handlers(self) -> dict[Any, Handler]:
         """All handlers by the function (or property getter) that they answer for."""
@@ -165,6 +168,8 @@ class Placement:
         if not tensor.is_meta:
             source = tensor if tensor.requires_grad else tensor.detach()
             moved = source.to(META, dtype, **options)
+        elif not there and not tensor.requires_grad and (value := self._known(tensor)) is not None:
+            return value.to(dtype, copy=True)
         else:
             with contextlib.nullcontext() if there else self._on_host():
                 moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **options)
