@@ -40,7 +40,7 @@ class World:
         self.recorder = Recorder(self.storages, self.modules, self.rules, self.processor, self.workspaces)
         copied = lambda t: self.recorder.label(t, "weight_copy")  # noqa: E731
         self.autocast = Autocast(self.storages, self.processor.torch_version, copied)
-        self.placement = Placement(self.storages, self._arrive, self.on_host)
+        self.placement = Placement(self.storages, self._arrive, self.on_host, self._known)
         self.functions = CudaFunctions(self._handlers(), composites(self.processor), self.autocast)
 
     @property
@@ -85,10 +85,16 @@ class World:
 
     def _numbers(self, given: Any, most: int) -> Any:
         """The values of a tensor of lengths as a list."""
-        if not isinstance(given, torch.Tensor) or not given.is_meta:
+        if not isinstance(given, torch.Tensor):
             return given
+        if not given.is_meta:
+            return given.tolist()
         known = self.recorder.values.of(given)
         return [most] * given.numel() if known is None else known.tolist()
+
+    def _known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        with torch._C.DisableTorchFunction():
+            return self.recorder.values.of(tensor) if tensor.layout == torch.strided else None
 
     def _arrive(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
         """A tensor came over from the host, perhaps with values: the recorder did not see it as the device's."""
