@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.batch import MakeBatch
@@ -25,10 +26,17 @@ def on_meta(model: nn.Module) -> nn.Module:
     """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise WorkloadError(
+                f"the module {type(model).__name__} has parameters without a shape (lazy modules): "
+                "run it on one batch first, so that it takes its shapes from that"
+            )
         empty = torch.empty_like(parameter, device="meta")
         memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    for computed in _computed(model):
+        memo[id(computed)] = torch.empty_like(computed, device="meta").detach()
     try:
         return copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -36,6 +44,15 @@ def on_meta(model: nn.Module) -> nn.Module:
             f"the module {type(model).__name__} cannot be copied ({error}); "
             "give a factory that builds it: model.factory"
         ) from error
+
+
+def _computed(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Tensors that modules keep as plain attributes and compute from parameters before each forward: the weight of
+    ``torch.nn.utils.weight_norm``, ``spectral_norm`` and ``prune``."""
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                yield value
 
 
 def described(
