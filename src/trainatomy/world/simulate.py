@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from trainatomy.errors import WorkloadError
 from trainatomy.facts.cards import Card
 from trainatomy.results.operations import Operations
 from trainatomy.results.tape import Tape
@@ -93,6 +94,11 @@ def simulate(
     with _quiet(), software_of(workload.era), _libraries(workload, world):
         with torch.device("meta"):
             built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
+        if workload.mode == "training" and not any(p.requires_grad for p in built.parameters()):
+            raise WorkloadError(
+                f"no parameter of {type(unwrap(built)).__name__} is trained (requires_grad is False for all): "
+                "leave model.freeze out or narrow it, or ask for mode: inference"
+            )
         with world.open():
             world.adopt(built)
             # A measurement begins so as well: the context, and the allocator's first segment.
