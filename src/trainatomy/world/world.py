@@ -131,4 +131,7 @@ class World:
         """Take a model on meta tensors that was built elsewhere: it lies on the host."""
         with torch._C.DisableTorchFunction():
             self.storages.mark_host([*model.parameters(), *model.buffers()])
+            for name, buffer in model.named_buffers():
+                if name.endswith("num_batches_tracked"):  # a mean over all batches divides by it
+                    self.recorder.values.learn(buffer, torch.zeros(buffer.shape, dtype=buffer.dtype))
         self.modules.learn(model)
