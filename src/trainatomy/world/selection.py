@@ -1,7 +1,7 @@
 """Operations whose result is as large as values say, executed where the batch tells them: see ``values``.
 
-``nonzero``, ``unique``, ``masked_select`` and indexing with a bool mask.  CUDA turns such a mask into indices first;
-so is it done here.
+``nonzero``, ``unique``, ``bincount``, ``repeat_interleave`` with repeats, ``masked_select`` and indexing with a bool
+mask.  CUDA turns such a mask into indices first; so is it done here.
 Source: aten/src/ATen/native/IndexingUtils.h (``expandTensors``), torch 2.9-2.13.
 """
 
@@ -15,6 +15,9 @@ import torch
 from trainatomy.world.values import Values
 
 _INDEXING = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
+_BY_VALUES = frozenset(
+    {"aten::_unique2", "aten::unique_consecutive", "aten::unique_dim", "aten::bincount", "aten::repeat_interleave"}
+)
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -35,8 +38,8 @@ class Selection:
                 return None
             count = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
             return torch.empty(count, dtype=args[0].dtype, device="meta")
-        if name == "aten::_unique2":
-            return self._unique(func, args, kwargs)
+        if name in _BY_VALUES:
+            return self._by_values(func, args, kwargs)
         if name in _INDEXING and any(isinstance(i, torch.Tensor) and i.dtype in _MASKS for i in args[1]):
             indices = self._expanded(args[1])
             return None if indices is None else func(args[0], indices, *args[2:], **kwargs)
@@ -51,15 +54,16 @@ class Selection:
         self._values.learn(found, places)
         return found
 
-    def _unique(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _by_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         value = self._values.of(args[0]) if args[0].is_meta else None
         if value is None:
             return None
         known = func(value, *args[1:], **kwargs)
-        found = tuple(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in known)
-        for tensor, each in zip(found, known, strict=True):
+        several = known if isinstance(known, tuple) else (known,)
+        found = tuple(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in several)
+        for tensor, each in zip(found, several, strict=True):
             self._values.learn(tensor, each)
-        return found
+        return found if isinstance(known, tuple) else found[0]
 
     def _expanded(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None] | None:
         """Masks as one index for each of their dimensions; None if a mask is not known."""
