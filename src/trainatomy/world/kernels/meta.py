@@ -13,6 +13,13 @@ from trainatomy.world.kernels.convolution import memory_format
 
 _IN_PLACE = ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr")
 
+_FAKE_QUANTIZE = (
+    "fake_quantize_per_tensor_affine_cachemask",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "fake_quantize_per_channel_affine_cachemask",
+)
+_MARGINS = ("multi_margin_loss_backward", "multilabel_margin_loss_backward")
+
 
 def register() -> operators.Library:
     """Kernels that last as long as the library that is returned."""
@@ -20,6 +27,12 @@ def register() -> operators.Library:
     for name in _IN_PLACE:
         if _lacks_meta(name):
             library.impl(name, _in_place, "Meta")
+    for name in _FAKE_QUANTIZE:
+        if _lacks_meta(name):
+            library.impl(name, _fake_quantize, "Meta")
+    for name in _MARGINS:
+        if _lacks_meta(name):
+            library.impl(name, _margin_backward, "Meta")
     if _lacks_meta("_ctc_loss_backward"):
         library.impl("_ctc_loss_backward", ctc.meta_backward, "Meta")
     library.impl("convolution", _convolution, "Meta", allow_override=True)
@@ -34,6 +47,17 @@ def _lacks_meta(name: str) -> bool:
 
 def _in_place(*args: Any, **kwargs: Any) -> None:
     """Writes into its arguments and takes nothing (aten/src/ATen/native/cuda/FusedSgdKernel.cu)."""
+
+
+def _fake_quantize(data: torch.Tensor, *rest: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rounded tensor and where it was not clipped (aten/src/ATen/native/quantized/FakeQuantPer*Affine.cpp)."""
+    kept = torch.preserve_format
+    return torch.empty_like(data, memory_format=kept), torch.empty_like(data, dtype=torch.bool, memory_format=kept)
+
+
+def _margin_backward(gradient: torch.Tensor, data: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    """The gradient of ``data`` (aten/src/ATen/native/cuda/{MultiMarginLoss,MultiLabelMarginCriterion}.cu)."""
+    return torch.empty_like(data, memory_format=torch.contiguous_format)
 
 
 def _convolution(
