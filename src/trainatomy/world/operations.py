@@ -149,8 +149,9 @@ class OperationWriter:
         return index
 
     def _seen(self, value: Any, places: Places) -> Any:
-        """A value as a part of the key: tensors as ``Seen``, lists as tuples."""
+        """A value as a part of the key: tensors as ``Seen`` (sparse ones by their values), lists as tuples."""
         if isinstance(value, torch.Tensor):
+            value = value._values() if value.layout == torch.sparse_coo else value
             storage = value.untyped_storage()._cdata
             place = places.storages.setdefault(storage, len(places.storages))
             part = places.parts.setdefault((storage, int(value.storage_offset())), len(places.parts))

@@ -107,7 +107,7 @@ def _written(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
 
 def _flat(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        return [value]
+        return [value] if value.layout == torch.strided else []
     if isinstance(value, (list, tuple)):
         return [t for v in value for t in _flat(v)]
     return []
