@@ -132,6 +132,16 @@ def _metadata(tensor: torch.Tensor) -> dict[str, Any]:
         return {"shape": tensor.shape, "dtype": tensor.dtype, "device": tensor.device}
 
 
+def _told(text_of: Callable[..., str]) -> Callable[..., str]:
+    """A tensor without data as text: where it is, not what it holds."""
+
+    def text(tensor: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+        with torch._C.DisableTorchFunction():
+            return text_of(tensor, tensor_contents=tensor_contents).replace("device='meta'", "device='cuda:0'")
+
+    return text
+
+
 def _overridable_checks() -> Iterator[tuple[Any, str]]:
     """Functions written in Python ask whether a mode overrides them, and run with the mode off if so; they must not,
     see ``mode``."""
@@ -170,6 +180,7 @@ def simulated_driver(
         stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", clear_both))
         stack.enter_context(mock.patch.object(torch.version, "cuda", torch.version.cuda or "13.0"))
         stack.enter_context(mock.patch.dict(checkpoint._allowed_determinism_checks_to_fns, default=_metadata))
+        stack.enter_context(mock.patch.object(torch._tensor_str, "_str", _told(torch._tensor_str._str)))
         for module, check in list(_overridable_checks()):
             stack.enter_context(mock.patch.object(module, check, _always(False)))
         yield
