@@ -143,4 +143,5 @@ def test_a_list_of_what_is_known_comes_back_to_the_host(world: World) -> None:
     lengths = torch.tensor([3, 1]).to("cuda")
     assert (lengths + 1).tolist() == [4, 2]
     with pytest.raises(SimulationError, match="cannot be executed without data"):
-        torch.empty(2, device="cuda").tolist()
+        torch.empty(2, dtype=torch.long, device="cuda").tolist()
+    assert torch.empty(2, device="cuda").tolist() == [0.0, 0.0]  # as .item() answers

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from trainatomy.errors import SimulationError
+from trainatomy.world.answers import assumed
 from trainatomy.world.storages import Storages
 
 CUDA = torch.device("cuda:0")
@@ -39,8 +41,8 @@ class Placement:
     """The handlers of one world, by function.
 
     ``arriving`` is told of a tensor that came over to the device, and of its source where that has its values; what
-    is made inside ``on_host()`` stands for a tensor in host memory.  ``known``: the values of a tensor of the device, if
-    they are known; it comes back with them (``pack_padded_sequence`` wants its lengths so).
+    is made inside ``on_host()`` stands for a tensor in host memory.  ``known``: the values of a tensor of the device, if they are
+    known; it comes back with them (``pack_padded_sequence`` wants its lengths so).
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class Placement:
             t.is_pinned: lambda f, a, k: False,
             t.record_stream: lambda f, a, k: None,
             t.type: self._type,
+            t.numpy: self._numpy,
+            t.tolist: self._tolist,
             t.new_tensor: self._new_tensor,
             t.__getitem__: self._at,
             t.__setitem__: self._at,
@@ -92,6 +96,32 @@ class Placement:
 
     def _is_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return not self.is_device(args[0])
+
+    def _numpy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An array of what was computed, with the values that are taken for granted (``answers``)."""
+        tensor = args[0]
+        if not tensor.is_meta:
+            return func(*args, **kwargs)
+        if self.is_device(tensor):
+            raise TypeError("a tensor of the device has no array: copy it to the host with .cpu() first")
+        if tensor.requires_grad and not kwargs.get("force"):
+            raise RuntimeError("a tensor that requires a gradient has no array: take .detach() of it first")
+        values = self._assumed(tensor)
+        if values is None:
+            raise SimulationError(
+                f"an array of computed {tensor.dtype} values cannot be made without data: what follows depends on "
+                "values that do not exist in a run without a GPU.\nMeasure this model with `trainatomy measure`"
+            )
+        return values.clone().numpy()
+
+    def _assumed(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        known = self._known(tensor)
+        return assumed(tensor) if known is None else known
+
+    def _tolist(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Known values, or those that are taken for granted (``answers``)."""
+        values = self._assumed(args[0]) if args[0].is_meta else None
+        return func(*args, **kwargs) if values is None else values.tolist()
 
     def _new_tensor(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Data of the host, by default as a tensor where another one is and of its kind."""

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainatomy.errors import SimulationError
 from trainatomy.results.tape import Event, Mark, Origin, Tape
-from trainatomy.world.answers import Answers
+from trainatomy.world.answers import Answers, assumed
 from trainatomy.world.kernels.plan import Call, Free, Out, Processor, Rule, Scratch
 from trainatomy.world.libraries import libraries_of
 from trainatomy.world.modules import ModuleTracker
@@ -92,8 +92,9 @@ class Recorder(TorchDispatchMode):
         return self.stage
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
-        """The allocation that holds a tensor, if it is on the device."""
+        """The allocation that holds a tensor, of a sparse one its values, if it is on the device."""
         with _DISABLED():
+            tensor = tensor._values() if tensor.layout == torch.sparse_coo else tensor
             known = self._known.get(tensor.untyped_storage()._cdata) if tensor.is_meta else None
         return known[0] if known else None
 
@@ -175,6 +176,10 @@ class Recorder(TorchDispatchMode):
             known = self.values.of(args[0]) if name == "aten::_to_copy" else None
             if known is not None:  # to the host, which is told what the device would have
                 return known.to(kwargs.get("dtype"), copy=True)
+            if name == "aten::_to_copy" and _goes_to_host(kwargs):
+                known = assumed(args[0], kwargs.get("dtype"))
+                if known is not None:
+                    return known
             raise SimulationError(
                 f"{name} in {self._modules.current() or 'the training loop'} cannot be executed without data: "
                 "its result depends on values that do not exist in a run without a GPU.\n"
@@ -256,9 +261,15 @@ class Recorder(TorchDispatchMode):
             self.release(number)
 
 
+def _goes_to_host(kwargs: dict[str, Any]) -> bool:
+    device = kwargs.get("device")
+    return device is not None and device.type == "cpu"
+
+
 def _tensors(value: Any) -> list[torch.Tensor]:
+    """Tensors without data that have a storage of their own; a sparse one is made of tensors that were seen already."""
     if isinstance(value, torch.Tensor):
-        return [value] if value.is_meta else []
+        return [value] if value.is_meta and value.layout == torch.strided else []
     if isinstance(value, (list, tuple)):
         return [t for v in value for t in _tensors(v)]
     return []
