@@ -188,3 +188,9 @@ def test_a_factory_must_return_a_module(tmp_path: Path) -> None:
     file.write_text("def build():\n    return 3\n")
     with pytest.raises(FactoryError, match=r"must return an nn\.Module, not a int"):
         on_meta({"model": {"factory": f"{file}:build"}})
+
+
+@pytest.mark.parametrize("depth", [-2, "many", 1.5])
+def test_a_number_of_layers_that_cannot_be_is_refused(depth: object) -> None:
+    with pytest.raises(WorkloadError, match="must be a number of layers"):
+        on_meta({"model": {"id": "gpt2", "config": {"n_layer": depth}}})

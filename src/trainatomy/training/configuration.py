@@ -148,6 +148,8 @@ def _merge(raw: Raw, overrides: Raw) -> Raw:
             if key not in overrides:
                 merged.pop(key, None)
     for key in ("num_hidden_layers", "num_layers", "n_layer"):
+        if key in overrides and (type(overrides[key]) is not int or overrides[key] < 0):
+            raise WorkloadError(f"model.config.{key}: must be a number of layers, found {overrides[key]!r}")
         if key in raw and key in overrides:
             merged.update(_fit_layer_lists(raw, overrides, int(raw[key]), int(overrides[key])))
     return merged
