@@ -41,8 +41,8 @@ class Placement:
     """The handlers of one world, by function.
 
     ``arriving`` is told of a tensor that came over to the device, and of its source where that has its values; what
-    is made inside ``on_host()`` stands for a tensor in host memory.  ``known``: the values of a device's tensor, if known;
-    it comes back with them (``pack_padded_sequence`` wants its lengths so).
+    is made inside ``on_host()`` stands for a tensor in host memory.  ``known``: the values of a device's tensor,
+    if known; it comes back with them (``pack_padded_sequence`` wants its lengths so).
     """
 
     def __init__(
