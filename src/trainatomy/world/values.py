@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 _Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
-_LARGEST = 1 << 18
+_LARGEST = 1 << 24
+"""Numbers in the largest tensor whose values are followed: one mask of attention over 4096 tokens."""
+
 _FACTORIES = frozenset({"aten::arange", "aten::zeros", "aten::ones", "aten::full", "aten::scalar_tensor"})
 _BESIDE = frozenset({"aten::new_zeros", "aten::new_ones", "aten::new_full"})
 """Factories that take nothing but the kind of a tensor from it."""
