@@ -24,6 +24,22 @@ def test_a_mask_that_came_with_the_batch_is_known(world: World, padded: bool, dt
     assert mask.sum(-1).max().item() == 8
 
 
+def test_a_mask_of_attention_over_a_whole_batch_is_known(world: World) -> None:
+    mask = torch.ones(2, 512, dtype=torch.bool).to("cuda")
+    attends = mask[:, None, None, :] & mask[:, None, :, None]
+    assert attends.shape == (2, 1, 512, 512)
+    assert (attends[:, 0, 0] < 0).nonzero().shape == (0, 2)
+
+
+def test_an_array_of_what_came_to_the_host(world: World) -> None:
+    """As SciPy takes the costs of a detector's matches."""
+    assert torch.tensor([3, 4]).to("cuda").cpu().numpy().tolist() == [3, 4]
+    assert torch.empty(2, 2, device="cuda").cpu().numpy().tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert torch.empty(2, device="cuda").cpu().__array__().tolist() == [0.0, 0.0]
+    with pytest.raises(TypeError, match="cuda:0"):
+        torch.empty(2, device="cuda").numpy()
+
+
 def test_positions_are_known(world: World) -> None:
     positions = torch.arange(5, device="cuda")
     assert int(positions[-1]) == 4
