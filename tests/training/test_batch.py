@@ -10,7 +10,10 @@ import torch
 from trainatomy.errors import FactoryError, WorkloadError
 from trainatomy.training.batch import build_batch, build_dataset
 from trainatomy.training.model import build_model
+from trainatomy.training.observer import Silent
+from trainatomy.training.run import run
 from trainatomy.workload.schema import Workload
+from trainatomy.world.simulate import simulate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +101,43 @@ OTHER_HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_a_batch_holds_what_the_head_takes(describe: Any, name: str) -> None:
     config, expected = OTHER_HEADS[name]
     assert shapes(batch_of(describe(name, model={"config": config}))) == expected
+
+
+_DETR = {
+    "d_model": 32, "encoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+    "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_queries": 10, "num_labels": 5,
+    "backbone_config": {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1],
+                        "out_features": ["stage2"]},
+}  # fmt: skip
+
+
+def test_the_objects_of_each_image_stand_apart(describe: Any) -> None:
+    """A list with one dict for each image: ``DetrForObjectDetection.forward``, ``labels``."""
+    batch = batch_of(describe("DetrForObjectDetection", model={"config": _DETR}))
+    assert shapes(batch) == {"pixel_values": ((2, 3, 640, 640), torch.float32)}
+    found = [shapes(objects) for objects in batch["labels"]]
+    assert found == [{"class_labels": ((7,), torch.int64), "boxes": ((7, 4), torch.float32)}] * 2
+    boxes = batch["labels"][0]["boxes"]
+    assert (boxes > 0).all() and (boxes < 1).all()
+    assert batch["labels"][0]["class_labels"].max() < 5
+
+
+@pytest.mark.parametrize("loop", ["pytorch", "trainer"])
+def test_a_detector_is_trained_and_its_step_predicted(describe: Any, loop: str) -> None:
+    """SciPy matches the objects to queries, on the host."""
+    pytest.importorskip("scipy")
+    workload = describe("DetrForObjectDetection", model={"config": _DETR}, loop=loop, steps=1)
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    assert simulate(workload, workload.card(), operations=False).steps == 1
+
+
+def test_the_segments_of_each_image_stand_apart(describe: Any) -> None:
+    """Two lists with one tensor for each image: ``Mask2FormerForUniversalSegmentation.forward``."""
+    backbone = {"model_type": "swin", "depths": [1, 1, 1, 1], "out_features": ["stage1", "stage2", "stage3", "stage4"]}
+    config = {"encoder_layers": 1, "decoder_layers": 2, "backbone_config": backbone}
+    batch = batch_of(describe("Mask2FormerForUniversalSegmentation", model={"config": config}))
+    assert [tuple(mask.shape) for mask in batch["mask_labels"]] == [(7, *batch["pixel_values"].shape[-2:])] * 2
+    assert [(tuple(one.shape), one.dtype) for one in batch["class_labels"]] == [((7,), torch.int64)] * 2
 
 
 def test_an_image_stands_before_the_text_and_is_no_label(describe: Any) -> None:

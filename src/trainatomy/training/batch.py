@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
 from trainatomy.errors import FactoryError
@@ -115,11 +116,11 @@ class _Drawing:
         place = index % self.pool
         if place not in self.known:
             sample = self.known[place] = self._drawn(place)
-            size = sum(value.nbytes for value in sample.values())
+            size = sum(value.nbytes for value in tree_leaves(sample))
             self.pool = min(self.pool, max(POOL_BYTES // size, 1))
         return self.known[place]
 
-    def _drawn(self, index: int) -> dict[str, Tensor]:
+    def _drawn(self, index: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(index)
         inputs = draw_inputs(self.shape, generator)
         targets = (
@@ -132,7 +133,8 @@ class _Drawing:
         sample = {**inputs, **self._mask(inputs), **targets}
         if self.is_padded:
             _pad(sample)
-        return {name: self._cast(value) for name, value in sample.items()}
+        cast: dict[str, Any] = tree_map(self._cast, sample)
+        return cast
 
     def _mask(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """``[S]`` int64 ones, as a tokenizer returns them, for models that read text."""
@@ -144,14 +146,22 @@ class _Drawing:
         return value.to(self.float_dtype) if value.is_floating_point() else value
 
 
+_LISTED = frozenset({"mask_labels", "class_labels"})
+"""What models take as a list with a tensor for each image."""
+
+
 class _Collation:
-    """PyTorch's default collation; joint models of text and images are asked for their loss by an argument."""
+    """PyTorch's default collation, except that the objects of images, of which each may have others, stay in a list;
+    joint models of text and images are asked for their loss by an argument."""
 
     def __init__(self, shape: Shape) -> None:
         self.asks_for_loss = "return_loss" in shape.parameters and "labels" not in shape.parameters
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
-        batch: Batch = default_collate([dict(sample) for sample in samples])
+        apart = {name for name, value in samples[0].items() if isinstance(value, dict) or name in _LISTED}
+        joined = [{name: value for name, value in sample.items() if name not in apart} for sample in samples]
+        batch: Batch = default_collate(joined)
+        batch.update({name: [sample[name] for sample in samples] for name in samples[0] if name in apart})
         if self.asks_for_loss:
             batch["return_loss"] = True
         return batch

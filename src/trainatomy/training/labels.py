@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +11,13 @@ from torch import Tensor
 from trainatomy.errors import WorkloadError
 from trainatomy.training.samples import Shape, draw_tokens
 
-Labels = dict[str, Tensor]
+Labels = dict[str, Any]
+"""Tensors by name; of a detector a dict of tensors under one name."""
+
 Maker = Callable[[Shape, Labels, torch.Generator], Labels]
+
+OBJECTS = 7
+"""Objects in an image, as in COCO (Lin et al. 2014, section 5: 7.7 on average)."""
 
 IGNORED = -100
 """The label that cross-entropy leaves out."""
@@ -74,6 +80,28 @@ def _transcript(shape: Shape, inputs: Labels, generator: torch.Generator) -> Lab
     return {"labels": torch.randint(1, int(shape.config.vocab_size), (shape.lengths.target,), generator=generator)}
 
 
+def _objects(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """The objects of an image: ``class_labels [n]`` int64 and ``boxes [n, 4]``, centre, width and height as parts of
+    the image's."""
+    centres, sizes = torch.rand((2, OBJECTS, 2), generator=generator).unbind()
+    boxes = torch.cat([0.25 + centres / 2, 0.05 + sizes / 2.5], dim=1)
+    return {"labels": {"class_labels": _classes(shape, generator), "boxes": boxes}}
+
+
+def _masks(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """The segments of an image: ``class_labels [n]`` int64 and ``mask_labels [n, H, W]`` float32 of 0 and 1; of a
+    detector that segments as well, beside the boxes (``masks``)."""
+    masks = torch.randint(0, 2, (OBJECTS, *inputs["pixel_values"].shape[-2:]), generator=generator).float()
+    if "mask_labels" in shape.parameters:
+        return {"mask_labels": masks, "class_labels": _classes(shape, generator)}
+    objects = _objects(shape, inputs, generator)["labels"]
+    return {"labels": {**objects, "masks": masks}}
+
+
+def _classes(shape: Shape, generator: torch.Generator) -> Tensor:
+    return torch.randint(0, int(shape.config.num_labels), (OBJECTS,), generator=generator)
+
+
 def _pretraining(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
     """BERT's pre-training: a token for each position and whether the second sentence follows the first."""
     labels = {"labels": draw_tokens(shape.text, shape.lengths.sequence, generator)}
@@ -92,6 +120,10 @@ MAKERS: tuple[tuple[str, Maker], ...] = (
     ("ForXVector", _class),
     ("MultipleChoice", _choice),
     ("SemanticSegmentation", _class_per_pixel),
+    ("ObjectDetection", _objects),
+    ("InstanceSegmentation", _masks),
+    ("UniversalSegmentation", _masks),
+    ("DetrForSegmentation", _masks),
     ("ForCTC", _transcript),
     ("NextSentencePrediction", _class),
     ("ForQuestionAnswering", _answer),

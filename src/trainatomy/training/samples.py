@@ -63,6 +63,11 @@ class Shape:
         return CHOICES if "MultipleChoice" in self.class_name else 1
 
     @property
+    def detects(self) -> bool:
+        """Whether labels are the objects of an image, or its segments."""
+        return any(part in self.class_name for part in _DETECTORS)
+
+    @property
     def image_token(self) -> int | None:
         """The token that the model replaces by a part of the image, where it does and its configuration says so."""
         found = (getattr(self.config, name, None) for name in ("image_token_id", "image_token_index"))
@@ -77,6 +82,8 @@ class Shape:
         found = (getattr(place, name, None) for name in _IMAGE_TOKENS for place in places)
         return next((count for count in found if isinstance(count, int)), 0)
 
+
+_DETECTORS = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "DetrForSegmentation")
 
 _IMAGE_TOKENS = ("image_seq_length", "mm_tokens_per_image", "num_image_tokens", "num_query_tokens")
 """Names by which configurations call the number of tokens of an image."""
@@ -126,16 +133,16 @@ def _boxes(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def _pixel_values(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[C, H, W]`` float32, of a video ``[F, C, H, W]``; 224 × 224 where the configuration leaves the size open
-    (ResNet, ConvNeXt)."""
+    """``[C, H, W]`` float32, of a video ``[F, C, H, W]``; where the configuration leaves the size open 224 × 224
+    (ResNet, ConvNeXt), for a detector 640 × 640 (RT-DETR, YOLO)."""
     if "VideoClassification" in shape.class_name and hasattr(shape.config, "num_frames"):
         return torch.rand((shape.config.num_frames, *_image(shape.config)), generator=generator)
-    return torch.rand(_image(shape.vision), generator=generator)
+    return torch.rand(_image(shape.vision, 640 if shape.detects else 224), generator=generator)
 
 
-def _image(config: Any) -> tuple[int, int, int]:
-    """``C, H, W``."""
-    size = getattr(config, "image_size", None) or 224
+def _image(config: Any, otherwise: int = 224) -> tuple[int, int, int]:
+    """``C, H, W``; ``otherwise`` a side where the configuration says none."""
+    size = getattr(config, "image_size", None) or otherwise
     if isinstance(size, dict):
         size = (size["height"], size["width"])
     height, width = size if isinstance(size, list | tuple) else (size, size)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from trainatomy.training.arguments import training_arguments
@@ -97,5 +98,6 @@ def _batches(dataset: SyntheticDataset, size: int, device: str) -> Iterator[Batc
 
 
 def to_device(batch: Batch, device: str) -> Batch:
-    """The tensors of ``batch`` on ``device``; what is no tensor stays."""
-    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+    """The tensors of ``batch`` on ``device``, those in its lists and dicts too; what is no tensor stays."""
+    moved: Batch = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, dict(batch))
+    return moved
