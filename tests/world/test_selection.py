@@ -56,7 +56,18 @@ def test_rolling_two_dimensions_takes_a_tensor_for_each(world: World) -> None:
     assert _allocated(world, "aten::roll (rolled 0)") == [512]
 
 
+def test_numbers_are_repeated_as_often_as_known_values_say(world: World) -> None:
+    repeats = torch.tensor([2, 0, 3]).to("cuda")
+    rows = torch.randn(3, 4, device="cuda")
+    assert rows.repeat_interleave(repeats, dim=0).shape == (5, 4)
+    assert torch.repeat_interleave(repeats).tolist() == [0, 0, 2, 2, 2]
+    assert _allocated(world, "aten::repeat_interleave") == [40, 40]
+    assert _allocated(world, "aten::repeat_interleave (ends)") == [24, 24]
+
+
 def test_known_values_are_made_unique(world: World) -> None:
     rows = torch.tensor([2, 0, 2, 2]).to("cuda")
     found, counts = torch.unique(rows, return_counts=True)
     assert found.shape == counts.shape == (2,) and counts.tolist() == [1, 3]
+    assert torch.unique_consecutive(rows).tolist() == [2, 0, 2]
+    assert torch.unique(rows[:, None], dim=0).shape == (2, 1)

@@ -95,6 +95,11 @@ def cumulative_sum(call: Call) -> Plan:
     return plan
 
 
+def repeated(call: Call) -> Plan:
+    """Where each number's repetitions end, as 64-bit integers (aten/src/ATen/native/Repeat.h)."""
+    return [Scratch(call.args[0].numel() * _LONG, "ends"), Out(0)]
+
+
 def _segments_sorted(call: Call, self: torch.Tensor, length: int) -> list[Scratch | Free]:
     """CUB's sorts of ``length`` values each: one by one where they are long or alone, as one where they are few."""
     count, size, capability = self.numel(), self.dtype.itemsize, call.processor.capability

@@ -47,6 +47,7 @@ RULES_A: dict[str, Rule] = {
     "aten::sort": indexing.sort,
     "aten::topk": indexing.topk,
     "aten::cumsum": indexing.cumulative_sum,
+    "aten::repeat_interleave": indexing.repeated,
     "aten::_softmax": loss.softmax,
     "aten::_log_softmax": loss.softmax,
     "aten::_softmax_backward_data": loss.softmax_backward,
