@@ -50,6 +50,14 @@ def test_new_tensors_are_made_where_their_source_is(world: World) -> None:
     assert taken(world) == [8, 12, 8, 12, 4]
 
 
+def test_a_tensor_is_made_from_the_numbers_of_others(world: World) -> None:
+    numbers = torch.tensor([3, 4], device="cuda")
+    made = torch.tensor([[numbers[0], numbers.max() + 1]], device="cuda")
+    assert made.device == CUDA and made.dtype == torch.int64
+    assert made.tolist() == torch.tensor([[numbers[0], 5]]).tolist() == [[3, 5]]
+    assert torch.tensor([torch.empty(2, device="cuda").sum(), 1.0]).tolist() == [0.0, 1.0]
+
+
 def test_an_index_that_is_a_list_comes_to_the_device(world: World) -> None:
     source = torch.tensor([[5, 6, 7]], device="cuda")
     assert source[:, [-1, 0]].tolist() == [[7, 5]]
