@@ -103,6 +103,57 @@ def test_a_batch_holds_what_the_head_takes(describe: Any, name: str) -> None:
     assert shapes(batch_of(describe(name, model={"config": config}))) == expected
 
 
+_QWEN = {
+    "text_config": {**_TEXT_32, "num_key_value_heads": 1, "vocab_size": 200, "head_dim": 16,
+                    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}},
+    "vision_config": {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 32,
+                      "patch_size": 14, "deepstack_visual_indexes": [0], "num_position_embeddings": 64},
+    "image_token_id": 150, "video_token_id": 151, "vision_start_token_id": 152, "vision_end_token_id": 153,
+}  # fmt: skip
+_QWEN_2_5 = {
+    **_QWEN,
+    "vision_config": {
+        **{
+            k: v
+            for k, v in _QWEN["vision_config"].items()
+            if k not in ("deepstack_visual_indexes", "num_position_embeddings")
+        },
+        "fullatt_block_indexes": [1],
+    },
+}
+
+
+def test_images_are_cut_into_patches_that_stand_in_one_row(describe: Any) -> None:
+    """224 × 224 are 16 × 16 patches of 14 × 14, of which 2 × 2 become one token: what Qwen2-VL's processor makes."""
+    batch = batch_of(describe("Qwen3VLForConditionalGeneration", model={"config": _QWEN}))
+    tokens = ((2, 64 + 16), torch.int64)
+    assert shapes(batch) == {
+        "input_ids": tokens, "labels": tokens, "mm_token_type_ids": tokens,
+        "pixel_values": ((2 * 256, 3 * 2 * 14 * 14), torch.float32), "image_grid_thw": ((2, 3), torch.int64),
+    }  # fmt: skip
+    assert batch["image_grid_thw"].tolist() == [[1, 16, 16]] * 2
+    assert (batch["input_ids"] == 150).sum() == 2 * 64
+
+
+@pytest.mark.parametrize("loop", ["pytorch", "trainer"])
+@pytest.mark.parametrize(
+    ("name", "config"), [("Qwen3VLForConditionalGeneration", _QWEN), ("Qwen2_5_VLForConditionalGeneration", _QWEN_2_5)]
+)
+def test_a_model_of_patches_is_trained_and_its_step_predicted(describe: Any, name: str, config: Any, loop: str) -> None:
+    workload = describe(name, model={"config": config}, loop=loop, steps=1)
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    assert simulate(workload, workload.card(), operations=False).steps == 1
+
+
+def test_patches_are_merged_into_tokens(describe: Any) -> None:
+    """Aya Vision says how many of a side, not how many tokens: ``downsample_factor``."""
+    config = {**_LLAVA, "downsample_factor": 2, "image_token_index": 150}
+    config = {k: v for k, v in config.items() if k not in ("image_seq_length", "image_token_id")}
+    config["vision_config"] = {**_LLAVA["vision_config"], "model_type": "siglip_vision_model"}
+    batch = batch_of(describe("AyaVisionForConditionalGeneration", model={"config": config}))
+    assert (batch["input_ids"] == 150).sum() == 2 * (32 // 8 // 2) ** 2
+
+
 _DETR = {
     "d_model": 32, "encoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
     "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_queries": 10, "num_labels": 5,

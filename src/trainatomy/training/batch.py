@@ -150,17 +150,24 @@ _LISTED = frozenset({"mask_labels", "class_labels"})
 """What models take as a list with a tensor for each image."""
 
 
+_JOINED = frozenset({"pixel_values", "image_grid_thw"})
+"""What models that take a list of patches want of all images in one row."""
+
+
 class _Collation:
     """PyTorch's default collation, except that the objects of images, of which each may have others, stay in a list;
     joint models of text and images are asked for their loss by an argument."""
 
     def __init__(self, shape: Shape) -> None:
+        self.joined = _JOINED if shape.grid is not None else frozenset[str]()
         self.asks_for_loss = "return_loss" in shape.parameters and "labels" not in shape.parameters
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
         apart = {name for name, value in samples[0].items() if isinstance(value, dict) or name in _LISTED}
         joined = [{name: value for name, value in sample.items() if name not in apart} for sample in samples]
         batch: Batch = default_collate(joined)
+        for name in self.joined & batch.keys():
+            batch[name] = batch[name].flatten(0, 1)
         batch.update({name: [sample[name] for sample in samples] for name in samples[0] if name in apart})
         if self.asks_for_loss:
             batch["return_loss"] = True

@@ -80,13 +80,43 @@ class Shape:
             return 0
         places = (self.config, self.vision, self.text)
         found = (getattr(place, name, None) for name in _IMAGE_TOKENS for place in places)
-        return next((count for count in found if isinstance(count, int)), 0)
+        return next((count for count in found if isinstance(count, int)), self._reduced_patches)
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Patches of an image by height and width, for models that take a list of patches with the grid in which they
+        stand; a token takes the place of ``merge × merge`` of them."""
+        if "image_grid_thw" not in self.parameters or not isinstance(getattr(self.vision, "patch_size", None), int):
+            return None
+        _, height, width = _image(self.vision)
+        unit = int(self.vision.patch_size) * self.merge
+        return height // unit * self.merge, width // unit * self.merge
+
+    @property
+    def merge(self) -> int:
+        """Patches of a side that become one token."""
+        found = (getattr(place, name, None) for name in _MERGES for place in (self.config, self.vision))
+        return next((count for count in found if isinstance(count, int)), 1)
+
+    @property
+    def _reduced_patches(self) -> int:
+        """Tokens of an image whose patches are merged; 0 where the configuration says nothing of merging."""
+        if self.grid is not None:
+            return self.grid[0] * self.grid[1] // self.merge**2
+        patch = getattr(self.vision, "patch_size", None)
+        if self.merge == 1 or not isinstance(patch, int):
+            return 0
+        _, height, width = _image(self.vision)
+        return (height // patch // self.merge) * (width // patch // self.merge)
 
 
 _DETECTORS = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "DetrForSegmentation")
 
 _IMAGE_TOKENS = ("image_seq_length", "mm_tokens_per_image", "num_image_tokens", "num_query_tokens")
 """Names by which configurations call the number of tokens of an image."""
+
+_MERGES = ("spatial_merge_size", "downsample_factor")
+"""Names by which configurations call the patches of a side that become one token."""
 
 
 def shape_of(model: nn.Module, lengths: Lengths) -> Shape:
@@ -135,9 +165,21 @@ def _boxes(shape: Shape, generator: torch.Generator) -> Tensor:
 def _pixel_values(shape: Shape, generator: torch.Generator) -> Tensor:
     """``[C, H, W]`` float32, of a video ``[F, C, H, W]``; where the configuration leaves the size open 224 × 224
     (ResNet, ConvNeXt), for a detector 640 × 640 (RT-DETR, YOLO)."""
+    if shape.grid is not None:
+        return _patches(shape, generator)
     if "VideoClassification" in shape.class_name and hasattr(shape.config, "num_frames"):
         return torch.rand((shape.config.num_frames, *_image(shape.config)), generator=generator)
     return torch.rand(_image(shape.vision, 640 if shape.detects else 224), generator=generator)
+
+
+def _patches(shape: Shape, generator: torch.Generator) -> Tensor:
+    """``[patches, C · frames · P · P]`` float32: an image that its processor has cut up, as Qwen2-VL's does."""
+    assert shape.grid is not None
+    vision = shape.vision
+    found = (getattr(vision, name, None) for name in ("in_channels", "in_chans", "num_channels"))
+    channels = next((count for count in found if isinstance(count, int)), 3)
+    frames = getattr(vision, "temporal_patch_size", 1)
+    return torch.rand((shape.grid[0] * shape.grid[1], channels * frames * vision.patch_size**2), generator=generator)
 
 
 def _image(config: Any, otherwise: int = 224) -> tuple[int, int, int]:
@@ -194,7 +236,8 @@ def draw_inputs(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
         names.append("bbox")
     if shape.choices > 1:
         return {name: torch.stack([INPUTS[name](shape, generator) for _ in range(shape.choices)]) for name in names}
-    return {**{name: INPUTS[name](shape, generator) for name in names}, **_token_types(shape)}
+    drawn = {name: INPUTS[name](shape, generator) for name in names}
+    return {**drawn, **_grid(shape, drawn), **_token_types(shape)}
 
 
 def _joins_text_and_images(shape: Shape) -> bool:
@@ -202,6 +245,13 @@ def _joins_text_and_images(shape: Shape) -> bool:
     config = shape.config
     parts = hasattr(config, "text_config") and hasattr(config, "vision_config")
     return parts or (isinstance(getattr(config, "vocab_size", None), int) and hasattr(config, "patch_size"))
+
+
+def _grid(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``[1, 3]`` int64: frames, height and width of an image in patches."""
+    if shape.grid is None or "pixel_values" not in drawn:
+        return {}
+    return {"image_grid_thw": torch.tensor([[1, *shape.grid]])}
 
 
 def _token_types(shape: Shape) -> dict[str, Tensor]:
