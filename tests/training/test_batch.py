@@ -103,6 +103,39 @@ def test_a_batch_holds_what_the_head_takes(describe: Any, name: str) -> None:
     assert shapes(batch_of(describe(name, model={"config": config}))) == expected
 
 
+_BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+         "encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 50, "eos_token_id": 7}  # fmt: skip
+
+
+def test_a_text_ends_where_an_encoder_decoder_that_classifies_looks_for_it(describe: Any) -> None:
+    workload = describe("BartForSequenceClassification", model={"config": _BART}, steps=1)
+    ends = batch_of(workload)["input_ids"] == 7
+    assert ends[:, -1].all() and not ends[:, :-1].any()
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    assert simulate(workload, workload.card(), operations=False).steps == 1
+
+
+def test_a_question_is_separated_from_its_context(describe: Any) -> None:
+    config = {**_TEXT_32, "attention_window": 4, "vocab_size": 50, "sep_token_id": 2}
+    workload = describe("LongformerForQuestionAnswering", model={"config": config}, steps=1)
+    assert ((batch_of(workload)["input_ids"] == 2).nonzero()[:, 1]).tolist() == [4, 5, 15] * 2
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    assert simulate(workload, workload.card(), operations=False).steps == 1
+
+
+def test_images_of_any_size_come_with_their_sizes(describe: Any) -> None:
+    config = {**_LLAVA, "spatial_merge_size": 2, "vision_feature_layer": -1}
+    config = {k: v for k, v in config.items() if k != "image_seq_length"}
+    config["vision_config"] = {"model_type": "pixtral", **_TEXT_32, "image_size": 32, "patch_size": 8}
+    config["vision_config"]["head_dim"] = 16
+    workload = describe("Mistral3ForConditionalGeneration", model={"config": config}, steps=1)
+    batch = batch_of(workload)
+    assert batch["image_sizes"].tolist() == [[32, 32]] * 2
+    assert (batch["input_ids"] == 150).sum() == 2 * 4
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    assert simulate(workload, workload.card(), operations=False).steps == 1
+
+
 _QWEN = {
     "text_config": {**_TEXT_32, "num_key_value_heads": 1, "vocab_size": 200, "head_dim": 16,
                     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}},

@@ -148,12 +148,30 @@ def draw_tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
 def _input_ids(shape: Shape, generator: torch.Generator) -> Tensor:
     """``[S]``, behind an image's tokens ``[I + S]``."""
     text = draw_tokens(shape.text, shape.lengths.sequence, generator)
+    _separate(text, shape)
     if not shape.image_tokens:
         return text
     token = shape.image_token
     assert token is not None
     text[text == token] = (token + 1) % int(shape.text.vocab_size)
     return torch.cat([torch.full((shape.image_tokens,), token), text])
+
+
+def _separate(text: Tensor, shape: Shape) -> None:
+    """Write into ``text`` ``[S]`` the tokens that a tokenizer puts between and behind texts, where a model looks for
+    them: an encoder-decoder that classifies pools at the end (BART), one with global attention gives it to the question
+    (Longformer)."""
+    length = len(text)
+    marks: dict[str, tuple[int, ...]] = {}
+    if shape.is_encoder_decoder and "SequenceClassification" in shape.class_name:
+        marks["eos_token_id"] = (length - 1,)
+    elif "global_attention_mask" in shape.parameters and ("QuestionAnswering" in shape.class_name or shape.choices > 1):
+        marks["sep_token_id"] = (length // 4, length // 4 + 1, length - 1)
+    for name, places in marks.items():
+        token = getattr(shape.text, name, None)
+        if isinstance(token, int):
+            text[text == token] = (token + 1) % int(shape.text.vocab_size)
+            text[list(places)] = token
 
 
 def _boxes(shape: Shape, generator: torch.Generator) -> Tensor:
@@ -248,8 +266,13 @@ def _joins_text_and_images(shape: Shape) -> bool:
 
 
 def _grid(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``[1, 3]`` int64: frames, height and width of an image in patches."""
-    if shape.grid is None or "pixel_values" not in drawn:
+    """``[1, 3]`` int64: frames, height and width of an image in patches; ``[2]`` int64, height and width in pixels, for
+    a model that takes an image of any size whole and merges its patches (Mistral 3)."""
+    if "pixel_values" not in drawn:
+        return {}
+    if "image_sizes" in shape.parameters and shape.merge > 1:
+        return {"image_sizes": torch.tensor(drawn["pixel_values"].shape[-2:])}
+    if shape.grid is None:
         return {}
     return {"image_grid_thw": torch.tensor([[1, *shape.grid]])}
 
