@@ -18,7 +18,8 @@ from trainatomy.training import factory
 from trainatomy.training.labels import IGNORED, decoder_inputs_of, draw_decoder_inputs, draw_labels
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
-from trainatomy.training.samples import PADDED_SHARE, Shape, draw_inputs, shape_of
+from trainatomy.training.samples import PADDED_SHARE, draw_inputs
+from trainatomy.training.shape import Shape, shape_of
 from trainatomy.training.throughput import samples_per_step
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from trainatomy.errors import WorkloadError
-from trainatomy.training.samples import Shape, draw_tokens
+from trainatomy.training.samples import draw_tokens
+from trainatomy.training.shape import Shape
 
 Labels = dict[str, Any]
 """Tensors by name; of a detector a dict of tensors under one name."""

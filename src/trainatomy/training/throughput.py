@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
-from trainatomy.training.samples import shape_of
+from trainatomy.training.shape import shape_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,0 +1,128 @@
+"""What a sample depends on: the class of a model, its configuration, its arguments and the lengths."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from trainatomy.errors import WorkloadError
+from trainatomy.training.model import unwrap
+
+if TYPE_CHECKING:
+    from trainatomy.training.positions import Lengths
+
+CHOICES = 4
+"""Endings that a sample of a multiple-choice model offers, as SWAG does."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a sample depends on: the model's class and configuration, and the lengths."""
+
+    class_name: str
+    config: Any
+    parameters: frozenset[str]
+    main_input: str
+    lengths: Lengths
+
+    @property
+    def text(self) -> Any:
+        """The configuration of the text part, where a model has several."""
+        return getattr(self.config, "text_config", None) or self.config
+
+    @property
+    def vision(self) -> Any:
+        """The configuration of the vision part, where a model has several."""
+        return getattr(self.config, "vision_config", None) or self.config
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether labels belong to a decoder with a length of its own."""
+        return bool(getattr(self.config, "is_encoder_decoder", False))
+
+    @property
+    def choices(self) -> int:
+        """Texts in a sample."""
+        return CHOICES if "MultipleChoice" in self.class_name else 1
+
+    @property
+    def detects(self) -> bool:
+        """Whether labels are the objects of an image, or its segments."""
+        return any(part in self.class_name for part in _DETECTORS)
+
+    @property
+    def image_token(self) -> int | None:
+        """The token that the model replaces by a part of the image, where it does and its configuration says so."""
+        found = (getattr(self.config, name, None) for name in ("image_token_id", "image_token_index"))
+        return next((token for token in found if isinstance(token, int)), None)
+
+    @property
+    def image_tokens(self) -> int:
+        """How many such tokens an image has, by the configuration; 0 where it does not say."""
+        if self.image_token is None or "pixel_values" not in self.parameters:
+            return 0
+        places = (self.config, self.vision, self.text)
+        found = (getattr(place, name, None) for name in _IMAGE_TOKENS for place in places)
+        return next((count for count in found if isinstance(count, int)), self._reduced_patches)
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Patches of an image by height and width, for models that take a list of patches with the grid in which they
+        stand; a token takes the place of ``merge × merge`` of them."""
+        if "image_grid_thw" not in self.parameters or not isinstance(getattr(self.vision, "patch_size", None), int):
+            return None
+        _, height, width = image_size(self.vision)
+        unit = int(self.vision.patch_size) * self.merge
+        return height // unit * self.merge, width // unit * self.merge
+
+    @property
+    def merge(self) -> int:
+        """Patches of a side that become one token."""
+        found = (getattr(place, name, None) for name in _MERGES for place in (self.config, self.vision))
+        return next((count for count in found if isinstance(count, int)), 1)
+
+    @property
+    def _reduced_patches(self) -> int:
+        """Tokens of an image whose patches are merged; 0 where the configuration says nothing of merging."""
+        if self.grid is not None:
+            return self.grid[0] * self.grid[1] // self.merge**2
+        patch = getattr(self.vision, "patch_size", None)
+        if self.merge == 1 or not isinstance(patch, int):
+            return 0
+        _, height, width = image_size(self.vision)
+        return (height // patch // self.merge) * (width // patch // self.merge)
+
+
+_DETECTORS = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "DetrForSegmentation")
+
+_IMAGE_TOKENS = ("image_seq_length", "mm_tokens_per_image", "num_image_tokens", "num_query_tokens")
+"""Names by which configurations call the number of tokens of an image."""
+
+_MERGES = ("spatial_merge_size", "downsample_factor")
+"""Names by which configurations call the patches of a side that become one token."""
+
+
+def shape_of(model: nn.Module, lengths: Lengths) -> Shape:
+    """Read off ``model`` what its samples depend on; raises ``WorkloadError`` where it has no configuration."""
+    inner = unwrap(model)
+    config = getattr(inner, "config", None)
+    if config is None:
+        raise WorkloadError(
+            f"data.factory: {type(inner).__name__} has no configuration that says what its batches look like: "
+            "name a function that makes one"
+        )
+    parameters = frozenset(inspect.signature(inner.forward).parameters)
+    main_input = getattr(inner, "main_input_name", "input_ids")
+    return Shape(type(inner).__name__, config, parameters, main_input, lengths)
+
+
+def image_size(config: Any, otherwise: int = 224) -> tuple[int, int, int]:
+    """``C, H, W``; ``otherwise`` a side where the configuration says none."""
+    size = getattr(config, "image_size", None) or otherwise
+    if isinstance(size, dict):
+        size = (size["height"], size["width"])
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return getattr(config, "num_channels", 3), height, width
