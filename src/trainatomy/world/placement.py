@@ -98,7 +98,8 @@ class Placement:
         return not self.is_device(args[0])
 
     def _numpy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An array of what was computed, with the values that are taken for granted (``answers``)."""
+        """An array of what was computed, with the values that are taken for granted (``answers``).  A detector hands
+        the costs of its matches to SciPy so."""
         tensor = args[0]
         if not tensor.is_meta:
             return func(*args, **kwargs)

@@ -19,7 +19,7 @@ from trainatomy.world.kernels.plan import Processor, Rule
 from trainatomy.world.kernels.whole import told_to
 from trainatomy.world.mode import CudaFunctions
 from trainatomy.world.modules import ModuleTracker
-from trainatomy.world.placement import CUDA, Handler, Placement
+from trainatomy.world.placement import Handler, Placement
 from trainatomy.world.recorder import Recorder
 from trainatomy.world.storages import Storages
 
@@ -70,20 +70,7 @@ class World:
             **self._told((torch.add, t.add, t.__add__, t.__radd__), "python_adds"),
             **self._told((t.__setitem__,), "scalars_on_host"),
             torch.ctc_loss: self._ctc_loss,
-            t.numpy: self._array,
         }
-
-    def _array(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An array of what came to the host: zeros where the values are not known, as any number is (``answers``).  A
-        detector hands the costs of its matches to SciPy so."""
-        tensor = args[0]
-        if not tensor.is_meta:
-            return func(*args, **kwargs)
-        if self.placement.is_device(tensor) and not kwargs.get("force"):
-            raise TypeError(f"can't convert {CUDA} device type tensor to numpy")
-        with torch._C.DisableTorchFunction():
-            known = self.recorder.values.of(tensor)
-            return func(torch.zeros(tensor.shape, dtype=tensor.dtype) if known is None else known.clone(), **kwargs)
 
     def _ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """CUDA's loss takes its lengths as numbers on the host (aten/src/ATen/native/LossCTC.cpp, ``ctc_loss``); where
