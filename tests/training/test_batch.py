@@ -216,8 +216,8 @@ def test_a_detector_is_trained_and_its_step_predicted(describe: Any, loop: str) 
 
 
 def test_the_segments_of_each_image_stand_apart(describe: Any) -> None:
-    pytest.importorskip("scipy")  # its loss matches segments with it
     """Two lists with one tensor for each image: ``Mask2FormerForUniversalSegmentation.forward``."""
+    pytest.importorskip("scipy")  # its loss matches segments with it
     backbone = {"model_type": "swin", "depths": [1, 1, 1, 1], "out_features": ["stage1", "stage2", "stage3", "stage4"]}
     config = {"encoder_layers": 1, "decoder_layers": 2, "backbone_config": backbone}
     batch = batch_of(describe("Mask2FormerForUniversalSegmentation", model={"config": config}))
