@@ -173,19 +173,21 @@ class Recorder(TorchDispatchMode):
         try:
             return func(*args, **kwargs)
         except NotImplementedError as error:
-            known = self.values.of(args[0]) if name == "aten::_to_copy" else None
-            if known is not None:  # to the host, which is told what the device would have
-                return known.to(kwargs.get("dtype"), copy=True)
             if name == "aten::_to_copy" and _goes_to_host(kwargs):
-                known = assumed(args[0], kwargs.get("dtype"))
-                if known is not None:
-                    return known
+                told = self._told(args[0], kwargs.get("dtype"))
+                if told is not None:
+                    return told
             raise SimulationError(
                 f"{name} in {self._modules.current() or 'the training loop'} cannot be executed without data: "
                 "its result depends on values that do not exist in a run without a GPU.\n"
                 "Measure this model with `trainatomy measure`, or replace the operation "
                 f"(PyTorch says: {str(error).splitlines()[0][:200]})"
             ) from error
+
+    def _told(self, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor | None:
+        """What the host reads of a tensor of the device: its values where they are known, else what is assumed."""
+        known = self.values.of(tensor)
+        return assumed(tensor, dtype) if known is None else known.to(dtype or known.dtype, copy=True)
 
     def _use_libraries(self, name: str) -> None:
         """Libraries take their workspaces between a call's output and its kernel, once for each thread."""

@@ -1,6 +1,6 @@
 """How long this machine's host takes over the phases of small trainings: ``python -m
-trainatomy.gpu.calibration.phases``, a process of its own, because a process that was profiled once launches kernels
-more slowly for the rest of its life (CUPTI stays attached).
+trainatomy.gpu.calibration.phases``, a process of its own, as a training is: CUPTI, which a profiler attaches and leaves
+attached, may cost every later launch of its process something.
 
 Writes a line of JSON: for each training, in order, microseconds by phase.  Other work on a shared machine slows a host
 for seconds or minutes, so the trainings take turns, and the median of the rounds counts.
