@@ -22,6 +22,7 @@ from trainatomy.results.bill import (
     Prediction,
     TimelinePoint,
 )
+from trainatomy.results.time import Time
 
 MIB = 1024**2
 GIB = 1024**3
@@ -166,5 +167,21 @@ def named(prediction: Prediction) -> Callable[[str, int], Prediction]:
             device_bytes=memory.device_bytes + more,
         )
         return replace(prediction, name=name, memory=changed, room_bytes=prediction.room_bytes - more)
+
+    return make
+
+
+@pytest.fixture
+def timed() -> Callable[[Prediction, float], Prediction]:
+    """A prediction with steps of four samples that take so many seconds."""
+
+    def make(prediction: Prediction, seconds: float) -> Prediction:
+        time = Time(
+            step_seconds=seconds, interval_seconds=(0.8 * seconds, 1.5 * seconds), samples_per_second=4 / seconds,
+            tokens_per_second=None, bound_by="arithmetic", gpu_seconds=seconds, host_seconds=0.01, phases={},
+            flop=10**12, flop_per_second=1e12 / seconds, model_flop_utilisation=0.1, attainable_utilisation=None,
+            launches=1000, priced_by="a calibration", host="a host", general_rule_only=(),
+        )  # fmt: skip
+        return replace(prediction, time=time)
 
     return make

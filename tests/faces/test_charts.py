@@ -84,6 +84,21 @@ def test_predictions_need_no_second_panel(prediction: Prediction, too_big: Predi
     assert "does not fit" in said and "published 9.00 GiB" in said
 
 
+def test_the_predicted_throughput_is_marked_or_shown(
+    measured: Comparison, prediction: Prediction, timed: Callable[[Prediction, float], Prediction]
+) -> None:
+    quick = timed(prediction, 0.1)
+    run, failed = replace(measured.rows[0], prediction=quick), measured.rows[2]
+    others = (ComparisonRow("not run", {}, quick), ComparisonRow("too big", {}, replace(quick, fits=False)))
+    rows = (run, *others, failed)
+    with drawing():
+        page = figure(Comparison(rows))
+    assert [widths(page, 1, row) for row in range(4)] == [[18.0], [40.0], [], []]
+    marks = [line.get_xydata().tolist() for line in page.axes[1].lines if line.get_marker() == "D"]
+    assert marks == [[[40.0, 0.0]]]
+    assert page.axes[1].get_xlim()[1] > 40.0
+
+
 def test_labels_stay_inside(measured: Comparison) -> None:
     with drawing():
         page = figure(measured)

@@ -18,7 +18,6 @@ from trainatomy.faces.text.verdict import verdict_line
 from trainatomy.facts.published import notebook
 from trainatomy.results.bill import Instant, Line, Measurement, OutOfMemoryPoint, Prediction
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
-from trainatomy.results.time import Time
 
 PAGES = Path(__file__).parent / "pages"
 GIB = 1024**3
@@ -55,18 +54,9 @@ def test_comparison(prediction: Prediction, too_big: Prediction, named: Callable
     compare(comparison_page(Comparison(rows)), "comparison")
 
 
-def timed(prediction: Prediction, seconds: float) -> Prediction:
-    """``prediction`` with steps of four samples that take so long."""
-    time = Time(
-        step_seconds=seconds, interval_seconds=(0.8 * seconds, 1.5 * seconds), samples_per_second=4 / seconds,
-        tokens_per_second=None, bound_by="arithmetic", gpu_seconds=seconds, host_seconds=0.01, phases={}, flop=10**12,
-        flop_per_second=1e12 / seconds, model_flop_utilisation=0.1, attainable_utilisation=None, launches=1000,
-        priced_by="a calibration", host="a host", general_rule_only=(),
-    )  # fmt: skip
-    return replace(prediction, time=time)
-
-
-def test_comparison_with_published_figures(named: Callable[[str, int], Prediction]) -> None:
+def test_comparison_with_published_figures(
+    named: Callable[[str, int], Prediction], timed: Callable[[Prediction, float], Prediction]
+) -> None:
     known = notebook()
     predictions = [named(run.name, run.memory_bytes - 8 * GIB) for run in known.rows]
     more = round(1.01 * known.rows[1].memory_bytes) - 8 * GIB

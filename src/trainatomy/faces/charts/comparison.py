@@ -1,4 +1,5 @@
-"""Several trainings: memory by component, measured where it was, with the predicted total beside it; and throughput."""
+"""Several trainings: memory by component, measured where it was, with the predicted total beside it; and throughput,
+likewise."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def draw(comparison: Comparison, ending: str) -> bytes:
 def figure(comparison: Comparison) -> Figure:
     """Rows from top to bottom: memory on the left and, where any row has one, throughput on the right."""
     rows = comparison.rows
-    with_rate = any(row.spread("samples_per_second") for row in rows)
+    with_rate = any(row.spread("samples_per_second") or _predicted_rate(row) for row in rows)
     height = ABOVE + BELOW + ROW * max(len(rows), 3)
     page = Figure(figsize=(WIDTH, height))
     box = {"top": 1 - ABOVE / height, "bottom": BELOW / height, "left": 0.235, "right": 0.975}
@@ -83,7 +84,7 @@ def _title(comparison: Comparison) -> tuple[str, str]:
         runs = f"median of {comparison.repeats} runs" if comparison.repeats > 1 else "each in a fresh process"
         return f"Measured on {', '.join(comparison.gpus) or 'a GPU'}", f"{_software(some)}{runs}"
     cards = dict.fromkeys(prediction.card.name for prediction in comparison.predictions)
-    return f"Predicted for {', '.join(cards)}", "memory of one training step at its peak, computed without a GPU"
+    return f"Predicted for {', '.join(cards)}", "one training step, computed without a GPU; throughput where it fits"
 
 
 def _software(measurement: Measurement | None) -> str:
@@ -215,27 +216,40 @@ def _words(row: ComparisonRow) -> tuple[str, str, bool]:
     return measured, "" if gap is None else f"predicted {signed_percent(gap, 1)}", False
 
 
+def _predicted_rate(row: ComparisonRow) -> float | None:
+    """Predicted samples per second of a training that fits its card."""
+    found = row.prediction
+    return found.time.samples_per_second if found and found.fits and found.time else None
+
+
 def _throughput(axes: Axes, rows: tuple[ComparisonRow, ...]) -> None:
-    """Samples per second; a thin line from the least to the largest of the repeats."""
-    rates = [row.spread("samples_per_second") for row in rows]
-    best = max(rate.most for rate in rates if rate)
-    for place, rate in enumerate(rates):
-        if rate is None:
-            axes.annotate("–", (0, place), xytext=(6, 0), textcoords="offset points", va="center_baseline", color=MUTED)
-            continue
-        axes.barh(place, rate.median, BAR, color=THROUGHPUT)
-        if rate.most > rate.least:
-            axes.plot([rate.least, rate.most], [place, place], color=INK, linewidth=1.2, solid_capstyle="butt")
-        text = f"{rate.median:.1f}" if rate.median < 1000 else f"{rate.median:.0f}"
-        axes.annotate(
-            text,
-            (rate.most, place),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center_baseline",
-            size=9,
-            weight="bold",
-        )
-    axes.set_xlim(0, best * 1.25)
+    """Samples per second: measured, with a thin line from the least to the largest of the repeats and the predicted
+    figure on it; predicted where nothing was run."""
+    furthest = 0.0
+    for place, row in enumerate(rows):
+        measured, predicted = row.spread("samples_per_second"), _predicted_rate(row)
+        if measured is None:
+            shown = predicted if row.status == "not measured" else None
+            end = shown or 0.0
+        else:
+            shown, end = measured.median, max(measured.most, predicted or 0.0)
+        _rate_bar(axes, place, shown, end)
+        if measured is not None and measured.most > measured.least:
+            axes.plot([measured.least, measured.most], [place] * 2, color=INK, linewidth=1.2, solid_capstyle="butt")
+        if measured is not None and predicted is not None:
+            axes.plot(predicted, place, "D", color=PAPER, markeredgecolor=INK, markersize=5.5, zorder=4, clip_on=False)
+        furthest = max(furthest, end)
+    axes.set_xlim(0, furthest * 1.25 or 1)
     axes.set_xlabel("samples per second")
     axes.xaxis.set_major_locator(MaxNLocator(4))
+
+
+def _rate_bar(axes: Axes, place: int, rate: float | None, end: float) -> None:
+    """One bar and, beyond its ``end``, its figure; a dash where there is none."""
+    beside: dict[str, Any] = {"textcoords": "offset points", "va": "center_baseline"}
+    if rate is None:
+        axes.annotate("–", (0, place), xytext=(6, 0), color=MUTED, **beside)
+        return
+    axes.barh(place, rate, BAR, color=THROUGHPUT)
+    text = f"{rate:.1f}" if rate < 1000 else f"{rate:.0f}"
+    axes.annotate(text, (end, place), xytext=(9, 0), size=9, weight="bold", **beside)
