@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.samples import draw_tokens
-from trainatomy.training.shape import Shape
+from trainatomy.training.shape import Shape, image_size
 
 Labels = dict[str, Any]
 """Tensors by name; of a detector a dict of tensors under one name."""
@@ -104,12 +104,41 @@ def _classes(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def _pretraining(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """BERT's pre-training: a token for each position and whether the second sentence follows the first."""
+    """BERT's pre-training: a token for each position and whether the second sentence follows the first.  A model of
+    images that masks them itself needs nothing besides (ViTMAE)."""
+    if set(inputs) == {"pixel_values"} and "labels" not in shape.parameters:
+        return _masked_image(shape, inputs, generator) if "bool_masked_pos" in shape.parameters else {}
     labels = {"labels": draw_tokens(shape.text, shape.lengths.sequence, generator)}
     for name in ("next_sentence_label", "sentence_order_label"):
         if name in shape.parameters:
             labels[name] = torch.randint(0, 2, (), generator=generator)
     return labels
+
+
+def _hidden_patches(shape: Shape, generator: torch.Generator) -> Tensor:
+    """``[patches]`` bool, half of them: which patches of an image or video (tubes of frames) a model must guess."""
+    _, height, width = image_size(shape.config)
+    patch = int(shape.config.patch_size)
+    count = (height // patch) * (width // patch)
+    if isinstance(frames := getattr(shape.config, "num_frames", None), int):
+        count *= frames // int(shape.config.tubelet_size)
+    hidden = torch.zeros(count, dtype=torch.bool)
+    hidden[torch.randperm(count, generator=generator)[: count // 2]] = True
+    return hidden
+
+
+def _masked_image(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """Which patches a model must guess, as ``bool_masked_pos``; raises ``WorkloadError`` where it also wants to be told
+    what they hold (BEiT: the words of a tokenizer of images)."""
+    if "labels" in shape.parameters:
+        raise _unknown(shape)
+    return {"bool_masked_pos": _hidden_patches(shape, generator)}
+
+
+def _future(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """``[prediction, channels]`` float32: what comes after ``past_values``."""
+    size = (int(shape.config.prediction_length), inputs["past_values"].shape[-1])
+    return {"future_values": torch.rand(size, generator=generator)}
 
 
 MAKERS: tuple[tuple[str, Maker], ...] = (
@@ -129,6 +158,8 @@ MAKERS: tuple[tuple[str, Maker], ...] = (
     ("NextSentencePrediction", _class),
     ("ForQuestionAnswering", _answer),
     ("ForPreTraining", _pretraining),
+    ("ForPrediction", _future),
+    ("MaskedImageModeling", _masked_image),
     ("MaskedLM", _token),
     ("CausalLM", _token),
     ("LMHead", _token),
@@ -147,7 +178,11 @@ def draw_labels(shape: Shape, inputs: Labels, generator: torch.Generator) -> Lab
         return {}  # texts and images of a batch are each other's labels
     if "labels" in shape.parameters and hasattr(shape.text, "vocab_size") and "input_ids" in inputs:
         return _token(shape, inputs, generator)
-    raise WorkloadError(
+    raise _unknown(shape)
+
+
+def _unknown(shape: Shape) -> WorkloadError:
+    return WorkloadError(
         f"data.factory: trainatomy does not know what the labels of {shape.class_name} look like: "
         "name a function that makes the batch"
     )

@@ -76,7 +76,7 @@ def _pixel_values(shape: Shape, generator: torch.Generator) -> Tensor:
     (ResNet, ConvNeXt), for a detector 640 × 640 (RT-DETR, YOLO)."""
     if shape.grid is not None:
         return _patches(shape, generator)
-    if "VideoClassification" in shape.class_name and hasattr(shape.config, "num_frames"):
+    if "Video" in shape.class_name and hasattr(shape.config, "num_frames"):
         return torch.rand((shape.config.num_frames, *image_size(shape.config)), generator=generator)
     return torch.rand(image_size(shape.vision, 640 if shape.detects else 224), generator=generator)
 
@@ -92,8 +92,12 @@ def _patches(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def _input_features(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[M, F]`` float32: Whisper's encoder halves the frames, so that F is twice its positions (3000: 30 seconds)."""
+    """``[M, F]`` float32: Whisper's encoder halves the frames, so that F is twice its positions (3000: 30 seconds).  A
+    model of ``input_feat_per_channel`` (Speech2Text) takes ``[F, M]``, here 10 seconds with 100 frames each."""
     config = shape.config
+    if isinstance(getattr(config, "input_feat_per_channel", None), int):
+        bins = config.input_feat_per_channel * getattr(config, "input_channels", 1)
+        return torch.rand((min(1000, config.max_source_positions), bins), generator=generator)
     if not hasattr(config, "max_source_positions") or not hasattr(config, "num_mel_bins"):
         raise _unknown(shape, "input_features")
     return torch.rand((config.num_mel_bins, 2 * config.max_source_positions), generator=generator)
@@ -107,12 +111,21 @@ def _input_values(shape: Shape, generator: torch.Generator) -> Tensor:
     return torch.rand((160_000,), generator=generator)
 
 
+def _past_values(shape: Shape, generator: torch.Generator) -> Tensor:
+    """``[context, channels]`` float32: what a forecast of ``num_input_channels`` series rests on."""
+    config = shape.config
+    if not hasattr(config, "context_length") or not hasattr(config, "num_input_channels"):
+        raise _unknown(shape, "past_values")
+    return torch.rand((config.context_length, config.num_input_channels), generator=generator)
+
+
 INPUTS: dict[str, Draw] = {
     "input_ids": _input_ids,
     "pixel_values": _pixel_values,
     "input_features": _input_features,
     "input_values": _input_values,
     "bbox": _boxes,
+    "past_values": _past_values,
 }
 """How to draw each input that trainatomy knows."""
 
