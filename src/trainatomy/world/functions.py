@@ -57,6 +57,7 @@ def composites(processor: Processor) -> dict[Any, Function]:
         _nn.scaled_dot_product_attention: attention,
         torch._grouped_mm: grouped_mm,
         torch.rms_norm: above_autograd.rms_norm,
+        torch.batch_norm: above_autograd.batch_norm,
         _nn.linear: above_autograd.linear,
         _nn.one_hot: above_autograd.one_hot,
         **dict.fromkeys((torch.softmax, torch.Tensor.softmax), above_autograd.softmax),

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainatomy.world.kernels.arguments import layout_of
+from trainatomy.world.kernels.normalisation import is_cudnns
 from trainatomy.world.kernels.whole import one_operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _aten = torch.ops.aten
-_IMAGES = (torch.channels_last, torch.channels_last_3d)
 
 
 class _FusedRmsNorm(torch.autograd.Function):
@@ -53,7 +54,7 @@ def rms_norm(
 ) -> torch.Tensor:
     """The fused kernel, unless types differ or the tensor is a channels-last image (layer_norm.cpp,
     ``rms_norm_symint``)."""
-    images = any(_is_image(input, layout) for layout in _IMAGES)
+    images = layout_of(input) is not torch.contiguous_format
     if images or input.is_complex() or (weight is not None and weight.dtype != input.dtype):
         with torch._C.DisableTorchFunction():
             return torch.rms_norm(input, normalized_shape, weight, eps)
@@ -61,10 +62,23 @@ def rms_norm(
     return normalised
 
 
-def _is_image(tensor: torch.Tensor, layout: torch.memory_format) -> bool:
-    if tensor.dim() != (4 if layout is torch.channels_last else 5):
-        return False
-    return tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous()
+def batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    """cuDNN takes images that are dense in one of their layouts: what is not is copied, for good
+    (aten/src/ATen/native/Normalization.cpp, ``_batch_norm_impl_index``)."""
+    if cudnn_enabled and weight is not None and is_cudnns(input, weight):
+        input = input.contiguous(memory_format=layout_of(input))
+    with torch._C.DisableTorchFunction():
+        return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)
 
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -70,6 +70,14 @@ def contiguous_copies(*tensors: torch.Tensor | None, name: str = "contiguous cop
     ]
 
 
+def layout_of(data: torch.Tensor) -> torch.memory_format:
+    """``Tensor.suggest_memory_format``: channels last where the strides say so and nothing else."""
+    for dimensions, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if data.dim() == dimensions and data.is_contiguous(memory_format=layout) and not data.is_contiguous():
+            return layout
+    return torch.contiguous_format
+
+
 def tensor_list(value: Any) -> Sequence[torch.Tensor]:
     """The tensors of an argument that is one tensor or a list of them."""
     if isinstance(value, torch.Tensor):

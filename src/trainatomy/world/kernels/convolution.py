@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.world.kernels.arguments import bound, dense_bytes, is_half
+from trainatomy.world.kernels.arguments import bound, dense_bytes, is_half, layout_of
 from trainatomy.world.kernels.cudnn_engine import Convolution, Kind
 from trainatomy.world.kernels.plan import Call, Free, Out, Plan, Scratch
 from trainatomy.world.kernels.table_a import RULES_A
@@ -83,12 +83,7 @@ def memory_format(data: torch.Tensor, weight: torch.Tensor) -> torch.memory_form
     last = _CHANNELS_LAST.get(weight.dim())
     if last is None or data.dtype == torch.float64:
         return torch.contiguous_format
-    return last if any(_suggests(tensor, last) for tensor in (data, weight)) else torch.contiguous_format
-
-
-def _suggests(tensor: torch.Tensor, last: torch.memory_format) -> bool:
-    """Strides are channels-last and not contiguous too (``suggest_memory_format``)."""
-    return tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous()
+    return last if last in (layout_of(data), layout_of(weight)) else torch.contiguous_format
 
 
 def _is_depthwise(named: dict[str, Any]) -> bool:

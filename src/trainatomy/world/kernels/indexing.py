@@ -31,6 +31,17 @@ def index(call: Call) -> Plan:
     return [*_converted(_indices(bound(call)["indices"])), Out(0)]
 
 
+def columns(call: Call) -> Plan:
+    """``im2col`` and ``col2im`` (``unfold``, ``fold``): a dense copy of what is strided; the result begins as large as
+    the input and, where it has to hold more, is taken anew (ATen/native/cuda/{Im2Col,Col2Im}.cu)."""
+    input_ = call.args[0]
+    before, after = dense_bytes(input_), dense_bytes(call.outputs[0])
+    copies = contiguous_copies(input_)
+    if after <= before:
+        return [Out(0, before), *copies]
+    return [Scratch(before, "too small"), *copies, Out(0), Free("too small")]
+
+
 def index_put(call: Call) -> Plan:
     """Values written at indices take nothing; values added are sorted by where they go.
 

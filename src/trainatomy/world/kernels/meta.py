@@ -8,7 +8,7 @@ import torch
 from torch import library as operators
 from torch._meta_registrations import calc_conv_nd_return_shape
 
-from trainatomy.world.kernels import ctc
+from trainatomy.world.kernels import ctc, gradients
 from trainatomy.world.kernels.convolution import memory_format
 
 _IN_PLACE = ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr")
@@ -35,6 +35,8 @@ def register() -> operators.Library:
             library.impl(name, _margin_backward, "Meta")
     if _lacks_meta("_ctc_loss_backward"):
         library.impl("_ctc_loss_backward", ctc.meta_backward, "Meta")
+    for name, kernel in gradients.KERNELS.items():
+        library.impl(name, kernel, "Meta", allow_override=True)
     library.impl("convolution", _convolution, "Meta", allow_override=True)
     library.impl("convolution_backward", _convolution_backward, "Meta", allow_override=True)
     return library

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from trainatomy.world.kernels.arguments import bound, ceil_div, compute_type, contiguous_copies, dense_bytes
+import torch
+
+from trainatomy.world.kernels.arguments import bound, ceil_div, compute_type, contiguous_copies, dense_bytes, layout_of
 from trainatomy.world.kernels.iterator import Layout, reduction_iterator
 from trainatomy.world.kernels.plan import Call, Free, Out, Plan, Scratch
 from trainatomy.world.kernels.reduction import Kernel, reduction_scratch
@@ -101,13 +103,32 @@ def group_norm_backward(call: Call) -> Plan:
 
 
 def batch_norm(call: Call) -> Plan:
-    """Batch norm, forward and backward, native or cuDNN's: nothing but the results.
+    """Batch norm, forward and backward, native or cuDNN's: nothing but the results, and in cuDNN's backward a gradient
+    that does not lie as the input does, copied first.
 
-    ATen/native/cuda/Normalization.cu, ``batch_norm_cuda`` and ``batch_norm_backward_cuda`` for contiguous images.
-    Left out: the staging buffers of channels-last statistics, and cuDNN's workspace and reserve, which are empty in its
-    spatial mode (NCHW) but not in the persistent one (channels last).  In inference no statistics are saved: what is
-    returned in their place is empty (ATen/native/cudnn/BatchNorm.cpp, ``cudnn_batch_norm``).
+    ATen/native/cuda/Normalization.cu, ``batch_norm_cuda`` and ``batch_norm_backward_cuda`` for contiguous images;
+    ATen/native/cudnn/BatchNorm.cpp, ``cudnn_batch_norm_backward``.  Left out: the staging buffers of channels-last
+    statistics, and cuDNN's workspace and reserve, which are empty in its spatial mode (NCHW) but not in the persistent
+    one (channels last).  In inference no statistics are saved: what is returned in their place is empty
+    (``cudnn_batch_norm``).
     """
     if call.func._schema.name == "aten::native_batch_norm" and not call.args[5]:
         return [Out(0), *(Out(number, 0) for number in range(1, len(call.outputs)))]
-    return [Out(index) for index in range(len(call.outputs))]
+    return [*_gradient_copies(call), *(Out(index) for index in range(len(call.outputs)))]
+
+
+def _gradient_copies(call: Call) -> list[Scratch]:
+    named = bound(call)
+    gradient, data, weight = named.get("grad_out"), named["input"], named.get("weight")
+    if gradient is None or weight is None or not is_cudnns(data, weight):
+        return []
+    lies_alike = gradient.is_contiguous(memory_format=layout_of(data))
+    return [] if lies_alike else [Scratch(dense_bytes(gradient), "gradient")]
+
+
+def is_cudnns(data: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether batch norm of ``data`` [N, C, …] is cuDNN's: places beside each other, no bfloat16, and weights in fp32
+    where ``data`` is in half precision (ATen/native/Normalization.cpp, ``_select_batch_norm_backend``)."""
+    types = (data.dtype, weight.dtype)
+    narrow = data.dtype == torch.float16 and weight.dtype != torch.float32
+    return data.dim() >= 3 and torch.bfloat16 not in types and not narrow

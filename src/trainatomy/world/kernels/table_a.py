@@ -41,6 +41,8 @@ RULES_A: dict[str, Rule] = {
     "aten::embedding": embedding.embedding,
     "aten::embedding_dense_backward": embedding.embedding_dense_backward,
     "aten::index": indexing.index,
+    "aten::im2col": indexing.columns,
+    "aten::col2im": indexing.columns,
     "aten::index_put": indexing.index_put,
     "aten::index_put_": indexing.index_put,
     "aten::_index_put_impl_": indexing.index_put,
