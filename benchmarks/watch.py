@@ -8,6 +8,9 @@ from drawing rounds anew.  A watch notes the modules of its first two steps, whi
 As it stands the training is bound by the CPU, where all that watching costs is seen.  ``--batch 32 --length 512`` makes
 it one that the GPU bounds, as most are.
 
+On a busy host no number of rounds may settle it. So ``parts`` adds up what a watch does in a step: it notes beginnings and
+ends, and PyTorch writes down each allocation and release, each timed alone and many times.
+
 ``watch``: ``trainatomy.watch``.  ``history``: only what PyTorch itself records for it.  ``history with stacks``: with a
 Python stack for each allocation, as ``trainatomy measure --tape`` does where it is asked for them.
 """
@@ -45,6 +48,9 @@ UNWATCHED = "unwatched"
 QUIET = 0.2
 """The share of a stretch's steps that are quicker than the one that counts."""
 RESAMPLINGS = 500
+PAIRS, PAIR_ROUNDS = 5000, 40
+"""Allocations and releases in a stretch of ``parts``, and stretches."""
+NOTED_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,21 @@ class Stretch:
 
     first: tuple[float, ...]
     later: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a watch does in a step: ``pairs`` of an allocation and its release, of which PyTorch writes down each in
+    ``pair_seconds``, and notes, in ``notes_seconds`` altogether."""
+
+    pairs: int
+    pair_seconds: float
+    notes_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.pairs * self.pair_seconds + self.notes_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +145,8 @@ def cost(name: str, rounds: Sequence[dict[str, Stretch]]) -> Cost:
     return Cost(name, median(quiet(one[name].later) for one in rounds), median(added), interval, median(firsts))
 
 
-def report(rounds: Sequence[dict[str, Stretch]], names: Sequence[str]) -> str:
-    """A line for each way, a Markdown table."""
+def report(rounds: Sequence[dict[str, Stretch]], names: Sequence[str], found: Parts | None = None) -> str:
+    """A line for each way, a Markdown table; below it what a watch does by its parts."""
     plain = median(quiet(one[UNWATCHED].later) for one in rounds)
     lines = [
         f"An unwatched step takes {plain * 1000:.2f} ms where it is quiet; {len(rounds)} rounds.",
@@ -139,6 +160,13 @@ def report(rounds: Sequence[dict[str, Stretch]], names: Sequence[str]) -> str:
             f"| {one.name} | {one.step_seconds * 1000:.2f} | {one.overhead:+.2%} | {low:+.2%} to {high:+.2%} | "
             f"{one.first:+.1%} | {one.verdict} |"
         )
+    if found is not None:
+        lines += [
+            "",
+            f"By its parts a watch takes {found.seconds * 1000:.2f} ms of a step, {found.seconds / plain:.2%}: "
+            f"{found.pairs:,} allocations and releases at {found.pair_seconds * 1e9:.0f} ns, and notes in "
+            f"{found.notes_seconds * 1e6:.0f} µs.",
+        ]
     return "\n".join(lines)
 
 
@@ -154,6 +182,54 @@ def history(context: str | None) -> Iterator[None]:
         yield
     finally:
         torch.cuda.memory._record_memory_history(enabled=None, clear_history=True)
+
+
+def parts(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], None]) -> Parts:
+    """Of a watch whose first steps are over."""
+    from trainatomy.gpu.attachment.attach import Attachment
+    from trainatomy.gpu.attachment.notes import counted
+
+    attached = Attachment(model, optimizer)
+    attached.start()
+    for _ in range(FIRST_STEPS + 1):
+        step()
+    device = torch.cuda.current_device()
+    before = counted(device).events
+    step()
+    events = counted(device).events - before
+    noted = [_seconds(partial(_notes_of_a_step, attached.notes)) for _ in range(NOTED_STEPS)]
+    attached.stop()
+    unwritten, written = [], []
+    for _ in range(PAIR_ROUNDS):
+        unwritten.append(_seconds(_pairs))
+        with history(None):
+            written.append(_seconds(_pairs))
+    return Parts(events // 2, (median(written) - median(unwritten)) / PAIRS, median(noted))
+
+
+def _notes_of_a_step(notes: Any) -> None:
+    notes.step_begin(0)
+    notes.batch((), {})
+    notes.micro_step_begin(0)
+    notes.forward_end()
+    notes.micro_step_end(0)
+    notes.optimizer_begin()
+    notes.optimizer_end()
+    notes.tick()
+    notes.zero_grad_begin()
+    notes.zero_grad_end()
+    notes.step_end(0)
+
+
+def _pairs() -> None:
+    for _ in range(PAIRS):
+        torch.empty(1024, device="cuda")
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
 
 
 def ways_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
@@ -207,12 +283,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not options.ways or name in (UNWATCHED, *options.ways)
     }
     measure(step, ways, 1, FIRST_STEPS, torch.cuda.synchronize)  # warm up, each way
+    found = parts(model, optimizer, step)
     rounds = measure(step, ways, options.rounds, options.steps, torch.cuda.synchronize)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {options}")
-    print(report(rounds, [name for name in ways if name != UNWATCHED]))
+    print(report(rounds, [name for name in ways if name != UNWATCHED], found))
     if options.json is not None:
-        found = [{name: asdict(one) for name, one in stretches.items()} for stretches in rounds]
-        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        told = [{name: asdict(one) for name, one in stretches.items()} for stretches in rounds]
+        options.json.write_text(json.dumps({"parts": asdict(found), "rounds": told}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -108,6 +108,34 @@ def test_all_ways_take_turns_and_hand_everything_back(benchmark: ModuleType, mon
     assert len(benchmark.report(rounds, ["watch", "history"]).splitlines()) == 6
 
 
+def test_by_its_parts_it_counts_what_is_written_and_noted(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = benchmark.Parts(1000, 2e-7, 1e-4)
+    assert found.seconds == pytest.approx(3e-4)
+    rounds = [{name: benchmark.Stretch((0.03,) * 2, (0.03,) * 6) for name in (benchmark.UNWATCHED, "watch")}]
+    said = benchmark.report(rounds, ["watch"], found).splitlines()[-1]
+    assert "0.30 ms of a step, 1.00%" in said and "1,000 allocations and releases at 200 ns" in said
+
+
+def test_the_parts_are_those_of_a_watched_step(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = FakeAllocator()
+    allocator.install(monkeypatch)
+    monkeypatch.setattr(benchmark, "_pairs", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with allocator:
+        found = benchmark.parts(model, optimizer, step)
+    assert found.pairs > 0 and found.notes_seconds > 0 and not allocator.recording
+
+
 def test_without_a_gpu_it_says_so(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="finds no GPU"):
