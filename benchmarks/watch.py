@@ -8,8 +8,8 @@ from drawing rounds anew.  A watch notes the modules of its first two steps, whi
 As it stands the training is bound by the CPU, where all that watching costs is seen.  ``--batch 32 --length 512`` makes
 it one that the GPU bounds, as most are.
 
-On a busy host no number of rounds may settle it. So ``parts`` adds up what a watch does in a step: it notes beginnings and
-ends, and PyTorch writes down each allocation and release, each timed alone and many times.
+On a busy host no number of rounds may settle it. So ``parts`` adds up what a watch does in a step: it notes beginnings
+and ends, and PyTorch writes down each allocation and release, each timed alone and many times.
 
 ``watch``: ``trainatomy.watch``.  ``history``: only what PyTorch itself records for it.  ``history with stacks``: with a
 Python stack for each allocation, as ``trainatomy measure --tape`` does where it is asked for them.

@@ -85,3 +85,129 @@ class Regression(nn.Module):
 def vectors(batch_size: int) -> dict[str, Tensor]:
     """Random vectors and targets."""
     return {"x": torch.rand(batch_size, 200, 512), "y": torch.rand(batch_size)}
+
+
+def resnet18() -> nn.Module:
+    """ResNet-18 (arXiv 1512.03385) for 1000 classes, random weights."""
+    from torchvision.models import resnet18 as build
+
+    return WithLoss(build(weights=None))
+
+
+class UNet(nn.Module):
+    """A small U-Net (arXiv 1505.04597) with transposed convolutions and group norm: the cross-entropy of each pixel."""
+
+    def __init__(self, width: int = 32, classes: int = 8) -> None:
+        super().__init__()
+        sizes = [width, 2 * width, 4 * width]
+        self.down = nn.ModuleList(_double(a, b) for a, b in zip([3, *sizes], [*sizes, 8 * width], strict=True))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * size, size, 2, stride=2) for size in reversed(sizes))
+        self.merge = nn.ModuleList(_double(2 * size, size) for size in reversed(sizes))
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss of ``labels`` [batch, height, width] for images [batch, 3, height, width]."""
+        kept: list[Tensor] = []
+        x = pixel_values
+        for block in self.down:
+            if kept:
+                x = nn.functional.max_pool2d(x, 2)
+            x = block(x)
+            kept.append(x)
+        for grow, merge, beside in zip(self.up, self.merge, reversed(kept[:-1]), strict=True):
+            x = merge(torch.cat([beside, grow(x)], 1))
+        return nn.functional.cross_entropy(self.head(x), labels)
+
+
+def _double(inside: int, outside: int) -> nn.Module:
+    layers = (nn.Conv2d(inside, outside, 3, padding=1), nn.GroupNorm(8, outside), nn.SiLU())
+    return nn.Sequential(*layers, nn.Conv2d(outside, outside, 3, padding=1), nn.GroupNorm(8, outside), nn.SiLU())
+
+
+def unet() -> nn.Module:
+    """The U-Net, random weights."""
+    return UNet()
+
+
+def segments(batch_size: int) -> dict[str, Tensor]:
+    """Random images of 160 x 160 pixels and a class for each pixel."""
+    shape = (batch_size, 160, 160)
+    return {"pixel_values": torch.rand(batch_size, 3, 160, 160), "labels": torch.randint(0, 8, shape)}
+
+
+class Gated(nn.Module):
+    """Gated recurrent units that tag tokens, with dropout between layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20000, 300, padding_idx=0)
+        self.gru = nn.GRU(300, 384, num_layers=3, batch_first=True, dropout=0.2)
+        self.head = nn.Linear(384, 50)
+
+    def forward(self, tokens: Tensor, tags: Tensor) -> Tensor:
+        """The mean loss of ``tags`` [batch, length] for ``tokens`` [batch, length]."""
+        scores = self.head(self.gru(self.embedding(tokens))[0])
+        return nn.functional.cross_entropy(scores.flatten(0, 1), tags.flatten())
+
+
+def gru() -> nn.Module:
+    """The tagger of gated recurrent units, random weights."""
+    return Gated()
+
+
+class Translator(nn.Module):
+    """``nn.Transformer`` with a causal mask, between two vocabularies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = nn.Embedding(16000, 384), nn.Embedding(16000, 384)
+        self.transformer = nn.Transformer(384, 6, 3, 3, 1536, batch_first=True)
+        self.head = nn.Linear(384, 16000)
+
+    def forward(self, tokens: Tensor, words: Tensor) -> Tensor:
+        """The mean loss of the next of ``words`` [batch, length] for ``tokens`` [batch, other length]."""
+        inputs = words[:, :-1]
+        mask = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1], device=inputs.device)
+        found = self.transformer(self.source(tokens), self.target(inputs), tgt_mask=mask, tgt_is_causal=True)
+        return nn.functional.cross_entropy(self.head(found).transpose(1, 2), words[:, 1:], label_smoothing=0.1)
+
+
+def translator() -> nn.Module:
+    """The translator, random weights."""
+    return Translator()
+
+
+def pairs(batch_size: int) -> dict[str, Tensor]:
+    """Random sentences of 60 tokens and their translations of 51."""
+    return {
+        "tokens": torch.randint(0, 16000, (batch_size, 60)),
+        "words": torch.randint(0, 16000, (batch_size, 51)),
+    }
+
+
+class Mixer(nn.Module):
+    """An MLP-Mixer (arXiv 2105.01601): products along patches and along channels in turn."""
+
+    def __init__(self, width: int = 384, depth: int = 6, patches: int = 196) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, width, 16, 16)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * depth))
+        self.across = nn.ModuleList(_perceptron(patches, 2 * patches) for _ in range(depth))
+        self.along = nn.ModuleList(_perceptron(width, 4 * width) for _ in range(depth))
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """[batch, width] of images [batch, 3, 224, 224]."""
+        x = self.patch(pixel_values).flatten(2).transpose(1, 2)
+        for index, (across, along) in enumerate(zip(self.across, self.along, strict=True)):
+            x = x + across(self.norms[2 * index](x).transpose(1, 2)).transpose(1, 2)
+            x = x + along(self.norms[2 * index + 1](x))
+        return x.mean(1)
+
+
+def _perceptron(width: int, inner: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Dropout(0.1), nn.Linear(inner, width))
+
+
+def mixer() -> nn.Module:
+    """The mixer with a head for 1000 classes, random weights."""
+    return WithLoss(nn.Sequential(Mixer(), nn.Linear(384, CLASSES)))

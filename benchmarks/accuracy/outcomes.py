@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 RECORDS = steps.RECORDS
 SETS = {
+    "fresh": "Fresh families and techniques: predicted, then measured; some then led to changes (records/README.md)",
     "unseen": "Unseen when first predicted; three rows then led to changes (records/README.md)",
     "held out": "Held out",
     "tuning": "Tuned on",

@@ -31,7 +31,14 @@ FIGURE, STEP_FIGURE = PAGE.with_suffix(".svg"), PAGE.with_name("accuracy-time.sv
 README = HERE.parents[1] / "README.md"
 NO_ROWS = ("walls-", "steps-")
 """Records of something else than a row's memory and time."""
-SETS = {"tuning": "tuning", "heldout": "held out", "notebook": "notebook", "unseen": "unseen", "h100": "H100"}
+SETS = {
+    "tuning": "tuning",
+    "heldout": "held out",
+    "notebook": "notebook",
+    "unseen": "unseen",
+    "fresh": "fresh",
+    "h100": "H100",
+}
 
 
 def shipped() -> list[Line]:

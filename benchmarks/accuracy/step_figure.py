@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 BOUNDS = {"arithmetic": "#2f5d8c", "memory bandwidth": "#6cae5c", "host": "#d9775f"}
 """What bounds a step, by prediction, and its colour."""
-SHORT = {"held out": "Held out", "tuning": "Tuned on", "notebook": "The notebook", "unseen": "Unseen", "H100": "H100"}
+SHORT = {
+    "held out": "Held out",
+    "tuning": "Tuned on",
+    "notebook": "The notebook",
+    "unseen": "Unseen",
+    "fresh": "Fresh",
+    "H100": "H100",
+}
 FIRST = "held out"
 """The set whose rows are drawn one by one, each on its quickest occasion."""
 MILLISECONDS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)

@@ -17,12 +17,13 @@ NOTE = """\
 Each row is a training whose batch was raised until a card of that size is predicted to be full; that batch and the next
 two were then run. A card was stood in for by granting PyTorch's allocator what the card leaves after the context, and
 not a byte more (`torch.cuda.set_per_process_memory_fraction`): the allocator met its bound as it meets a full card. All
-was predicted before ([walls-plan.json](../benchmarks/accuracy/records/walls-plan.json))."""
+was predicted before ([walls-plan.json](../benchmarks/accuracy/records/walls-plan.json) and, for three trainings with
+convolutions, [walls-plan-convolutions.json](../benchmarks/accuracy/records/walls-plan-convolutions.json))."""
 SINCE = """\
 Predicted again after these runs were seen ([walls-again.json](../benchmarks/accuracy/records/walls-again.json)): """
 CONVOLUTIONS = """\
-What changed is the rule that a convolution which finds no memory for its workspace takes another plan, as in PyTorch's
-sources; these runs made us look for it, so they do not test it."""
+What changed are the rule that a convolution which finds no memory for its workspace takes another plan, as in PyTorch's
+sources, for which the first runs made us look, so that they do not test it; and those of the workspaces themselves."""
 
 
 @dataclass(frozen=True, slots=True)

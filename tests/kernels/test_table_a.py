@@ -235,6 +235,23 @@ class TestIndexing:
         assert scratch(plan(aten.cumsum.default, meta(4, 512, dtype=torch.int64), 1)) == []
 
 
+def test_columns_begin_as_large_as_the_input():
+    unfolded = plan(aten.im2col.default, meta(2, 8, 20, 1), [9, 1], [1, 1], [4, 0], [1, 1])
+    assert unfolded == [Scratch(1280, "too small"), Out(0), Free("too small")]
+    strided = meta(2, 20, 72).transpose(1, 2)
+    assert plan(aten.col2im.default, strided, [20, 1], [9, 1], [1, 1], [4, 0], [1, 1]) == [
+        Out(0, 11520),
+        Scratch(11520, "contiguous copy 0"),
+    ]
+
+
+def test_batch_norm_copies_a_gradient_that_lies_otherwise():
+    data, weight, other = meta(2, 8, 5), meta(8), meta(2, 5, 8).transpose(1, 2)
+    args = (data, weight, weight, weight, weight, weight, True, 1e-5, [True, True, True])
+    assert scratch(plan(aten.native_batch_norm_backward.default, other, *args)) == [320]
+    assert scratch(plan(aten.native_batch_norm_backward.default, data, *args)) == []
+
+
 def test_dropout_takes_its_mask_first():
     assert plan(aten.native_dropout.default, meta(4, 8), 0.1, True) == [Out(1), Out(0)]
     assert plan(aten.native_dropout.default, meta(4, 8), 0.1, False) == [Out(0), Out(1)]

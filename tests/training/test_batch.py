@@ -73,6 +73,26 @@ OTHER_HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"pixel_values": ((2, 3, 224, 224), torch.float32), "labels": ((2, 224, 224), torch.int64)},
     ),
     "VideoMAEForVideoClassification": (_VIDEO, {"pixel_values": ((2, 4, 3, 32, 32), torch.float32), **CLASS}),
+    "VideoMAEForPreTraining": (
+        {**_VIDEO, "tubelet_size": 2},
+        {"pixel_values": ((2, 4, 3, 32, 32), torch.float32), "bool_masked_pos": ((2, 8), torch.bool)},
+    ),
+    "ViTMAEForPreTraining": (
+        {**_TEXT_32, "image_size": 32, "patch_size": 16},
+        {"pixel_values": ((2, 3, 32, 32), torch.float32)},
+    ),
+    "ViTForMaskedImageModeling": (
+        {**_TEXT_32, "image_size": 32, "patch_size": 16},
+        {"pixel_values": ((2, 3, 32, 32), torch.float32), "bool_masked_pos": ((2, 4), torch.bool)},
+    ),
+    "PatchTSTForPrediction": (
+        {"context_length": 32, "prediction_length": 8, "num_input_channels": 3},
+        {"past_values": ((2, 32, 3), torch.float32), "future_values": ((2, 8, 3), torch.float32)},
+    ),
+    "Speech2TextForConditionalGeneration": (
+        {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_source_positions": 60},
+        {"input_features": ((2, 60, 80), torch.float32), "labels": ((2, 8), torch.int64)},
+    ),
     "ASTForAudioClassification": (
         {**_TEXT_32, "max_length": 64},
         {"input_values": ((2, 64, 128), torch.float32), **CLASS},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from statistics import geometric_mean
+from statistics import median
 from typing import Any
 
 from trainatomy.facts.data import read_yaml
@@ -26,8 +26,8 @@ class Host:
 
     @property
     def typical(self) -> float:
-        """The geometric mean of the occasions."""
-        return geometric_mean(self.occasions)
+        """The median of the occasions: one on which others took most of it counts no more than any."""
+        return median(self.occasions)
 
 
 @cache

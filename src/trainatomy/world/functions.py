@@ -62,9 +62,6 @@ def composites(processor: Processor) -> dict[Any, Function]:
         _nn.one_hot: above_autograd.one_hot,
         **dict.fromkeys((torch.softmax, torch.Tensor.softmax), above_autograd.softmax),
         **dict.fromkeys((torch.log_softmax, torch.Tensor.log_softmax), above_autograd.log_softmax),
-        torch.lstm: recurrent.lstm,
-        torch.gru: recurrent.gru,
-        torch.rnn_tanh: recurrent.rnn_tanh,
-        torch.rnn_relu: recurrent.rnn_relu,
+        **recurrent.RecurrentLayers(processor.multiprocessors).functions(),
         **functions_of(processor.torch_version),
     }

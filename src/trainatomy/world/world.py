@@ -16,6 +16,7 @@ from trainatomy.world.autocast import Autocast
 from trainatomy.world.driver import Properties, simulated_driver
 from trainatomy.world.functions import composites
 from trainatomy.world.kernels.plan import Processor, Rule
+from trainatomy.world.kernels.recurrent import flattening
 from trainatomy.world.kernels.whole import told_to
 from trainatomy.world.mode import CudaFunctions
 from trainatomy.world.modules import ModuleTracker
@@ -113,7 +114,7 @@ class World:
         properties = Properties(self.name, self.total_memory, self.processor)
         empty = lambda: self.recorder.tape.events.append(Event("empty_cache", -1, 0))  # noqa: E731
         operations = told_to(self.recorder.operations)
-        with simulated_driver(properties, empty, self.autocast.clear), operations:  # noqa: SIM117
+        with simulated_driver(properties, empty, self.autocast.clear), operations, flattening():  # noqa: SIM117
             with self.modules, self.recorder, self.functions:
                 yield self
 

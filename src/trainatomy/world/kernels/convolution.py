@@ -4,9 +4,8 @@ Sources: aten/src/ATen/native/Convolution.cpp (``_convolution``, ``convolution_b
 (``cudnn_conv_suggest_memory_format``), cudnn/ConvShared.cpp and cudnn/Conv_v8.cpp, torch 2.9-2.13,
 ``cudnn.benchmark`` off.
 
-What cuDNN takes for itself is in ``cudnn_engine``.  Depthwise convolutions of contiguous images run ATen's own kernel
-(native/cuda/DepthwiseConv2d.cu), which needs nothing; those of channels-last images are cuDNN's, and the workspace of
-their weight's gradient is left out.
+What cuDNN takes for itself is in ``cudnn``.  Depthwise convolutions of contiguous images run ATen's own kernel
+(native/cuda/DepthwiseConv2d.cu), which needs nothing; those of channels-last images, and some of fp16, are cuDNN's.
 
 A convolution does not fail for lack of a workspace: PyTorch catches the error and tries the next of the plans that
 cuDNN's heuristics offer, then those of its fallback list (``try_configs``; see ``trainatomy.allocator.choices``).  It
@@ -23,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.world.kernels.arguments import bound, dense_bytes, is_half, layout_of
-from trainatomy.world.kernels.cudnn_engine import Convolution, Kind
+from trainatomy.world.kernels.cudnn.convolution import Convolution, Kind
+from trainatomy.world.kernels.cudnn.grouped import is_cudnns_depthwise
+from trainatomy.world.kernels.cudnn.workspace import workspace
 from trainatomy.world.kernels.plan import Call, Free, Out, Plan, Scratch
 from trainatomy.world.kernels.table_a import RULES_A
 
@@ -67,7 +68,9 @@ def _gradients(
 ) -> list[Out | Scratch | Free]:
     """The input's, then the weight's, each with a workspace of its own."""
     if _is_depthwise(named) and wanted is torch.contiguous_format:
-        return _depthwise_gradients(named)
+        asked = _asked(named["input"], named["weight"], grad, False, named, call.processor)
+        if not is_cudnns_depthwise(asked):
+            return _depthwise_gradients(named)
     plan: list[Out | Scratch | Free] = []
     kinds: tuple[Kind, Kind] = ("input gradient", "weight gradient")
     wanted_kinds = [kind for kind, wants in zip(kinds, named["output_mask"], strict=False) if wants]
@@ -96,25 +99,38 @@ def _workspace(
 ) -> list[Scratch]:
     """What cuDNN takes for ``kind``, if anything."""
     data, weight = named["input"], named["weight"]
-    if _is_depthwise(named) or not _has_tensor_cores(data, processor):
+    if not _has_tensor_cores(data, processor):
         return []
-    last = wanted is not torch.contiguous_format
     if named["transposed"]:  # the gradient of the input of a convolution from ``output`` to ``data``
         swapped: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}
         kind, data, output = swapped.get(kind, kind), output, data
-    called = Convolution(
-        data=data.shape,
-        weight=weight.shape,
-        output=output.shape,
+    one = _asked(data, weight, output, wanted is not torch.contiguous_format, named, processor)
+    size = workspace(kind, one)
+    return [Scratch(size, "cudnn_workspace", (kind, one.key))] if size else []
+
+
+def _asked(
+    data: torch.Tensor, weight: torch.Tensor, output: torch.Tensor, last: bool, named: dict[str, Any], on: Processor
+) -> Convolution:
+    """What cuDNN is asked; along one dimension as along the second of two (``view4d``)."""
+    row = weight.dim() == 3
+    shapes = [torch.Size((*t.shape[:2], 1, *t.shape[2:])) if row else t.shape for t in (data, weight, output)]
+    strides, padding, dilation = named["stride"], named["padding"], named["dilation"]
+    if row:
+        strides, padding, dilation = [1, *strides], [0, *padding], [1, *dilation]
+    return Convolution(
+        data=shapes[0],
+        weight=shapes[1],
+        output=shapes[2],
         dtype=data.dtype,
-        strides=named["stride"],
-        padding=named["padding"],
+        strides=strides,
+        padding=padding,
+        dilation=dilation,
+        groups=named["groups"],
+        transposed=named["transposed"],
         channels_last=last,
-        multiprocessors=processor.multiprocessors,
+        multiprocessors=on.multiprocessors,
     )
-    size = called.workspace(kind)
-    choice = kind, called.key, tuple(named["dilation"]), named["groups"]
-    return [Scratch(size, "cudnn_workspace", choice)] if size else []
 
 
 def _has_tensor_cores(tensor: torch.Tensor, processor: Processor) -> bool:

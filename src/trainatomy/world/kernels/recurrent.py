@@ -1,33 +1,34 @@
 """Recurrent layers through cuDNN, above autograd: on meta tensors PyTorch would unroll them step by step.
 
 Shapes: T steps, B batch, L layers, R directions, H hidden size, P size of an output (H, or a projection's). Source:
-aten/src/ATen/native/cudnn/RNN.cpp (``_cudnn_rnn``, ``_cudnn_rnn_backward``), torch 2.9-2.13.
+aten/src/ATen/native/cudnn/RNN.cpp (``_cudnn_rnn``, ``_cudnn_rnn_backward``), torch 2.9-2.13, and what recorded
+trainings allocate, in their order; what cuDNN itself takes: ``cudnn.recurrence``.
 
-cuDNN tells reserve and workspace only at run time. Read off an H200 (cuDNN 9.19): the reserve keeps, for each step,
-layer and direction, the gates and cell of an LSTM, six values of a GRU, one of a plain layer, what passes between
-layers, and 256 bytes.  Assumed: a byte for each value that dropout may drop between layers; a workspace of 8 MiB for
-each layer, the weights and the gates of all steps (3 to 7 % off on the H200).
-
-Weights that do not lie in one buffer are copied into one that backward keeps: bfloat16, which ``flatten_parameters``
-passes over (torch/backends/cudnn/__init__.py, ``is_acceptable``), and what autocast casts.
+Modules put the weights of a layer into one buffer (``flatten_parameters``), of types that cuDNN accepts by
+torch/backends/cudnn/__init__.py, ``is_acceptable``, which leaves out bfloat16. Weights that do not lie in one are
+copied into one at each call.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
+from torch import nn
 
+from trainatomy.world.kernels.cudnn.recurrence import Recurrent, dropout_state_bytes, weight_numbers
 from trainatomy.world.kernels.whole import one_operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "GRU": 3, "LSTM": 4}
-_KEPT = {"RNN_TANH": 1, "RNN_RELU": 1, "GRU": 6, "LSTM": 5}
-_RESERVE_HEADER = 256
-_WORKSPACE_OF_LAYER = 8 * 2**20
+_AUTOCAST = torch.float16
+"""Also where autocast's type is another one (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+_FLATTENED = (torch.float16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,55 +41,119 @@ class Recurrence:
     train: bool
     bidirectional: bool
     batch_first: bool
+    has_biases: bool = True
 
-    def reserve_bytes(self, steps_and_batch: int, hidden: int, element_bytes: int) -> int:
-        """What is kept for backward, for T·B values of ``hidden``; nothing in inference."""
-        if not self.train:
-            return 0
-        directions = 2 if self.bidirectional else 1
-        cells = steps_and_batch * hidden * directions
-        values = self.num_layers * _KEPT[self.mode] + self.num_layers - 1
-        dropped = cells * (self.num_layers - 1) if self.dropout > 0 else 0
-        return cells * values * element_bytes + dropped + _RESERVE_HEADER
+    @property
+    def directions(self) -> int:
+        """One or two."""
+        return 2 if self.bidirectional else 1
 
-    def workspace_bytes(self, steps_and_batch: int, hidden: int, weights: int, element_bytes: int) -> int:
-        """What one call takes for itself, beside ``weights`` numbers of all layers."""
-        gates = steps_and_batch * hidden * _GATES[self.mode] * (2 if self.bidirectional else 1) * self.num_layers
-        return self.num_layers * _WORKSPACE_OF_LAYER + (weights + gates) * element_bytes
+    def numbers(self, input_size: int, hidden: int) -> int:
+        """Weights in a flat buffer."""
+        return weight_numbers(self.mode.split("_")[0], input_size, hidden, self.num_layers, self.directions)
 
-
-def lstm(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """``torch.lstm``, of padded or packed sequences."""
-    return _called("LSTM", *arguments)
-
-
-def gru(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """``torch.gru``."""
-    return _called("GRU", *arguments)
-
-
-def rnn_tanh(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """``torch.rnn_tanh``."""
-    return _called("RNN_TANH", *arguments)
+    def asks(self, data: torch.Tensor, hidden: torch.Tensor) -> Recurrent:
+        """What cuDNN is asked for ``data`` [T, B, input], or [sum of T, input] of packed sequences."""
+        rows, batch, size = data.shape[:-1].numel(), hidden.shape[-2], hidden.shape[-1]
+        return Recurrent(
+            kind=self.mode.split("_")[0],
+            dtype=data.dtype,
+            input_size=data.shape[-1],
+            hidden=size,
+            layers=self.num_layers,
+            directions=self.directions,
+            dropout=self.dropout > 0,
+            rows=rows,
+            steps=-(-rows // batch),
+            batch=batch,
+        )
 
 
-def rnn_relu(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """``torch.rnn_relu``."""
-    return _called("RNN_RELU", *arguments)
+class RecurrentLayers:
+    """The recurrent layers of one process; it keeps the random states of dropout."""
+
+    def __init__(self, multiprocessors: int) -> None:
+        self._multiprocessors = multiprocessors
+        self._dropout_state: torch.Tensor | None = None
+
+    def functions(self) -> dict[Any, Callable[..., Any]]:
+        """By the builtin that modules call."""
+        names = {torch.lstm: "LSTM", torch.gru: "GRU", torch.rnn_tanh: "RNN_TANH", torch.rnn_relu: "RNN_RELU"}
+        return {builtin: self._function(mode) for builtin, mode in names.items()}
+
+    def _function(self, mode: str) -> Callable[..., Any]:
+        def call(data: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+            return self._called(mode, data, *rest)
+
+        return call
+
+    def _called(self, mode: str, data: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+        """(input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first), or with the batch sizes
+        of packed sequences before hx and no batch_first.  Autocast computes in half precision."""
+        packed = len(rest) == 8 and isinstance(rest[2], (list, tuple))
+        hidden, weights, has_biases, layers, dropout, train, bidirectional = rest[1:] if packed else rest[:7]
+        layer = Recurrence(mode, layers, dropout, train, bidirectional, not packed and rest[7], has_biases)
+        states = (hidden,) if isinstance(hidden, torch.Tensor) else tuple(hidden)
+        if train and dropout > 0 and self._dropout_state is None:
+            self._dropout_state = _buffer(data, dropout_state_bytes(self._multiprocessors))
+        if torch.is_autocast_enabled("cuda"):
+            weights = _cast(layer, data, states, weights)
+            states = tuple(state.to(_AUTOCAST) for state in states)
+            data = data.to(_AUTOCAST)
+        return recurrent(layer, data, states, weights)
 
 
-def _called(mode: str, data: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    """(input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first), or with the batch sizes of
-    packed sequences before hx and no batch_first.  Autocast computes in its type (autocast_mode's
-    ``_cudnn_rnn_cast_reflatten``)."""
-    packed = len(rest) == 8 and isinstance(rest[2], (list, tuple))
-    hidden, weights, _, layers, dropout, train, bidirectional = rest[1:] if packed else rest[:7]
-    layer = Recurrence(mode, layers, dropout, train, bidirectional, False if packed else rest[7])
-    states = (hidden,) if isinstance(hidden, torch.Tensor) else tuple(hidden)
-    if torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        data, states, weights = data.to(dtype), tuple(s.to(dtype) for s in states), [w.to(dtype) for w in weights]
-    return recurrent(layer, data, states, weights)
+@contextlib.contextmanager
+def flattening() -> Iterator[None]:
+    """While this is open, modules put their weights into one buffer, as they do on a GPU with cuDNN."""
+    with mock.patch.object(nn.RNNBase, "flatten_parameters", _flatten):
+        yield
+
+
+def _flatten(module: nn.RNNBase) -> None:
+    """``RNNBase.flatten_parameters``: zeros, into which each weight is copied, and which it then lies in."""
+    weights: list[Any] = module._flat_weights
+    if len(weights) != len(module._flat_weights_names) or not all(isinstance(one, torch.Tensor) for one in weights):
+        return
+    first = weights[0]
+    if first.dtype not in _FLATTENED or not all(one.is_cuda and one.dtype == first.dtype for one in weights):
+        return
+    layer = Recurrence(module.mode, module.num_layers, 0.0, True, module.bidirectional, False)
+    with torch.no_grad():
+        projected = module.proj_size > 0
+        count = (
+            sum(one.numel() for one in weights) if projected else layer.numbers(module.input_size, module.hidden_size)
+        )
+        flat = first.new_zeros(count)
+        for weight, part in zip(weights, _split(flat, weights), strict=True):
+            weight.data = part.view_as(weight)
+
+
+def _cast(
+    layer: Recurrence, data: torch.Tensor, states: Sequence[torch.Tensor], weights: Sequence[Any]
+) -> Sequence[torch.Tensor]:
+    """Autocast's ``_cudnn_rnn_cast_reflatten``: one buffer of the other type."""
+    if all(weight.dtype == _AUTOCAST for weight in weights):
+        return weights
+    numbers = max(layer.numbers(data.shape[-1], states[-1].shape[-1]), sum(weight.numel() for weight in weights))
+    cast: Sequence[torch.Tensor] = _CastFlat.apply(numbers, *weights)
+    return cast
+
+
+class _CastFlat(torch.autograd.Function):
+    """Weights as views of one buffer in half precision; gradients are cast back one by one, the last first."""
+
+    @staticmethod
+    def forward(ctx: Any, numbers: int, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.dtypes = [weight.dtype for weight in weights]
+        flat = weights[0].new_zeros(numbers, dtype=_AUTOCAST)
+        return tuple(part.view_as(weight) for part, weight in zip(_split(flat, weights), weights, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        pairs = list(zip(gradients, ctx.dtypes, strict=True))
+        cast = [gradient.to(dtype) for gradient, dtype in reversed(pairs)]
+        return (None, *reversed(cast))
 
 
 def recurrent(
@@ -103,34 +168,29 @@ def recurrent(
 
 
 class _CudnnRecurrence(torch.autograd.Function):
-    """Takes what ``_cudnn_rnn`` takes, in its order; gradients of all weights lie in one buffer."""
+    """Takes what ``_cudnn_rnn`` takes, in its order; gradients of all weights lie in one buffer, unless the layer has
+    no biases, for which the buffer keeps room: then each is copied out of it."""
 
     @staticmethod
     def forward(
         ctx: Any, layer: Recurrence, data: torch.Tensor, states: int, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         hidden, weights = tensors[:states], tensors[states:]
-        size, out_size = hidden[-1].shape[-1], hidden[0].shape[-1]
         ordered = _steps_first(layer, data).contiguous()
-        rows = ordered.shape[:-1].numel()
-        output = data.new_empty((*ordered.shape[:-1], out_size * (2 if layer.bidirectional else 1)))
+        asked = layer.asks(ordered, hidden[-1])
+        output = data.new_empty((*ordered.shape[:-1], hidden[0].shape[-1] * layer.directions))
         after = tuple(torch.empty_like(state) for state in hidden)
-        numbers = sum(weight.numel() for weight in weights)
-        flat = data.new_empty(numbers) if data.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda") else None
-        told: dict[str, Any] = {
-            "mode": layer.mode,
-            "num_layers": layer.num_layers,
-            "bidirectional": layer.bidirectional,
-        }
-        with one_operation("aten::_cudnn_rnn", ordered, *hidden, *weights, **told) as results:
-            workspace = _buffer(data, layer.workspace_bytes(rows, size, numbers, data.element_size()))
-            reserve = _buffer(data, layer.reserve_bytes(rows, size, data.element_size()))
+        numbers = max(layer.numbers(data.shape[-1], asked.hidden), sum(weight.numel() for weight in weights))
+        flat = None if _lie_together(weights) else data.new_empty(numbers)
+        with one_operation("aten::_cudnn_rnn", ordered, *hidden, *weights, **_told(layer)) as results:
+            workspace = _buffer(data, asked.workspace(training=layer.train))
+            reserve = _buffer(data, asked.reserve() if layer.train else 0)
             results += [output, *after, reserve]
         del workspace
         results.clear()
         del ordered
         output = _steps_first(layer, output)
-        ctx.layer, ctx.rows, ctx.size, ctx.states, ctx.numbers = layer, rows, size, states, numbers
+        ctx.layer, ctx.asked, ctx.states, ctx.numbers = layer, asked, states, numbers
         ctx.save_for_backward(data, reserve, flat, output, *hidden, *weights)
         return (output, *after)
 
@@ -138,24 +198,30 @@ class _CudnnRecurrence(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         data, _, _, _, *tensors = ctx.saved_tensors
         hidden, weights = tensors[: ctx.states], tensors[ctx.states :]
-        size = ctx.layer.workspace_bytes(ctx.rows, ctx.size, ctx.numbers, data.element_size())
-        layer = ctx.layer
-        told: dict[str, Any] = {
-            "mode": layer.mode,
-            "num_layers": layer.num_layers,
-            "bidirectional": layer.bidirectional,
-        }
-        with one_operation("aten::_cudnn_rnn_backward", gradients[0], data, *hidden, *weights, **told) as results:
+        layer: Recurrence = ctx.layer
+        size = ctx.asked.workspace(training=True, backward=True)
+        with one_operation("aten::_cudnn_rnn_backward", gradients[0], data, *hidden, *weights, **_told(layer)) as made:
             of_data, *of_hidden = _input_gradients(layer, data, gradients[0], hidden, size)
             ordered = _steps_first(layer, data).contiguous()
             flat = data.new_zeros(ctx.numbers)
             workspace = _buffer(data, size)
+            of_weights = [part.view_as(weight) for part, weight in zip(_split(flat, weights), weights, strict=True)]
+            if not layer.has_biases:
+                of_weights = [part.clone() for part in of_weights]
             del workspace
             del ordered
-            results += [of_data, *of_hidden, flat]
-        results.clear()
-        of_weights = [part.view_as(weight) for part, weight in zip(_split(flat, weights), weights, strict=True)]
+            made += [of_data, *of_hidden, flat]
+        made.clear()
         return (None, of_data, None, *of_hidden, *of_weights)
+
+
+def _told(layer: Recurrence) -> dict[str, Any]:
+    return {"mode": layer.mode, "num_layers": layer.num_layers, "bidirectional": layer.bidirectional}
+
+
+def _lie_together(weights: Sequence[torch.Tensor]) -> bool:
+    """All in one buffer."""
+    return len({weight.untyped_storage()._cdata for weight in weights}) == 1
 
 
 def _input_gradients(
@@ -172,7 +238,9 @@ def _input_gradients(
 
 
 def _split(flat: torch.Tensor, weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    return torch.split(flat, [weight.numel() for weight in weights])
+    """The parts of ``flat`` in which ``weights`` lie; what is over (room for biases) is left out."""
+    sizes = [weight.numel() for weight in weights]
+    return torch.split(flat[: sum(sizes)], sizes)
 
 
 def _steps_first(layer: Recurrence, tensor: torch.Tensor) -> torch.Tensor:
