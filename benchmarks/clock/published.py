@@ -155,7 +155,7 @@ def predict(row: Row, operations: Operations) -> Outcome:
     """The clock's answer for a row, as ``clock.step.time_of`` gives it, without the phases that were not timed."""
     workload, known = row.workload, reference_host()
     loop = "inference" if workload.mode == "inference" else workload.loop
-    costs = from_microseconds(known.microseconds, dict.fromkeys(PARTS, known.typical))
+    costs = from_microseconds(known.microseconds, dict.fromkeys(PARTS, known.quiet))
     issue = list(issue_seconds(operations, costs, loop))
     timed = [index for index, one in enumerate(operations.operations) if one.phase not in row.without]
     left = replace(operations, operations=[operations.operations[index] for index in timed])

@@ -51,17 +51,16 @@ def test_a_slower_host_makes_a_slower_step(encoder: Operations) -> None:
     assert slow - waits == pytest.approx(2 * (same - waits), rel=1e-6)
 
 
-def test_without_factors_the_host_is_as_on_a_typical_occasion(encoder: Operations) -> None:
+def test_without_factors_the_host_is_as_on_a_quiet_occasion(encoder: Operations) -> None:
     known = reference_host()
-    typical = calibration(dict.fromkeys(PARTS, known.typical), known.id)
-    assert seconds(encoder, None) == pytest.approx(seconds(encoder, typical))
-    assert min(known.occasions) < known.typical < max(known.occasions)
-    assert replace(known, occasions=(1.0, 4.0)).typical == pytest.approx(2.0)
+    quiet = calibration(dict.fromkeys(PARTS, known.quiet), known.id)
+    assert seconds(encoder, None) == pytest.approx(seconds(encoder, quiet))
+    assert replace(known, occasions=(1.0, 4.0)).quiet == 1.0
 
 
-def test_a_part_without_a_factor_is_as_on_a_typical_occasion(encoder: Operations) -> None:
+def test_a_part_without_a_factor_is_as_on_a_quiet_occasion(encoder: Operations) -> None:
     known = reference_host()
-    some = calibration({"graph": known.typical}, known.id)
+    some = calibration({"graph": known.quiet}, known.id)
     assert seconds(encoder, some) == pytest.approx(seconds(encoder, None))
     empty = replace(some, sections={"host": {"reference": known.id}})
     assert seconds(encoder, empty) == pytest.approx(seconds(encoder, None))

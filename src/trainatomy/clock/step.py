@@ -118,13 +118,13 @@ def _model_runs(operations: Operations) -> dict[int, int]:
 
 def _host(calibration: Calibration | None) -> tuple[HostCosts, str]:
     """The reference host's costs: by the factors of ``calibration`` where it has some against this reference; parts
-    without one are as on a typical occasion."""
+    without one are as on a quiet occasion."""
     known = reference_host()
     section = calibration.sections.get("host", {}) if calibration else {}
     if section.get("reference") == known.id:
-        factors = {**dict.fromkeys(PARTS, known.typical), **section.get("factors", {})}
+        factors = {**dict.fromkeys(PARTS, known.quiet), **section.get("factors", {})}
         return from_microseconds(known.microseconds, factors), f"as calibrated, beside {known.name}"
-    return from_microseconds(known.microseconds, dict.fromkeys(PARTS, known.typical)), known.name
+    return from_microseconds(known.microseconds, dict.fromkeys(PARTS, known.quiet)), known.name
 
 
 def _interval(basis: str, bound: Bound) -> tuple[float, float]:

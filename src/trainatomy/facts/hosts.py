@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from statistics import median
 from typing import Any
 
 from trainatomy.facts.data import read_yaml
@@ -25,9 +24,9 @@ class Host:
     source: str
 
     @property
-    def typical(self) -> float:
-        """The median of the occasions: one on which others took most of it counts no more than any."""
-        return median(self.occasions)
+    def quiet(self) -> float:
+        """The least of the occasions: other work slows a host and never quickens it, and no prediction knows of any."""
+        return min(self.occasions)
 
 
 @cache
