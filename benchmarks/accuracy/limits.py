@@ -25,11 +25,14 @@ HEAD = """\
 # `report.py --accept` writes this file from errors.json; `make accuracy` and the tests fail beyond it.
 """
 
+REFUSED = "not predicted"
+"""The figure, as it were, that counts the rows of a set which cannot be predicted: ``rows``."""
+
 Limits = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def of(run: Run) -> dict[str, dict[str, dict[str, float]]]:
-    """The median and the worst error of each set and figure, rounded up."""
+    """The median and the worst error of each set and figure, rounded up; how many rows were refused, if any."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for kind in SETS:
         sizes: dict[str, list[float]] = {}
@@ -40,6 +43,8 @@ def of(run: Run) -> dict[str, dict[str, dict[str, float]]]:
                         sizes.setdefault(figure, []).append(abs(error))
         for figure, known in sizes.items():
             found.setdefault(kind, {})[figure] = {"median": _up(median(known)), "worst": _up(max(known))}
+        if refused := [one for one in run.outcomes if one.set == kind and not one.predicted]:
+            found.setdefault(kind, {})[REFUSED] = {"rows": len(refused)}
     return found
 
 
@@ -56,12 +61,19 @@ def write(run: Run, path: Path = LIMITS) -> None:
 
 def violations(run: Run, limits: Limits) -> list[str]:
     """A line for each row that cannot be predicted, and for each figure beyond its limit or without one."""
-    found = [f"{one.name} ({one.set}): not predicted: {one.problem}" for one in run.outcomes if not one.predicted]
+    found = [
+        f"{one.name} ({one.set}): not predicted: {one.problem}"
+        for one in run.outcomes
+        if not one.predicted and REFUSED not in limits.get(one.set, {})
+    ]
     for kind, figures in of(run).items():
         for figure, values in figures.items():
             for name, value in values.items():
                 limit = limits.get(kind, {}).get(figure, {}).get(name)
-                if limit is None:
+                if figure == REFUSED:
+                    if limit is not None and value > limit:
+                        found.append(f"{kind}: {value:.0f} rows cannot be predicted, and not {limit:.0f}")
+                elif limit is None:
                     found.append(f"{kind}, {figure}: no limit for the {name} error")
                 elif value > limit:
                     found.append(f"{kind}, {figure}: the {name} error is {percent(value)}, beyond {percent(limit)}")

@@ -11,8 +11,8 @@ from rivals import Said
 from tables import STATISTICS, errors, statistics, table
 
 US = "trainatomy"
-BOTH = "H100"
-"""The set whose rows are measured again on another card: the tools were asked about the others."""
+NOT_ASKED = ("H100", "fresh")
+"""Rows that are measured again on another card, and those that came later: the tools were asked about the others."""
 REASONS = 4
 """Reasons for no answer that are told, the most frequent first."""
 NOTE = """\
@@ -31,8 +31,8 @@ class Contender:
 
 
 def contenders(run: Run, said: Sequence[Said] | None = None) -> list[Contender]:
-    """trainatomy's three figures over all rows, then each rival with trainatomy on the same rows behind it."""
-    rows = {one.name: one for one in run.outcomes if one.set != BOTH}
+    """trainatomy's three figures over all rows asked about, then each rival with it on the same rows behind."""
+    rows = {one.name: one for one in run.outcomes if one.set not in NOT_ASKED}
     found = [Contender(US, figure, len(rows), errors(rows.values(), figure)) for figure in FIGURES]
     for one in run_rivals.kept() if said is None else said:
         figure = one.about.figure

@@ -34,8 +34,8 @@ FOLDER = outcomes.RECORDS / "rivals"
 POLL_SECONDS = 0.02
 LENGTH = 160
 """Characters of an error that are kept."""
-BOTH = "h100-sample.jsonl"
-"""Rows of the other files, measured again on another card: the tools say the same of both."""
+NOT_ASKED = ("h100-sample.jsonl", "h200-fresh.jsonl")
+"""Rows of the other files, measured again on another card, of which the tools say the same; rows that came later."""
 
 
 def rival(name: str) -> ModuleType:
@@ -44,8 +44,9 @@ def rival(name: str) -> ModuleType:
 
 
 def rows() -> list[dict[str, Any]]:
-    """What is asked about: every measured training once."""
-    return outcomes.read_records([path for path in sorted(outcomes.RECORDS.glob("h*.jsonl")) if path.name != BOTH])
+    """What is asked about: every training once that was measured when they were."""
+    files = sorted(outcomes.RECORDS.glob("h*.jsonl"))
+    return outcomes.read_records([path for path in files if path.name not in NOT_ASKED])
 
 
 def ask(modules: Sequence[ModuleType], line: dict[str, Any], arguments: Sequence[Any], path: Path) -> None:
