@@ -15,7 +15,7 @@ from fake_allocator import FakeAllocator
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "watch.py"
 
@@ -86,9 +86,8 @@ def test_steps_that_other_work_slowed_do_not_count(benchmark: ModuleType) -> Non
     assert benchmark.cost("watch", rounds).overhead == pytest.approx(0.02)
 
 
-def test_all_ways_take_turns_and_hand_everything_back(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    allocator = FakeAllocator()
-    allocator.install(monkeypatch)
+def small_training() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    """Two layers, their optimizer and a step."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -97,6 +96,13 @@ def test_all_ways_take_turns_and_hand_everything_back(benchmark: ModuleType, mon
         optimizer.step()
         optimizer.zero_grad()
 
+    return model, optimizer, step
+
+
+def test_all_ways_take_turns_and_hand_everything_back(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = FakeAllocator()
+    allocator.install(monkeypatch)
+    model, optimizer, step = small_training()
     with allocator:
         ways = benchmark.ways_of(model, optimizer)
         rounds = benchmark.measure(step, ways, 2, 3, lambda: None)
@@ -123,14 +129,7 @@ def test_the_parts_are_those_of_a_watched_step(benchmark: ModuleType, monkeypatc
     allocator.install(monkeypatch)
     monkeypatch.setattr(benchmark, "_pairs", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
-        model(torch.ones(4, 8)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    model, optimizer, step = small_training()
     with allocator:
         found = benchmark.parts(model, optimizer, step)
     assert found.pairs > 0 and found.notes_seconds > 0 and not allocator.recording
