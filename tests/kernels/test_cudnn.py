@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trainatomy.world.kernels.cudnn.convolution import Convolution, Kind
-from trainatomy.world.kernels.cudnn.recurrence import Recurrent, dropout_state_bytes, weight_numbers
+from trainatomy.world.kernels.cudnn.recurrence import Recurrent, bias_numbers, dropout_state_bytes
 from trainatomy.world.kernels.cudnn.workspace import workspace
 
 HALF, FLOAT = torch.bfloat16, torch.float32
@@ -136,6 +136,7 @@ def test_random_recurrent_layers_are_met_nearly_always() -> None:
 
 def test_what_a_recurrent_layer_keeps_besides() -> None:
     assert dropout_state_bytes(132) == 6_488_064
-    assert 4 * weight_numbers("GRU", 300, 384, 3, 1) == 10_257_408
+    weights = 3 * 384 * ((300 + 384) + 2 * (384 + 384))
+    assert 4 * (weights + bias_numbers("GRU", 384, 3, 1)) == 10_257_408
     lstm = Recurrent("LSTM", FLOAT, 256, 512, 2, 2, False, 4000, 100, 40)
     assert (lstm.workspace(training=True), lstm.reserve()) == (194_019_904, 180_224_256)

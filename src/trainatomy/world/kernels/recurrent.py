@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from trainatomy.world.kernels.cudnn.recurrence import Recurrent, dropout_state_bytes, weight_numbers
+from trainatomy.world.kernels.cudnn.recurrence import Recurrent, bias_numbers, dropout_state_bytes
 from trainatomy.world.kernels.whole import one_operation
 
 if TYPE_CHECKING:
@@ -44,19 +44,25 @@ class Recurrence:
     has_biases: bool = True
 
     @property
+    def kind(self) -> str:
+        """RNN, GRU or LSTM."""
+        return self.mode.split("_")[0]
+
+    @property
     def directions(self) -> int:
         """One or two."""
         return 2 if self.bidirectional else 1
 
-    def numbers(self, input_size: int, hidden: int) -> int:
-        """Weights in a flat buffer."""
-        return weight_numbers(self.mode.split("_")[0], input_size, hidden, self.num_layers, self.directions)
+    def numbers(self, weights: Sequence[torch.Tensor], hidden: int) -> int:
+        """In a flat buffer of ``weights``, with room for biases also where there are none."""
+        room = 0 if self.has_biases else bias_numbers(self.kind, hidden, self.num_layers, self.directions)
+        return sum(weight.numel() for weight in weights) + room
 
     def asks(self, data: torch.Tensor, hidden: torch.Tensor) -> Recurrent:
         """What cuDNN is asked for ``data`` [T, B, input], or [sum of T, input] of packed sequences."""
         rows, batch, size = data.shape[:-1].numel(), hidden.shape[-2], hidden.shape[-1]
         return Recurrent(
-            kind=self.mode.split("_")[0],
+            kind=self.kind,
             dtype=data.dtype,
             input_size=data.shape[-1],
             hidden=size,
@@ -97,7 +103,7 @@ class RecurrentLayers:
         if train and dropout > 0 and self._dropout_state is None:
             self._dropout_state = _buffer(data, dropout_state_bytes(self._multiprocessors))
         if torch.is_autocast_enabled("cuda"):
-            weights = _cast(layer, data, states, weights)
+            weights = _cast(layer, states, weights)
             states = tuple(state.to(_AUTOCAST) for state in states)
             data = data.to(_AUTOCAST)
         return recurrent(layer, data, states, weights)
@@ -118,25 +124,20 @@ def _flatten(module: nn.RNNBase) -> None:
     first = weights[0]
     if first.dtype not in _FLATTENED or not all(one.is_cuda and one.dtype == first.dtype for one in weights):
         return
-    layer = Recurrence(module.mode, module.num_layers, 0.0, True, module.bidirectional, False)
+    layer = Recurrence(
+        module.mode, module.num_layers, module.dropout, module.training, module.bidirectional, False, module.bias
+    )
     with torch.no_grad():
-        projected = module.proj_size > 0
-        count = (
-            sum(one.numel() for one in weights) if projected else layer.numbers(module.input_size, module.hidden_size)
-        )
-        flat = first.new_zeros(count)
+        flat = first.new_zeros(layer.numbers(weights, module.hidden_size))
         for weight, part in zip(weights, _split(flat, weights), strict=True):
             weight.data = part.view_as(weight)
 
 
-def _cast(
-    layer: Recurrence, data: torch.Tensor, states: Sequence[torch.Tensor], weights: Sequence[Any]
-) -> Sequence[torch.Tensor]:
+def _cast(layer: Recurrence, states: Sequence[torch.Tensor], weights: Sequence[Any]) -> Sequence[torch.Tensor]:
     """Autocast's ``_cudnn_rnn_cast_reflatten``: one buffer of the other type."""
     if all(weight.dtype == _AUTOCAST for weight in weights):
         return weights
-    numbers = max(layer.numbers(data.shape[-1], states[-1].shape[-1]), sum(weight.numel() for weight in weights))
-    cast: Sequence[torch.Tensor] = _CastFlat.apply(numbers, *weights)
+    cast: Sequence[torch.Tensor] = _CastFlat.apply(layer.numbers(weights, states[-1].shape[-1]), *weights)
     return cast
 
 
@@ -180,7 +181,7 @@ class _CudnnRecurrence(torch.autograd.Function):
         asked = layer.asks(ordered, hidden[-1])
         output = data.new_empty((*ordered.shape[:-1], hidden[0].shape[-1] * layer.directions))
         after = tuple(torch.empty_like(state) for state in hidden)
-        numbers = max(layer.numbers(data.shape[-1], asked.hidden), sum(weight.numel() for weight in weights))
+        numbers = layer.numbers(weights, asked.hidden)
         flat = None if _lie_together(weights) else data.new_empty(numbers)
         with one_operation("aten::_cudnn_rnn", ordered, *hidden, *weights, **_told(layer)) as results:
             workspace = _buffer(data, asked.workspace(training=layer.train))

@@ -42,10 +42,9 @@ def dropout_state_bytes(multiprocessors: int) -> int:
     return _DROPOUT_STATE * multiprocessors
 
 
-def weight_numbers(kind: str, input_size: int, hidden: int, layers: int, directions: int) -> int:
-    """Numbers in a flat buffer of all weights: with both biases of each gate, also where the layer has none."""
-    gates = _GATES[kind] * hidden * directions
-    return sum(gates * ((hidden * directions if layer else input_size) + hidden + 2) for layer in range(layers))
+def bias_numbers(kind: str, hidden: int, layers: int, directions: int) -> int:
+    """Numbers of all biases, two of each gate; a flat buffer of weights has room for them also where there are none."""
+    return 2 * _GATES[kind] * hidden * layers * directions
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +72,12 @@ class Recurrent:
 
     def workspace(self, *, training: bool, backward: bool = False) -> int:
         """Bytes of one call: in ``training`` forward or ``backward`` (of inputs and of weights alike), or inference."""
-        forward = self._forward_plan(self._is_small(_SMALL_BACKWARD if backward else _SMALL_FORWARD))
-        if not training:
-            return self._of_both_plans() + forward
-        if self.dropout and self.directions == 1:
-            forward += self._outputs
         small = self._is_small(_SMALL_BACKWARD if backward else _SMALL_FORWARD)
-        return self._of_both_plans() + max(forward, self._backward_plan(small))
+        plan = self._forward_plan(small)
+        if training:
+            dropped = self._outputs if self.dropout and self.directions == 1 else 0
+            plan = max(plan + dropped, self._backward_plan(small))
+        return self._of_both_plans() + plan
 
     def _is_small(self, limits: dict[str, int]) -> bool:
         return self.dtype in (torch.float32, torch.float16) and self.hidden <= limits[self.kind]
@@ -98,9 +96,11 @@ class Recurrent:
         return _aligned(self.rows * self.input_size * self.dtype.itemsize)
 
     def _of_both_plans(self) -> int:
-        gates, biases = _GATES[self.kind], 2 * self.layers
-        weights = weight_numbers(self.kind, self.input_size, self.hidden, self.layers, self.directions)
-        weights -= biases * gates * self.hidden * self.directions
+        gates = _GATES[self.kind] * self.hidden * self.directions
+        weights = sum(
+            gates * ((self.hidden * self.directions if layer else self.input_size) + self.hidden)
+            for layer in range(self.layers)
+        )
         products = self.layers * self.directions * _PRODUCTS
         return products + _aligned(weights * self.dtype.itemsize) + _HEADER + _aligned(8 * self.batch)
 
