@@ -143,8 +143,8 @@ def limits(found: dict[str, Timed]) -> list[tuple[str, float, float]]:
 def added_by_time(rounds: int) -> list[tuple[str, float, float]]:
     """What predicting time adds to predicting memory, as a share of the latter: name, reached, limit; prints both."""
     from trainatomy import predict
-    from trainatomy.clock.prices import prices_of
-    from trainatomy.facts.cards import card
+    from trainatomy.catalog.gpus import find_gpu
+    from trainatomy.timing.cost_model import cost_model_of
     from trainatomy.workload import Workload
 
     def seconds(workload: Workload, timed: bool) -> float:
@@ -154,7 +154,7 @@ def added_by_time(rounds: int) -> list[tuple[str, float, float]]:
         return time.process_time() - began
 
     began = time.process_time()
-    prices_of(card("h200"))
+    cost_model_of(find_gpu("h200"))
     once = time.process_time() - began
     print(f"\nTo read what kernels cost on a card, once in a process: {once:.2f} processor seconds.")
     print("\n| processor seconds, warm | memory | memory and time | added |\n|---|---:|---:|---:|")

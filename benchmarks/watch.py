@@ -173,7 +173,7 @@ def report(rounds: Sequence[dict[str, Stretch]], names: Sequence[str], found: Pa
 @contextmanager
 def history(context: str | None) -> Iterator[None]:
     """PyTorch's memory history alone, as a watch has it written (``context`` None) or with Python stacks ("all")."""
-    from trainatomy.gpu.attachment.history import RING_EVENTS
+    from trainatomy.integrations.allocation_history import RING_EVENTS
 
     torch.cuda.memory._record_memory_history(
         enabled="all", context=context, stacks="python", max_entries=RING_EVENTS, clear_history=True
@@ -186,8 +186,8 @@ def history(context: str | None) -> Iterator[None]:
 
 def parts(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], None]) -> Parts:
     """Of a watch whose first steps are over."""
-    from trainatomy.gpu.attachment.attach import Attachment
-    from trainatomy.gpu.attachment.notes import counted
+    from trainatomy.integrations.attachment import Attachment
+    from trainatomy.integrations.notes import counted
 
     attached = Attachment(model, optimizer)
     attached.start()

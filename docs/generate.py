@@ -20,11 +20,11 @@ from pathlib import Path
 from concepts import context, context_figure, step, step_figures
 
 from trainatomy import errors
-from trainatomy.faces import schema
-from trainatomy.faces.cli.app import COMMANDS, load
-from trainatomy.faces.cli.exits import BROKEN_PIPE, BUG, INTERRUPTED
-from trainatomy.faces.cli.manual import Entry, panels, paragraphs, usage
-from trainatomy.faces.operations_json import anatomy_schema
+from trainatomy.cli.app import COMMANDS, load
+from trainatomy.cli.exits import BROKEN_PIPE, BUG, INTERRUPTED
+from trainatomy.cli.manual import Entry, panels, paragraphs, usage
+from trainatomy.reporters import schema
+from trainatomy.reporters.operations_json import anatomy_schema
 from trainatomy.workload.reference import reference as workload_page
 
 HERE = Path(__file__).parent

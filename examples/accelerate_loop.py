@@ -29,7 +29,7 @@ def samples() -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def main(arguments: list[str] | None = None) -> trainatomy.Anatomy:
+def main(arguments: list[str] | None = None) -> trainatomy.Watch:
     parser = argparse.ArgumentParser(description="Watch an Accelerate loop.")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--accumulate", type=int, default=2)

@@ -29,7 +29,7 @@ class Classifier(nn.Module):
         return F.cross_entropy(self.head(self.layers(x)), y)
 
 
-def main() -> trainatomy.Anatomy:
+def main() -> trainatomy.Watch:
     has_gpu = torch.cuda.is_available()
     device = "cuda" if has_gpu else "cpu"
     model = Classifier()

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import trainatomy
+from trainatomy.analysis.balance import COMPONENTS
 from trainatomy.errors import FactoryError, SimulationError, WorkloadError
-from trainatomy.ledger.balance import COMPONENTS
-from trainatomy.results.bill import Prediction
+from trainatomy.results.memory import Prediction
 from trainatomy.workload import Workload
 
 SOURCE = """

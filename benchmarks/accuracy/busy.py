@@ -16,8 +16,8 @@ from grid import HERE
 from outcomes import Run
 from tables import percentile, table
 
-from trainatomy.clock.prices import gap_seconds
-from trainatomy.facts.calibrations import shipped
+from trainatomy.catalog.calibrations import shipped
+from trainatomy.timing.cost_model import gap_seconds
 
 RECORDS = HERE.parent / "clock" / "records" / "h200-kernels.jsonl"
 """``row``, ``tiny``, ``kernels`` and ``kernel_seconds`` of a profiled step, ``step_seconds`` of one that was not."""

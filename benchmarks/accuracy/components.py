@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 from outcomes import workload_of
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.facts.workspaces import workspaces
-from trainatomy.gpu.tapes import tape
-from trainatomy.gpu.tapes.labels import label_the_rest
-from trainatomy.ledger.settlement import settle
-from trainatomy.world.simulate import simulate
+from trainatomy.analysis.breakdown import settle
+from trainatomy.catalog.workspaces import workspaces
+from trainatomy.measurement.traces import trace as tape
+from trainatomy.measurement.traces.labels import label_the_rest
+from trainatomy.simulator.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trainatomy.ledger.settlement import Settlement
+    from trainatomy.analysis.breakdown import Settlement
     from trainatomy.workload.schema import Workload
 
 LIMIT = 0.01
@@ -31,17 +31,17 @@ LIMIT = 0.01
 OUTSIDE = ("cache", "context")
 
 
-def both(path: Path, card: str) -> tuple[Settlement, Settlement]:
+def both(path: Path, gpu: str) -> tuple[Settlement, Settlement]:
     """The recorded tape settled, and the simulated one."""
     history = tape.read(path)
-    workload = workload_of({"family": "", "alone": False, "held_out": False, **history.case}, card)
+    workload = workload_of({"family": "", "alone": False, "held_out": False, **history.case}, gpu)
     real = tape.to_tape(history)
     version = _version(workload)
     followed = {note.step for note in history.notes if note.name == "call"}
-    label_the_rest(real, workspaces(workload.card().capability, version), sorted(followed))
+    label_the_rest(real, workspaces(workload.resolve_gpu().capability, version), sorted(followed))
     settings = AllocatorSettings.parse(workload.allocator, version)
-    size = workload.card().memory_bytes
-    return settle(real, settings, size, 0), settle(simulate(workload, workload.card()).tape, settings, size, 0)
+    size = workload.resolve_gpu().memory_bytes
+    return settle(real, settings, size, 0), settle(simulate(workload, workload.resolve_gpu()).tape, settings, size, 0)
 
 
 def _version(workload: Workload) -> tuple[int, int]:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from outcomes import workload_of
 
-from trainatomy.gpu.tapes import tape
-from trainatomy.gpu.tapes.compare import Difference, compare_peak, compare_step
-from trainatomy.gpu.tapes.tape import History
+from trainatomy.measurement.traces import trace as tape
+from trainatomy.measurement.traces.compare import Difference, compare_peak, compare_step
+from trainatomy.measurement.traces.trace import History
+from trainatomy.simulator.simulate import simulate
 from trainatomy.workload.reading import read
 from trainatomy.workload.schema import Workload
-from trainatomy.world.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +38,9 @@ def table(title: str, differences: Sequence[Difference], count: int) -> str:
     return "\n".join(lines)
 
 
-def _recorded(history: History, card: str) -> Workload:
+def _recorded(history: History, gpu: str) -> Workload:
     """The training whose description lies in the tape."""
-    return workload_of({"family": "", "alone": False, "held_out": False, **history.case}, card)
+    return workload_of({"family": "", "alone": False, "held_out": False, **history.case}, gpu)
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def main() -> int:
     options = parser.parse_args()
     history = tape.read(options.tape)
     workload = read(options.workload) if options.workload else _recorded(history, options.gpu)
-    simulated, real = simulate(workload, workload.card()).tape, tape.to_tape(history)
+    simulated, real = simulate(workload, workload.resolve_gpu()).tape, tape.to_tape(history)
     if history.notes:
         differences = compare_step(simulated, real, options.step)
         print(table(f"Allocated in step {options.step}", differences, options.count))

@@ -28,11 +28,11 @@ from grid import Row
 from measured_lines import append, line_of, table, with_record
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.gpu.measure import died, last_lines, require_gpu
-from trainatomy.gpu.process.job import STACKS, Job, read_result
+from trainatomy.measurement.measure import died, last_lines, require_gpu
+from trainatomy.measurement.process.job import STACKS, Job, read_result
 
 if TYPE_CHECKING:
-    from trainatomy.results.bill import Measurement
+    from trainatomy.results.memory import Measurement
 
 POLL_SECONDS = 0.02
 STEPS = {"control": 8, "record": 4}

@@ -27,7 +27,7 @@ import trainatomy
 from trainatomy import api
 
 if TYPE_CHECKING:
-    from trainatomy.results.bill import Memory
+    from trainatomy.results.memory import Memory
     from trainatomy.workload.schema import Workload
 
 RECORDS = steps.RECORDS
@@ -112,11 +112,11 @@ def set_of(line: Line) -> str:
     return str(line.get("set") or ("held out" if line["held_out"] else "tuning"))
 
 
-def workload_of(line: Line, card: str) -> Workload:
+def workload_of(line: Line, gpu: str) -> Workload:
     """The measured training, with the card and the version of PyTorch that it ran on."""
     row = grid.Row(line["name"], line["family"], line["workload"], line["alone"], line["held_out"])
     software = {"torch": line["versions"]["torch"].split("+")[0]}
-    mapping = {"name": line["name"], **row.mapping, "gpu": card, "software": software}
+    mapping = {"name": line["name"], **row.mapping, "gpu": gpu, "software": software}
     return replace(row, mapping=mapping).workload()
 
 
@@ -134,11 +134,11 @@ def has_card(line: Line) -> bool:
     return line["nvml_used_bytes"] is not None and line["idle_bytes"] is not None
 
 
-def outcome(line: Line, card: str = "") -> Outcome:
+def outcome(line: Line, gpu: str = "") -> Outcome:
     """Predict the training of a measured line; ``card``: the one that it ran on, where records/cards.yaml lacks it."""
     known = cards().get(line["gpu"], {})
     try:
-        prediction = api.predict(workload_of(line, card or known["card"]))
+        prediction = api.predict(workload_of(line, gpu or known["card"]))
     except Exception as error:
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         return Outcome(line["name"], set_of(line), {}, measured(line), problem)
@@ -167,7 +167,7 @@ def compared(line: Line, predicted: Memory) -> tuple[dict[str, tuple[int, int]],
     return parts, (peak["step"], peak["phase"]) == (predicted.peak.step, predicted.peak.phase)
 
 
-def predict_all(lines: Sequence[Line], card: str = "", jobs: int = 2) -> Iterator[Outcome]:
+def predict_all(lines: Sequence[Line], gpu: str = "", jobs: int = 2) -> Iterator[Outcome]:
     """An outcome for each line, in order, from ``jobs`` processes that are replaced after some rows.
 
     Not by ``max_tasks_per_child``: with it, Python 3.11's executor can wait for ever
@@ -177,7 +177,7 @@ def predict_all(lines: Sequence[Line], card: str = "", jobs: int = 2) -> Iterato
     for first in range(0, len(lines), share):
         part = lines[first : first + share]
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            futures = [pool.submit(outcome, line, card) for line in part]
+            futures = [pool.submit(outcome, line, gpu) for line in part]
             for line, future in zip(part, futures, strict=True):
                 try:
                     yield future.result()

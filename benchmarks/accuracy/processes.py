@@ -1,6 +1,6 @@
 """Processes that each measure one row: started afresh, or forked from one that has imported the libraries.
 
-``trainatomy.gpu.process.forks`` says which trainings a fork measures as a fresh process would.
+``trainatomy.measurement.process.forks`` says which trainings a fork measures as a fresh process would.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from trainatomy.gpu.process.forks import NVML_CHECK, can_fork, preload
-from trainatomy.gpu.process.job import Job, set_environment
-from trainatomy.gpu.process.worker import execute
+from trainatomy.measurement.process.forks import NVML_CHECK, can_fork, preload
+from trainatomy.measurement.process.job import Job, set_environment
+from trainatomy.measurement.process.worker import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable

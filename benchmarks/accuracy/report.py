@@ -49,10 +49,10 @@ def shipped() -> list[Line]:
     return sorted(lines, key=lambda line: order.index(outcomes.set_of(line)))
 
 
-def predict(lines: list[Line], card: str, jobs: int) -> Run:
+def predict(lines: list[Line], gpu: str, jobs: int) -> Run:
     """Predict every line and say each as it is known."""
     found, began = [], time.perf_counter()
-    for one in outcomes.predict_all(lines, card, jobs):
+    for one in outcomes.predict_all(lines, gpu, jobs):
         found.append(one)
         print(*tables.details([one])[2:], f"{one.seconds:.1f} s", file=sys.stderr, flush=True)
     print(f"{len(found)} rows in {time.perf_counter() - began:.0f} s", file=sys.stderr)

@@ -12,7 +12,7 @@ from outcomes import Run
 from step_tables import Timed, percent, timed
 from steps import CLOSE, QUICKEST
 
-from trainatomy.faces.charts.style import INK, MUTED, as_bytes, drawing
+from trainatomy.reporters.charts.style import INK, MUTED, as_bytes, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

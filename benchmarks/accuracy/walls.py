@@ -29,12 +29,12 @@ from measured_lines import append
 from plan_walls import PLAN, Planned, read
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.gpu.measure import died, last_lines, require_gpu
-from trainatomy.gpu.process.job import Job, read_result, set_environment
-from trainatomy.gpu.process.worker import execute
+from trainatomy.measurement.measure import died, last_lines, require_gpu
+from trainatomy.measurement.process.job import Job, read_result, set_environment
+from trainatomy.measurement.process.worker import execute
 
 if TYPE_CHECKING:
-    from trainatomy.results.bill import Measurement
+    from trainatomy.results.memory import Measurement
 
 POLL_SECONDS = 0.05
 KEPT_FREE_BYTES = 6 * 2**30
@@ -194,12 +194,12 @@ def main() -> int:
         limit(planned.capacity_bytes)
         execute(job_of(planned), options.out)
         return 0
-    from trainatomy.gpu.card import nvml
+    from trainatomy.measurement.device import nvml
 
     print(f"the wall on {require_gpu()}", flush=True)
     with nvml.session() as driver:
-        card = driver.cards[0]
-        total = int(card.binding.nvmlDeviceGetMemoryInfo(card.handle).total)
+        gpu = driver.cards[0]
+        total = int(gpu.binding.nvmlDeviceGetMemoryInfo(gpu.handle).total)
     if not processes.preload():
         raise SystemExit("importing the libraries initialised CUDA: no fork could use the GPU")
     options.out.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "accuracy"))
 import grid
 from probe import WARM, tiny
 
-from trainatomy.clock.issue import KINDS, batch_bytes, checkpointed_regions, kind_of, listed, place_of
+from trainatomy.timing.launch import KINDS, batch_bytes, checkpointed_regions, kind_of, listed, place_of
 from trainatomy.workload.schema import Workload
 
 PRIOR = {
@@ -124,13 +124,13 @@ def counts(operations: Any) -> dict[str, Counter[str]]:
 
 def simulated(name: str, small: bool) -> tuple[Workload, Any]:
     """The workload of a row of the grid and the operations of its step."""
-    from trainatomy.world.simulate import simulate
+    from trainatomy.simulator.simulate import simulate
 
     row = next(row for row in grid.rows() if row.name == name)
     mapping = row.workload().to_mapping()
     mapping = {**(tiny(mapping) if small else mapping), "gpu": "h200", "software": {"torch": "2.11"}}
     workload = Workload.from_mapping(mapping)
-    return workload, simulate(workload, workload.card()).operations
+    return workload, simulate(workload, workload.resolve_gpu()).operations
 
 
 def read(path: Path) -> list[Training]:

@@ -23,14 +23,14 @@ sys.path.insert(0, str(HERE.parent / "accuracy"))
 
 import grid  # noqa: E402
 
-from trainatomy.clock.kernels import kernel_seconds, work_of  # noqa: E402
-from trainatomy.clock.prices import Prices, prices_of  # noqa: E402
-from trainatomy.facts.calibrations import load  # noqa: E402
-from trainatomy.facts.calls import to_text  # noqa: E402
-from trainatomy.facts.cards import cards  # noqa: E402
-from trainatomy.gpu.profiler.calls import read_trace  # noqa: E402
+from trainatomy.catalog.calibrations import load  # noqa: E402
+from trainatomy.catalog.calls import to_text  # noqa: E402
+from trainatomy.catalog.gpus import gpus  # noqa: E402
+from trainatomy.measurement.profiler.calls import read_trace  # noqa: E402
 from trainatomy.results.operations import Call, Operations  # noqa: E402
-from trainatomy.world.simulate import simulate  # noqa: E402
+from trainatomy.simulator.simulate import simulate  # noqa: E402
+from trainatomy.timing.cost_model import CostModel, cost_model_of  # noqa: E402
+from trainatomy.timing.kernels import kernel_seconds, work_of  # noqa: E402
 
 SUFFIX = ".trace.json.gz"
 REAL = {f"aten::native_batch_norm{way}": f"aten::cudnn_batch_norm{way}" for way in ("", "_backward")}
@@ -135,7 +135,7 @@ def rows_in(folder: Path) -> Iterator[tuple[grid.Row, Path]]:
             yield row, path
 
 
-def report(every: list[tuple[Matched, Prices]], by: str, worst: int) -> None:
+def report(every: list[tuple[Matched, CostModel]], by: str, worst: int) -> None:
     """Rows, then classes by what their error makes of a step, then the calls that are furthest off."""
     table: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     calls, off = [], []
@@ -179,9 +179,9 @@ def main() -> int:
     parser.add_argument("--gpu", default="NVIDIA H200", help="the card of the traces, as the driver calls it")
     parser.add_argument("--calibration", type=Path)
     options = parser.parse_args()
-    card = next(card for card in cards() if card.device_name == options.gpu)
+    card = next(card for card in gpus() if card.device_name == options.gpu)
     calibration = load(options.calibration) if options.calibration else None
-    prices = {tf32: prices_of(card, calibration, tf32=tf32) for tf32 in (False, True)}
+    prices = {tf32: cost_model_of(card, calibration, tf32=tf32) for tf32 in (False, True)}
     every = []
     for row, path in rows_in(options.folder):
         workload = row.workload()

@@ -95,7 +95,7 @@ def measured(workload: Workload) -> Cost:
     """On this machine's GPU; what the run held is let go."""
     import torch
 
-    from trainatomy.gpu.profiler.profile import tree
+    from trainatomy.measurement.profiler.profile import tree
     from trainatomy.training import model as models
     from trainatomy.training import run as steps
 

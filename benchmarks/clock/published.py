@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from trainatomy.clock.issue import PARTS, from_microseconds, issue_seconds, loop_seconds
-from trainatomy.clock.kernels import kernel_seconds
-from trainatomy.clock.prices import prices_of
-from trainatomy.clock.step import bound_by
-from trainatomy.clock.two_clocks import run
-from trainatomy.facts.cards import card
-from trainatomy.facts.data import read_yaml
-from trainatomy.facts.hosts import reference_host
-from trainatomy.facts.published import notebook as published_notebook
+from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.published import notebook as published_notebook
+from trainatomy.timing.cost_model import cost_model_of
+from trainatomy.timing.kernels import kernel_seconds
+from trainatomy.timing.launch import PARTS, from_microseconds, issue_seconds, loop_seconds
+from trainatomy.timing.step import bound_by
+from trainatomy.timing.timeline import run
 from trainatomy.workload.factory import resolve
 from trainatomy.workload.notebook import notebook
 from trainatomy.workload.reading import overlay
@@ -142,9 +142,9 @@ def operations_of(row: Row, cache: Path | None = None) -> Operations:
     if kept is not None and kept.exists():
         found: Operations = pickle.loads(kept.read_bytes())
         return found
-    from trainatomy.world.simulate import simulate
+    from trainatomy.simulator.simulate import simulate
 
-    found = simulate(row.workload, row.workload.card()).operations
+    found = simulate(row.workload, row.workload.resolve_gpu()).operations
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_bytes(pickle.dumps(found))
@@ -159,7 +159,7 @@ def predict(row: Row, operations: Operations) -> Outcome:
     issue = list(issue_seconds(operations, costs, loop))
     timed = [index for index, one in enumerate(operations.operations) if one.phase not in row.without]
     left = replace(operations, operations=[operations.operations[index] for index in timed])
-    prices = prices_of(card(row.card), tf32=bool(workload.train.tf32))
+    prices = cost_model_of(find_gpu(row.card), tf32=bool(workload.train.tf32))
     kernels = [kernel_seconds(call, prices) for call in operations.calls]
     busy = [(prices.busy_seconds(kernel), kernel.launches) for kernel in kernels]
     course = run(left, [issue[index] for index in timed], busy, costs, loop_seconds(left, costs, loop))

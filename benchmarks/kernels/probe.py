@@ -70,14 +70,14 @@ def simulated(capability: tuple[int, int], multiprocessors: int, version: tuple[
     """Run every case in the simulation."""
     from cases import cases
 
-    from trainatomy.world.kernels import RULES
-    from trainatomy.world.kernels.plan import Processor
-    from trainatomy.world.kernels.workspaces import Workspaces
-    from trainatomy.world.world import World
+    from trainatomy.operators.allocation import RULES
+    from trainatomy.operators.allocation.plan import Processor
+    from trainatomy.operators.allocation.workspaces import Workspaces
+    from trainatomy.simulator.process import SimulatedProcess
 
     found: dict[str, Any] = {}
     processor = Processor(capability, multiprocessors, version)
-    world = World("probe", 1 << 40, processor, RULES, Workspaces(processor))
+    world = SimulatedProcess("probe", 1 << 40, processor, RULES, Workspaces(processor))
     with world.open():
         world.recorder.stage = "forward"
         for group, make in cases():

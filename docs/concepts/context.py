@@ -11,16 +11,16 @@ from typing import Any
 import yaml
 
 from concepts.page import MIB, ROOT, mib, page, table
-from trainatomy.facts.cards import Card, Context, card, cards
-from trainatomy.facts.data import read_yaml
-from trainatomy.facts.published import notebook
+from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.gpus import GPU, Context, find_gpu, gpus
+from trainatomy.catalog.published import notebook
 from trainatomy.units import exact_bytes, human_bytes
 
 RUN = "bert-large-sgd-momentum"
 """The run that is drawn: of the H200's held-out rows, which have every figure, one of the guides' model."""
 FP32 = ("kernels", "cublas", "cublas_backward", "training")
 HALF = (*FP32, "cudnn", "cudnn_backward")
-CUDNN = card("h200").context().holding(HALF) - card("h200").context().holding(FP32)
+CUDNN = find_gpu("h200").context().holding(HALF) - find_gpu("h200").context().holding(FP32)
 PROBED = {
     "tensor": "first tensor",
     "elementwise": "first kernel of PyTorch's own",
@@ -58,13 +58,13 @@ def context_page() -> str:
     rows = records("h200-held-out")
     lacking = [row["device_bytes"] - row["process_bytes"] for row in alone()]
     held = Counter(outside(row) for row in rows if row["workload"].get("mode") != "inference")
-    h200 = card("h200")
+    h200 = find_gpu("h200")
     run = next(row for row in rows if row["name"] == RUN)
     return page(
         "context.md",
         {
             "h200": h200,
-            "h100": card("h100-sxm"),
+            "h100": find_gpu("h100-sxm"),
             "context": h200.context(),
             "run": run,
             "where": where(run),
@@ -89,7 +89,7 @@ def context_page() -> str:
             "half_rows": held[h200.context().holding(HALF)],
             "trainings": sum(held.values()),
             "rest": {size - h200.context().holding(HALF) for size in held} - {0, -CUDNN},
-            "eager": card("v100-16gb").context("eager-cuda-11"),
+            "eager": find_gpu("v100-16gb").context("eager-cuda-11"),
             "per_thread": h200.context().first_tensor_bytes / threads(h200),
         },
     )
@@ -191,7 +191,7 @@ def _growth(name: str) -> dict[str, int]:
 
 def checked() -> list[tuple[str, int, int, int]]:
     """A moment, what the card's data say is held by then, what the probe read on the H200 and on the H100."""
-    context: Context = card("h200").context()
+    context: Context = find_gpu("h200").context()
     found = []
     for (sequence, stage), (what, libraries) in CHECKED.items():
         read = [dict(probe(name)["sequences"][sequence])[stage] for name in ("h200", "h100-sxm")]
@@ -213,12 +213,12 @@ def cards_table() -> str:
             human_bytes(one.context().holding(FP32)),
             basis(one),
         )
-        for one in cards()
+        for one in gpus()
     ]
     return table(("card", "first tensor", "training in fp32", "basis"), rows)
 
 
-def basis(one: Card) -> str:
+def basis(one: GPU) -> str:
     """In two words, of today's software."""
     source = one.source("contexts.lazy.first_tensor_bytes")
     if not source.startswith("assumed"):
@@ -226,7 +226,7 @@ def basis(one: Card) -> str:
     return "assumed: multiprocessors × threads × the H200's ratio" if "each thread" in source else "assumed"
 
 
-def threads(one: Card) -> int:
+def threads(one: GPU) -> int:
     """Threads that can be resident on a card of the H200's kind: 2048 for each multiprocessor (CUDA programming guide,
     compute capabilities)."""
     return one.multiprocessors * 2048

@@ -7,7 +7,7 @@ from typing import Any
 from concepts.context import FP32, RUN, figures, outside, records, shortfall, where
 from concepts.drawing import AMBER, BLUE, FAINT, GREY, INK, ORANGES, PALE, area, box, line, picture, text
 from concepts.page import mib
-from trainatomy.facts.cards import card
+from trainatomy.catalog.gpus import find_gpu
 from trainatomy.units import exact_bytes, human_bytes
 
 
@@ -76,7 +76,7 @@ def _zoom(
     run: dict[str, Any], begin: float, width: float, above: float, y: float, left: float, right: float
 ) -> list[str]:
     """The context of the run, as wide as the page: what loads it on the way."""
-    context = card("h200").context()
+    context = find_gpu("h200").context()
     parts = [("first tensor", context.first_tensor_bytes), *((NAMES[name], context.loads_bytes[name]) for name in FP32)]
     scale, at = (right - left) / outside(run), left
     shapes = [

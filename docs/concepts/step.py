@@ -8,22 +8,22 @@ from importlib import metadata
 from concepts import step_measured
 from concepts.page import page, table
 from trainatomy.api import ops, predict
-from trainatomy.clock.kernels import kernel_seconds
-from trainatomy.clock.prices import gap_seconds, prices_of
-from trainatomy.clock.two_clocks import QUEUE
-from trainatomy.faces.text import prediction_page
-from trainatomy.faces.text.calibration import calibration_page
-from trainatomy.faces.text.operations import anatomy_page
-from trainatomy.faces.text.rendering import render
-from trainatomy.facts.calibrations import shipped
-from trainatomy.facts.calls import from_text
-from trainatomy.facts.cards import card, cards
-from trainatomy.facts.data import read_yaml
-from trainatomy.facts.hosts import reference_host
-from trainatomy.facts.published import operator_shares
-from trainatomy.results.anatomy import TITLES, Anatomy, GroupShare
-from trainatomy.results.bill import Prediction
+from trainatomy.catalog.calibrations import shipped
+from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.gpus import find_gpu, gpus
+from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.published import operator_shares
+from trainatomy.reporters.text import prediction_page
+from trainatomy.reporters.text.calibration import calibration_page
+from trainatomy.reporters.text.operations import anatomy_page
+from trainatomy.reporters.text.rendering import render
+from trainatomy.results.memory import Prediction
+from trainatomy.results.operation_breakdown import TITLES, GroupShare, OperationBreakdown
 from trainatomy.results.time import Time
+from trainatomy.timing.cost_model import cost_model_of, gap_seconds
+from trainatomy.timing.kernels import kernel_seconds
+from trainatomy.timing.timeline import QUEUE
 from trainatomy.workload import Workload
 from trainatomy.workload.encoder_layer import encoder_layer
 
@@ -48,13 +48,13 @@ def time_page() -> str:
     return page(
         "time.md",
         {
-            "card": card(CARD),
+            "card": find_gpu(CARD),
             "operations": sections(
                 render(anatomy_page(anatomy), WIDTH), "What the operations do", "What they cost the GPU"
             ),
             "claims": sections(render(anatomy_page(anatomy), WIDTH), "What the guides say, for this model"),
             "parts": {row.group: row for row in anatomy.groups if row.phase == "step"},
-            "ridge": card(CARD).rates["fp16"] / card(CARD).bandwidth_bytes_per_second,
+            "ridge": find_gpu(CARD).rates["fp16"] / find_gpu(CARD).bandwidth_bytes_per_second,
             "shares": shares_table(),
             "command": COMMAND,
             "answer": paragraph(render(prediction_page(largest), WIDTH), "a step takes "),
@@ -69,7 +69,7 @@ def time_page() -> str:
             "intervals": intervals_table(),
             "interval_sources": interval_sources(),
             "attainable": attainable(),
-            "others": [one for one in cards() if one.id in OTHERS],
+            "others": [one for one in gpus() if one.id in OTHERS],
             "vocabulary": vocabulary_table(),
             "waves": waves_table(),
             "padding": step_measured.padding_table(),
@@ -83,7 +83,7 @@ def time_page() -> str:
 
 
 @cache
-def layer(name: str) -> Anatomy:
+def layer(name: str) -> OperationBreakdown:
     """The published encoder layer on a card, as ``trainatomy ops encoder-layer --gpu NAME`` has it."""
     return ops(Workload.from_mapping(encoder_layer().to_mapping() | {"gpu": name}))
 
@@ -181,14 +181,14 @@ def interval_sources() -> list[str]:
     return [f"{basis}: {found['source'].strip()}" for basis, found in read_yaml("intervals.yaml").items()]
 
 
-def whole_step(anatomy: Anatomy) -> dict[str, GroupShare]:
+def whole_step(anatomy: OperationBreakdown) -> dict[str, GroupShare]:
     return {row.group: row for row in anatomy.groups if row.phase == "step"}
 
 
 def _product(m: int, n: int, k: int) -> float:
     """Predicted seconds of a product [m, k] x [k, n] in bfloat16."""
     call = from_text(f"aten::mm(bf16[{m},{k}],bf16[{k},{n}])->bf16[{m},{n}]")
-    return kernel_seconds(call, prices_of(card(CARD))).seconds
+    return kernel_seconds(call, cost_model_of(find_gpu(CARD))).seconds
 
 
 def _product_row(what: str, m: int, n: int, k: int) -> tuple[str, ...]:

@@ -7,15 +7,15 @@ from math import log10
 
 from concepts.drawing import BLUE, FAINT, INK, ORANGES, RULE, box, dot, line, picture, text
 from concepts.step import BATCHES, CARD, LENGTH, attainable, layer, milliseconds, predicted, timed, whole_step
-from trainatomy.facts.cards import card
-from trainatomy.results.anatomy import TITLES
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.results.operation_breakdown import TITLES
 
 Scale = Callable[[float], float]
 
 
 def roofline_picture() -> str:
     """docs/roofline.svg: the three groups of the layer under the card's roof, both axes logarithmic."""
-    one = card(CARD)
+    one = find_gpu(CARD)
     peak, bandwidth = one.rates["fp16"], one.bandwidth_bytes_per_second
     left, right, top, bottom = 84.0, 736.0, 104.0, 424.0
     low, high, least, most = 0.1, 2000.0, 1e11, 3e15
@@ -95,7 +95,7 @@ def clocks_picture() -> str:
         text(
             24,
             58,
-            f"BERT-base, {LENGTH} tokens, bf16, AdamW, through the Trainer, predicted on {card(CARD).name}",
+            f"BERT-base, {LENGTH} tokens, bf16, AdamW, through the Trainer, predicted on {find_gpu(CARD).name}",
             12,
             FAINT,
         ),

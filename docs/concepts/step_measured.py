@@ -10,10 +10,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from concepts.page import table
-from trainatomy.clock.kernels import kernel_seconds
-from trainatomy.clock.prices import priced_by, seconds_of
-from trainatomy.facts.calibrations import shipped
-from trainatomy.facts.cards import card
+from trainatomy.catalog.calibrations import shipped
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.timing.cost_model import priced_by, seconds_of
+from trainatomy.timing.kernels import kernel_seconds
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "clock"
 LEAST_MICROSECONDS = 10.0
@@ -59,7 +59,7 @@ def padding_table() -> str:
 
 def carried() -> Carried:
     """The calibration of one card, carried over to another, beside that one's own."""
-    there = card(TO)
+    there = find_gpu(TO)
     prices = {tf32: priced_by(there, shipped()[FROM], tf32=tf32) for tf32 in (False, True)}
     off = sorted(
         abs(kernel_seconds(point.call, prices[point.tf32]).seconds / (seconds_of(point) * 1e-6) - 1)

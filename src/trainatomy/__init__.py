@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainatomy.api import calibrate, compare, measure, ops, predict
+    from trainatomy.catalog.architectures import architectures
+    from trainatomy.catalog.gpus import find_gpu, gpus
     from trainatomy.errors import (
         DeviceError,
         DoesNotFit,
@@ -21,15 +23,13 @@ if TYPE_CHECKING:
         TrainatomyError,
         WorkloadError,
     )
-    from trainatomy.faces.json import to_json
-    from trainatomy.facts.architectures import architectures
-    from trainatomy.facts.cards import card, cards
-    from trainatomy.integrations.anatomy import Anatomy, watch
     from trainatomy.integrations.callback import AnatomyCallback
     from trainatomy.integrations.printing import print_gpu_utilization, print_summary
+    from trainatomy.integrations.watch import Watch, watch
     from trainatomy.records.reading import diff, history, read_record
-    from trainatomy.results.bill import Components, Measurement, Memory, Prediction
+    from trainatomy.reporters.json import to_json
     from trainatomy.results.comparison import Comparison
+    from trainatomy.results.memory import Components, Measurement, Memory, Prediction
     from trainatomy.workload.notebook import notebook
     from trainatomy.workload.reading import read as read_workload
     from trainatomy.workload.schema import Workload
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Anatomy",
     "AnatomyCallback",
     "Comparison",
     "Components",
@@ -51,15 +50,16 @@ __all__ = [
     "Prediction",
     "SimulationError",
     "TrainatomyError",
+    "Watch",
     "Workload",
     "WorkloadError",
     "__version__",
     "architectures",
     "calibrate",
-    "card",
-    "cards",
     "compare",
     "diff",
+    "find_gpu",
+    "gpus",
     "history",
     "measure",
     "notebook",
@@ -77,15 +77,15 @@ _HOMES = {
     **dict.fromkeys(("predict", "compare", "measure", "ops", "calibrate"), "api"),
     **dict.fromkeys([name for name in __all__ if name.endswith("Error")], "errors"),
     **dict.fromkeys(("DoesNotFit", "MissingLibrary"), "errors"),
-    **dict.fromkeys(("Components", "Measurement", "Memory", "Prediction"), "results.bill"),
+    **dict.fromkeys(("Components", "Measurement", "Memory", "Prediction"), "results.memory"),
     **dict.fromkeys(("diff", "history", "read_record"), "records.reading"),
-    **dict.fromkeys(("card", "cards"), "facts.cards"),
-    **dict.fromkeys(("Anatomy", "watch"), "integrations.anatomy"),
+    **dict.fromkeys(("find_gpu", "gpus"), "catalog.gpus"),
+    **dict.fromkeys(("Watch", "watch"), "integrations.watch"),
     **dict.fromkeys(("print_gpu_utilization", "print_summary"), "integrations.printing"),
     "AnatomyCallback": "integrations.callback",
     "Comparison": "results.comparison",
-    "architectures": "facts.architectures",
-    "to_json": "faces.json",
+    "architectures": "catalog.architectures",
+    "to_json": "reporters.json",
     "Workload": "workload.schema",
     "notebook": "workload.notebook",
     "read_workload": "workload.reading",

@@ -1,6 +1,6 @@
 """``python -m trainatomy``."""
 
-from trainatomy.faces.cli import run
+from trainatomy.cli import run
 
 if __name__ == "__main__":
     run()

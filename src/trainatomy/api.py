@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.breakdown import settle
 from trainatomy.errors import TrainatomyError, WorkloadError
-from trainatomy.ledger.settlement import settle
 from trainatomy.prediction import name_of, prediction_of
-from trainatomy.results.bill import Measurement, Prediction
+from trainatomy.results.memory import Measurement, Prediction
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from trainatomy.anatomy.anatomy import Clock as OperationClock
-    from trainatomy.campaign.run import Finished
-    from trainatomy.clock.prices import Prices
-    from trainatomy.facts.calibrations import Calibration
-    from trainatomy.gpu.process.reporting import Progress
+    from trainatomy.analysis.operations import OperationTimes
+    from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.measurement.process.reporting import Progress
     from trainatomy.records.store import Store
-    from trainatomy.results.anatomy import Anatomy
     from trainatomy.results.comparison import Comparison
+    from trainatomy.results.operation_breakdown import OperationBreakdown
     from trainatomy.results.operations import Operations
+    from trainatomy.runs.execute import Finished
+    from trainatomy.timing.cost_model import CostModel
 
 Batch = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
 
@@ -58,29 +58,29 @@ def predict(
 
     Raises ``WorkloadError``, ``MissingLibrary``, ``NetworkError``, ``FactoryError``, ``SimulationError``.
     """
-    from trainatomy.world.simulate import simulate
+    from trainatomy.simulator.simulate import simulate
 
     started = time.perf_counter()
     if isinstance(what, Workload):
         workload = what if gpu is None else what.model_copy(update={"gpu": gpu})
         priced = _calibration(calibration, [workload])
-        simulation = simulate(workload, workload.card(), trust_remote_code=trust_remote_code, operations=timed)
+        simulation = simulate(workload, workload.resolve_gpu(), trust_remote_code=trust_remote_code, operations=timed)
     else:
+        from trainatomy.simulator.live import described, on_meta
         from trainatomy.training.factory import user_code
-        from trainatomy.world.live import described, on_meta
 
         workload, make_batch = described(what, batch, optimizer, gpu, train)
         priced = _calibration(calibration, [workload])
         with user_code(f"{type(what).__name__}: its forward"):
             simulation = simulate(
-                workload, workload.card(), model=lambda: on_meta(what), make_batch=make_batch, operations=timed
+                workload, workload.resolve_gpu(), model=lambda: on_meta(what), make_batch=make_batch, operations=timed
             )
     return prediction_of(workload, simulation, calibration=priced, timed=timed, timeline=timeline, started=started)
 
 
 def _calibration(calibration: Calibration | Path | str | None, workloads: Sequence[Workload]) -> Calibration | None:
     """What was given, read, once it is sure that it says something about these workloads; raises ``WorkloadError``."""
-    from trainatomy.facts.calibrations import given
+    from trainatomy.catalog.calibrations import given
 
     found = given(calibration)
     if found is None:
@@ -92,7 +92,7 @@ def _calibration(calibration: Calibration | Path | str | None, workloads: Sequen
             "leave the calibration out, or predict for today's software"
         )
     for workload in timed:
-        found.check(workload.card())
+        found.check(workload.resolve_gpu())
     return found
 
 
@@ -133,10 +133,10 @@ def compare(
     if not measure:
         _refuse_without_measure(repeat=repeat != 1, store=store, group=group, fresh=fresh, time_limit=time_limit)
         return _compared(asked, calibration, timeline, trust_remote_code, jobs)
-    from trainatomy.campaign.campaign import Wanted, prepare
-    from trainatomy.campaign.predicting import jobs_for
-    from trainatomy.facts.calibrations import given
+    from trainatomy.catalog.calibrations import given
     from trainatomy.records.store import Store
+    from trainatomy.runs.comparison import Wanted, prepare
+    from trainatomy.runs.predicting import jobs_for
 
     one = partial(predict, timeline=timeline, trust_remote_code=trust_remote_code, calibration=given(calibration))
     kept = store if isinstance(store, Store) else Store(store)
@@ -157,9 +157,9 @@ def _compared(
     trust_remote_code: bool,
     jobs: int,
 ) -> Comparison:
-    from trainatomy.campaign.gather import gather
-    from trainatomy.campaign.predicting import jobs_for, predict_all
-    from trainatomy.campaign.published import published
+    from trainatomy.runs.gather import gather
+    from trainatomy.runs.predicting import jobs_for, predict_all
+    from trainatomy.runs.published import published
 
     priced = _calibration(calibration, workloads)
     one = partial(_of_its_time, timeline=timeline, trust_remote_code=trust_remote_code, calibration=priced)
@@ -193,42 +193,42 @@ def ops(
     measured: bool = False,
     calibration: Calibration | Path | str | None = None,
     trust_remote_code: bool = False,
-) -> Anatomy:
+) -> OperationBreakdown:
     """The anatomy of one step's operations: FLOP, bytes, time and memory by group and phase, the ``top`` heaviest ones,
     shapes that waste the card. ``measured``: with a profile of this machine's GPU beside it; ``calibration``: of a
     machine, or its file (without it, what ships).
 
     Raises what ``predict`` raises, and ``DeviceError`` where there is no GPU to profile on.
     """
-    from trainatomy.anatomy.anatomy import anatomise
-    from trainatomy.anatomy.peak import held_at_peak, held_by_group
-    from trainatomy.anatomy.published import SCOPE, published_notes, published_shares
-    from trainatomy.clock.prices import prices_of
+    from trainatomy.analysis.operations import anatomise
+    from trainatomy.analysis.peak import held_at_peak, held_by_group
+    from trainatomy.analysis.published_layer import SCOPE, published_notes, published_shares
+    from trainatomy.simulator.simulate import simulate
+    from trainatomy.timing.cost_model import cost_model_of
     from trainatomy.workload.encoder_layer import is_encoder_layer
-    from trainatomy.world.simulate import simulate
 
-    card, priced = workload.card(), _calibration(calibration, [workload])
+    gpu, priced = workload.resolve_gpu(), _calibration(calibration, [workload])
     if measured:
-        from trainatomy.gpu.card.visible import require_gpu
+        from trainatomy.measurement.device.visible import require_gpu
 
         require_gpu()
-    simulation = simulate(workload, card, trust_remote_code=trust_remote_code)
+    simulation = simulate(workload, gpu, trust_remote_code=trust_remote_code)
     tape, operations = simulation.tape, simulation.operations
-    settled = settle(tape, AllocatorSettings.parse(workload.allocator, simulation.torch_version), card.memory_bytes, 0)
+    settled = settle(tape, AllocatorSettings.parse(workload.allocator, simulation.torch_version), gpu.memory_bytes, 0)
     profile = None
     if measured:
-        from trainatomy.gpu.profiler.join import joined
-        from trainatomy.gpu.profiler.profile import profile as run_profile
+        from trainatomy.measurement.profiler.join import joined
+        from trainatomy.measurement.profiler.profile import profile as run_profile
 
         profile = joined(operations, run_profile(workload))
-    prices = prices_of(card, priced, tf32=bool(workload.train.tf32))
+    prices = cost_model_of(gpu, priced, tf32=bool(workload.train.tf32))
     clock = _clock(operations, prices)
     told = f"predicted times are priced by: {prices.source}"
     published = is_encoder_layer(workload)
     return anatomise(
         name_of(workload),
         workload.to_mapping(),
-        card,
+        gpu,
         operations,
         peak=held_by_group(tape, held_at_peak(tape, settled.sizes), settled.sizes),
         clock=clock,
@@ -241,16 +241,16 @@ def ops(
     )
 
 
-def _clock(operations: Operations, prices: Prices) -> OperationClock:
+def _clock(operations: Operations, prices: CostModel) -> OperationTimes:
     """GPU seconds of each operation."""
-    from trainatomy.anatomy.anatomy import Clock
-    from trainatomy.anatomy.table import Timed
-    from trainatomy.clock.kernels import kernel_seconds
+    from trainatomy.analysis.operation_table import Timed
+    from trainatomy.analysis.operations import OperationTimes
+    from trainatomy.timing.kernels import kernel_seconds
 
     costs = [kernel_seconds(call, prices) for call in operations.calls]
     bounds = ["arithmetic" if cost.flop_seconds > cost.bytes_seconds else "memory bandwidth" for cost in costs]
     by_call = [Timed(cost.seconds, bound) for cost, bound in zip(costs, bounds, strict=True)]
-    return Clock(
+    return OperationTimes(
         [by_call[one.call] for one in operations.operations], lambda call: kernel_seconds(call, prices).seconds
     )
 
@@ -259,10 +259,10 @@ def calibrate(output: Path | str | None = None, *, time_limit: float = 120.0) ->
     """What the clock needs, measured on this machine's GPU in at most ``time_limit`` seconds and a few; written to
     ``output`` as JSON where that is given.  Raises ``DeviceError`` where there is no GPU, ``WorkloadError`` at once
     where ``output`` cannot be written."""
-    from trainatomy.facts.calibrations import parse
-    from trainatomy.gpu.calibration.calibrate import calibrate as run
-    from trainatomy.gpu.calibration.calibrate import write
-    from trainatomy.gpu.measure import writable
+    from trainatomy.catalog.calibrations import parse
+    from trainatomy.measurement.calibration.calibrate import calibrate as run
+    from trainatomy.measurement.calibration.calibrate import write
+    from trainatomy.measurement.measure import writable
 
     target = None if output is None else writable(Path(output), "--output")
     content = run(time_limit=time_limit)
@@ -288,6 +288,6 @@ def measure(
     Out of memory is a result.  Raises ``DeviceError`` where there is no GPU or the process that used it failed, and
     what the workload itself causes.
     """
-    from trainatomy.gpu.measure import measure as run
+    from trainatomy.measurement.measure import measure as run
 
     return run(workload, components=components, steps=steps, tape=tape, time_limit=time_limit, progress=progress)

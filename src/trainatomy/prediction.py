@@ -6,19 +6,19 @@ import time
 from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.ledger.rules import bytes_per_parameter
-from trainatomy.ledger.settlement import Settlement, settle, verdict
-from trainatomy.ledger.timeline import timeline as over_steps
+from trainatomy.analysis.breakdown import Settlement, settle, verdict
+from trainatomy.analysis.rules import bytes_per_parameter
+from trainatomy.analysis.timeline import timeline as over_steps
 from trainatomy.libraries import installed_versions
-from trainatomy.results.bill import Basis, CardSummary, Fact, Prediction
+from trainatomy.results.memory import Basis, Fact, GPUSummary, Prediction
 from trainatomy.units import human_bytes, many
 
 if TYPE_CHECKING:
-    from trainatomy.facts.calibrations import Calibration
-    from trainatomy.facts.cards import Card
+    from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.catalog.gpus import GPU
     from trainatomy.results.time import Time
+    from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
-    from trainatomy.world.simulate import Simulation
 
 
 def prediction_of(
@@ -32,24 +32,24 @@ def prediction_of(
 ) -> Prediction:
     """Memory settled and, where ``timed``, the step timed, by ``calibration`` or what ships; ``timeline``: with memory
     over the steps; ``started``: when it all began, by ``time.perf_counter``."""
-    card = workload.card()
+    gpu = workload.resolve_gpu()
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
-    context = card.context(_era(workload)).holding(simulation.libraries)
-    settled = settle(simulation.tape, settings, card.memory_bytes, context)
+    context = gpu.context(_era(workload)).holding(simulation.libraries)
+    settled = settle(simulation.tape, settings, gpu.memory_bytes, context)
     memory = settled.memory
     return Prediction(
         name=name_of(workload),
         workload=workload.to_mapping(),
-        card=CardSummary(card.id, card.name, card.memory_bytes, card.capability),
+        card=GPUSummary(gpu.id, gpu.name, gpu.memory_bytes, gpu.capability),
         fits=settled.out_of_memory is None,
-        verdict=verdict(memory, card.memory_bytes, settled.out_of_memory),
-        room_bytes=card.memory_bytes - memory.device_bytes,
+        verdict=verdict(memory, gpu.memory_bytes, settled.out_of_memory),
+        room_bytes=gpu.memory_bytes - memory.device_bytes,
         memory=memory,
         modules=settled.modules,
         bytes_per_parameter=bytes_per_parameter(
             workload, simulation.parameters, simulation.trainable_parameters, memory
         ),
-        facts=_facts(workload, card, _era(workload), simulation, settled),
+        facts=_facts(workload, gpu, _era(workload), simulation, settled),
         notes=simulation.notes,
         out_of_memory=settled.out_of_memory,
         timeline=over_steps(simulation.tape, settled.purposes, settled.sizes) if timeline else (),
@@ -62,12 +62,12 @@ def prediction_of(
 
 def _time(workload: Workload, simulation: Simulation, settled: Settlement, calibration: Calibration | None) -> Time:
     """The step's time; that of the software of 2022 is uncertain as on a card that nobody calibrated."""
-    from trainatomy.clock.step import time_of
+    from trainatomy.timing.step import time_of
     from trainatomy.training.throughput import samples_per_step
 
     return time_of(
         simulation.operations,
-        workload.card(),
+        workload.resolve_gpu(),
         loop="inference" if workload.mode == "inference" else workload.loop,
         tf32=bool(workload.train.tf32),
         samples=samples_per_step(workload),
@@ -84,7 +84,7 @@ def name_of(workload: Workload) -> str:
     return workload.name or str(model.id or model.class_ or model.factory)
 
 
-def _facts(workload: Workload, card: Card, era: str, simulation: Simulation, settled: Settlement) -> tuple[Fact, ...]:
+def _facts(workload: Workload, gpu: GPU, era: str, simulation: Simulation, settled: Settlement) -> tuple[Fact, ...]:
     """What the numbers rest on."""
     version = ".".join(map(str, simulation.torch_version))
     components = settled.memory.components
@@ -101,8 +101,8 @@ def _facts(workload: Workload, card: Card, era: str, simulation: Simulation, set
             "computed",
             f"a twin of PyTorch {version}'s caching allocator",
         ),
-        _card_fact("card's memory", card.memory_bytes, card.source("memory_bytes")),
-        _card_fact("context and kernels", components.context, card.source(f"contexts.{era}.first_tensor_bytes")),
+        _card_fact("card's memory", gpu.memory_bytes, gpu.source("memory_bytes")),
+        _card_fact("context and kernels", components.context, gpu.source(f"contexts.{era}.first_tensor_bytes")),
     )
 
 
@@ -113,4 +113,4 @@ def _card_fact(name: str, size: int, source: str) -> Fact:
 
 def _era(workload: Workload) -> str:
     """Which of the card's contexts a process of the workload's software has."""
-    return "eager-cuda-11" if workload.era == "2022" and "eager-cuda-11" in workload.card().contexts else "lazy"
+    return "eager-cuda-11" if workload.era == "2022" and "eager-cuda-11" in workload.resolve_gpu().contexts else "lazy"

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainatomy.allocator import AllocatorSettings, CachingAllocator
 from trainatomy.allocator.sizes import MIB
-from trainatomy.results.tape import Event, Origin, Tape
+from trainatomy.results.trace import AllocationTrace, Event, Origin
 
 TAPES = Path(__file__).parent / "tapes"
 NAMES = sorted(path.name.removesuffix(".json.xz") for path in TAPES.glob("*.json.xz"))
@@ -26,7 +26,7 @@ NAMES = sorted(path.name.removesuffix(".json.xz") for path in TAPES.glob("*.json
 class Recording:
     """A recorded run: ``segments`` are (event, bytes, address)."""
 
-    tape: Tape
+    tape: AllocationTrace
     segments: list[tuple[int, int, int]]
     case: dict[str, Any]
 
@@ -46,7 +46,7 @@ def load(name: str) -> Recording:
     loaded = _loaded_allocations(events, stored["case"]["alloc_model"])
     origins = [Origin("", "", "load" if n < loaded else "forward", 0) for n in range(count)]
     segments = [(event, size * MIB, address * MIB) for event, size, address in stored["segments"]]
-    return Recording(Tape(events, origins), segments, stored["case"])
+    return Recording(AllocationTrace(events, origins), segments, stored["case"])
 
 
 def _loaded_allocations(events: list[Event], allocated_bytes: int) -> int:

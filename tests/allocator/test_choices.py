@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from trainatomy.allocator import AllocatorSettings, replay
 from trainatomy.allocator.sizes import MIB
-from trainatomy.results.tape import DriverCall, Event, Tape
+from trainatomy.results.trace import AllocationTrace, DriverCall, Event
 
 DEFAULT = AllocatorSettings()
 KEPT, FIRST, SECOND = 0, 1, 2
 
 
-def calls_of_one_convolution(grows_between: int = 0) -> Tape:
+def calls_of_one_convolution(grows_between: int = 0) -> AllocationTrace:
     """30 MiB that stay; then twice a workspace of 40 MiB, with ``grows_between`` MiB that stay taken in between."""
     events = [Event("alloc", KEPT, 30 * MIB), Event("alloc", FIRST, 40 * MIB), Event("free", FIRST, 0)]
     events += [Event("alloc", 3, grows_between * MIB), Event("alloc", SECOND, 40 * MIB), Event("free", SECOND, 0)]
-    return Tape(events, choices={FIRST: 0, SECOND: 0})
+    return AllocationTrace(events, choices={FIRST: 0, SECOND: 0})
 
 
 def test_with_memory_every_workspace_is_taken() -> None:
@@ -66,7 +66,7 @@ def test_what_is_asked_of_the_driver_is_known_by_event() -> None:
 
 def test_a_cache_that_is_given_back_and_pages_are_told_apart() -> None:
     events = [Event("alloc", 0, 30 * MIB), Event("free", 0, 0), Event("alloc", 1, 40 * MIB)]
-    segments = replay(Tape(events), DEFAULT, 60 * MIB).driver_calls
+    segments = replay(AllocationTrace(events), DEFAULT, 60 * MIB).driver_calls
     assert segments == (
         DriverCall(0, "malloc", 30 * MIB),
         DriverCall(2, "refused", 40 * MIB),
@@ -74,5 +74,5 @@ def test_a_cache_that_is_given_back_and_pages_are_told_apart() -> None:
         DriverCall(2, "malloc", 40 * MIB),
     )
     expandable = AllocatorSettings.parse("expandable_segments:True", (2, 11))
-    tape = Tape([Event("alloc", 0, 30 * MIB), Event("free", 0, 0), Event("empty_cache", -1, 0)])
+    tape = AllocationTrace([Event("alloc", 0, 30 * MIB), Event("free", 0, 0), Event("empty_cache", -1, 0)])
     assert replay(tape, expandable).driver_calls == (DriverCall(0, "map", 40 * MIB), DriverCall(2, "unmap", 40 * MIB))

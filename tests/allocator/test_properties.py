@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trainatomy.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, replay
 from trainatomy.allocator.sizes import MIB
-from trainatomy.results.tape import Event, Tape
+from trainatomy.results.trace import AllocationTrace, Event
 
 CONFIGURATIONS = st.sampled_from([
     "",
@@ -108,7 +108,7 @@ def test_replay_is_the_allocator_event_by_event(
 ) -> None:
     chosen = AllocatorSettings.parse(text, (2, 13))
     twin = CachingAllocator(chosen, capacity)
-    tape, handles, sizes, history, failed = Tape(), {}, [], [], False
+    tape, handles, sizes, history, failed = AllocationTrace(), {}, [], [], False
     for action, size, stream, choice in steps:
         if action == "a":
             tape.events.append(Event("alloc", len(sizes), size, stream))

@@ -6,7 +6,7 @@ import pytest
 
 from trainatomy.allocator import AllocatorSettings, OutOfMemory, replay
 from trainatomy.allocator.sizes import MIB
-from trainatomy.results.tape import Event, Origin, Tape
+from trainatomy.results.trace import AllocationTrace, Event, Origin
 
 DEFAULT = AllocatorSettings()
 
@@ -20,7 +20,7 @@ def test_series_sizes_and_peaks() -> None:
         Event("empty_cache", -1, 0),
         Event("free", 1, 0),
     ]
-    result = replay(Tape(events), DEFAULT)
+    result = replay(AllocationTrace(events), DEFAULT)
     assert list(result.block_bytes) == [1024, 0, 30 * MIB]
     assert list(result.allocated_bytes) == [1024, 1024, 1024 + 30 * MIB, 1024, 1024, 1024]
     assert list(result.reserved_bytes) == [2 * MIB, 2 * MIB, 32 * MIB, 32 * MIB, 2 * MIB, 2 * MIB]
@@ -31,13 +31,13 @@ def test_series_sizes_and_peaks() -> None:
 
 
 def test_an_empty_tape() -> None:
-    result = replay(Tape(), DEFAULT)
+    result = replay(AllocationTrace(), DEFAULT)
     assert (result.peak_allocated_bytes, result.peak_allocated_at) == (0, None)
 
 
 def test_out_of_memory_ends_the_replay() -> None:
     events = [Event("alloc", 0, 30 * MIB), Event("alloc", 1, 30 * MIB), Event("free", 0, 0)]
-    result = replay(Tape(events), DEFAULT, 40 * MIB)
+    result = replay(AllocationTrace(events), DEFAULT, 40 * MIB)
     assert isinstance(result.out_of_memory, OutOfMemory)
     assert result.out_of_memory_at == 1
     assert list(result.allocated_bytes) == [30 * MIB, 30 * MIB]
@@ -53,7 +53,7 @@ def test_out_of_memory_ends_the_replay() -> None:
 )
 def test_impossible_tapes(events: list[Event], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        replay(Tape(events), DEFAULT)
+        replay(AllocationTrace(events), DEFAULT)
 
 
 class Journal:
@@ -87,5 +87,5 @@ def test_addresses_depend_on_when_libraries_load(labels: dict[int, str], told: l
     events = [Event("alloc", n, (12 + 2 * n) * MIB) for n in range(5)]
     origins = [Origin("", "", "load" if n == 0 else "forward", 0) for n in range(5)]
     journal = Journal()
-    replay(Tape(events, origins, labels), DEFAULT, addresses=journal)
+    replay(AllocationTrace(events, origins, labels), DEFAULT, addresses=journal)
     assert journal.notes == told

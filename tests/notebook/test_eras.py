@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from trainatomy.simulator.eras import attention_of_2022, functions_of, software_of
 from trainatomy.training.adamw_hf import AdamW
-from trainatomy.world.eras import attention_of_2022, functions_of, software_of
 
 
 def saved(function: object, *arguments: object) -> list[tuple[torch.Size, torch.dtype]]:

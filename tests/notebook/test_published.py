@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from trainatomy.api import predict
-from trainatomy.facts.published import PublishedRun
-from trainatomy.facts.published import notebook as published
+from trainatomy.catalog.published import PublishedRun
+from trainatomy.catalog.published import notebook as published
 from trainatomy.workload import Workload, notebook
 
 TOLERANCE = 0.03

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from trainatomy.records.store import Store
-from trainatomy.results.bill import Instant, OutOfMemoryPoint
+from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.results.record import Record
 
 DATA = Path(__file__).parent / "data"

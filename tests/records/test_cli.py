@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainatomy.faces.cli import main
+from trainatomy.cli import main
 from trainatomy.records.document import to_document
 from trainatomy.results.record import Record
 
@@ -90,7 +90,7 @@ def test_without_records_the_default_folder_is_just_empty(
 @pytest.mark.parametrize("command", [["history"], ["show", "last"], ["diff", "last~1", "last"]])
 def test_records_are_read_without_torch(command: list[str]) -> None:
     code = (
-        "import sys; from trainatomy.faces.cli import main; code = main(sys.argv[1:]); "
+        "import sys; from trainatomy.cli import main; code = main(sys.argv[1:]); "
         "print(code, [name for name in ('torch', 'transformers') if name in sys.modules], file=sys.stderr)"
     )
     ran = subprocess.run([sys.executable, "-c", code, *command, *RECORDS], capture_output=True, text=True, check=True)

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 import trainatomy
-from trainatomy.faces.json import difference_to_json
-from trainatomy.faces.text import difference_page, history_page, render
-from trainatomy.faces.text.answer import answer
 from trainatomy.records.difference import difference
 from trainatomy.records.store import Store
-from trainatomy.results.bill import Line, Measurement, Memory
+from trainatomy.reporters.json import difference_to_json
+from trainatomy.reporters.text import difference_page, history_page, render
+from trainatomy.reporters.text.answer import answer
 from trainatomy.results.difference import Change
+from trainatomy.results.memory import Line, Measurement, Memory
 from trainatomy.results.record import History, Record, Skipped
 
 GIB = 2**30

@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.faces.json import record_to_json
-from trainatomy.faces.schema import record_schema
 from trainatomy.records.document import SCHEMA, from_document, to_document
-from trainatomy.results.bill import ModuleShare, Neighbour, Stage
+from trainatomy.reporters.json import record_to_json
+from trainatomy.reporters.schema import record_schema
+from trainatomy.results.memory import ModuleShare, Neighbour, Stage
 from trainatomy.results.record import Record
 
 FILES = sorted((Path(__file__).parent / "data").glob("*.json"))

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from trainatomy.errors import FactoryError, WorkloadError
+from trainatomy.simulator.simulate import simulate
 from trainatomy.training.batch import build_batch, build_dataset
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.run import run
 from trainatomy.workload.schema import Workload
-from trainatomy.world.simulate import simulate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,7 +132,7 @@ def test_a_text_ends_where_an_encoder_decoder_that_classifies_looks_for_it(descr
     ends = batch_of(workload)["input_ids"] == 7
     assert ends[:, -1].all() and not ends[:, :-1].any()
     run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
-    assert simulate(workload, workload.card(), operations=False).steps == 1
+    assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 
 def test_a_question_is_separated_from_its_context(describe: Any) -> None:
@@ -140,7 +140,7 @@ def test_a_question_is_separated_from_its_context(describe: Any) -> None:
     workload = describe("LongformerForQuestionAnswering", model={"config": config}, steps=1)
     assert ((batch_of(workload)["input_ids"] == 2).nonzero()[:, 1]).tolist() == [4, 5, 15] * 2
     run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
-    assert simulate(workload, workload.card(), operations=False).steps == 1
+    assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 
 def test_images_of_any_size_come_with_their_sizes(describe: Any) -> None:
@@ -153,7 +153,7 @@ def test_images_of_any_size_come_with_their_sizes(describe: Any) -> None:
     assert batch["image_sizes"].tolist() == [[32, 32]] * 2
     assert (batch["input_ids"] == 150).sum() == 2 * 4
     run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
-    assert simulate(workload, workload.card(), operations=False).steps == 1
+    assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 
 _QWEN = {
@@ -195,7 +195,7 @@ def test_images_are_cut_into_patches_that_stand_in_one_row(describe: Any) -> Non
 def test_a_model_of_patches_is_trained_and_its_step_predicted(describe: Any, name: str, config: Any, loop: str) -> None:
     workload = describe(name, model={"config": config}, loop=loop, steps=1)
     run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
-    assert simulate(workload, workload.card(), operations=False).steps == 1
+    assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 
 def test_patches_are_merged_into_tokens(describe: Any) -> None:
@@ -232,7 +232,7 @@ def test_a_detector_is_trained_and_its_step_predicted(describe: Any, loop: str) 
     pytest.importorskip("scipy")
     workload = describe("DetrForObjectDetection", model={"config": _DETR}, loop=loop, steps=1)
     run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
-    assert simulate(workload, workload.card(), operations=False).steps == 1
+    assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 
 def test_the_segments_of_each_image_stand_apart(describe: Any) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from trainatomy.catalog.architectures import architecture
 from trainatomy.errors import FactoryError, MissingLibrary, NetworkError, WorkloadError
-from trainatomy.facts.architectures import architecture
 from trainatomy.training import hub
 from trainatomy.training.model import build_model
 from trainatomy.training.positions import lengths, position_limits, sequence_note

@@ -95,8 +95,8 @@ def test_configuration_is_laid_over_the_file() -> None:
 
 def test_a_card_of_the_file_can_be_changed() -> None:
     changed = merge(BASE, {"gpu_memory_bytes": "1 TiB"})
-    assert changed.card().memory_bytes == 2**40
-    assert changed.card().capability == (9, 0)
+    assert changed.resolve_gpu().memory_bytes == 2**40
+    assert changed.resolve_gpu().capability == (9, 0)
     assert merge(changed, {"gpu": "t4"}).gpu == "t4"
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainatomy.errors import WorkloadError
-from trainatomy.workload import CardOverride, LoraSpec, ModelSpec, TrainSpec, Workload
+from trainatomy.workload import GPUOverride, LoraSpec, ModelSpec, TrainSpec, Workload
 
 GPT2: dict[str, Any] = {"model": {"id": "gpt2"}}
 
@@ -89,13 +89,13 @@ def test_lora_arguments_are_what_differs_from_peft() -> None:
 
 
 def test_a_card_may_be_changed() -> None:
-    card = Workload.from_mapping(
+    gpu = Workload.from_mapping(
         {**GPT2, "gpu": {"base": "a100-80gb", "memory_bytes": "2 TiB", "context_bytes": 7}}
-    ).card()
-    assert (card.memory_bytes, card.capability) == (2 * 2**40, (8, 0))
-    assert {(context.first_tensor_bytes, context.holding(["cublas"])) for context in card.contexts.values()} == {(7, 7)}
-    assert Workload.from_mapping({**GPT2, "gpu": "H100"}).card().id == "h100-sxm"
-    assert CardOverride(capability=9.0).card().capability == (9, 0)  # type: ignore[arg-type]
+    ).resolve_gpu()
+    assert (gpu.memory_bytes, gpu.capability) == (2 * 2**40, (8, 0))
+    assert {(context.first_tensor_bytes, context.holding(["cublas"])) for context in gpu.contexts.values()} == {(7, 7)}
+    assert Workload.from_mapping({**GPT2, "gpu": "H100"}).resolve_gpu().id == "h100-sxm"
+    assert GPUOverride(capability=9.0).resolve_gpu().capability == (9, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from trainatomy.allocator.outofmemory import OutOfMemory
 from trainatomy.allocator.replay import Replay, replay
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.allocator.simulated import CachingAllocator
 from trainatomy.allocator.snapshot import BlockView, SegmentView
-from trainatomy.allocator.twin import CachingAllocator
 
 __all__ = ["AllocatorSettings", "BlockView", "CachingAllocator", "OutOfMemory", "Replay", "SegmentView", "replay"]

@@ -4,7 +4,7 @@ cuDNN's convolutions are given a plan by trying: PyTorch catches the ``OutOfMemo
 tries the next plan.  The plan that ran is kept for all calls that are alike.  When its workspace fails later, plans are
 asked for anew, and the first of them fails a second time before the next is tried.  Each failure has made the
 allocator give its cache back, and counts as a retry.  What the next plan takes is assumed to be nothing (see
-``trainatomy.world.kernels.convolution``).
+``trainatomy.operators.allocation.convolution``).
 
 Source: aten/src/ATen/native/cudnn/Conv_v8.cpp (``run_single_conv``, ``try_configs``, ``BenchmarkCache``), the same in
 copies of 2023 and of late 2025; Conv_v7.cpp (``AlgoIterator::try_all``) goes about it alike.

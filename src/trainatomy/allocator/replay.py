@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 from trainatomy.allocator.choices import Choices
 from trainatomy.allocator.outofmemory import OutOfMemory
-from trainatomy.allocator.twin import CachingAllocator
-from trainatomy.results.tape import DriverCall
+from trainatomy.allocator.simulated import CachingAllocator
+from trainatomy.results.trace import DriverCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trainatomy.allocator.addresses import AddressPolicy
     from trainatomy.allocator.settings import AllocatorSettings
-    from trainatomy.results.tape import DriverAction, Event, Tape
+    from trainatomy.results.trace import AllocationTrace, DriverAction, Event
 
 BEFORE_THE_STEP: Final = ("load", "other")
 """Phases in which the kernels of the step are not loaded yet, if nothing else came before."""
@@ -50,7 +50,7 @@ class Replay:
 
 
 def replay(
-    tape: Tape,
+    tape: AllocationTrace,
     settings: AllocatorSettings,
     capacity_bytes: int | None = None,
     *,
@@ -133,7 +133,7 @@ def _feed(
         reserved.append(twin.reserved_bytes)
 
 
-def _library_moments(tape: Tape, twin: CachingAllocator) -> list[tuple[int, Callable[[], None]]]:
+def _library_moments(tape: AllocationTrace, twin: CachingAllocator) -> list[tuple[int, Callable[[], None]]]:
     """(event, what to tell the twin before it), in order; a tape without labels has a handle from the first step on."""
     start = _end_of_loading(tape)
     moments: list[tuple[int, Callable[[], None]]] = [(start, twin.kernels_loaded)]
@@ -146,7 +146,7 @@ def _library_moments(tape: Tape, twin: CachingAllocator) -> list[tuple[int, Call
     return sorted(moments, key=lambda moment: moment[0])
 
 
-def _end_of_loading(tape: Tape) -> int:
+def _end_of_loading(tape: AllocationTrace) -> int:
     """The index of the first event of the step itself; that of the end without origins."""
     steps = array("b", (origin.phase not in BEFORE_THE_STEP for origin in tape.origins))
     if 1 not in steps:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
-from trainatomy.gpu.attachment.signals import wrapped
-from trainatomy.integrations.anatomy import Anatomy
+from trainatomy.integrations.signals import wrapped
+from trainatomy.integrations.watch import Watch
 from trainatomy.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trainatomy.results.bill import Measurement, Prediction
+    from trainatomy.results.memory import Measurement, Prediction
 
 PREFIX = "memory/"
 LOG_SHARE = 0.02
@@ -50,7 +50,7 @@ class AnatomyCallback(TrainerCallback):
         predict: bool = False,
     ) -> None:
         self._log, self._print, self._records, self._predict = log, print, records, predict
-        self._anatomy: Anatomy | None = None
+        self._anatomy: Watch | None = None
         self._wrapping = ExitStack()
         self._logged: dict[str, float] = {}
         self._logged_peak = -1
@@ -74,7 +74,7 @@ class AnatomyCallback(TrainerCallback):
     ) -> None:
         """Begin to watch."""
         self._close_unfinished()
-        self._anatomy = Anatomy(model, optimizer, predictable=self._predict, workload=workload_of(args, model))
+        self._anatomy = Watch(model, optimizer, predictable=self._predict, workload=workload_of(args, model))
         if self._anatomy.attachment is None:
             return
         self._logged, self._logged_peak, self._spent = {}, -1, 0.0

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.api import predict
-from trainatomy.facts.cards import cards
-from trainatomy.world.live import on_meta
+from trainatomy.catalog.gpus import gpus
+from trainatomy.simulator.live import on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import nn
 
-    from trainatomy.results.bill import Measurement, Prediction
+    from trainatomy.results.memory import Measurement, Prediction
 
 PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 """Settings of ``TrainingArguments`` by the type that autocast computes in."""
@@ -31,16 +31,16 @@ def predict_live(
     measurement: Measurement,
     autocast: torch.dtype | None = None,
 ) -> Prediction | None:
-    """Predict the training that ``measurement`` is of, on the card that it ran on; warns and gives ``None`` where that
+    """Predict the training that ``measurement`` is of, on the gpu that it ran on; warns and gives ``None`` where that
     cannot be done, because a training must not fail for it.
 
     ``batch``: a micro-batch with the shapes of the training's (``None``: what fits a transformers model);
     ``autocast``: the type in which the modules were seen to compute under autocast.
     """
-    card = next((card for card in cards() if card.device_name == measurement.gpu), None)
-    if card is None:
+    gpu = next((gpu for gpu in gpus() if gpu.device_name == measurement.gpu), None)
+    if gpu is None:
         warnings.warn(
-            f"no prediction: trainatomy knows no card called {measurement.gpu!r}", RuntimeWarning, stacklevel=2
+            f"no prediction: trainatomy knows no gpu called {measurement.gpu!r}", RuntimeWarning, stacklevel=2
         )
         return None
     workload = measurement.workload
@@ -52,7 +52,7 @@ def predict_live(
     try:
         with kept_accelerate_state():
             bare = unprepared(on_meta(model))
-            return predict(bare, batch=batch, gpu=card.id, loop=workload.get("loop", "pytorch"), **train)
+            return predict(bare, batch=batch, gpu=gpu.id, loop=workload.get("loop", "pytorch"), **train)
     except Exception as error:  # whatever it is, the training's end must not be lost for it
         warnings.warn(f"no prediction: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
         return None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.faces.text import measurement_page, prediction_page
-from trainatomy.faces.text.rendering import console
-from trainatomy.faces.text.summary import speed_text, summary_page, utilization_text
-from trainatomy.gpu.attachment.reading import utilization
-from trainatomy.integrations.anatomy import Anatomy
 from trainatomy.integrations.missing import has_gpu
-from trainatomy.results.bill import Measurement, Prediction
+from trainatomy.integrations.reading import utilization
+from trainatomy.integrations.watch import Watch
+from trainatomy.reporters.text import measurement_page, prediction_page
+from trainatomy.reporters.text.rendering import console
+from trainatomy.reporters.text.summary import speed_text, summary_page, utilization_text
+from trainatomy.results.memory import Measurement, Prediction
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,7 +29,7 @@ def print_summary(result: Any) -> None:
     A ``TrainOutput`` of ``Trainer.train`` (time, samples per second, then the GPU's memory), a ``Measurement``, a
     ``Prediction``, or what ``trainatomy.watch`` gave.  Raises ``TrainatomyError`` for anything else.
     """
-    if isinstance(result, Anatomy):
+    if isinstance(result, Watch):
         measurement = result.result()
         if measurement is not None:
             _show(summary_page(measurement, result.prediction))

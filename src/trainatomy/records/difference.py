@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from trainatomy.records.settings import settings, stated
 from trainatomy.records.summary import summary_of
-from trainatomy.results.bill import Components, Memory
 from trainatomy.results.difference import About, Change, Difference, Pace, Shift, Source
+from trainatomy.results.memory import Components, Memory
 from trainatomy.results.record import Record
 
 FIGURES = ("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes", "model_bytes")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from trainatomy.results.bill import Measurement, OutOfMemoryPoint, Prediction
+from trainatomy.results.memory import Measurement, OutOfMemoryPoint, Prediction
 
 RowStatus = Literal["not measured", "completed", "out of memory", "failed"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainatomy.results.bill import Instant
+from trainatomy.results.memory import Instant
 from trainatomy.results.record import Summary
 
 About = Literal["workload", "gpu", "driver", "versions"]

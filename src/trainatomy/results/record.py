@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainatomy.results.bill import Measurement, Prediction
+from trainatomy.results.memory import Measurement, Prediction
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainatomy.catalog.architectures import architecture, nearest
 from trainatomy.errors import WorkloadError
-from trainatomy.facts.architectures import architecture, nearest
 from trainatomy.training.hub import fetch_config
 from trainatomy.workload.nearest import suggestion
 

@@ -10,8 +10,8 @@ from trainatomy.workload.overrides import merge
 from trainatomy.workload.reading import read, read_all
 from trainatomy.workload.schema import (
     DEFAULT_SEQUENCE_LENGTH,
-    CardOverride,
     DataSpec,
+    GPUOverride,
     LoraSpec,
     ModelSpec,
     SoftwareSpec,
@@ -22,9 +22,9 @@ from trainatomy.workload.schema import (
 __all__ = [
     "DEFAULT_SEQUENCE_LENGTH",
     "FLAGS",
-    "CardOverride",
     "DataSpec",
     "Flag",
+    "GPUOverride",
     "LoraSpec",
     "ModelSpec",
     "SoftwareSpec",

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator
 
+from trainatomy.catalog.gpus import GPU, find_gpu
 from trainatomy.errors import WorkloadError
-from trainatomy.facts.cards import Card, card
-from trainatomy.workload.card import CardChoice, CardOverride
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
 from trainatomy.workload.explain import explain
+from trainatomy.workload.gpu import GPUChoice, GPUOverride
 from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
 from trainatomy.workload.section import Count, Path, Problem, Section, Text, number_as_text
 from trainatomy.workload.software import AllocatorSettings, SoftwareSpec
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_SEQUENCE_LENGTH",
-    "CardOverride",
     "DataSpec",
     "Dtype",
+    "GPUOverride",
     "LoraSpec",
     "ModelSpec",
     "SoftwareSpec",
@@ -56,7 +56,7 @@ class Workload(Section):
         default=True, description="gradients are released after a step, not filled with zeros"
     )
     train: TrainSpec = Field(default_factory=TrainSpec, description="the training's settings")
-    gpu: CardChoice = Field(
+    gpu: GPUChoice = Field(
         default="h200", description="a card (`trainatomy gpus` lists them), or a mapping that changes one"
     )
     allocator: AllocatorSettings = Field(
@@ -87,9 +87,9 @@ class Workload(Section):
             return train.per_device_eval_batch_size
         return train.per_device_train_batch_size
 
-    def card(self) -> Card:
+    def resolve_gpu(self) -> GPU:
         """The card: one that ships as data, or one of those with the changes that the workload names."""
-        return card(self.gpu) if isinstance(self.gpu, str) else self.gpu.card()
+        return find_gpu(self.gpu) if isinstance(self.gpu, str) else self.gpu.resolve_gpu()
 
     def where(self, *path: str | int) -> str:
         """Where a key was written, for messages: ``file.yaml:9: train.fp16``, ``--fp16``, or ``train.fp16``."""

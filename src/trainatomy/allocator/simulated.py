@@ -1,0 +1,292 @@
+"""The twin of PyTorch's CUDA caching allocator: what its blocks and segments do, without a GPU.
+
+Source: ``DeviceCachingAllocator`` in c10/cuda/CUDACachingAllocator.cpp, torch 2.9-2.13; README.md beside this file
+tells the rules.  Left out: private pools (CUDA graphs, ``MemPool``), streams recorded on a block (``record_stream``: a
+free then waits for that stream, which cannot be known without running), callbacks that free memory, sharing of memory
+between processes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING
+
+from trainatomy.allocator.addresses import AddressPolicy, NewestFirst
+from trainatomy.allocator.blocks import (
+    ADDRESS_BITS,
+    ADDRESS_MASK,
+    ALLOCATED,
+    FREE,
+    UNMAPPED,
+    Block,
+    Pool,
+    SearchCount,
+    splice,
+)
+from trainatomy.allocator.eviction import aged_blocks, oversize_blocks
+from trainatomy.allocator.expandable import ExpandableSegment, best_fit, find_room, grow, unmap
+from trainatomy.allocator.outofmemory import OutOfMemory
+from trainatomy.allocator.sizes import (
+    MIB,
+    MIN_BLOCK_BYTES,
+    SMALL_REQUEST_BYTES,
+    SMALL_SEGMENT_BYTES,
+    block_bytes,
+    round_up,
+    segment_bytes,
+)
+from trainatomy.allocator.snapshot import SegmentView, segments_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trainatomy.allocator.settings import AllocatorSettings
+    from trainatomy.results.trace import DriverAction
+
+UNBOUNDED = 1 << 62
+UNBOUNDED_ADDRESSES = 1 << 42
+"""Address space of an expandable segment on a device of unknown size: 4 TiB."""
+
+
+class CachingAllocator:
+    """One device's allocator; all sizes in bytes.
+
+    ``capacity_bytes`` bounds what can be reserved (``cudaMalloc`` fails beyond it), None: no bound.
+    ``device_bytes`` is the card's total memory: ``per_process_memory_fraction`` and the address space of expandable
+    segments (9/8 of it) refer to it; by default the capacity.
+    ``on_driver`` is told of everything that is asked of the driver, and of how many bytes.
+
+    A handle is the block's address, and 0 stands for a request of 0 bytes, which allocates nothing, as PyTorch's
+    null pointer does (``NativeCachingAllocator::allocate`` skips ``malloc`` for it, ``free`` ignores it).
+    """
+
+    def __init__(
+        self,
+        settings: AllocatorSettings,
+        capacity_bytes: int | None = None,
+        *,
+        device_bytes: int | None = None,
+        addresses: AddressPolicy | None = None,
+        on_driver: Callable[[DriverAction, int], None] = lambda action, size: None,
+    ) -> None:
+        self.settings = settings
+        self.allocated_bytes = self.peak_allocated_bytes = 0
+        self.requested_bytes = self.peak_requested_bytes = 0
+        self.reserved_bytes = self.peak_reserved_bytes = 0
+        self.num_alloc_retries = self.num_ooms = 0
+        self._capacity = UNBOUNDED if capacity_bytes is None else capacity_bytes
+        device = capacity_bytes if device_bytes is None else device_bytes
+        self._device = device
+        self._on_driver = on_driver
+        fraction = settings.per_process_memory_fraction
+        self._allowed = int(fraction * device) if device is not None and fraction < 1.0 else None
+        self._collects = self._allowed is not None and settings.garbage_collection_threshold is not None
+        self._max_split = settings.max_split_size_bytes or UNBOUNDED
+        self._max_rounding = settings.max_non_split_rounding_bytes or settings.large_segment_bytes
+        self._addresses: AddressPolicy = NewestFirst() if addresses is None else addresses
+        self._expandable = settings.expandable_segments
+        self._rounded: dict[int, int] = {}
+        self._live: dict[int, Block] = {}
+        self._clocks = {False: SearchCount(), True: SearchCount()}
+        self._small: dict[int, Pool] = {}
+        self._large: dict[int, Pool] = {}
+
+    def malloc(self, requested_bytes: int, stream: int = 0) -> int:
+        """Allocate; returns the handle, 0 for 0 bytes. Raises OutOfMemory."""
+        if requested_bytes <= 0:
+            if requested_bytes < 0:
+                raise ValueError(f"cannot allocate {requested_bytes} bytes")
+            return 0
+        size = self._rounded.get(requested_bytes)
+        if size is None:
+            size = self._rounded[requested_bytes] = block_bytes(requested_bytes, self.settings.roundup_power2_divisions)
+        is_small = size <= SMALL_REQUEST_BYTES
+        pool = (self._small if is_small else self._large).get(stream) or self._new_pool(is_small, stream)
+        block = self._find(pool, size) or self._obtain(pool, requested_bytes, size)
+
+        rest = block.size - size
+        address = block.address
+        if rest >= pool.min_rest and (size < self._max_split or pool.is_small or self._expandable):
+            taken = Block(pool, address, size, block.expandable)
+            splice(taken, block.prev, block)
+            block.address = address + size
+            block.size = rest
+            pool.insert(block)
+            block = taken
+
+        block.state = ALLOCATED
+        block.requested = requested_bytes
+        self._live[address] = block
+        self.allocated_bytes = allocated = self.allocated_bytes + block.size
+        if allocated > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = allocated
+        self.requested_bytes = requested = self.requested_bytes + requested_bytes
+        if requested > self.peak_requested_bytes:
+            self.peak_requested_bytes = requested
+        return address
+
+    def free(self, handle: int) -> None:
+        """Return a block to its pool, merged with free neighbours. Raises ValueError for a handle that is not live."""
+        if not handle:
+            return
+        block = self._live.pop(handle, None)
+        if block is None:
+            raise ValueError(f"handle {handle:#x} is not allocated")
+        self.allocated_bytes -= block.size
+        self.requested_bytes -= block.requested
+        block.state = FREE
+        pool = block.pool
+        keys, blocks = pool.keys, pool.blocks
+        before, after = block.prev, block.next
+        if before is not None and before.state == FREE:
+            del keys[bisect_left(keys, before.size << ADDRESS_BITS | before.address)]
+            block.address = before.address
+            block.size += before.size
+            block.prev = previous = before.prev
+            if previous is not None:
+                previous.next = block
+        if after is not None and after.state == FREE:
+            del keys[bisect_left(keys, after.size << ADDRESS_BITS | after.address)]
+            del blocks[after.address]
+            block.size += after.size
+            block.next = following = after.next
+            if following is not None:
+                following.prev = block
+        block.inserted_at = pool.clock.searches
+        blocks[block.address] = block
+        insort(keys, block.size << ADDRESS_BITS | block.address)
+
+    def empty_cache(self) -> None:
+        """Give every wholly free segment (expandable: page) back to the driver."""
+        for pool in (*self._pools(self._large), *self._pools(self._small)):
+            self._release_pool(pool)
+
+    def kernels_loaded(self) -> None:
+        """Say that the model is on the device and its first step begins: addresses change (see ``addresses.py``)."""
+        self._addresses.kernels_loaded()
+
+    def handle_created(self) -> None:
+        """Say that a thread made its cuBLAS handle, whose workspace is next: it takes addresses, too."""
+        self._addresses.handle_created()
+
+    def block_bytes(self, handle: int) -> int:
+        """The size of the block behind a live handle, an unsplit rest included; 0 for handle 0."""
+        return self._live[handle].size if handle else 0
+
+    def snapshot(self) -> tuple[SegmentView, ...]:
+        """All segments by address, with their blocks."""
+        free = [block for pools in (self._small, self._large) for pool in pools.values() for block in pool.in_order()]
+        return segments_of([*self._live.values(), *free])
+
+    def _new_pool(self, is_small: bool, stream: int) -> Pool:
+        finely = is_small or self._expandable
+        page = SMALL_SEGMENT_BYTES if is_small else self.settings.large_segment_bytes
+        min_rest = MIN_BLOCK_BYTES if finely else MIB + 1
+        pool = Pool(is_small, stream, min_rest, page, self._clocks[is_small])
+        (self._small if is_small else self._large)[stream] = pool
+        return pool
+
+    @staticmethod
+    def _pools(of_kind: dict[int, Pool]) -> Iterator[Pool]:
+        return (of_kind[stream] for stream in sorted(of_kind))
+
+    def _find(self, pool: Pool, size: int) -> Block | None:
+        """``get_free_block``: the best fit, out of its pool; only that candidate is tried."""
+        if self._collects:
+            pool.clock.searches += 1
+        keys = pool.keys
+        index = bisect_left(keys, size << ADDRESS_BITS)
+        if index == len(keys):
+            return None
+        if self._expandable:
+            index = best_fit(pool, index)
+        found = keys[index]
+        held = found >> ADDRESS_BITS
+        if held >= self._max_split and (size < self._max_split or held >= size + self._max_rounding):
+            return None
+        del keys[index]
+        return pool.blocks.pop(found & ADDRESS_MASK)
+
+    def _obtain(self, pool: Pool, requested: int, size: int) -> Block:
+        """A block from new memory, giving back cached memory if the driver refuses (``malloc``, ``alloc_block``)."""
+        if self._collects:
+            self._collect_garbage()
+        block = self._allocate(pool, size)
+        if block is None and self._release_oversize(pool, size):
+            block = self._allocate(pool, size)
+        if block is None:
+            self.empty_cache()
+            self.num_alloc_retries += 1
+            block = self._allocate(pool, size)
+        if block is None:
+            self.num_ooms += 1
+            asked = segment_bytes(size, self.settings.large_segment_bytes)
+            limit = self._capacity if self._allowed is None else min(self._allowed, self._capacity)
+            raise OutOfMemory(requested, asked, self.allocated_bytes, self.reserved_bytes, limit)
+        return block
+
+    def _allocate(self, pool: Pool, size: int) -> Block | None:
+        asked = segment_bytes(size, self.settings.large_segment_bytes)
+        if self._allowed is not None and self.reserved_bytes + asked > self._allowed:
+            self._on_driver("refused", asked)
+            return None
+        if self._expandable:
+            return grow(find_room(pool, size) or self._new_expandable(pool, size), size, self._claim)
+        if not self._claim(asked):
+            return None
+        return Block(pool, self._addresses.take(asked), asked)
+
+    def _new_expandable(self, pool: Pool, size: int) -> Block:
+        span = UNBOUNDED_ADDRESSES if self._device is None else self._device + self._device // 8
+        span = round_up(max(span, size), pool.page_bytes)
+        segment = ExpandableSegment(self._addresses.take(span), span, pool.page_bytes)
+        block = Block(pool, segment.base, span, segment)
+        block.state = UNMAPPED
+        pool.unmapped[block.address] = block
+        return block
+
+    def _claim(self, size: int) -> bool:
+        """Ask the driver for memory: it refuses beyond the capacity."""
+        if self.reserved_bytes + size > self._capacity:
+            self._on_driver("refused", size)
+            return False
+        self._on_driver("map" if self._expandable else "malloc", size)
+        self.reserved_bytes += size
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return True
+
+    def _release_pool(self, pool: Pool) -> None:
+        for block in pool.in_order():
+            if block.expandable is None:
+                if not block.is_split:
+                    self._release(block)
+                continue
+            if unmapped := unmap(block):
+                self.reserved_bytes -= unmapped
+                self._on_driver("unmap", unmapped)
+            if not block.is_split and block.state == UNMAPPED:
+                del pool.unmapped[block.address]
+                self._addresses.give_back(block.address, block.size)
+
+    def _release(self, block: Block) -> None:
+        self._on_driver("free", block.size)
+        block.pool.remove(block)
+        self.reserved_bytes -= block.size
+        self._addresses.give_back(block.address, block.size)
+
+    def _release_oversize(self, pool: Pool, size: int) -> bool:
+        """Free just enough blocks that ``max_split_size`` kept whole; whether that may serve the request."""
+        if self._max_split == UNBOUNDED:
+            return False
+        blocks, suffices = oversize_blocks(pool, size, self._max_split)
+        for block in blocks:
+            self._release(block)
+        return suffices
+
+    def _collect_garbage(self) -> None:
+        """Above the threshold, free large blocks that were long not used."""
+        assert self._allowed is not None and self.settings.garbage_collection_threshold is not None
+        excess = self.reserved_bytes - int(self.settings.garbage_collection_threshold * self._allowed)
+        cached = [block for pool in self._pools(self._large) for block in pool.in_order()]
+        for block in aged_blocks(cached, self._clocks[False].searches, excess):
+            self._release(block)

@@ -1,0 +1,247 @@
+"""The tables: FLOP, bytes and time by group and phase, and the heaviest operations."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from trainatomy.operators.groups import GROUPS
+from trainatomy.operators.work import Work, work_of
+from trainatomy.results.operation_breakdown import GroupShare, HeavyOperation, ModuleShare, Unformulated
+from trainatomy.results.operations import Operation, Operations
+
+STEP = "step"
+PHASES = ("forward", "recompute", "backward", "optimizer", "zero_grad", "other")
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
+
+
+class Timed(NamedTuple):
+    """What the clock, or a profile, says of an operation: seconds of the GPU, and what bounds them (``''``: not
+    known). Both for one run of it, not for its repeats."""
+
+    seconds: float
+    bound_by: str = ""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """A total over operations."""
+
+    calls: int = 0
+    flop: int = 0
+    bytes: int = 0
+    formula: bool = True
+    seconds: float = 0.0
+    measured: float = 0.0
+    bounds: Counter[str] = field(default_factory=Counter)
+
+    def add(self, work: Work, repeats: int, timed: Timed | None, measured: float | None) -> None:
+        self.calls += repeats
+        self.flop += (work.flop or 0) * repeats
+        self.bytes += work.bytes * repeats
+        self.formula = self.formula and work.flop is not None
+        self.measured += (measured or 0.0) * repeats
+        if timed is not None:
+            self.seconds += timed.seconds * repeats
+            self.bounds[timed.bound_by] += timed.seconds * repeats  # type: ignore[assignment]
+
+    @property
+    def bound_by(self) -> str | None:
+        """What bounds most of the time."""
+        return (self.bounds.most_common(1)[0][0] or None) if self.bounds else None
+
+
+class Step:
+    """The operations of a step with what each does; ``times`` and ``measured`` in their order, where they are known.
+
+    ``keep`` selects operations (all of them unless it is given).
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        times: Sequence[Timed | None] | None = None,
+        measured: Sequence[float | None] | None = None,
+        keep: Iterable[bool] | None = None,
+    ) -> None:
+        self.works = [work_of(call) for call in operations.calls]
+        self.operations = operations
+        self.times, self.measured = times, measured
+        kept = list(keep) if keep is not None else [True] * len(operations.operations)
+        self.rows = [
+            (index, operation, self.works[operation.call])
+            for index, operation in enumerate(operations.operations)
+            if kept[index]
+        ]
+
+    def kernels(self) -> Iterable[tuple[int, Operation, Work]]:
+        """Those that run a kernel of a group."""
+        return (row for row in self.rows if row[2].group is not None)
+
+    def aside(self) -> dict[str, int]:
+        """How many run none, by kind."""
+        names = {"view": "views", "host": "host", "read": "reads_by_host", "transfer": "transfers"}
+        found = dict.fromkeys(names.values(), 0)
+        for _, operation, work in self.rows:
+            if work.kind in names:
+                found[names[work.kind]] += operation.repeats
+        return found
+
+    def groups(self, peak: dict[str, int] | None = None) -> tuple[GroupShare, ...]:
+        """Each group in the whole step and in each phase that has operations; ``peak``: bytes by group at the peak."""
+        sums: dict[tuple[str, str], _Sum] = defaultdict(_Sum)
+        for index, operation, work in self.kernels():
+            for phase in (STEP, operation.phase):
+                sums[phase, work.group or ""].add(work, operation.repeats, self._timed(index), self._measured(index))
+        found = []
+        for phase in (STEP, *PHASES):
+            whole = _total([sums[phase, group] for group in GROUPS if (phase, group) in sums])
+            if not whole.calls:
+                continue
+            for group in GROUPS:
+                if phase != STEP and (phase, group) not in sums:
+                    continue
+                held = (peak or {}).get(group, 0) if phase == STEP and peak is not None else None
+                found.append(self._share(group, phase, sums.get((phase, group), _Sum()), whole, held))
+        return tuple(found)
+
+    def _share(self, group: str, phase: str, part: _Sum, whole: _Sum, held: int | None) -> GroupShare:
+        timed, measured = self.times is not None, self.measured is not None
+        return GroupShare(
+            group,
+            phase,
+            part.calls,
+            part.flop,
+            part.bytes,
+            part.flop / part.bytes if part.bytes else None,
+            _ratio(part.flop, whole.flop),
+            _ratio(part.bytes, whole.bytes),
+            held,
+            part.seconds if timed else None,
+            _ratio(part.seconds, whole.seconds) if timed else None,
+            part.bound_by,
+            part.measured if measured else None,
+            _ratio(part.measured, whole.measured) if measured else None,
+        )
+
+    def total(self) -> _Sum:
+        """All kernels together."""
+        whole = _Sum()
+        for index, operation, work in self.kernels():
+            whole.add(work, operation.repeats, self._timed(index), self._measured(index))
+        return whole
+
+    def heaviest(self, top: int) -> tuple[HeavyOperation, ...]:
+        """The ``top`` heaviest by operator, module and phase: by time where it is known, else by the larger of their
+        shares of FLOP and of bytes."""
+        sums: dict[tuple[str, str, str, str], _Sum] = defaultdict(_Sum)
+        for index, operation, work in self.kernels():
+            name = self.operations.calls[operation.call].name
+            key = (name, folded(operation.module), operation.phase, work.group or "")
+            sums[key].add(work, operation.repeats, self._timed(index), self._measured(index))
+        whole = self.total()
+        found = [self._heavy(key, part, whole) for key, part in sums.items()]
+        return tuple(sorted(found, key=_weight, reverse=True)[:top])
+
+    def _heavy(self, key: tuple[str, str, str, str], part: _Sum, whole: _Sum) -> HeavyOperation:
+        timed = self.times is not None
+        return HeavyOperation(
+            *key,
+            part.calls,
+            part.flop if part.formula else None,
+            part.bytes,
+            _ratio(part.flop, whole.flop),
+            _ratio(part.bytes, whole.bytes),
+            part.seconds if timed else None,
+            _ratio(part.seconds, whole.seconds) if timed else None,
+            part.bound_by,
+            part.measured if self.measured is not None else None,
+        )
+
+    def modules(self, top: int) -> tuple[ModuleShare, ...]:
+        """The ``top`` heaviest modules, in the order of ``heaviest``."""
+        sums: dict[str, _Sum] = defaultdict(_Sum)
+        for index, operation, work in self.kernels():
+            part = sums[folded(operation.module)]
+            part.add(work, operation.repeats, self._timed(index), self._measured(index))
+        whole = self.total()
+        timed, measured = self.times is not None, self.measured is not None
+        found = [
+            ModuleShare(
+                module,
+                part.calls,
+                part.flop,
+                part.bytes,
+                _ratio(part.flop, whole.flop),
+                _ratio(part.bytes, whole.bytes),
+                part.seconds if timed else None,
+                _ratio(part.seconds, whole.seconds) if timed else None,
+                part.measured if measured else None,
+                _ratio(part.measured, whole.measured) if measured else None,
+            )
+            for module, part in sums.items()
+        ]
+        return tuple(sorted(found, key=_weight, reverse=True)[:top])
+
+    def unformulated(self) -> tuple[Unformulated, ...]:
+        """Operators whose FLOP nobody knows, the largest first."""
+        sums: dict[str, _Sum] = defaultdict(_Sum)
+        reasons: dict[str, str] = {}
+        for _, operation, work in self.kernels():
+            if work.flop is None and work.rule is not None:
+                name = self.operations.calls[operation.call].name
+                sums[name].add(work, operation.repeats, None, None)
+                reasons[name] = work.rule.why
+        whole = self.total().bytes
+        found = [
+            Unformulated(name, part.calls, part.bytes, _ratio(part.bytes, whole), reasons[name])
+            for name, part in sums.items()
+        ]
+        return tuple(sorted(found, key=lambda row: -row.bytes))
+
+    def by_rule(self) -> tuple[str, ...]:
+        """Operators that were assigned by their form."""
+        return tuple(
+            sorted(
+                {
+                    self.operations.calls[operation.call].name
+                    for _, operation, work in self.kernels()
+                    if work.rule is not None and work.rule.general
+                }
+            )
+        )
+
+    def _timed(self, index: int) -> Timed | None:
+        return self.times[index] if self.times is not None else None
+
+    def _measured(self, index: int) -> float | None:
+        return self.measured[index] if self.measured is not None else None
+
+
+def folded(path: str) -> str:
+    """``encoder.layer.7.attention`` as ``encoder.layer.*.attention``: the same module of every layer."""
+    return _LAYER.sub("*", path)
+
+
+def _total(parts: Iterable[_Sum]) -> _Sum:
+    whole = _Sum()
+    for part in parts:
+        whole.calls += part.calls
+        whole.flop += part.flop
+        whole.bytes += part.bytes
+        whole.seconds += part.seconds
+        whole.measured += part.measured
+    return whole
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _weight(row: HeavyOperation | ModuleShare) -> float:
+    if row.measured_seconds is not None:
+        return row.measured_seconds
+    return row.seconds if row.seconds is not None else max(row.flop_share, row.bytes_share)

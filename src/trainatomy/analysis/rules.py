@@ -1,0 +1,94 @@
+"""Bytes per parameter: the guides' rules of thumb beside what a training really holds.
+
+Source of the rules: Hugging Face, "Model training anatomy": weights 4 (6 in mixed precision), gradients 4, AdamW's
+states 8, 8-bit AdamW's 2, SGD's with momentum 4: 16 in fp32 and 18 in mixed precision with AdamW; inference in mixed
+precision 6.
+"""
+
+from __future__ import annotations
+
+from trainatomy.results.memory import BytesPerParameter, Memory
+from trainatomy.workload.schema import Workload
+
+_NO_RULE = "the guides name no rule for this"
+_KEPT = ("weights", "optimizer_states", "gradients")
+
+
+def bytes_per_parameter(workload: Workload, parameters: int, trainable: int, memory: Memory) -> BytesPerParameter:
+    """Weights, optimizer states and gradients at the peak, per parameter, beside the guides' rule where they have
+    one."""
+    parts = {name: memory.components.as_dict()[name] / max(parameters, 1) for name in _KEPT}
+    copies = sum(line.bytes for line in memory.lines if line.name == "16-bit copies kept by autocast")
+    rule, name = _rule(workload)
+    return BytesPerParameter(
+        parameters,
+        trainable,
+        sum(parts.values()),
+        parts,
+        rule,
+        name,
+        _reasons(workload, parameters, trainable, memory, copies, rule, sum(parts.values())),
+    )
+
+
+def _mixed(workload: Workload) -> bool:
+    return workload.train.fp16 or workload.train.bf16
+
+
+def _rule(workload: Workload) -> tuple[float | None, str]:
+    if workload.model.dtype != "float32":
+        return None, _NO_RULE
+    weights = 6.0 if _mixed(workload) else 4.0
+    kind = "mixed precision" if _mixed(workload) else "fp32"
+    if workload.mode == "inference":
+        return weights, f"inference in {kind}"
+    states = _states(workload)
+    if states is None:
+        return None, _NO_RULE
+    size, label = states
+    return weights + 4.0 + size, f"{kind} with {label}"
+
+
+def _states(workload: Workload) -> tuple[float, str] | None:
+    optim = workload.train.optim.rpartition(".")[2].lower()  # a name of TrainingArguments, or that of a class
+    if "8bit" in optim and "adam" in optim:
+        return 2.0, "8-bit AdamW"
+    if optim.startswith("adam") and "4bit" not in optim and optim != "adamax":
+        return 8.0, "AdamW"
+    if optim == "sgd":
+        momentum = "momentum" in (workload.train.optim_args or "")
+        return (4.0, "SGD with momentum") if momentum else (0.0, "SGD")
+    return None
+
+
+def _reasons(
+    workload: Workload, parameters: int, trainable: int, memory: Memory, copies: int, rule: float | None, actual: float
+) -> tuple[str, ...]:
+    reasons: list[str] = []
+    if _mixed(workload) and rule is not None and copies < 1.9 * parameters:
+        reasons.append(
+            "the rule counts a 16-bit copy of all weights (2 bytes); at the peak autocast holds "
+            f"{copies / max(parameters, 1):.2f}: copies are made of matrix weights when they are used, "
+            "and dropped when the forward pass ends"
+        )
+    if trainable < parameters:
+        reasons.append(
+            f"only {trainable:,} of {parameters:,} parameters are trained: "
+            "the others need no gradients and no optimizer states"
+        )
+    if (
+        memory.components.gradients < 3.9 * trainable
+        and workload.mode == "training"
+        and workload.model.dtype == "float32"
+    ):
+        reasons.append(
+            "gradients are not all there at the peak, which is in the "
+            f"{memory.peak.phase} of step {memory.peak.step + 1}"
+        )
+    if workload.model.dtype != "float32":
+        reasons.append(
+            f"weights, gradients and the optimizer's states are kept in {workload.model.dtype}: 2 bytes a number, not 4"
+        )
+    if memory.components.optimizer_states == 0 and workload.mode == "training" and memory.peak.step == 0:
+        reasons.append("the peak is in the first step, before the optimizer has made its states")
+    return tuple(reasons)

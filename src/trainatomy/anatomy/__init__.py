@@ -1,1 +1,0 @@
-"""What the operations of a step do: groups, FLOP, bytes, shapes.  Functions over ``results.operations``; no torch."""

@@ -1,0 +1,96 @@
+"""Architectures: configurations of well-known models, so that they can be built without network.
+
+One file each in ``architectures/`` holds what the hub's config.json says (the fields that shape the model);
+``index.json`` lists them with class, number of parameters and source, and is all that a listing reads.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.catalog.files import close_names, read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class ArchitectureEntry:
+    """A line of the index.
+
+    ``class_name`` is the transformers class of the checkpoint.  ``parameters`` counts that class built from the
+    configuration (shared tensors once); ``parameters_published`` is the hub's figure, where there is one.
+    ``also``: hub ids of the same architecture (chat versions, old names).
+    """
+
+    hub_id: str
+    class_name: str
+    model_type: str
+    parameters: int
+    parameters_published: int | None
+    source: str
+    also: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """An entry with its configuration, as the hub's config.json names the fields."""
+
+    entry: ArchitectureEntry
+    config: Mapping[str, Any]
+
+    @property
+    def hub_id(self) -> str:
+        return self.entry.hub_id
+
+    @property
+    def class_name(self) -> str:
+        return self.entry.class_name
+
+    @property
+    def parameters(self) -> int:
+        return self.entry.parameters
+
+    @property
+    def source(self) -> str:
+        return self.entry.source
+
+
+def architecture(name: str) -> Architecture | None:
+    """The architecture of a hub id or of its last part alone ("gpt2"), whatever the case; None if none ships."""
+    hub_id = _ids_by_name().get(name.strip().lower())
+    if hub_id is None:
+        return None
+    config: dict[str, Any] = json.loads(read_text("architectures", f"{hub_id.replace('/', '--')}.json"))
+    return Architecture(_entries()[hub_id], config)
+
+
+def architectures() -> tuple[ArchitectureEntry, ...]:
+    """All that ship, by family and size, from the index alone."""
+    return tuple(_entries().values())
+
+
+def nearest(name: str, count: int = 4) -> list[str]:
+    """Hub ids whose names resemble ``name``, nearest first."""
+    found = close_names(name.strip().lower(), _ids_by_name(), 3 * count)
+    return list(dict.fromkeys(_ids_by_name()[key] for key in found))[:count]
+
+
+@lru_cache(maxsize=1)
+def _entries() -> dict[str, ArchitectureEntry]:
+    def entry(hub_id: str, fields: dict[str, Any]) -> ArchitectureEntry:
+        also = tuple(fields.pop("also"))
+        return ArchitectureEntry(hub_id, class_name=fields.pop("class"), also=also, **fields)
+
+    index = json.loads(read_text("architectures", "index.json"))["architectures"]
+    return {hub_id: entry(hub_id, fields) for hub_id, fields in index.items()}
+
+
+@lru_cache(maxsize=1)
+def _ids_by_name() -> dict[str, str]:
+    full = {name.lower(): entry.hub_id for entry in _entries().values() for name in (entry.hub_id, *entry.also)}
+    return {name.partition("/")[2]: hub_id for name, hub_id in full.items()} | full

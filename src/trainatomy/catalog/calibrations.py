@@ -1,0 +1,180 @@
+"""Calibrations: what ``trainatomy calibrate`` measured on a machine. Those that ship lie in ``calibrations/``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.files import read_text
+from trainatomy.catalog.gpus import GPU, find_gpu
+from trainatomy.errors import WorkloadError
+from trainatomy.results.operations import Call
+
+SCHEMA = "trainatomy/calibration/1"
+
+
+class Point(NamedTuple):
+    """One operator that was timed: microseconds of its kernels again on the same tensors and, where measured, with the
+    L2 cache full of other things; how many kernels; whether fp32 products could use TF32."""
+
+    call: Call
+    hot: float
+    cold: float | None
+    kernels: int
+    tf32: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """``environment``: card, driver, versions, processor, date; ``points``: operators; ``sections``: the file's other
+    parts as they stand there (``device``: launches, waits, memory); ``left_out``: what could not be measured;
+    ``content``: the whole file."""
+
+    environment: Mapping[str, Any]
+    points: tuple[Point, ...]
+    sections: Mapping[str, Any]
+    source: str
+    left_out: tuple[str, ...] = ()
+    content: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Of the card's compute."""
+        major, minor = self.environment["capability"]
+        return int(major), int(minor)
+
+    @property
+    def gpu(self) -> str:
+        """The card's name, as its driver gives it."""
+        return str(self.environment["gpu"])
+
+    @property
+    def known_gpu(self) -> GPU | None:
+        """What is known of the card; ``None`` where it is not in the list."""
+        try:
+            return find_gpu(self.gpu)
+        except WorkloadError:
+            return None
+
+    def is_of(self, wanted: GPU) -> bool:
+        """Whether it was measured on such a card.  One that a user described (``gpu: {base: ...}``) may be a card that
+        is not in the list."""
+        known = self.known_gpu
+        if known is not None:
+            same = (known.device_name, known.capability, known.multiprocessors)
+            return same == (wanted.device_name, wanted.capability, wanted.multiprocessors)
+        return wanted.capability == self.capability and "given by the user" in wanted.assumed.values()
+
+    def check(self, wanted: GPU) -> None:
+        """Raises ``WorkloadError``, which names both cards, unless it says something about ``wanted``: it is of such a
+        card, or of one of the same compute capability, whose kernels are the same, with a data sheet to scale by."""
+        if self.is_of(wanted) or (self.known_gpu is not None and self.capability == wanted.capability):
+            return
+        known, ours, theirs = self.known_gpu, _dotted(self.capability), _dotted(wanted.capability)
+        measured = f"calibration {self.source}: it was measured on {self.gpu} (compute capability {ours})"
+        instead = f"Predict for gpu {known.id}, or" if known is not None else "Either"
+        why = "whose kernels are others" if ours != theirs else "and no data sheet of the former is known to scale by"
+        if known is None and ours == theirs:
+            instead = f"Describe that card (gpu: {{base: {wanted.id}, memory_bytes: ...}}), or"
+        raise WorkloadError(
+            f"{measured}, and the prediction is for {wanted.name} ({theirs}), {why}. {instead} run `trainatomy "
+            "calibrate` on the card that you ask about, or leave the calibration out."
+        )
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+def given(calibration: Calibration | Path | str | None) -> Calibration | None:
+    """A calibration, its file read where it is one."""
+    return load(Path(calibration)) if isinstance(calibration, Path | str) else calibration
+
+
+def load(path: Path) -> Calibration:
+    """A calibration file; WorkloadError where it is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise WorkloadError(f"calibration {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise WorkloadError(f"calibration {path}: not a file that `trainatomy calibrate` wrote (no text)") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Calibration:
+    """What a calibration file holds; ``source`` names it in errors."""
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("it is no JSON object")
+        schema = content["schema"]
+        if schema != SCHEMA:
+            raise WorkloadError(
+                f"calibration {source}: its schema is {schema!r}, and this version reads {SCHEMA!r}; "
+                "run `trainatomy calibrate` of this version again"
+            )
+        sections = dict(content["sections"])
+        kernels = sections.pop("kernels", {})
+        points = tuple(_point(entry) for entry in kernels.get("points", ()))
+        left_out = tuple(map(str, kernels.get("left_out", ())))
+        found = Calibration(content["environment"], points, sections, source, left_out, content)
+        _ = found.gpu, found.capability, found.environment["date"]
+        _check_numbers(sections)
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        if isinstance(error, json.JSONDecodeError):
+            what = f"it is no JSON: {error}"
+        raise WorkloadError(f"calibration {source}: not a file that `trainatomy calibrate` wrote ({what})") from None
+
+
+_DEVICE_ROWS = {"launches": ("bytes", "period_us"), "memory": ("bytes", "malloc_us", "free_us")}
+
+
+def _check_numbers(sections: Mapping[str, Any]) -> None:
+    """Raises what ``parse`` explains, unless numbers are where the clock reads them."""
+    device, host = sections.get("device", {}), sections.get("host", {})
+    for name, keys in _DEVICE_ROWS.items():
+        for row in device.get(name, ()):
+            for key in keys:
+                _microseconds(row[key])
+    for value in (*device.get("waiting", {}).values(), *host.get("factors", {}).values()):
+        _microseconds(value)
+
+
+def _point(entry: Mapping[str, Any]) -> Point:
+    cold = entry.get("cold_us")
+    return Point(
+        from_text(entry["call"]),
+        _microseconds(entry["us"]),
+        None if cold is None else _microseconds(cold),
+        int(entry["kernels"]),
+        bool(entry.get("tf32", False)),
+    )
+
+
+def _microseconds(value: Any) -> float:
+    """A measured number; raises ``ValueError`` for what cannot be one."""
+    found = float(value)
+    if not 0 <= found < math.inf:
+        raise ValueError(f"{value} cannot have been measured")
+    return found
+
+
+@cache
+def shipped() -> Mapping[str, Calibration]:
+    """The calibrations that ship, by the id of their card."""
+    found = {}
+    for entry in sorted(files(__package__).joinpath("calibrations").iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".json"):
+            text = read_text("calibrations", entry.name)
+            found[entry.name.removesuffix(".json")] = parse(text, f"shipped: {entry.name}")
+    return found

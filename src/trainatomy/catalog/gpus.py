@@ -1,0 +1,204 @@
+"""Cards: what trainatomy knows of a GPU, with the source of every number.
+
+A card is one file in ``cards/``; its name is the card's id, and ``cards/index.yaml`` holds the aliases.
+Units: bytes, bytes per second, floating-point operations per second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from trainatomy.catalog.files import close_names, read_yaml
+from trainatomy.errors import WorkloadError
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Memory that a process holds on the card outside PyTorch's allocator: the CUDA context and what libraries load on
+    the way.
+
+    ``loads_bytes``: what each first use adds. ``kernels``: PyTorch's own kernels; ``cublas`` and ``cublas_backward``:
+    cuBLAS' handle of the thread that runs forward, and of autograd's; ``cudnn`` and ``cudnn_backward``: cuDNN's
+    attention or convolution; ``convolution``: what a convolution adds to that; ``training``: kernels of backward and
+    optimizer.
+    """
+
+    era: str
+    first_tensor_bytes: int
+    loads_bytes: Mapping[str, int]
+    environment: str
+
+    def holding(self, libraries: Iterable[str]) -> int:
+        """Bytes held once all of ``libraries`` (keys of ``loads_bytes``; others cost nothing) have been used."""
+        return self.first_tensor_bytes + sum(self.loads_bytes.get(name, 0) for name in set(libraries))
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """One GPU.
+
+    ``memory_bytes`` is what CUDA offers to processes (``total_memory`` of torch's device properties),
+    ``nvidia_smi_bytes`` the total that nvidia-smi shows; what the driver keeps for itself is the difference,
+    or ``driver_reserved_bytes`` where it was measured.  ``rates`` are dense peaks by precision (fp64 and fp32
+    without tensor cores; tf32, fp16, bf16, fp8 with them); one that is missing is not offered.
+    ``sources`` and ``assumed`` are keyed by dotted field name; a field's parent speaks for it.
+    """
+
+    id: str
+    name: str
+    device_name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    memory_bytes: int
+    nvidia_smi_bytes: int | None = None
+    driver_reserved_bytes: int | None = None
+    bandwidth_bytes_per_second: float = 0.0
+    rates: Mapping[str, float] = field(default_factory=lambda: _EMPTY, hash=False)
+    l2_bytes: int | None = None
+    links: Mapping[str, float] = field(default_factory=lambda: _EMPTY, hash=False)
+    contexts: Mapping[str, Context] = field(default_factory=lambda: _EMPTY, hash=False)
+    aliases: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=lambda: _EMPTY, hash=False, repr=False)
+    assumed: Mapping[str, str] = field(default_factory=lambda: _EMPTY, hash=False, repr=False)
+
+    def context(self, era: str = "lazy") -> Context:
+        """The context under an era's software: ``lazy`` (today's), or ``eager-cuda-11``; WorkloadError if not known."""
+        try:
+            return self.contexts[era]
+        except KeyError:
+            known = ", ".join(self.contexts) or "none"
+            raise WorkloadError(f"no context of {self.id} is known for {era!r}; known: {known}") from None
+
+    def source(self, name: str) -> str:
+        """Where a field comes from, by its own or its nearest parent's entry; ``assumed: …`` or ``unknown`` if so."""
+        while name:
+            if name in self.assumed:
+                return f"assumed: {self.assumed[name]}"
+            if name in self.sources:
+                return self.sources[name]
+            name = name.rpartition(".")[0]
+        return "unknown"
+
+
+def find_gpu(name: str) -> GPU:
+    """The card of that id or alias, whatever case, spaces and underscores; WorkloadError names the nearest ones."""
+    gpu_id = _ids_by_name().get(_normal(name))
+    if gpu_id is None:
+        near = close_names(_normal(name), _ids_by_name())
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_index())}"
+        raise WorkloadError(f"unknown card {name!r}; {hint} (`trainatomy gpus` lists all)")
+    return _load(gpu_id)
+
+
+def gpus() -> tuple[GPU, ...]:
+    """All cards that ship, oldest first."""
+    return tuple(_load(gpu_id) for gpu_id in _index())
+
+
+def gpu_from_mapping(mapping: Mapping[str, Any], base: str | GPU | None = None) -> GPU:
+    """A card that the user describes: keys as in the files of ``cards/``, the rest from ``base`` (default: the H200).
+
+    Every key that is given counts as assumed, "given by the user".  With ``memory_bytes`` of its own, the card no
+    longer has the base's ``nvidia_smi_bytes`` and ``driver_reserved_bytes``.
+    Raises WorkloadError for an unknown key or a value that is not of the key's kind.
+    """
+    origin = base if isinstance(base, GPU) else find_gpu(base or "h200")
+    unknown = [key for key in mapping if key not in _KEYS]
+    if unknown:
+        near = close_names(unknown[0], _KEYS, 1) or list(_KEYS)
+        raise WorkloadError(f"a card has no key {unknown[0]!r}; did you mean {' or '.join(near)}?")
+    given: dict[str, Any] = {}
+    for key, value in mapping.items():
+        try:
+            given[_field(key)] = _KEYS[key](value)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise WorkloadError(f"card: {key}: {value!r} is not a valid value ({error})") from None
+    if "memory_bytes" in given:
+        given.setdefault("nvidia_smi_bytes", None)
+        given.setdefault("driver_reserved_bytes", None)
+    for key in ("rates", "links", "contexts"):
+        if key in given:
+            given[key] = MappingProxyType({**getattr(origin, key), **given[key]})
+    name = given.setdefault("name", f"{origin.name}, altered")
+    given.setdefault("id", _normal(name))
+    names = [_field(key) + part for key, value in mapping.items() for part in _parts(value)]
+    assumed = {**origin.assumed, **dict.fromkeys(names, "given by the user")}
+    return replace(origin, aliases=(), assumed=MappingProxyType(assumed), **given)
+
+
+def _parts(value: Any) -> list[str]:
+    return [f".{part}" for part in value] if isinstance(value, Mapping) else [""]
+
+
+def _normal(name: str) -> str:
+    words = re.sub(r"[\s_]+", "-", name.strip().lower())
+    return re.sub(r"^(nvidia-)?((geforce|tesla)-)?", "", words)
+
+
+def _index() -> Mapping[str, list[Any]]:
+    index: Mapping[str, list[Any]] = read_yaml("gpus", "index.yaml")
+    return index
+
+
+@lru_cache(maxsize=1)
+def _ids_by_name() -> Mapping[str, str]:
+    return {str(name): gpu_id for gpu_id, aliases in _index().items() for name in (gpu_id, *aliases)}
+
+
+@cache
+def _load(gpu_id: str) -> GPU:
+    data = dict(read_yaml("gpus", f"{gpu_id}.yaml"))
+    sources = {_field(name): entry["source"].strip() for entry in data.pop("sources") for name in entry["gives"]}
+    assumed = {_field(name): why.strip() for name, why in data.pop("assumed").items()}
+    fields: dict[str, Any] = {_field(key): _KEYS[key](value) for key, value in data.items()}
+    fields |= {"sources": MappingProxyType(sources), "assumed": MappingProxyType(assumed)}
+    return GPU(id=gpu_id, aliases=tuple(str(alias) for alias in _index()[gpu_id]), **fields)
+
+
+def _field(dotted: str) -> str:
+    head, dot, tail = dotted.partition(".")
+    return _FIELDS.get(head, head) + dot + tail
+
+
+def _capability(value: Iterable[Any]) -> tuple[int, int]:
+    major, minor = str(value).split(".") if isinstance(value, str | float) else value
+    return int(major), int(minor)
+
+
+def _numbers(value: Mapping[str, Any]) -> Mapping[str, float]:
+    return MappingProxyType({str(key): float(number) for key, number in value.items()})
+
+
+def _contexts(value: Mapping[str, Any]) -> Mapping[str, Context]:
+    def one(era: str, entry: Mapping[str, Any]) -> Context:
+        loads = {str(library): int(size) for library, size in entry["loads_bytes"].items()}
+        return Context(
+            era, int(entry["first_tensor_bytes"]), MappingProxyType(loads), str(entry.get("environment", ""))
+        )
+
+    return MappingProxyType({era: one(era, entry) for era, entry in value.items()})
+
+
+# What a card's file may hold, and how each value is read; fields of Card whose name is shorter than the file's key.
+_KEYS: dict[str, Callable[[Any], Any]] = {
+    "name": str,
+    "device_name": str,
+    "capability": _capability,
+    "multiprocessors": int,
+    "memory_bytes": int,
+    "nvidia_smi_bytes": int,
+    "driver_reserved_bytes": int,
+    "bandwidth_bytes_per_second": float,
+    "rates_flop_per_second": _numbers,
+    "l2_bytes": int,
+    "link_bytes_per_second": _numbers,
+    "context": _contexts,
+}
+_FIELDS = {"rates_flop_per_second": "rates", "link_bytes_per_second": "links", "context": "contexts"}

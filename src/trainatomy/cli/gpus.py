@@ -1,0 +1,27 @@
+"""``trainatomy gpus``: the cards that ship as data."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trainatomy.catalog.gpus import find_gpu as find
+from trainatomy.catalog.gpus import gpus as all_gpus
+from trainatomy.cli.options import Debug, Json
+from trainatomy.cli.output import show, show_json
+from trainatomy.reporters.json import cards_to_json
+from trainatomy.reporters.text import card_page, cards_table
+
+Name = Annotated[
+    str | None, typer.Argument(metavar="CARD", help="One card, with the source of every figure.", show_default=False)
+]
+
+
+def gpus(gpu: Name = None, json: Json = False, debug: Debug = False) -> None:
+    """List the cards that trainatomy knows, or show one with the source of every figure."""
+    chosen = all_gpus() if gpu is None else (find(gpu),)
+    if json:
+        show_json(cards_to_json(chosen))
+    else:
+        show(cards_table(chosen) if gpu is None else card_page(chosen[0]))

@@ -1,0 +1,85 @@
+"""A command's help, on the terminal and (docs/cli.md) as Markdown: both from the parser itself."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trainatomy.reporters.text.rendering import section
+
+PANELS = ("Arguments", "Which records", "Model", "Data", "TrainingArguments", "LoRA", "Run", "Output")
+_LONGEST_BESIDE = 30
+
+
+class Entry(NamedTuple):
+    """An argument or option as it is typed (``--[no-]fp16``, ``--optim TEXT``), and its help."""
+
+    usage: str
+    help: str
+
+
+def panels(command: Any) -> dict[str, list[Entry]]:
+    """Everything that ``command`` takes, by panel, in the order in which help shows it."""
+    found: dict[str, list[Entry]] = {name: [] for name in PANELS}
+    for parameter in command.params:
+        if not getattr(parameter, "hidden", False):
+            panel = parameter.rich_help_panel or ("Arguments" if parameter.param_type_name == "argument" else "Output")
+            found.setdefault(panel, []).append(Entry(_usage(parameter), parameter.help or ""))
+    found["Output"].append(Entry("-h, --help", "Show this message and exit."))
+    return {name: entries for name, entries in found.items() if entries}
+
+
+def usage(command: Any, path: str) -> str:
+    """``trainatomy predict [OPTIONS] [WORKLOAD.yaml]``."""
+    arguments = [_usage(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
+    return " ".join([path, *arguments, "[OPTIONS]"])
+
+
+def paragraphs(command: Any) -> Iterator[str]:
+    """The docstring of a command, a paragraph at a time, without line breaks."""
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        yield re.sub(r"\s+", " ", paragraph).strip()
+
+
+def command_help(command: Any, path: str) -> Group:
+    """Help for the terminal; a long name has a line for itself, so that none is cut."""
+    about = [Text(f"\n{paragraph}") for paragraph in paragraphs(command)]
+    body = [section(name, *map(_drawn, entries)) for name, entries in panels(command).items()]
+    return Group(Text(f"Usage: {usage(command, path)}"), *about, *body)
+
+
+def overview(group: Any, path: str, commands: Mapping[str, Sequence[Entry]]) -> Group:
+    """Help of the program itself: its commands by panel, and the options that every command shares."""
+    about = [Text(f"\n{paragraph}") for paragraph in paragraphs(group)]
+    listed = [section(panel, *map(_drawn, entries)) for panel, entries in commands.items()]
+    options = section("Options", *map(_drawn, panels(group)["Output"]))
+    more = Text(f"\n{path} COMMAND --help says what a command takes.")
+    return Group(Text(f"Usage: {path} [OPTIONS] COMMAND …"), *about, *listed, options, more)
+
+
+def _drawn(entry: Entry) -> RenderableType:
+    name = Text(entry.usage, style="cyan")
+    if len(entry.usage) > _LONGEST_BESIDE:
+        return Group(name, Padding(Text(entry.help), (0, 0, 0, _LONGEST_BESIDE + 2)))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, width=_LONGEST_BESIDE)
+    table.add_row(name, Text(entry.help))
+    return table
+
+
+def _usage(parameter: Any) -> str:
+    """How a parameter is typed; a switch with its negation as ``--[no-]fp16``."""
+    if parameter.param_type_name == "argument":
+        name = parameter.metavar or parameter.name.upper()
+        return name if parameter.required else f"[{name}]"
+    if parameter.secondary_opts:
+        return f"--[no-]{parameter.opts[0].removeprefix('--')}"
+    names = ", ".join(sorted(parameter.opts, key=len))
+    return names if parameter.is_flag else f"{names} {parameter.metavar or 'TEXT'}"

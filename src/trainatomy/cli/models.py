@@ -1,0 +1,18 @@
+"""``trainatomy models``: the architectures that ship as data."""
+
+from __future__ import annotations
+
+from trainatomy.catalog.architectures import architectures
+from trainatomy.cli.options import Debug, Json
+from trainatomy.cli.output import show, show_json
+from trainatomy.reporters.json import architectures_to_json
+from trainatomy.reporters.text import architectures_table
+
+
+def models(json: Json = False, debug: Debug = False) -> None:
+    """List the architectures that trainatomy can build without network, by the name under which the hub knows them."""
+    entries = architectures()
+    if json:
+        show_json(architectures_to_json(entries))
+    else:
+        show(architectures_table(entries))

@@ -1,0 +1,49 @@
+"""What the reference host needs for the trainings by which others are compared: ``python -m
+trainatomy.measurement.calibration.expected CARD``, a process of its own, because it executes steps without a GPU.
+
+Writes a line of JSON: for each training, in order, microseconds by phase.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.catalog.files import read_yaml
+
+if TYPE_CHECKING:
+    from trainatomy.workload.schema import Workload
+
+
+def trainings() -> list[Workload]:
+    """The trainings of ``facts/host_trainings.yaml``."""
+    from trainatomy.workload.schema import Workload
+
+    return [Workload.from_mapping(one) for one in read_yaml("host_trainings.yaml")["trainings"]]
+
+
+def expected_microseconds(gpu_id: str) -> list[dict[str, float]]:
+    """Of each training on the card with this id: forward, backward, optimizer, other, batch."""
+    from trainatomy.catalog.gpus import find_gpu
+    from trainatomy.catalog.hosts import reference_host
+    from trainatomy.simulator.simulate import simulate
+    from trainatomy.timing.launch import from_microseconds, host_seconds
+
+    costs = from_microseconds(reference_host().microseconds)
+    found = []
+    for workload in trainings():
+        operations = simulate(workload, find_gpu(gpu_id)).operations
+        seconds = host_seconds(operations, costs, workload.loop)
+        found.append({phase: round(value * 1e6, 1) for phase, value in seconds.items()})
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    answer: list[Any] = expected_microseconds(arguments[0])
+    print(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

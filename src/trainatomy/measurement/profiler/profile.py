@@ -1,0 +1,162 @@
+"""Profile one steady step on the GPU: what each operation costs it, by PyTorch's profiler.
+
+In a process of its own: ``python -m trainatomy.measurement.profiler.profile WORKLOAD.json RESULT.json``.  Kernels go to the
+operation that launched them (kineto's correlation), and to that operation's parents.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainatomy.errors import DeviceError
+from trainatomy.measurement.process.job import set_environment, warm_up_steps
+from trainatomy.training.observer import Silent
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from torch.profiler import profile as TorchProfiler
+
+_LOG_LINES = 12
+_ROUNDING = 1e-4
+NOBODY = "kernels that no operation launched"
+
+
+class Profiled(NamedTuple):
+    """A node of the profiler's tree: an operation, the GPU seconds of the kernels that it launched itself (copies and
+    fills of memory among them), the shapes of its arguments (``()`` for what is no tensor), what it called."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    seconds: float
+    children: tuple[Profiled, ...] = ()
+
+    @property
+    def whole_seconds(self) -> float:
+        """With all that it called."""
+        return self.seconds + sum(child.whole_seconds for child in self.children)
+
+
+class ProfiledStep(Silent):
+    """Observes a loop and profiles its step of number ``step``, with what the loop does before it begins."""
+
+    def __init__(self, profiler: TorchProfiler, step: int) -> None:
+        self._profiler, self._step = profiler, step
+
+    def ready(self, model: object, optimizer: object) -> None:
+        if self._step == 0:
+            self._profiler.start()
+
+    def step_end(self, step: int) -> None:
+        import torch
+
+        if step in (self._step - 1, self._step):
+            torch.cuda.synchronize()
+        if step == self._step - 1:
+            self._profiler.start()
+        elif step == self._step:
+            self._profiler.stop()
+
+
+def profile(workload: Workload, *, time_limit: float | None = None) -> tuple[Profiled, ...]:
+    """Run ``workload`` in a fresh process on this machine's GPU and profile a step after its warm-up.
+
+    Raises ``DeviceError`` where that process does not come to its end."""
+    with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
+        asked, answered = Path(folder, "workload.json"), Path(folder, "result.json")
+        asked.write_text(json.dumps(workload.to_mapping(), default=str), encoding="utf-8")
+        command = [sys.executable, "-m", "trainatomy.measurement.profiler.profile", str(asked), str(answered)]
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=time_limit, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise DeviceError(
+                f"Profiling did not end within {time_limit:g} s. Allow more time, or describe a smaller training."
+            ) from error
+        if ended.returncode or not answered.exists():
+            log = "\n".join(f"  {line}" for line in ended.stderr.strip().splitlines()[-_LOG_LINES:])
+            raise DeviceError(f"the profile could not be taken (exit code {ended.returncode}):\n{log}")
+        return tuple(map(_from_json, json.loads(answered.read_text(encoding="utf-8"))))
+
+
+def run(workload: Workload) -> tuple[Profiled, ...]:
+    """Profile here; nothing may have used CUDA in this process."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    from trainatomy.measurement.step import on_card
+    from trainatomy.training import model as models
+    from trainatomy.training import run as steps
+
+    on_card._start_cuda(workload)
+    torch.manual_seed(workload.train.seed)
+    step = warm_up_steps(workload)
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    profiler = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
+    model = models.build_model(workload)
+    steps.run(workload, model, device="cuda", steps=step + 1, observer=ProfiledStep(profiler, step))
+    return tree(profiler.events() or ())
+
+
+def tree(events: Iterable[Any]) -> tuple[Profiled, ...]:
+    """The host's events of a profile (``torch.autograd.profiler_util.FunctionEvent``) in order, with their children;
+    last, under ``NOBODY``, the GPU's time that no event of the host claims.
+
+    Times of kernels are microseconds there.  A range that somebody named (``record_function``) has a shadow of its own
+    name on the GPU, which is no kernel."""
+    known = list(events)
+    on_host = [event for event in known if _on_host(event)]
+    names = {event.name for event in on_host}
+    roots = sorted((event for event in on_host if event.cpu_parent is None), key=_start)
+    found = tuple(_node(root) for root in roots)
+    on_card = sum(_microseconds(event) for event in known if not _on_host(event) and event.name not in names) / 1e6
+    left = on_card - sum(root.whole_seconds for root in found)
+    return found if left < _ROUNDING * on_card else (*found, Profiled(NOBODY, (), left))
+
+
+def _node(event: Any) -> Profiled:
+    seconds = sum(kernel.duration for kernel in event.kernels if kernel.name != event.name) / 1e6
+    children = sorted(event.cpu_children, key=_start)
+    shapes = tuple(_shape(shape) for shape in event.input_shapes or ())
+    return Profiled(event.name, shapes, seconds, tuple(map(_node, children)))
+
+
+def _microseconds(event: Any) -> float:
+    return float(event.time_range.end - event.time_range.start)
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    """Of a tensor; ``()`` for a number, and for a list of tensors, whose shapes are lists themselves."""
+    plain = isinstance(shape, (list, tuple)) and all(isinstance(size, int) for size in shape)
+    return tuple(shape) if plain else ()
+
+
+def _start(event: Any) -> float:
+    return float(event.time_range.start)
+
+
+def _on_host(event: Any) -> bool:
+    return str(event.device_type).endswith("CPU")
+
+
+def _from_json(row: Sequence[Any]) -> Profiled:
+    name, shapes, seconds, children = row
+    return Profiled(name, tuple(map(tuple, shapes)), seconds, tuple(map(_from_json, children)))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The process that uses the GPU."""
+    asked, answered = map(Path, arguments)
+    mapping = json.loads(asked.read_text(encoding="utf-8"))
+    set_environment(os.environ, mapping.get("allocator", ""))
+    answered.write_text(json.dumps(run(Workload.from_mapping(mapping))), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""What a recorded run adds to its measurement: the bill, and the stream of allocations in a file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.catalog.workspaces import workspaces
+from trainatomy.measurement.traces import trace as tape
+from trainatomy.measurement.traces.settled import Failure, Place, counted, real_bill
+
+if TYPE_CHECKING:
+    from trainatomy.measurement.process.job import Job
+    from trainatomy.measurement.step.scribe import Scribe
+    from trainatomy.results.memory import Measurement
+    from trainatomy.workload.schema import Workload
+
+
+def with_bill(
+    measurement: Measurement, job: Job, workload: Workload, scribe: Scribe, failure: Failure | None
+) -> Measurement:
+    """The measurement with what the recorded allocations say; they are kept in ``job.tape`` where that is named."""
+    history = tape.from_trace(_case(measurement), _trace(), scribe.notes)
+    notes, tape_file = list(measurement.notes), None
+    if job.tape is not None:
+        try:
+            tape.write(history, job.tape)
+            tape_file = str(job.tape)
+        except OSError as error:
+            notes.append(f"the stream of allocations could not be kept in {job.tape}: {error.strerror or error}")
+    measurement = replace(measurement, tape_file=tape_file)
+    if job.record:
+        version = _torch_version()
+        settings = AllocatorSettings.parse(workload.allocator, version)
+        sizes = workspaces(torch.cuda.get_device_capability(0), version)
+        place = Place(settings, sizes)
+        bill = real_bill(history, place, counted(measurement), scribe.followed, failure)
+        notes += bill.notes
+        point = bill.out_of_memory or measurement.out_of_memory
+        measurement = replace(measurement, memory=bill.memory, modules=bill.modules, out_of_memory=point)
+    return replace(measurement, notes=tuple(notes))
+
+
+def _torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _case(measurement: Measurement) -> dict[str, Any]:
+    names = (
+        "name",
+        "workload",
+        "status",
+        "gpu",
+        "versions",
+        "date",
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "steps",
+    )
+    return {name: getattr(measurement, name) for name in names}
+
+
+def _trace() -> list[dict[str, Any]]:
+    torch.cuda.synchronize()
+    traces: list[list[dict[str, Any]]] = torch.cuda.memory._snapshot()["device_traces"]
+    return traces[torch.cuda.current_device()]

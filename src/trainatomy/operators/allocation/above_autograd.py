@@ -1,0 +1,117 @@
+"""Functions whose CUDA kernels autograd records, where meta tensors take a composite of smaller ones.
+
+``world.functions`` calls these in place of the builtins; torch 2.9-2.13.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.operators.allocation.arguments import layout_of
+from trainatomy.operators.allocation.normalisation import is_cudnns
+from trainatomy.operators.allocation.whole import one_operation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_aten = torch.ops.aten
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """``_fused_rms_norm``: the output, and one fp32 number for each row that backward needs; copies of what is strided.
+
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``_fused_rms_norm_cuda``, ``_fused_rms_norm_backward_cuda``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, data: torch.Tensor, weight: torch.Tensor | None, dimensions: int) -> torch.Tensor:
+        rows = (*data.shape[:-dimensions], *(1 for _ in range(dimensions)))
+        with one_operation("aten::_fused_rms_norm", data, weight, dimensions=dimensions) as results:
+            out = torch.empty_like(data, memory_format=torch.contiguous_format)
+            scale = data.new_empty(rows, dtype=torch.float32)
+            results += [out, scale]
+        ctx.save_for_backward(data, weight, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        data, weight, scale = ctx.saved_tensors
+        with one_operation("aten::_fused_rms_norm_backward", gradients[0], data, scale, weight) as made:
+            made += [
+                torch.empty_like(tensor, memory_format=torch.contiguous_format) if wanted else None
+                for tensor, wanted in zip((data, weight), ctx.needs_input_grad, strict=False)
+            ]
+        return (*made, None)
+
+
+def rms_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    """The fused kernel, unless types differ or the tensor is a channels-last image (layer_norm.cpp,
+    ``rms_norm_symint``)."""
+    images = layout_of(input) is not torch.contiguous_format
+    if images or input.is_complex() or (weight is not None and weight.dtype != input.dtype):
+        with torch._C.DisableTorchFunction():
+            return torch.rms_norm(input, normalized_shape, weight, eps)
+    normalised: torch.Tensor = _FusedRmsNorm.apply(input, weight, len(normalized_shape))
+    return normalised
+
+
+def batch_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    """cuDNN takes images that are dense in one of their layouts: what is not is copied, for good
+    (aten/src/ATen/native/Normalization.cpp, ``_batch_norm_impl_index``)."""
+    if cudnn_enabled and weight is not None and is_cudnns(input, weight):
+        input = input.contiguous(memory_format=layout_of(input))
+    with torch._C.DisableTorchFunction():
+        return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)
+
+
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A strided input's bias is added in place, which PyTorch does not do while a mode is active
+    (aten/src/ATen/native/Linear.cpp, ``linear``)."""
+    if bias is None or input.dim() < 3 or input.is_contiguous():
+        with torch._C.DisableTorchFunction():
+            return torch._C._nn.linear(input, weight, bias)
+    return torch.matmul(input, weight.t()).add_(bias)
+
+
+def one_hot(input: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Zeros in which ones are scattered (aten/src/ATen/native/Onehot.cpp); with -1 the number of classes is data."""
+    if num_classes <= 0:
+        with torch._C.DisableTorchFunction():
+            return torch._C._nn.one_hot(input, num_classes)
+    zeros = torch.zeros((*input.shape, num_classes), dtype=input.dtype, device=input.device)
+    return zeros.scatter_(-1, input.unsqueeze(-1), 1)
+
+
+def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """fp16 to fp32 within the kernel (aten/src/ATen/native/SoftMax.cpp, ``softmax``)."""
+    if input.dtype == torch.float16 and dtype == torch.float32:
+        widened: torch.Tensor = _aten._softmax(input, dim, True)
+        return widened
+    with torch._C.DisableTorchFunction():
+        return torch.softmax(input, dim, dtype)
+
+
+def log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """As ``softmax``."""
+    if input.dtype == torch.float16 and dtype == torch.float32:
+        widened: torch.Tensor = _aten._log_softmax(input, dim, True)
+        return widened
+    with torch._C.DisableTorchFunction():
+        return torch.log_softmax(input, dim, dtype)

@@ -1,0 +1,152 @@
+"""Convolutions through cuDNN: copies into its memory format, gradients, workspaces.
+
+Sources: aten/src/ATen/native/Convolution.cpp (``_convolution``, ``convolution_backward``), ConvUtils.h
+(``cudnn_conv_suggest_memory_format``), cudnn/ConvShared.cpp and cudnn/Conv_v8.cpp, torch 2.9-2.13,
+``cudnn.benchmark`` off.
+
+What cuDNN takes for itself is in ``cudnn``.  Depthwise convolutions of contiguous images run ATen's own kernel
+(native/cuda/DepthwiseConv2d.cu), which needs nothing; those of channels-last images, and some of fp16, are cuDNN's.
+
+A convolution does not fail for lack of a workspace: PyTorch catches the error and tries the next of the plans that
+cuDNN's heuristics offer, then those of its fallback list (``try_configs``; see ``trainatomy.allocator.choices``).  It
+keeps the first that runs for all calls of the same thread with equal operation, shapes, type, layout, strides, padding,
+dilation and groups.  What the next plans take only cuDNN knows.  Assumed: the next one takes nothing, as implicit
+products, which need no workspace, exist for all three operations.  That is the most that can be hoped for: who is told
+to run out of memory will, and who is told to fit thanks to it may still not, or with more retries.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.operators.allocation.arguments import bound, dense_bytes, is_half, layout_of
+from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
+from trainatomy.operators.allocation.cudnn.grouped import is_cudnns_depthwise
+from trainatomy.operators.allocation.cudnn.workspace import workspace
+from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+from trainatomy.operators.allocation.table_a import RULES_A
+
+if TYPE_CHECKING:
+    from trainatomy.operators.allocation.plan import Processor
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def convolution(call: Call) -> Plan:
+    """Copies of input and weight that are not in cuDNN's memory format, the output, the workspace.  A bias is added in
+    place."""
+    named = bound(call)
+    tensors = [named["input"], named["weight"]]
+    wanted = memory_format(*tensors)
+    copies = [Scratch(dense_bytes(t), "contiguous") for t in tensors if not t.is_contiguous(memory_format=wanted)]
+    return [*copies, Out(0), *_workspace("forward", call.outputs[0], wanted, named, call.processor)]
+
+
+def convolution_backward(call: Call) -> Plan:
+    """Copies into cuDNN's memory format, then each gradient with a workspace of its own; that of the bias is a sum."""
+    named = bound(call)
+    data, weight, grad = named["input"], named["weight"], named["grad_output"]
+    wanted = memory_format(data, weight)
+    strided = [tensor for tensor in (data, weight, grad) if not tensor.is_contiguous(memory_format=wanted)]
+    plan: list[Out | Scratch | Free] = [Scratch(dense_bytes(tensor), "contiguous") for tensor in strided]
+    plan += _gradients(grad, wanted, named, call)
+    if named["output_mask"][2]:
+        plan += _bias_gradient(grad, call, sum(named["output_mask"][:2]))
+    return plan
+
+
+def _depthwise_gradients(named: dict[str, Any]) -> list[Out | Scratch | Free]:
+    """The weight's gradient is made first: that of the input is given its size later, by the kernel."""
+    of_input, of_weight, _ = named["output_mask"]
+    return [Out(1), Out(0)] if of_input and of_weight else [Out(0)] if of_input or of_weight else []
+
+
+def _gradients(
+    grad: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], call: Call
+) -> list[Out | Scratch | Free]:
+    """The input's, then the weight's, each with a workspace of its own."""
+    if _is_depthwise(named) and wanted is torch.contiguous_format:
+        asked = _asked(named["input"], named["weight"], grad, False, named, call.processor)
+        if not is_cudnns_depthwise(asked):
+            return _depthwise_gradients(named)
+    plan: list[Out | Scratch | Free] = []
+    kinds: tuple[Kind, Kind] = ("input gradient", "weight gradient")
+    wanted_kinds = [kind for kind, wants in zip(kinds, named["output_mask"], strict=False) if wants]
+    for number, kind in enumerate(wanted_kinds):
+        workspace = _workspace(kind, grad, wanted, named, call.processor)
+        plan += [Out(number), *workspace, *(Free(item.name) for item in workspace)]
+    return plan
+
+
+def memory_format(data: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """cuDNN computes channels-last where input or weight are, but for doubles
+    (``cudnn_conv_suggest_memory_format``)."""
+    last = _CHANNELS_LAST.get(weight.dim())
+    if last is None or data.dtype == torch.float64:
+        return torch.contiguous_format
+    return last if last in (layout_of(data), layout_of(weight)) else torch.contiguous_format
+
+
+def _is_depthwise(named: dict[str, Any]) -> bool:
+    """A group for each channel."""
+    return named["groups"] > 1 and named["groups"] == named["input"].shape[1] and not named["transposed"]
+
+
+def _workspace(
+    kind: Kind, output: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], processor: Processor
+) -> list[Scratch]:
+    """What cuDNN takes for ``kind``, if anything."""
+    data, weight = named["input"], named["weight"]
+    if not _has_tensor_cores(data, processor):
+        return []
+    if named["transposed"]:  # the gradient of the input of a convolution from ``output`` to ``data``
+        swapped: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}
+        kind, data, output = swapped.get(kind, kind), output, data
+    one = _asked(data, weight, output, wanted is not torch.contiguous_format, named, processor)
+    size = workspace(kind, one)
+    return [Scratch(size, "cudnn_workspace", (kind, one.key))] if size else []
+
+
+def _asked(
+    data: torch.Tensor, weight: torch.Tensor, output: torch.Tensor, last: bool, named: dict[str, Any], on: Processor
+) -> Convolution:
+    """What cuDNN is asked; along one dimension as along the second of two (``view4d``)."""
+    row = weight.dim() == 3
+    shapes = [torch.Size((*t.shape[:2], 1, *t.shape[2:])) if row else t.shape for t in (data, weight, output)]
+    strides, padding, dilation = named["stride"], named["padding"], named["dilation"]
+    if row:
+        strides, padding, dilation = [1, *strides], [0, *padding], [1, *dilation]
+    return Convolution(
+        data=shapes[0],
+        weight=shapes[1],
+        output=shapes[2],
+        dtype=data.dtype,
+        strides=strides,
+        padding=padding,
+        dilation=dilation,
+        groups=named["groups"],
+        transposed=named["transposed"],
+        channels_last=last,
+        multiprocessors=on.multiprocessors,
+    )
+
+
+def _has_tensor_cores(tensor: torch.Tensor, processor: Processor) -> bool:
+    """16-bit types from Volta on (bfloat16 from Ampere); fp32 from Ampere on, as cuDNN may use TF32 unless told
+    otherwise."""
+    if tensor.dtype == torch.float16:
+        return processor.capability >= (7, 0)
+    return processor.capability >= (8, 0) and (
+        is_half(tensor) or (tensor.dtype == torch.float32 and torch.backends.cudnn.allow_tf32)
+    )
+
+
+def _bias_gradient(grad: torch.Tensor, call: Call, index: int) -> list[Out | Scratch | Free]:
+    """``grad_output.sum`` over all dimensions but the channels', and what that reduction takes."""
+    dimensions = [dimension for dimension in range(grad.dim()) if dimension != 1]
+    func = torch.ops.aten.sum.dim_IntList
+    total = Call(func, (grad, dimensions), {}, (call.outputs[index],), call.processor)
+    plan = RULES_A["aten::sum"](total)
+    return [Out(index, item.bytes) if isinstance(item, Out) else item for item in plan]

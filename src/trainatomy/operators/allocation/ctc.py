@@ -1,0 +1,42 @@
+"""Connectionist temporal classification by PyTorch's own kernels: aten/src/ATen/native/cuda/LossCTC.cu, torch 2.9-2.13.
+
+The lengths are copied to the device with the places of the targets; alpha and beta are ``[N, F, 2 T + 1]`` each, T the
+longest target. cuDNN's way (int32 targets on the host, blank 0) is not followed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainatomy.operators.allocation.arguments import bound
+from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+
+
+def _lengths(samples: int) -> Plan:
+    """Lengths of targets and inputs, places of the targets: int64 each."""
+    return [Scratch(8 * samples, name) for name in ("target lengths", "input lengths", "offsets")]
+
+
+def forward(call: Call) -> Plan:
+    """Alpha before the losses (``ctc_loss_gpu_template``)."""
+    return [*_lengths(bound(call)["log_probs"].shape[1]), Out(1), Out(0)]
+
+
+def backward(call: Call) -> Plan:
+    """Beta, the gradient, and for large problems what belongs to the blanks, as one sum and its exponentials
+    (``ctc_loss_backward_gpu_template``; ``logsumexp`` of ReduceOps.cpp)."""
+    named = bound(call)
+    probabilities, alpha = named["log_probs"], named["log_alpha"]
+    frames, samples, labels = probabilities.shape
+    begun: Plan = [*_lengths(samples), Scratch(alpha.nbytes, "beta"), Out(0)]
+    if 2 * frames + 24 * samples // 10 + 2 * labels // 10 <= 450:
+        return begun
+    blanks = samples * frames * (alpha.shape[2] // 2 + 1) * alpha.itemsize
+    return [*begun, Scratch(blanks, "blanks"), Scratch(blanks, "exponentials"), Free("exponentials"), Free("blanks")]
+
+
+def meta_backward(gradient: torch.Tensor, log_probs: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    """The gradient of ``log_probs``, for tensors without data."""
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)

@@ -1,0 +1,160 @@
+"""Workspaces of forward and of the input's gradient, for convolutions of one group.
+
+cuDNN does one of:
+
+- *transform*: engines work on channels-last data; contiguous data, weight and output are copied once each (what has one
+  place is the same in both layouts), with 16 bytes more; channels are padded to 16 bytes.  The usual case.
+- *direct*: a kernel that reads contiguous tensors, without workspace: few channels, short sums, small results.
+- *product*: a 1x1 convolution without strides or padding is a matrix product: (next to) nothing.
+
+Engines for many results ("wide") ask for 131 bytes more.  Left out: sums split among multiprocessors, FFT and Winograd,
+seen in one of ten random cases, with no rule found for when.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainatomy.operators.allocation.arguments import ceil_div, round_up
+from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE
+
+if TYPE_CHECKING:
+    from trainatomy.operators.allocation.cudnn.convolution import Convolution
+
+_OF_PRODUCT, _LARGE_PRODUCT = {4: 400, 2: 272}, 80_000_000
+"""Bytes that a product takes, by type, if it moves more than so many."""
+# What parts the engines: lengths of sums, entries of tensors, multiplications, results for each multiprocessor.
+_SHORT_SUM, _LONG_SUM, _FEW_WEIGHTS, _FEW_RESULTS = 576, 700, 23_000, 97_000
+_FEW_PRODUCTS_FORWARD, _FEW_PRODUCTS, _SOME_PRODUCTS = 20_000_000, 50_000_000, 2_000_000_000
+_WIDE_FORWARD, _WIDE_GRADIENT, _WIDE_STRIDED, _TAPS_OF_WIDE = 30_000, 22_500, 7_500, 40
+_MANY_CHANNELS = 112
+_UNEVEN_HALF, _UNEVEN = 25_000_000, 100_000_000
+_LARGE_FILTER, _LARGER_FILTER = 49, 144
+_STEM_FILTERS, _STEM_PRODUCTS, _OVERLAPPING_STEM = 384, 200_000_000, 5
+
+
+def forward(one: Convolution) -> int:
+    """Bytes of workspace."""
+    if one.is_plain_product and not _is_uneven(one):
+        return _product(one)
+    if one.is_stem and len(one.data) < 5 and not one.channels_last:
+        return _stem(one)
+    if one.taps == 1 and not one.is_half and not one.channels_last:
+        return _strided_product(one)
+    if not one.channels_last and _is_direct_forward(one):
+        return 0
+    data, weight, output = _transformed(one)
+    without_output = data + weight + HEADER
+    wide = OF_WIDE if _is_wide_forward(one) else 0
+    if one.channels_last:
+        copied = one.is_stem or (not one.is_half and one.taps >= _LARGE_FILTER)
+        return without_output if copied else wide
+    if math.prod(one.output[2:]) == 1 or (not one.is_half and _writes_output(one)):
+        return without_output
+    return without_output + output + wide
+
+
+def input_gradient(one: Convolution) -> int:
+    """Bytes of workspace."""
+    if one.is_plain_product and not _is_uneven(one):
+        return _product(one)
+    if not one.channels_last and not one.is_half and _is_direct_gradient(one):
+        return 0
+    data, weight, output = _transformed(one)
+    if one.is_half and math.prod(one.output[2:]) == 1:
+        output = 0
+    wide = OF_WIDE if _is_wide_gradient(one) else 0
+    if one.channels_last:
+        if not one.is_half and one.taps >= _LARGER_FILTER:
+            return weight + output + HEADER
+        return data + weight + output + HEADER if one.is_stem else wide
+    return data + weight + output + HEADER + wide
+
+
+def _product(one: Convolution) -> int:
+    moved = (math.prod(one.data) + math.prod(one.output)) * one.itemsize
+    return _OF_PRODUCT[one.itemsize] if moved > _LARGE_PRODUCT else 0
+
+
+def _transformed(one: Convolution) -> tuple[int, int, int]:
+    """Bytes of data, weight and output in the other layout, their channels padded; a 1x1 weight is the same in both."""
+    inside, outside = one.filled(one.channels), one.filled(one.weight[0])
+    data = one.data[0] * inside * math.prod(one.data[2:])
+    weight = outside * inside * one.taps if one.taps > 1 else 0
+    output = one.output[0] * outside * math.prod(one.output[2:])
+    return data * one.itemsize, weight * one.itemsize, output * one.itemsize
+
+
+def overlaps(one: Convolution) -> bool:
+    """Filters of five places and more that overlap and leave places out."""
+    return one.weight[-1] >= _OVERLAPPING_STEM and 1 < max(one.strides) < one.weight[-1]
+
+
+def _is_uneven(one: Convolution) -> bool:
+    """A product of images with an odd number of places, whose rows therefore begin anywhere, and enough to do."""
+    odd = math.prod(one.data[2:]) % 2 == 1 and min(one.data[2:]) > 1 and not one.channels_last
+    return odd and one.products >= (_UNEVEN_HALF if one.is_half else _UNEVEN)
+
+
+def _strided_product(one: Convolution) -> int:
+    """A 1x1 filter of fp32 that leaves places out, or pads: transformed between many channels; short sums of so many
+    places that tiles of 128 occupy half of the multiprocessors write contiguous output themselves."""
+    if min(one.channels, one.weight[0]) < _MANY_CHANNELS:
+        return 0
+    data = math.prod(one.data) * one.itemsize + HEADER
+    if one.length <= _SHORT_SUM and 2 * ceil_div(one.places, 128) >= one.multiprocessors:
+        return data + math.prod(one.weight) * one.itemsize
+    return data + math.prod(one.output) * one.itemsize
+
+
+def _stem(one: Convolution) -> int:
+    """On images of colours: transformed by filters that overlap and stride, as of ResNets, and in 16 bits by many, as
+    of vision transformers; else direct. 16 bits pad the channels, fp16 to 4 where filters overlap."""
+    many = one.is_half and one.weight[0] >= _STEM_FILTERS and one.products >= _STEM_PRODUCTS
+    if not (overlaps(one) or many):
+        return 0
+    overlapping = one.dtype == torch.float16 and list(one.strides) != list(one.weight[2:])
+    inside = round_up(one.channels, 4 if overlapping else one.fill) if one.is_half else one.channels
+    data = one.data[0] * inside * math.prod(one.data[2:])
+    return (data + one.weight[0] * inside * one.taps + math.prod(one.output)) * one.itemsize + HEADER
+
+
+def _is_direct_forward(one: Convolution) -> bool:
+    """A kernel without workspace is taken for contiguous tensors."""
+    if one.is_half:
+        return one.channels <= 8 and math.prod(one.weight) <= _FEW_WEIGHTS
+    return one.length <= _LONG_SUM and one.products < _FEW_PRODUCTS_FORWARD
+
+
+def _is_direct_gradient(one: Convolution) -> bool:
+    """The same of fp32's gradient."""
+    if one.is_stem and len(one.data) < 5:
+        return True
+    small = math.prod(one.data) <= _FEW_RESULTS and one.products < _SOME_PRODUCTS
+    return one.products < _FEW_PRODUCTS or small
+
+
+def _writes_output(one: Convolution) -> bool:
+    """An engine of fp32 that writes contiguous output itself: short sums along one dimension, of channels that no tile
+    fits, or of just one tile; little work."""
+    unfit = (one.channels % 16 != 0 and one.weight[0] >= 128) or one.channels == 64
+    is_row = len(one.data) == 4 and one.data[2] == 1
+    return ((unfit or is_row) and one.length <= _SHORT_SUM) or one.products < _FEW_PRODUCTS
+
+
+def _is_wide_forward(one: Convolution) -> bool:
+    """So many results for each multiprocessor that the engines with wide tiles are taken."""
+    results = math.prod(one.output) / one.multiprocessors
+    fits = one.is_half or one.filled(one.channels) % 16 == 0
+    return results > _WIDE_FORWARD and fits and one.taps < _TAPS_OF_WIDE
+
+
+def _is_wide_gradient(one: Convolution) -> bool:
+    inside = one.filled(one.channels)
+    results = math.prod(one.data) // one.channels * inside / one.multiprocessors
+    if max(one.strides) == 1:
+        return results > _WIDE_GRADIENT
+    return max(one.strides) == 2 and (not one.is_half or results > _WIDE_STRIDED)

@@ -1,0 +1,163 @@
+"""Workspace of the weight's gradient, for convolutions of one group.
+
+The gradient is a matrix product: K rows by C·taps columns, each summed over all places of the output.  Layouts are
+transformed as for the other gradients; long sums are split into parts on multiprocessors that would be idle, with fp32
+sums of their own.  The copies are exact; how many parts there are is known for filters of 3x3 between channels in
+multiples of 64 and for images of colours, and a typical number elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainatomy.operators.allocation.arguments import ceil_div
+from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE
+from trainatomy.operators.allocation.cudnn.ungrouped import forward, overlaps
+
+if TYPE_CHECKING:
+    from trainatomy.operators.allocation.cudnn.convolution import Convolution
+
+_SUM = 4
+"""Bytes of a sum, whatever the type."""
+_MEBI = 2**20
+_TILE, _OF_PARTS, _BYTES_PER_PART = 64, 159, 4
+_OF_PADDED_PARTS = 128
+_PARTS_OF_STEM, _PADDED_STEM = 8, 4
+_MOST_SPLIT_ROWS, _MANY_PLACES = 256, 3000
+
+
+def weight_gradient(one: Convolution) -> int:
+    """Bytes of workspace."""
+    sums = math.prod(one.weight) * _SUM
+    if one.channels_last:
+        turned = not one.is_half and one.taps >= 25 and one.places > 100 and one.products > 10**9
+        unfilled = one.channels % one.fill != 0
+        if not turned and (not one.is_half or one.taps == 1 or unfilled):
+            return 0
+        moved = _both(one) + HEADER if turned else 0
+    else:
+        if one.is_plain_product and _is_by_image(one):
+            return one.data[0] * sums
+        if not one.is_half and _is_winograds(one) and not _is_known(one):
+            tiles = one.data[0] * math.prod(ceil_div(size, 4) for size in one.output[2:])
+            rows, columns = one.weight[0], one.channels
+            return 6 * 6 * _SUM * (rows * columns + tiles * (rows + columns))
+        if one.is_stem:
+            return _stem(one)
+        if _is_in_place(one):
+            counters = 8 * ceil_div(one.weight[0], 32) * ceil_div(one.length, 32)
+            return counters if not one.is_half and counters >= 8 * 120 and one.products < 10**8 else 0
+        moved = _transformed(one)
+        if one.is_plain_product and len(one.data) == 5 and 4 < min(one.channels, one.weight[0]) <= 44:
+            moved += _both(one)  # volumes of few channels are turned twice
+    if one.is_half and one.taps >= 49 and min(one.channels, one.weight[0]) >= 300:
+        # One engine reads every layout; its fp32 sums are rounded at the end.
+        return sums + 8 * ceil_div(one.weight[0], 32) * ceil_div(one.length, 32) + HEADER
+    return moved + _parts(one, sums)
+
+
+def _both(one: Convolution) -> int:
+    return (math.prod(one.data) + math.prod(one.output)) * one.itemsize
+
+
+def _is_by_image(one: Convolution) -> bool:
+    """A contiguous product is one for each image, with its fp32 sums, unless that is wasteful."""
+    places = math.prod(one.data[2:])
+    images, inside, outside = one.data[0], one.channels, one.weight[0]
+    sums, moved = images * inside * outside * _SUM, images * (inside + outside) * places * one.itemsize
+    return places < 49 or sums <= 2 * moved
+
+
+def _is_winograds(one: Convolution) -> bool:
+    """Small fp32 images under a 3x3 filter: Winograd's method, on tiles of 4x4."""
+    usual = tuple(one.weight[2:]) == (3, 3) and max(one.strides) == max(one.dilation) == 1
+    small = min(one.output[2:]) >= 8 and max(one.output[2:]) <= 20 and one.places <= 4096
+    return usual and small and min(one.channels, one.weight[0]) >= 32
+
+
+def _is_in_place(one: Convolution) -> bool:
+    """Too little work to be worth a change of layout: NCHW is read as it is."""
+    size, read, written = math.prod(one.weight), math.prod(one.data), math.prod(one.output)
+    if not one.is_half:
+        thin = one.length <= 26 or (written <= 18_000 and read <= 4_000_000)
+        return one.products < 18_000_000 or thin
+    return read + written + size <= 150_000 and ceil_div(one.weight[0], 64) * ceil_div(one.length, 64) <= 4
+
+
+def _transformed(one: Convolution) -> int:
+    """Bytes of data, weight and output in channels-last layout, their channels padded to fill 16 bytes."""
+    inside, outside, total = one.filled(one.channels), one.filled(one.weight[0]), 0
+    shapes = ((one.data, one.data[0] * inside), (one.weight, outside * inside), (one.output, one.output[0] * outside))
+    for shape, padded in shapes:
+        places = math.prod(shape[2:])
+        is_same = places == 1 and math.prod(shape) == padded  # of one place, both layouts are the same
+        total += 0 if is_same else padded * places
+    return total * one.itemsize + HEADER
+
+
+def _stem(one: Convolution) -> int:
+    """Images of colours: data, weight and output are padded, and the sum is split into parts of the weight's type; in
+    fp16, where filters overlap and stride, padded as forward's, with typically eight parts in fp32."""
+    if one.dtype == torch.float16 and overlaps(one):
+        parts = _PARTS_OF_STEM * one.weight[0] * _PADDED_STEM * one.taps * _SUM
+        return forward(one) + parts + _OF_PARTS + _BYTES_PER_PART * one.multiprocessors
+    inside = one.filled(one.channels)
+    weight = one.weight[0] * inside * one.taps * one.itemsize
+    data, output = one.data[0] * inside * math.prod(one.data[2:]), math.prod(one.output)
+    moved = (data + output) * one.itemsize + (weight if one.taps > 1 else 0) + HEADER
+    tiles = ceil_div(one.weight[0], _TILE) * ceil_div(weight // one.weight[0], 512)
+    parts = one.multiprocessors // tiles
+    if parts <= 1:
+        return moved + (0 if one.is_half else _OF_PADDED_PARTS)
+    return moved + parts * weight + _OF_PADDED_PARTS
+
+
+def _parts(one: Convolution, sums: int) -> int:
+    """Bytes of the parts of a split sum, or of what counts the tiles of one that is not."""
+    if _is_known(one):
+        return _known_parts(one, sums)
+    if one.taps == 1 and not one.is_half and not one.is_plain_product:
+        parts = one.multiprocessors // (ceil_div(one.weight[0], 128) * ceil_div(one.length, _TILE))
+        return parts * sums if parts > 1 else 0
+    return _typical_parts(one, sums) or _counters(one)
+
+
+def _is_known(one: Convolution) -> bool:
+    """A filter of 3x3 between channels in multiples of 64, over many places."""
+    in_tiles = one.channels % _TILE == one.weight[0] % _TILE == 0
+    return tuple(one.weight[2:]) == (3, 3) and in_tiles and one.places > _MANY_PLACES
+
+
+def _known_parts(one: Convolution, sums: int) -> int:
+    """As many parts as fit on the multiprocessors at once; more than 256 rows are not split."""
+    if one.weight[0] > _MOST_SPLIT_ROWS:
+        return OF_WIDE if math.prod(one.weight) > 2_000_000 else 0
+    tiles = ceil_div(one.length, _TILE)
+    parts = one.multiprocessors // tiles
+    kept = parts - 1 if one.is_half else parts
+    return kept * sums + _OF_PARTS + _BYTES_PER_PART * parts * tiles if parts > 1 else 0
+
+
+def _typical_parts(one: Convolution, sums: int) -> int:
+    if one.taps >= 49:
+        split = one.is_half and one.weight[0] <= 72 and one.places > 4000
+        return min(16, 128 * _MEBI // sums) * sums if split else 0
+    if not one.is_half:
+        tiles = ceil_div(one.weight[0], 128) * ceil_div(one.length, 128)
+        parts = min(one.multiprocessors // tiles, one.places // 700)
+        return parts * sums + 128 if parts > 1 else 0
+    few = ceil_div(one.weight[0], _TILE) * ceil_div(one.length, _TILE) <= 36
+    return 2 * _MEBI if one.places > 10_000 and few else 0
+
+
+def _counters(one: Convolution) -> int:
+    """Bytes with which the tiles (256 rows by 64 columns) of an unsplit sum are counted."""
+    rows = one.weight[0]
+    if one.taps < 30:
+        return OF_WIDE if math.prod(one.weight) > 3_800_000 else 0
+    if one.is_half and (rows <= 112 or one.products < 460_000_000):
+        return 0
+    return 128 + 4 * ceil_div(rows, 256) * ceil_div(one.length, 64 if rows > 64 else 128)

@@ -1,0 +1,174 @@
+"""Memory-efficient attention (CUTLASS): accumulators forward, row sums and a workspace backward.
+
+Shapes: B batch, H heads, S queries, T keys, D and Dv head dimensions; tensors come as [B, H, S, D], kernels see [B, S,
+H, D]. Sources: aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu,
+mem_eff_attention/{kernel_forward.h,kernel_backward.h,kernels/cutlassB.h}, torch 2.9-2.13.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainatomy.operators.allocation.arguments import (
+    FLOAT_BYTES,
+    bound,
+    ceil_div,
+    dense_bytes,
+    deterministic,
+    is_half,
+    round_up,
+)
+from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+
+if TYPE_CHECKING:
+    import torch
+
+_ANY = 65536
+_TILE_HEADER_BYTES = 16
+
+
+class Tile(NamedTuple):
+    """A backward kernel: ``rows`` queries by ``columns`` keys a block, for heads up to ``largest_head``."""
+
+    rows: int
+    columns: int
+    largest_head: int
+
+
+_SMALL = (Tile(64, 64, 32), Tile(64, 64, 64), Tile(64, 64, 128), Tile(64, 64, _ANY))
+_WIDE = (
+    Tile(64, 64, 32),
+    Tile(64, 64, 64),
+    Tile(128, 64, 128),
+    Tile(64, 64, 128),
+    Tile(128, 64, _ANY),
+    Tile(64, 64, _ANY),
+)
+_AMPERE_HALF = (
+    Tile(64, 64, 32),
+    Tile(64, 64, 64),
+    Tile(128, 128, 128),
+    Tile(64, 64, 128),
+    Tile(128, 64, _ANY),
+    Tile(64, 64, _ANY),
+)
+_ADA_HALF = (*_AMPERE_HALF[:2], Tile(128, 64, 96), *_AMPERE_HALF[2:])
+_LITTLE_SHARED_MEMORY = ((7, 5), (8, 6), (8, 9), (12, 0), (12, 1))
+"""At most 100 KiB of shared memory for a block: tiles of 128 rows do not fit (assumed, but for the one made for these
+cards)."""
+
+
+def efficient_forward(call: Call) -> Plan:
+    """out, logsumexp [B, H, ⌈S⌉₃₂] fp32 and, for 16-bit heads above 128, an fp32 accumulator of the output's shape.
+
+    Seed and offset stay on the CPU outside of a CUDA graph, so nothing is taken for them.
+    """
+    named = bound(call)
+    query, value = named["query"], named["value"]
+    plan: list[Out | Scratch | Free] = [Out(0), Out(1), Out(2, 0), Out(3, 0)]
+    if is_half(query) and max(query.shape[3], value.shape[3]) > 128:
+        batch, heads, queries, _ = query.shape
+        plan.append(Scratch(batch * queries * heads * value.shape[3] * FLOAT_BYTES, "output_accum"))
+    return plan
+
+
+def efficient_backward(call: Call) -> Plan:
+    """A copy of grad_out where it is not dense as [B, S, H, Dv]; gradients; delta [B, H, S] fp32; the kernel's
+    workspace.
+
+    Kernels that do not compute delta themselves (all of fp32) have it computed as ``(grad_out.float() *
+    out.float()).sum(-1)``, transposed and copied. The gradient of a bias has its last dimension padded to 16.
+    """
+    named = bound(call)
+    query, key, grad = named["query"], named["key"], named["grad_out_"]
+    largest_head = max(query.shape[3], named["value"].shape[3])
+    tile = backward_tile(query, largest_head, named["dropout_p"] > 0, call.processor.capability)
+    plan: list[Out | Scratch | Free] = []
+    if not grad.transpose(1, 2).is_contiguous():
+        plan.append(Scratch(dense_bytes(grad), "contiguous_grad_out"))
+    plan += [Out(index) for index in range(len(call.outputs))]
+    plan += _delta(query, grad, tile, call.processor.capability)
+    workspace = workspace_bytes(query, key, named["value"], tile, call.processor.capability)
+    if workspace:
+        plan.append(Scratch(workspace, "workspace"))
+    return [*plan, Free("delta")]
+
+
+def backward_tile(query: torch.Tensor, largest_head: int, dropout: bool, capability: tuple[int, int]) -> Tile:
+    """The first kernel in dispatch order that takes heads of ``largest_head`` and fits the shared memory."""
+    tiles: tuple[Tile, ...]
+    if capability < (7, 0) or (capability < (8, 0) and not is_half(query)):
+        tiles = _SMALL
+    elif not is_half(query) or capability < (8, 0):
+        tiles = _WIDE
+    else:
+        tiles = _ADA_HALF if capability in ((8, 6), (8, 9)) and not dropout else _AMPERE_HALF
+    for tile in tiles:
+        fits = tile.rows < 128 or capability not in _LITTLE_SHARED_MEMORY or tile.largest_head == 96
+        if largest_head <= tile.largest_head and fits:
+            return tile
+    return tiles[-1]
+
+
+def workspace_bytes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tile: Tile, capability: tuple[int, int]
+) -> int:
+    """``Params::workspace_size()``: staging areas of grad_k and grad_v (16 bits, kept out of registers) and of grad_q,
+    per batch and head.
+
+    grad_q has a tile of rows·columns floats with a 16-byte header for each block of queries and of head columns; before
+    compute capability 7.0 (no split over keys) only 16-bit kernels stage it.
+    """
+    batch, heads, queries, dim = query.shape
+    stages_keys = is_half(query) and tile.largest_head > tile.rows
+    splits = _key_splits(batch * heads, key.shape[2], tile, stages_keys, capability)
+    elements = 0
+    if stages_keys:
+        head_columns = round_up(dim, tile.rows) + round_up(value.shape[3], tile.rows)
+        elements += splits * tile.columns * head_columns
+    if capability >= (7, 0) or is_half(query):
+        tile_floats = (_TILE_HEADER_BYTES + tile.rows * tile.columns * FLOAT_BYTES) // FLOAT_BYTES
+        elements += ceil_div(queries, tile.rows) * ceil_div(dim, tile.columns) * tile_floats
+    return batch * heads * round_up(elements, 4) * FLOAT_BYTES
+
+
+def _key_splits(blocks: int, keys: int, tile: Tile, stages_keys: bool, capability: tuple[int, int]) -> int:
+    """Into how many parts the keys are split: as many as there are tiles, fewer where grad_k and grad_v need a staging
+    area each."""
+    if capability < (7, 0) or deterministic():
+        return 1
+    splits = ceil_div(keys, tile.columns)
+    if blocks >= 256 and keys <= 2 * tile.columns:
+        splits = 1
+    if stages_keys:
+        splits = min(splits, 200 // blocks)
+    return max(splits, 1)
+
+
+def _delta(
+    query: torch.Tensor, grad: torch.Tensor, tile: Tile, capability: tuple[int, int]
+) -> list[Out | Scratch | Free]:
+    """What computing delta takes: the buffer alone, or the product and its sum over the head first."""
+    batch, heads, queries, dim = grad.shape
+    delta = batch * heads * queries * FLOAT_BYTES
+    in_registers = tile.largest_head <= tile.rows
+    volta = (7, 0) <= capability < (7, 5)
+    if is_half(query) and (in_registers or not volta):
+        return [Scratch(delta, "delta")]
+    casts = ("grad_float", "out_float") if is_half(query) else ()
+    if queries == 1 or heads == 1:  # the transposed sum is contiguous
+        return [
+            *(Scratch(delta * dim, name) for name in (*casts, "product")),
+            Scratch(delta, "delta"),
+            Free("product"),
+            *(Free(name) for name in reversed(casts)),
+        ]
+    return [
+        *(Scratch(delta * dim, name) for name in casts),
+        Scratch(delta * dim, "product"),
+        Scratch(delta, "sum"),
+        Scratch(delta, "delta"),
+        Free("sum"),
+        Free("product"),
+        *(Free(name) for name in reversed(casts)),
+    ]

@@ -1,0 +1,90 @@
+"""How gradients lie in memory where PyTorch's kernels without data lay them as what comes in, and CUDA's do not.
+
+What lies otherwise is copied by the next operation, or not: so it decides what a training holds.  torch 2.9-2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainatomy.operators.allocation.arguments import layout_of
+
+Gradient = torch.Tensor | None
+
+
+def _layer_norm(
+    gradient: torch.Tensor,
+    data: torch.Tensor,
+    normalized_shape: list[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    output_mask: list[bool],
+) -> tuple[Gradient, ...]:
+    """Dense (aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``layer_norm_backward_cuda``)."""
+    return tuple(
+        _dense(like) if wanted and like is not None else None
+        for like, wanted in zip((data, weight, bias), output_mask, strict=True)
+    )
+
+
+def _batch_norm(
+    gradient: torch.Tensor,
+    data: torch.Tensor,
+    weight: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    save_mean: torch.Tensor | None,
+    save_invstd: torch.Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> tuple[Gradient, ...]:
+    """As the input's images (cudnn/BatchNorm.cpp, ``cudnn_batch_norm_backward``; cuda/Normalization.cuh,
+    ``batch_norm_backward_cuda_template``)."""
+    of_data = torch.empty_like(data, memory_format=layout_of(data)) if output_mask[0] else None
+    statistics = data.new_empty(data.shape[1], dtype=torch.float32 if data.element_size() == 2 else data.dtype)
+    like = statistics if weight is None else weight
+    return (of_data, *(_dense(like) if wanted else None for wanted in output_mask[1:]))
+
+
+def _dense(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def _as_input(gradient: torch.Tensor, data: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    """Dense, whatever the input is (Loss.cpp, ``mse_loss_backward``, ``smooth_l1_loss_backward``,
+    ``huber_loss_backward``; GatedLinearUnit.cpp, ``glu_backward_cuda``)."""
+    return _dense(data)
+
+
+def _log_softmax(gradient: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
+    """Dense, in the input's type (SoftMax.cpp, ``_log_softmax_backward_data``)."""
+    return torch.empty(gradient.shape, dtype=input_dtype, device=gradient.device)
+
+
+def _of_both(gradient: torch.Tensor, data: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    """As an element-wise operation on gradient and input lays its result (Activation.cpp)."""
+    return torch.mul(gradient, data)
+
+
+def _elu(
+    gradient: torch.Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, data: torch.Tensor
+) -> torch.Tensor:
+    """As ``_of_both`` (``elu_backward``)."""
+    return torch.mul(gradient, data)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "native_layer_norm_backward": _layer_norm,
+    "native_batch_norm_backward": _batch_norm,
+    "_log_softmax_backward_data": _log_softmax,
+    "elu_backward": _elu,
+    **dict.fromkeys(("hardswish_backward", "softplus_backward", "hardsigmoid_backward"), _of_both),
+    **dict.fromkeys(("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "glu_backward"), _as_input),
+}
+"""By the operator's name in ATen."""

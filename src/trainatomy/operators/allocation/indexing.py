@@ -1,0 +1,175 @@
+"""Reading and writing by index, sorting and running sums.
+
+``gather``, ``scatter``, ``index_select``, ``index_add`` and their in-place forms take nothing for themselves on CUDA
+(unless deterministic algorithms are asked for).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.operators.allocation.arguments import bound, contiguous_copies, dense_bytes
+from trainatomy.operators.allocation.cub import aliased, radix_sort_pairs_bytes, scan_bytes
+from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LONG = 8
+_SORTED_IN_PLACE = 4096
+_MANY_TO_SORT = 1_000_000
+_FEW_SEGMENTS = 128
+
+
+def index(call: Call) -> Plan:
+    """``x[indices]``: 32-bit indices are converted first (ATen/native/TensorAdvancedIndexing.cpp, ``make_info``).
+
+    A mask's positions are left out: their number depends on data.
+    """
+    return [*_converted(_indices(bound(call)["indices"])), Out(0)]
+
+
+def columns(call: Call) -> Plan:
+    """``im2col`` and ``col2im`` (``unfold``, ``fold``): a dense copy of what is strided; the result begins as large as
+    the input and, where it has to hold more, is taken anew (ATen/native/cuda/{Im2Col,Col2Im}.cu)."""
+    input_ = call.args[0]
+    before, after = dense_bytes(input_), dense_bytes(call.outputs[0])
+    copies = contiguous_copies(input_)
+    if after <= before:
+        return [Out(0, before), *copies]
+    return [Scratch(before, "too small"), *copies, Out(0), Free("too small")]
+
+
+def index_put(call: Call) -> Plan:
+    """Values written at indices take nothing; values added are sorted by where they go.
+
+    For n places the linear index, its sorted copy, the original places and a range take 8·n bytes each, besides the
+    sort's own; values are expanded to n slices.  aten/src/ATen/native/cuda/Indexing.cu, ``index_put_with_sort_kernel``.
+    Left out: the check of indices that autograd's own call skips, and masks.
+    """
+    named = bound(call)
+    self, indices = named["self"], _indices(named["indices"])
+    start: list[Out | Scratch | Free] = [Out(number) for number in range(len(call.outputs))]
+    if not named["accumulate"] or not indices or any(_is_mask(one) for _, one in indices):
+        return start
+    places = torch.broadcast_shapes(*(one.shape for _, one in indices)).numel()
+    plan = [*start, *contiguous_copies(self, name="contiguous self"), *_converted(indices)]
+    plan += _linear_index(len(indices), places)
+    slices = _slice(self, indices)
+    if named["values"].numel() != places * slices or not named["values"].is_contiguous():
+        plan.append(Scratch(places * slices * self.dtype.itemsize, "expanded values"))
+    if not _adjacent(indices):
+        plan.append(Scratch(dense_bytes(self), "permuted self"))
+    workspace = radix_sort_pairs_bytes(places, _LONG, _LONG, call.processor.capability, _bits(self, indices))
+    plan += [Scratch(places * _LONG, name) for name in ("sorted indices", "original places", "range")]
+    return [*plan, Scratch(workspace, "sort")]
+
+
+def sort(call: Call) -> Plan:
+    """Up to 4096 values are sorted in place, after a range of their places; more by CUB, with copies.
+
+    aten/src/ATen/native/cuda/Sort.cpp, ``sort_cuda_kernel``; SortStable.cu, ``launch_stable_sort_kernel``.
+    """
+    named = bound(call)
+    self = named["self"]
+    length = self.shape[named["dim"]] if self.dim() else 1
+    results: list[Out | Scratch | Free] = [Out(number) for number in range(len(call.outputs))]
+    if length <= _SORTED_IN_PLACE:
+        return [*results, Scratch(length * _LONG, "range")]
+    dense = self.stride(named["dim"]) == 1 and self.is_contiguous()
+    copies = [] if dense else [Scratch(dense_bytes(self), name) for name in ("sorted dimension last", "values")]
+    if copies:
+        copies.append(Scratch(self.numel() * _LONG, "indices"))
+    return [*results, *copies, *_segments_sorted(call, self, length)]
+
+
+def topk(call: Call) -> Plan:
+    """Values and indices, then a copy of an input that is not contiguous (aten/src/ATen/native/cuda/TensorTopK.cpp).
+
+    Left out: the buffers of the variant for few, very long rows.
+    """
+    return [Out(0), Out(1), *contiguous_copies(bound(call)["self"])]
+
+
+def cumulative_sum(call: Call) -> Plan:
+    """The input in the result's type and contiguous; where it is one row, CUB's scan (native/cuda/ScanUtils.cuh)."""
+    named = bound(call)
+    self, result = named["self"], call.outputs[0]
+    plan: list[Out | Scratch | Free] = [Out(0)]
+    if self.dtype != result.dtype:
+        plan.append(Scratch(dense_bytes(self, result.dtype), "input in the result's type"))
+    plan += contiguous_copies(self)
+    if self.dim() and self.numel() == self.shape[named["dim"]]:
+        plan.append(Scratch(scan_bytes(self.numel(), result.dtype.itemsize), "scan"))
+    return plan
+
+
+def repeated(call: Call) -> Plan:
+    """Where each number's repetitions end, as 64-bit integers (aten/src/ATen/native/Repeat.h)."""
+    return [Scratch(call.args[0].numel() * _LONG, "ends"), Out(0)]
+
+
+def _segments_sorted(call: Call, self: torch.Tensor, length: int) -> list[Scratch | Free]:
+    """CUB's sorts of ``length`` values each: one by one where they are long or alone, as one where they are few."""
+    count, size, capability = self.numel(), self.dtype.itemsize, call.processor.capability
+    segments = count // length
+    if segments == 1 or length >= _MANY_TO_SORT:
+        workspace = radix_sort_pairs_bytes(length, size, _LONG, capability)
+        one: list[Scratch | Free] = [Scratch(workspace, "sort"), Free("sort")]
+        return [Scratch(length * _LONG, "places"), *one * segments]
+    if segments < _FEW_SEGMENTS:
+        pairs = [Scratch(count * _LONG, "places and segments"), Scratch(count * _LONG, "sorted places and segments")]
+        return [*pairs, Scratch(count * size, "keys"), Scratch(radix_sort_pairs_bytes(count, size, _LONG, capability))]
+    return [Scratch(count * _LONG, "places"), Scratch(aliased((count * size, count * _LONG)), "sort")]
+
+
+def _indices(argument: Any) -> list[tuple[int, torch.Tensor]]:
+    """The index tensors with the dimension that each indexes."""
+    return [(dimension, one) for dimension, one in enumerate(argument) if one is not None]
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.bool, torch.uint8)
+
+
+def _converted(indices: Sequence[tuple[int, torch.Tensor]]) -> list[Scratch]:
+    return [
+        Scratch(one.numel() * _LONG, f"index {dimension} of 64 bits")
+        for dimension, one in indices
+        if one.dtype == torch.int32
+    ]
+
+
+def _linear_index(count: int, places: int) -> list[Scratch | Free]:
+    """Every index wrapped and multiplied by its stride; the first product holds the sum."""
+    plan: list[Scratch | Free] = []
+    for number in range(count):
+        wrapped, product = f"wrapped index {number}", f"linear index {number}"
+        plan += [Scratch(places * _LONG, wrapped), Scratch(places * _LONG, product), Free(wrapped)]
+        if number:
+            plan.append(Free(product))
+    return plan
+
+
+def _slice(self: torch.Tensor, indices: Sequence[tuple[int, torch.Tensor]]) -> int:
+    """Elements of ``self`` for one place: the product of the dimensions that are not indexed."""
+    indexed = {dimension for dimension, _ in indices}
+    count = 1
+    for dimension, size in enumerate(self.shape):
+        count *= 1 if dimension in indexed else size
+    return count
+
+
+def _adjacent(indices: Sequence[tuple[int, torch.Tensor]]) -> bool:
+    dimensions = [dimension for dimension, _ in indices]
+    return dimensions == list(range(dimensions[0], dimensions[-1] + 1))
+
+
+def _bits(self: torch.Tensor, indices: Sequence[tuple[int, torch.Tensor]]) -> int:
+    """Bits of the largest linear index (``get_num_bits``)."""
+    after = 1
+    for size in self.shape[indices[-1][0] + 1 :]:
+        after *= size
+    return max(1, ((self.numel() - 1) // max(after, 1)).bit_length())

@@ -1,0 +1,108 @@
+"""Softmax and losses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainatomy.operators.allocation.arguments import bound, compute_type, contiguous_copies
+from trainatomy.operators.allocation.iterator import Layout, reduction_iterator
+from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+from trainatomy.operators.allocation.reduction import Kernel, reduction_scratch
+
+if TYPE_CHECKING:
+    import torch
+
+_NO_REDUCTION = 0
+
+
+def softmax(call: Call) -> Plan:
+    """The result, then a copy of an input that is not contiguous (SoftMax.cu, ``host_softmax``)."""
+    return [Out(0), *contiguous_copies(bound(call)["self"])]
+
+
+def log_softmax_backward(call: Call) -> Plan:
+    """The result, then copies of what is not contiguous (SoftMax.cu, ``host_softmax_backward``)."""
+    named = bound(call)
+    return [Out(0), *contiguous_copies(named["grad_output"], named["output"])]
+
+
+def softmax_backward(call: Call) -> Plan:
+    """The result, then gradient · output as a tensor of its own (SoftMax.cu, ``softmax_backward_cuda_out``)."""
+    named = bound(call)
+    gradient, output = named["grad_output"], named["output"]
+    product = gradient.numel() * max(gradient.dtype.itemsize, output.dtype.itemsize)
+    return [Out(0), Scratch(product, "gradient times output"), *contiguous_copies(output)]
+
+
+def nll_loss(call: Call) -> Plan:
+    """``nll_loss_forward`` and ``_backward``: results, then contiguous copies (aten/src/ATen/native/cuda/Loss.cu)."""
+    named = bound(call)
+    results = [Out(index) for index in range(len(call.outputs))]
+    return [*results, *contiguous_copies(named["self"], named["target"], named["weight"])]
+
+
+def elementwise_loss(call: Call) -> Plan:
+    """``mse_loss``, ``smooth_l1_loss``: every element's loss as a tensor of its own, reduced into the result, which
+    keeps the storage that it got for as many losses before it was resized to one number.
+
+    aten/src/ATen/native/Loss.cpp, ``TORCH_META_FUNC(mse_loss)``, ``mse_loss_out``, ``smooth_l1_loss_out``.
+    """
+    named = bound(call)
+    if named["reduction"] == _NO_REDUCTION:
+        return [Out(0)]
+    losses = _broadcast(named["self"], named["target"])
+    size = losses * call.outputs[0].dtype.itemsize
+    return [Out(0, size), Scratch(size, "losses"), *_reduced(call, losses)]
+
+
+def huber_loss(call: Call) -> Plan:
+    """As ``elementwise_loss``, but the losses come before the result (Loss.cpp, ``huber_loss``)."""
+    named = bound(call)
+    if named["reduction"] == _NO_REDUCTION:
+        return [Out(0)]
+    losses = named["self"].numel()
+    return [Scratch(losses * call.outputs[0].dtype.itemsize, "losses"), Out(0), *_reduced(call, losses)]
+
+
+def binary_cross_entropy(call: Call) -> Plan:
+    """The result keeps the storage of every element's loss, though it is one number after the reduction.
+
+    aten/src/ATen/native/cuda/Loss.cu, ``binary_cross_entropy_out_cuda``.
+    """
+    named = bound(call)
+    if named["reduction"] == _NO_REDUCTION:
+        return [Out(0)]
+    losses, size = named["self"].numel(), call.outputs[0].dtype.itemsize
+    return [Out(0, losses * size), Scratch(size, "reduced"), *_reduced(call, losses)]
+
+
+def binary_cross_entropy_with_logits(call: Call) -> Plan:
+    """log σ(x) and the losses, then the result (ATen/native/Loss.cpp); with a positive weight one tensor more."""
+    named = bound(call)
+    logits = named["self"]
+    size = logits.numel() * logits.dtype.itemsize
+    plan: list[Out | Scratch | Free] = [Scratch(size, "log sigmoid")]
+    if named["pos_weight"] is not None:
+        less_one = named["pos_weight"].numel() * named["pos_weight"].dtype.itemsize
+        plan += [Scratch(less_one, "weight - 1"), Scratch(size, "log weight"), Free("weight - 1"), Free("log weight")]
+    if named["reduction"] == _NO_REDUCTION:
+        return [*plan, Out(0)]
+    return [*plan, Scratch(size, "losses"), Out(0), *_reduced(call, logits.numel())]
+
+
+def _broadcast(first: torch.Tensor, second: torch.Tensor) -> int:
+    """Number of elements of two tensors broadcast together."""
+    count = 1
+    sizes, others = list(first.shape), list(second.shape)
+    while sizes or others:
+        count *= max(sizes.pop() if sizes else 1, others.pop() if others else 1)
+    return count
+
+
+def _reduced(call: Call, count: int) -> list[Scratch | Free]:
+    """Buffers of the mean or sum of ``count`` contiguous losses."""
+    dtype = call.outputs[0].dtype
+    size = dtype.itemsize
+    iterator = reduction_iterator(Layout((count,), (1,), size), (True,), (size,))
+    kernel = Kernel(compute_type(dtype).itemsize, size, 8 if size == 2 else 4)
+    return reduction_scratch(iterator, kernel, call.processor, size)

@@ -1,0 +1,141 @@
+"""Layer, RMS, batch and group norm: contiguous copies, partial sums of weight gradients, per-channel coefficients."""
+
+from __future__ import annotations
+
+import torch
+
+from trainatomy.operators.allocation.arguments import (
+    bound,
+    ceil_div,
+    compute_type,
+    contiguous_copies,
+    dense_bytes,
+    layout_of,
+)
+from trainatomy.operators.allocation.iterator import Layout, reduction_iterator
+from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+from trainatomy.operators.allocation.reduction import Kernel, reduction_scratch
+
+_MANY_ROWS = 64 * 1024
+_COLUMNS_PER_BLOCK = 32
+_ROWS_PER_BLOCK = 32
+_BLOCKS_AT_MOST = 32 * 1024
+
+
+def layer_norm(call: Call) -> Plan:
+    """``native_layer_norm`` and ``_fused_rms_norm``: nothing but copies of what is not contiguous, before the results.
+
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``layer_norm_cuda``; the statistics have the compute type (fp32).
+    """
+    named = bound(call)
+    copies = contiguous_copies(named["input"], named["weight"], named.get("bias"))
+    return [*copies, *(Out(index) for index in range(len(call.outputs)))]
+
+
+def layer_norm_backward(call: Call) -> Plan:
+    """``native_layer_norm_backward`` and ``_fused_rms_norm_backward``.
+
+    With more than 65,536 rows M and few columns N (⌊N/32⌋ < ⌊multiprocessors/2⌋) the gradients of weight and bias are
+    summed over min(⌈M/32⌉, ⌊32768/⌈N/32⌉⌋) parts, then these into new tensors; those allocated before are dropped.
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``LaunchGammaBetaBackwardCUDAKernel``.
+    """
+    named = bound(call)
+    input_ = named["input"]
+    copies = contiguous_copies(input_, named["weight"], named.get("bias"))
+    gradient = contiguous_copies(named["grad_out"], name="gradient")
+    columns = 1
+    for size in named["normalized_shape"]:
+        columns *= size
+    rows = input_.numel() // max(columns, 1)
+    first = 1 if named["output_mask"][0] else 0
+    weights = range(first, len(call.outputs))
+    blocks_wide = columns // _COLUMNS_PER_BLOCK
+    if rows <= _MANY_ROWS or blocks_wide >= call.processor.multiprocessors // 2 or not weights:
+        return [*copies, *(Out(index) for index in range(len(call.outputs))), *gradient]
+    parts = min(ceil_div(rows, _ROWS_PER_BLOCK), _BLOCKS_AT_MOST // ceil_div(columns, _COLUMNS_PER_BLOCK))
+    inputs = [Out(index) for index in range(first)]
+    return [*copies, *inputs, *_dropped(call, weights), *gradient, *_summed(call, weights, parts)]
+
+
+def _dropped(call: Call, weights: range) -> list[Scratch]:
+    return [Scratch(dense_bytes(call.outputs[index]), f"dropped {index}") for index in weights]
+
+
+def _summed(call: Call, weights: range, parts: int) -> list[Out | Scratch | Free]:
+    """Partial sums [parts, N] of every weight gradient, then each one's sum over the parts."""
+    plan: list[Out | Scratch | Free] = []
+    plan += [Scratch(parts * dense_bytes(call.outputs[index]), f"partial sums {index}") for index in weights]
+    for index in weights:
+        result = call.outputs[index]
+        size = result.dtype.itemsize
+        shape = (parts, result.numel())
+        iterator = reduction_iterator(Layout(shape, (result.numel(), 1), size), (True, False), (size,))
+        kernel = Kernel(compute_type(result.dtype).itemsize, size, 8 if size == 2 else 4)
+        plan += [Out(index), *reduction_scratch(iterator, kernel, call.processor, size), Free(f"dropped {index}")]
+    return plan
+
+
+def group_norm(call: Call) -> Plan:
+    """``native_group_norm``: scale and shift [N, C] in the compute type, if there are weights and more than one pixel.
+
+    aten/src/ATen/native/cuda/group_norm_kernel.cu, ``GroupNormKernelImplInternal``.
+    """
+    named = bound(call)
+    results = [Out(index) for index in range(len(call.outputs))]
+    weighted = named["weight"] is not None or named["bias"] is not None
+    if named["HxW"] == 1 or not weighted:
+        return results
+    channels = named["N"] * named["C"] * compute_type(named["input"].dtype).itemsize
+    return [*results, Scratch(channels, "scale"), Scratch(channels, "shift")]
+
+
+def group_norm_backward(call: Call) -> Plan:
+    """``native_group_norm_backward``: sums ds, db [N, C]; for the input c2, c3 [N, G] and, with a weight, c1 [N, C].
+
+    All in the compute type; a single pixel needs c2 and c3 alone.  group_norm_kernel.cu,
+    ``GroupNormBackwardKernelImplInternal``; the c1 that channels-last saves in newer versions is kept.
+    """
+    named = bound(call)
+    size = compute_type(named["input"].dtype).itemsize
+    channels, groups = named["N"] * named["C"] * size, named["N"] * named["group"] * size
+    plan: list[Out | Scratch | Free] = [Out(index) for index in range(len(call.outputs))]
+    if named["HxW"] > 1:
+        plan += [Scratch(channels, "ds"), Scratch(channels, "db")]
+    if named["output_mask"][0]:
+        plan += [Scratch(groups, "c2"), Scratch(groups, "c3")]
+        if named["HxW"] > 1 and named["weight"] is not None:
+            plan.append(Scratch(channels, "c1"))
+        plan += [Free("c3"), Free("c2")]
+    return plan
+
+
+def batch_norm(call: Call) -> Plan:
+    """Batch norm, forward and backward, native or cuDNN's: nothing but the results, and in cuDNN's backward a gradient
+    that does not lie as the input does, copied first.
+
+    ATen/native/cuda/Normalization.cu, ``batch_norm_cuda`` and ``batch_norm_backward_cuda`` for contiguous images;
+    ATen/native/cudnn/BatchNorm.cpp, ``cudnn_batch_norm_backward``.  Left out: the staging buffers of channels-last
+    statistics, and cuDNN's workspace and reserve, which are empty in its spatial mode (NCHW) but not in the persistent
+    one (channels last).  In inference no statistics are saved: what is returned in their place is empty
+    (``cudnn_batch_norm``).
+    """
+    if call.func._schema.name == "aten::native_batch_norm" and not call.args[5]:
+        return [Out(0), *(Out(number, 0) for number in range(1, len(call.outputs)))]
+    return [*_gradient_copies(call), *(Out(index) for index in range(len(call.outputs)))]
+
+
+def _gradient_copies(call: Call) -> list[Scratch]:
+    named = bound(call)
+    gradient, data, weight = named.get("grad_out"), named["input"], named.get("weight")
+    if gradient is None or weight is None or not is_cudnns(data, weight):
+        return []
+    lies_alike = gradient.is_contiguous(memory_format=layout_of(data))
+    return [] if lies_alike else [Scratch(dense_bytes(gradient), "gradient")]
+
+
+def is_cudnns(data: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether batch norm of ``data`` [N, C, …] is cuDNN's: places beside each other, no bfloat16, and weights in fp32
+    where ``data`` is in half precision (ATen/native/Normalization.cpp, ``_select_batch_norm_backend``)."""
+    types = (data.dtype, weight.dtype)
+    narrow = data.dtype == torch.float16 and weight.dtype != torch.float32
+    return data.dim() >= 3 and torch.bfloat16 not in types and not narrow

@@ -1,0 +1,253 @@
+"""Recurrent layers through cuDNN, above autograd: on meta tensors PyTorch would unroll them step by step.
+
+Shapes: T steps, B batch, L layers, R directions, H hidden size, P size of an output (H, or a projection's). Source:
+aten/src/ATen/native/cudnn/RNN.cpp (``_cudnn_rnn``, ``_cudnn_rnn_backward``), torch 2.9-2.13, and what recorded
+trainings allocate, in their order; what cuDNN itself takes: ``cudnn.recurrence``.
+
+Modules put the weights of a layer into one buffer (``flatten_parameters``), of types that cuDNN accepts by
+torch/backends/cudnn/__init__.py, ``is_acceptable``, which leaves out bfloat16. Weights that do not lie in one are
+copied into one at each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from trainatomy.operators.allocation.cudnn.recurrence import Recurrent, bias_numbers, dropout_state_bytes
+from trainatomy.operators.allocation.whole import one_operation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_AUTOCAST = torch.float16
+"""Also where autocast's type is another one (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+_FLATTENED = (torch.float16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """How a recurrent layer is built; ``mode`` is that of ``torch.nn.RNNBase``."""
+
+    mode: str
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
+    has_biases: bool = True
+
+    @property
+    def kind(self) -> str:
+        """RNN, GRU or LSTM."""
+        return self.mode.split("_")[0]
+
+    @property
+    def directions(self) -> int:
+        """One or two."""
+        return 2 if self.bidirectional else 1
+
+    def numbers(self, weights: Sequence[torch.Tensor], hidden: int) -> int:
+        """In a flat buffer of ``weights``, with room for biases also where there are none."""
+        room = 0 if self.has_biases else bias_numbers(self.kind, hidden, self.num_layers, self.directions)
+        return sum(weight.numel() for weight in weights) + room
+
+    def asks(self, data: torch.Tensor, hidden: torch.Tensor) -> Recurrent:
+        """What cuDNN is asked for ``data`` [T, B, input], or [sum of T, input] of packed sequences."""
+        rows, batch, size = data.shape[:-1].numel(), hidden.shape[-2], hidden.shape[-1]
+        return Recurrent(
+            kind=self.kind,
+            dtype=data.dtype,
+            input_size=data.shape[-1],
+            hidden=size,
+            layers=self.num_layers,
+            directions=self.directions,
+            dropout=self.dropout > 0,
+            rows=rows,
+            steps=-(-rows // batch),
+            batch=batch,
+        )
+
+
+class RecurrentLayers:
+    """The recurrent layers of one process; it keeps the random states of dropout."""
+
+    def __init__(self, multiprocessors: int) -> None:
+        self._multiprocessors = multiprocessors
+        self._dropout_state: torch.Tensor | None = None
+
+    def functions(self) -> dict[Any, Callable[..., Any]]:
+        """By the builtin that modules call."""
+        names = {torch.lstm: "LSTM", torch.gru: "GRU", torch.rnn_tanh: "RNN_TANH", torch.rnn_relu: "RNN_RELU"}
+        return {builtin: self._function(mode) for builtin, mode in names.items()}
+
+    def _function(self, mode: str) -> Callable[..., Any]:
+        def call(data: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+            return self._called(mode, data, *rest)
+
+        return call
+
+    def _called(self, mode: str, data: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+        """(input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first), or with the batch sizes
+        of packed sequences before hx and no batch_first.  Autocast computes in half precision."""
+        packed = len(rest) == 8 and isinstance(rest[2], (list, tuple))
+        hidden, weights, has_biases, layers, dropout, train, bidirectional = rest[1:] if packed else rest[:7]
+        layer = Recurrence(mode, layers, dropout, train, bidirectional, not packed and rest[7], has_biases)
+        states = (hidden,) if isinstance(hidden, torch.Tensor) else tuple(hidden)
+        if train and dropout > 0 and self._dropout_state is None:
+            self._dropout_state = _buffer(data, dropout_state_bytes(self._multiprocessors))
+        if torch.is_autocast_enabled("cuda"):
+            weights = _cast(layer, states, weights)
+            states = tuple(state.to(_AUTOCAST) for state in states)
+            data = data.to(_AUTOCAST)
+        return recurrent(layer, data, states, weights)
+
+
+@contextlib.contextmanager
+def flattening() -> Iterator[None]:
+    """While this is open, modules put their weights into one buffer, as they do on a GPU with cuDNN."""
+    with mock.patch.object(nn.RNNBase, "flatten_parameters", _flatten):
+        yield
+
+
+def _flatten(module: nn.RNNBase) -> None:
+    """``RNNBase.flatten_parameters``: zeros, into which each weight is copied, and which it then lies in."""
+    weights: list[Any] = module._flat_weights
+    if len(weights) != len(module._flat_weights_names) or not all(isinstance(one, torch.Tensor) for one in weights):
+        return
+    first = weights[0]
+    if first.dtype not in _FLATTENED or not all(one.is_cuda and one.dtype == first.dtype for one in weights):
+        return
+    layer = Recurrence(
+        module.mode, module.num_layers, module.dropout, module.training, module.bidirectional, False, module.bias
+    )
+    with torch.no_grad():
+        flat = first.new_zeros(layer.numbers(weights, module.hidden_size))
+        for weight, part in zip(weights, _split(flat, weights), strict=True):
+            weight.data = part.view_as(weight)
+
+
+def _cast(layer: Recurrence, states: Sequence[torch.Tensor], weights: Sequence[Any]) -> Sequence[torch.Tensor]:
+    """Autocast's ``_cudnn_rnn_cast_reflatten``: one buffer of the other type."""
+    if all(weight.dtype == _AUTOCAST for weight in weights):
+        return weights
+    cast: Sequence[torch.Tensor] = _CastFlat.apply(layer.numbers(weights, states[-1].shape[-1]), *weights)
+    return cast
+
+
+class _CastFlat(torch.autograd.Function):
+    """Weights as views of one buffer in half precision; gradients are cast back one by one, the last first."""
+
+    @staticmethod
+    def forward(ctx: Any, numbers: int, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.dtypes = [weight.dtype for weight in weights]
+        flat = weights[0].new_zeros(numbers, dtype=_AUTOCAST)
+        return tuple(part.view_as(weight) for part, weight in zip(_split(flat, weights), weights, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        pairs = list(zip(gradients, ctx.dtypes, strict=True))
+        cast = [gradient.to(dtype) for gradient, dtype in reversed(pairs)]
+        return (None, *reversed(cast))
+
+
+def recurrent(
+    layer: Recurrence, data: torch.Tensor, hidden: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """(output [T, B, R·P], hidden state [L·R, B, P] and, for an LSTM, cell [L·R, B, H]) of ``data`` [T, B, input].
+
+    ``data`` and output are [B, T, .] with ``batch_first`` and [sum of T, .] where sequences are packed. ``weights`` are
+    in cuDNN's order, as ``torch.nn.RNNBase._flat_weights`` gives them.
+    """
+    return _CudnnRecurrence.apply(layer, data, len(hidden), *hidden, *weights)
+
+
+class _CudnnRecurrence(torch.autograd.Function):
+    """Takes what ``_cudnn_rnn`` takes, in its order; gradients of all weights lie in one buffer, unless the layer has
+    no biases, for which the buffer keeps room: then each is copied out of it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, layer: Recurrence, data: torch.Tensor, states: int, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        hidden, weights = tensors[:states], tensors[states:]
+        ordered = _steps_first(layer, data).contiguous()
+        asked = layer.asks(ordered, hidden[-1])
+        output = data.new_empty((*ordered.shape[:-1], hidden[0].shape[-1] * layer.directions))
+        after = tuple(torch.empty_like(state) for state in hidden)
+        numbers = layer.numbers(weights, asked.hidden)
+        flat = None if _lie_together(weights) else data.new_empty(numbers)
+        with one_operation("aten::_cudnn_rnn", ordered, *hidden, *weights, **_told(layer)) as results:
+            workspace = _buffer(data, asked.workspace(training=layer.train))
+            reserve = _buffer(data, asked.reserve() if layer.train else 0)
+            results += [output, *after, reserve]
+        del workspace
+        results.clear()
+        del ordered
+        output = _steps_first(layer, output)
+        ctx.layer, ctx.asked, ctx.states, ctx.numbers = layer, asked, states, numbers
+        ctx.save_for_backward(data, reserve, flat, output, *hidden, *weights)
+        return (output, *after)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        data, _, _, _, *tensors = ctx.saved_tensors
+        hidden, weights = tensors[: ctx.states], tensors[ctx.states :]
+        layer: Recurrence = ctx.layer
+        size = ctx.asked.workspace(training=True, backward=True)
+        with one_operation("aten::_cudnn_rnn_backward", gradients[0], data, *hidden, *weights, **_told(layer)) as made:
+            of_data, *of_hidden = _input_gradients(layer, data, gradients[0], hidden, size)
+            ordered = _steps_first(layer, data).contiguous()
+            flat = data.new_zeros(ctx.numbers)
+            workspace = _buffer(data, size)
+            of_weights = [part.view_as(weight) for part, weight in zip(_split(flat, weights), weights, strict=True)]
+            if not layer.has_biases:
+                of_weights = [part.clone() for part in of_weights]
+            del workspace
+            del ordered
+            made += [of_data, *of_hidden, flat]
+        made.clear()
+        return (None, of_data, None, *of_hidden, *of_weights)
+
+
+def _told(layer: Recurrence) -> dict[str, Any]:
+    return {"mode": layer.mode, "num_layers": layer.num_layers, "bidirectional": layer.bidirectional}
+
+
+def _lie_together(weights: Sequence[torch.Tensor]) -> bool:
+    """All in one buffer."""
+    return len({weight.untyped_storage()._cdata for weight in weights}) == 1
+
+
+def _input_gradients(
+    layer: Recurrence, data: torch.Tensor, of_output: torch.Tensor, hidden: Sequence[torch.Tensor], workspace_bytes: int
+) -> list[torch.Tensor]:
+    """Gradients of data and hidden states (``_cudnn_rnn_backward_input``)."""
+    ordered = _steps_first(layer, data).contiguous()
+    strided = _steps_first(layer, of_output).contiguous()
+    of_data = torch.empty_like(ordered)
+    of_hidden = [torch.empty_like(state) for state in hidden]
+    workspace = _buffer(data, workspace_bytes)
+    del workspace, strided, ordered
+    return [_steps_first(layer, of_data), *of_hidden]
+
+
+def _split(flat: torch.Tensor, weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The parts of ``flat`` in which ``weights`` lie; what is over (room for biases) is left out."""
+    sizes = [weight.numel() for weight in weights]
+    return torch.split(flat[: sum(sizes)], sizes)
+
+
+def _steps_first(layer: Recurrence, tensor: torch.Tensor) -> torch.Tensor:
+    """[B, T, .] as [T, B, .], and back."""
+    return tensor.transpose(0, 1) if layer.batch_first and tensor.dim() == 3 else tensor
+
+
+def _buffer(like: torch.Tensor, size: int) -> torch.Tensor:
+    return like.new_empty(size, dtype=torch.uint8)

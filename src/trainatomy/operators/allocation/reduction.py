@@ -1,0 +1,215 @@
+"""Reductions (sum, mean, norm, max, var, any …): the buffer and semaphores of a reduction that several blocks share.
+
+A block that reduces alone needs no memory of its own.  Where each thread would have to add more than 256 values and
+there are few results, the input is divided between blocks, and these meet in a buffer in global memory.
+Source: aten/src/ATen/native/cuda/Reduce.cuh, ``setReduceConfig`` and ``gpu_reduce_kernel``, torch 2.9-2.13, not ROCm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trainatomy.operators.allocation.arguments import bound, ceil_div, compute_type, dense_bytes
+from trainatomy.operators.allocation.iterator import Layout, ReductionIterator, pieces_of_32_bits, reduction_iterator
+from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Processor, Rule, Scratch
+
+_THREADS = 512
+_WARP = 32
+_MIN_VALUES_PER_THREAD = 16
+_MAX_VALUES_PER_THREAD = 256
+# CUDA C++ Programming Guide, "Technical specifications per compute capability": 2048 where nothing is said.
+_THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024} | dict.fromkeys(((8, 6), (8, 7), (8, 9), (11, 0), (12, 0), (12, 1)), 1536)
+
+
+def threads_per_multiprocessor(capability: tuple[int, int]) -> int:
+    """Resident threads that one multiprocessor of that compute capability can hold."""
+    return _THREADS_PER_MULTIPROCESSOR.get(capability, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One instance of the reduction kernel: bytes of its accumulator and of an input value, values read at once.
+
+    ``keeps_in_output``: a partial result may wait in the output; else a tensor beyond 32 bits takes a buffer for them.
+    """
+
+    accumulator_bytes: int
+    value_bytes: int
+    vector: int = 4
+    keeps_in_output: bool = True
+
+
+def reduction_scratch(
+    iterator: ReductionIterator, kernel: Kernel, processor: Processor, out_bytes: int
+) -> list[Scratch | Free]:
+    """What a reduction takes beside its results, in order, with everything but the last part's buffers given back."""
+    if iterator.elements == 0:
+        return []
+    pieces = pieces_of_32_bits(iterator)
+    plan: list[Scratch | Free] = []
+    if len(pieces) > 1 and not kernel.keeps_in_output and out_bytes < kernel.accumulator_bytes:
+        plan.append(Scratch(iterator.outputs * kernel.accumulator_bytes, "partial results beyond 32 bits"))
+    for number, piece in enumerate(pieces):
+        buffer, semaphores = shared_buffers(piece, kernel, processor)
+        if buffer:
+            names = f"reduction buffer {number}", f"semaphores {number}"
+            plan += [Scratch(buffer, names[0]), Scratch(semaphores, names[1]), Free(names[1]), Free(names[0])]
+    return plan
+
+
+def shared_buffers(iterator: ReductionIterator, kernel: Kernel, processor: Processor) -> tuple[int, int]:
+    """Bytes of the buffer and of the semaphores; (0, 0) where no result is shared between blocks.
+
+    With n results, c blocks to a result, blocks of w columns that each hold v results: 4·⌈n/(v·w·…)⌉ semaphores, and
+    n·c accumulators, times w·v where the columns of a block hold different results (as the source has it).
+    """
+    outputs, inputs = iterator.outputs, iterator.elements // iterator.outputs
+    along_input = _reduces_fastest(iterator)
+    columns, rows = (inputs, outputs) if along_input else (outputs, inputs)
+    per_column = 1
+    if _fastest_stride(iterator, along_input) == kernel.value_bytes:
+        if along_input and columns >= 128 and iterator.reduced_dimensions == 1:
+            columns //= kernel.vector
+        elif not along_input:
+            per_column = _outputs_at_once(iterator, kernel.value_bytes)
+            columns //= per_column
+    width, height = _block(columns, rows, _THREADS // per_column)
+    step_input, step_output = (width, 1) if along_input else (1, width)
+    if ceil_div(inputs, step_input) < min(height * 16, _MAX_VALUES_PER_THREAD):
+        return 0, 0
+    step_input *= height
+    grid = ceil_div(outputs // per_column, step_output)
+    blocks = _blocks_per_result(ceil_div(inputs, step_input), grid, width * height, processor)
+    if blocks <= 1:
+        return 0, 0
+    return kernel.accumulator_bytes * outputs * blocks * (1 if along_input else width * per_column), 4 * grid
+
+
+def _blocks_per_result(values_per_thread: int, grid: int, threads: int, processor: Processor) -> int:
+    target = processor.multiprocessors * (threads_per_multiprocessor(processor.capability) // threads)
+    if values_per_thread < _MAX_VALUES_PER_THREAD or grid > target:
+        return 1
+    enough = min(ceil_div(target, grid), ceil_div(values_per_thread, _MIN_VALUES_PER_THREAD))
+    return max(enough, ceil_div(values_per_thread, _MAX_VALUES_PER_THREAD))
+
+
+def _reduces_fastest(iterator: ReductionIterator) -> bool:
+    reduced = iterator.reduced_dimensions
+    strides = iterator.input.strides
+    return not strides or reduced == len(strides) or (reduced > 0 and strides[0] < strides[reduced])
+
+
+def _fastest_stride(iterator: ReductionIterator, along_input: bool) -> int:
+    strides = iterator.input.strides
+    if not strides:
+        return 0
+    return strides[0 if along_input else iterator.reduced_dimensions]
+
+
+def _outputs_at_once(iterator: ReductionIterator, value_bytes: int) -> int:
+    """How many neighbouring results (4, 2 or 1) one thread loads at once: address, size and strides must allow it."""
+    dimension = iterator.reduced_dimensions
+    others = (s // value_bytes for i, s in enumerate(iterator.input.strides) if i != dimension)
+    vector = 4
+    for number in (iterator.offset, iterator.shape[dimension], *others):
+        while number % vector:
+            vector //= 2
+    return vector
+
+
+def _block(columns: int, rows: int, threads: int) -> tuple[int, int]:
+    """Width and height of a block, powers of two."""
+    width, height = (min(threads, 1 << (max(size, 1).bit_length() - 1)) for size in (columns, rows))
+    narrow = min(width, _WARP)
+    height = min(height, threads // narrow)
+    return min(width, threads // height), height
+
+
+Chooser = Callable[[torch.dtype, torch.dtype], Kernel]
+
+
+def _opmath(input_: torch.dtype, output: torch.dtype, *, vector_16: int = 4) -> Kernel:
+    """The accumulator is the compute type of the input (fp32 for 16-bit floats)."""
+    vector = vector_16 if input_.itemsize == 2 else 4
+    keeps = not (input_ == output and input_ in (torch.float16, torch.bfloat16))
+    return Kernel(compute_type(input_).itemsize, input_.itemsize, vector, keeps)
+
+
+def _opmath_wide(input_: torch.dtype, output: torch.dtype) -> Kernel:
+    """As ``_opmath``, but 16-bit values are read eight at a time (ReduceSumProdKernel.cu, ReduceMomentKernel.cu)."""
+    return _opmath(input_, output, vector_16=8)
+
+
+def _same(input_: torch.dtype, output: torch.dtype) -> Kernel:
+    """The accumulator has the input's type (ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu)."""
+    return Kernel(input_.itemsize, input_.itemsize)
+
+
+def _value_and_index(input_: torch.dtype, output: torch.dtype) -> Kernel:
+    """The accumulator is a pair of a value and a 64-bit index (ReduceArgMaxKernel.cu, ReduceMaxValuesKernel.cu)."""
+    return Kernel(16, input_.itemsize, keeps_in_output=False)
+
+
+def _welford(input_: torch.dtype, output: torch.dtype) -> Kernel:
+    """The accumulator is Welford's (mean, m2, 32-bit count, count) (ReduceMomentKernel.cu)."""
+    return Kernel(4 * compute_type(input_).itemsize, input_.itemsize, vector=2, keeps_in_output=False)
+
+
+def reduction(choose: Chooser, *, casts: bool) -> Rule:
+    """The rule of a reduction operator; ``casts`` where the input is first converted to the result's type,
+    unless it is a 16-bit float that is summed into fp32."""
+
+    def rule(call: Call) -> Plan:
+        self = bound(call)["self"]
+        result = call.outputs[0]
+        dtype = _input_type(self, result) if casts else self.dtype
+        plan: list[Out | Scratch | Free] = [Out(index) for index in range(len(call.outputs))]
+        if dtype != self.dtype:
+            plan.append(Scratch(dense_bytes(self, dtype), "input in the result's type"))
+        offset = self.storage_offset() if dtype == self.dtype else 0
+        sizes = [output.dtype.itemsize for output in call.outputs]
+        layout = Layout(tuple(self.shape), tuple(_strides(self, dtype)), dtype.itemsize, offset)
+        iterator = reduction_iterator(layout, _reduced(call, self), sizes)
+        return plan + reduction_scratch(iterator, choose(dtype, result.dtype), call.processor, result.dtype.itemsize)
+
+    return rule
+
+
+def _input_type(self: torch.Tensor, result: torch.Tensor) -> torch.dtype:
+    """aten/src/ATen/native/ReduceOpsUtils.h, ``make_reduction_from_ty``."""
+    if self.dtype in (torch.float16, torch.bfloat16) and result.dtype == torch.float32:
+        return self.dtype
+    return result.dtype
+
+
+def _strides(self: torch.Tensor, dtype: torch.dtype) -> Sequence[int]:
+    """Strides of the input, or of its converted copy, which is dense in the same order."""
+    return self.stride() if dtype == self.dtype else torch.empty_like(self, dtype=dtype, device="meta").stride()
+
+
+def _reduced(call: Call, self: torch.Tensor) -> list[bool]:
+    """Which dimensions of ``self`` are reduced: all of them where none is named."""
+    dims = bound(call).get("dim")
+    if dims is None or (isinstance(dims, list | tuple) and not dims):
+        return [True] * self.dim()
+    named = {dim % max(self.dim(), 1) for dim in (dims if isinstance(dims, list | tuple) else (dims,))}
+    return [dim in named for dim in range(self.dim())]
+
+
+SUM = reduction(_opmath_wide, casts=True)
+PRODUCT = reduction(_opmath, casts=True)
+NORM = reduction(_opmath, casts=False)
+EXTREMUM = reduction(_same, casts=False)
+EXTREMUM_WITH_INDEX = reduction(_value_and_index, casts=False)
+MOMENTS = reduction(_welford, casts=True)
+LOGICAL = reduction(_same, casts=False)
+
+
+def extremum(call: Call) -> Plan:
+    """``max`` and ``min``: over everything, along a dimension (with the indices), or of two tensors (elementwise)."""
+    if "other" in bound(call):
+        return [Out(0)]
+    return (EXTREMUM_WITH_INDEX if len(call.outputs) > 1 else EXTREMUM)(call)

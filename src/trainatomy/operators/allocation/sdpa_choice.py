@@ -1,0 +1,244 @@
+"""Which kernel scaled-dot-product attention takes on a CUDA card.
+
+Reproduces ``select_sdp_backend`` of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and the checks of
+sdp_utils_cpp.h for dense tensors, torch 2.9-2.13, with the cuDNN that PyTorch's own wheels on PyPI bring along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from trainatomy.errors import SimulationError
+from trainatomy.operators.allocation.arguments import HALF_TYPES, deterministic, is_half
+
+if TYPE_CHECKING:
+    from trainatomy.operators.allocation.plan import Processor
+
+Backend = Literal["flash", "efficient", "cudnn", "math", "overrideable"]
+
+_DEFAULT_ORDER: tuple[Backend, ...] = ("flash", "efficient", "math", "cudnn", "overrideable")
+_CUDNN_FIRST: tuple[Backend, ...] = ("cudnn", "flash", "efficient", "math")
+_BY_NUMBER: dict[int, Backend] = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
+_OLDEST_CUDNN_PREFERRED = 91500
+_CUDNN_OF_WHEEL = {(2, 9): 91002, (2, 10): 91002, (2, 11): 91900, (2, 12): 92000}
+"""nvidia-cudnn of the Linux wheels on PyPI: 9.10.2, 9.10.2, 9.19.0, 9.20.0 (their metadata); later versions: taken as
+9.20."""
+
+
+@dataclass(frozen=True, slots=True)
+class SdpFlags:
+    """The switches of ``torch.backends.cuda`` and ``torch.nn.attention.sdpa_kernel``; ``order`` is None unless the user
+    set one."""
+
+    flash: bool = True
+    efficient: bool = True
+    math: bool = True
+    cudnn: bool = True
+    half_precision_math: bool = False
+    deterministic: bool = False
+    order: tuple[Backend, ...] | None = None
+
+    @classmethod
+    def current(cls) -> SdpFlags:
+        """What this process has set."""
+        cuda = torch.backends.cuda
+        order = tuple(_BY_NUMBER[number] for number in torch._C._get_sdp_priority_order())
+        return cls(
+            flash=cuda.flash_sdp_enabled(),
+            efficient=cuda.mem_efficient_sdp_enabled(),
+            math=cuda.math_sdp_enabled(),
+            cudnn=cuda.cudnn_sdp_enabled(),
+            half_precision_math=cuda.fp16_bf16_reduction_math_sdp_allowed(),
+            deterministic=deterministic(),
+            order=None if order == _DEFAULT_ORDER else order,
+        )
+
+
+class _Attention(NamedTuple):
+    """One call: [B, H, S, D] tensors and what decides about them."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    is_causal: bool
+    enable_gqa: bool
+    requires_grad: bool
+    processor: Processor
+    flags: SdpFlags
+
+
+def choose_sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    processor: Processor,
+    requires_grad: bool,
+    flags: SdpFlags,
+) -> Backend:
+    """The backend of one call; ``requires_grad`` says whether a gradient will flow to query, key or value.
+
+    ``scale`` does not decide anything; it is taken so that the arguments are those of the function. Raises
+    SimulationError where every backend that would do is switched off.
+    """
+    call = _Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, requires_grad, processor, flags)
+    able = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn, "math": lambda _: flags.math}
+    for backend in _order(processor, flags):
+        if backend in able and able[backend](call):
+            return backend
+    raise SimulationError(
+        "scaled_dot_product_attention: no kernel that is switched on takes these tensors "
+        f"(query {tuple(query.shape)} {query.dtype}); allow another one with torch.nn.attention.sdpa_kernel"
+    )
+
+
+def _order(processor: Processor, flags: SdpFlags) -> tuple[Backend, ...]:
+    """cuDNN goes first on compute capability 9 and 10 with cuDNN above 9.15 (``check_prefer_cudnn_attention``)."""
+    if flags.order is not None:
+        return flags.order
+    prefer = _cudnn_version(processor) > _OLDEST_CUDNN_PREFERRED and processor.capability[0] in (9, 10)
+    return _CUDNN_FIRST if prefer else _DEFAULT_ORDER
+
+
+def _cudnn_version(processor: Processor) -> int:
+    return _CUDNN_OF_WHEEL.get(processor.torch_version, 92000)
+
+
+def _flash(call: _Attention) -> bool:
+    """``can_use_flash_attention``."""
+    heads = {tensor.shape[-1] for tensor in (call.query, call.key, call.value)}
+    return (
+        call.flags.flash
+        and _four_dimensions(call)
+        and call.mask is None
+        and len(heads) == 1
+        and max(heads) <= 256
+        and (8, 0) <= call.processor.capability <= (12, 1)
+        and _flash_backward_exists(call)
+        and (not call.is_causal or call.query.shape[-2] == call.key.shape[-2])
+        and _same_type(call, HALF_TYPES)
+        and _batch_and_heads(call, grouped=True)
+        and _nonempty(call)
+        and _unit_strides(call, ignore_single=True)
+    )
+
+
+def _efficient(call: _Attention) -> bool:
+    """``can_use_mem_efficient_attention``: no grouped queries before torch 2.14."""
+    dim, value_dim = call.query.shape[-1], call.value.shape[-1]
+    alignment = _gemm_alignment(call)
+    types = (torch.float32, *HALF_TYPES) if call.processor.capability >= (8, 0) else (torch.float32, torch.float16)
+    return (
+        call.flags.efficient
+        and (5, 0) <= call.processor.capability <= (12, 1)
+        and _four_dimensions(call)
+        and dim == call.key.shape[-1]
+        and min(dim, value_dim) > 0
+        and dim % alignment == value_dim % alignment == 0
+        and _nonempty(call)
+        and _unit_strides(call, ignore_single=False)
+        and _batch_and_heads(call, grouped=False)
+        and _same_type(call, types)
+    )
+
+
+def _cudnn(call: _Attention) -> bool:
+    """``can_use_cudnn_attention``; cuDNN 9.11 to 9.13 have no dropout."""
+    return (
+        call.flags.cudnn
+        and not call.flags.deterministic
+        and not (call.dropout > 0 and 91100 < _cudnn_version(call.processor) < 91400)
+        and _four_dimensions(call)
+        and _same_type(call, HALF_TYPES)
+        and _mask_broadcasts(call)
+        and (8, 0) <= call.processor.capability <= (12, 1)
+        and _nonempty(call)
+        and _unit_strides(call, ignore_single=True)
+        and _batch_and_heads(call, grouped=True, same_key_value=False)
+        and _cudnn_shapes(call)
+    )
+
+
+def _cudnn_shapes(call: _Attention) -> bool:
+    """``check_cudnn_tensor_shapes``: heads up to 128, on Hopper 256 and on Blackwell 192 with values of 128, multiples
+    of 8."""
+    dim, value_dim = call.query.shape[-1], call.value.shape[-1]
+    version = _cudnn_version(call.processor)
+    limit = 128
+    if version >= 91000 and call.processor.capability == (9, 0):
+        limit = 256
+    elif version >= 91100 and call.processor.capability[0] == 10 and (dim, value_dim) == (192, 128):
+        limit = 192
+    return (
+        max(dim, value_dim) <= limit
+        and dim % 8 == value_dim % 8 == 0
+        and call.key.shape[-2] != 1
+        and (call.dropout == 0 or call.query.shape[-2] != 1)
+    )
+
+
+def _mask_broadcasts(call: _Attention) -> bool:
+    """``check_attn_mask_shape``: a mask without gradient, [S, T] or [B, H, S, T], every dimension full or 1."""
+    if call.mask is None:
+        return True
+    full = (*call.query.shape[:3], call.key.shape[-2])
+    given = call.mask.shape
+    fits = all(mask in (size, 1) for mask, size in zip(reversed(given), reversed(full), strict=False))
+    return not call.mask.requires_grad and len(given) in (2, 4) and fits
+
+
+def _flash_backward_exists(call: _Attention) -> bool:
+    """Cards with little shared memory (8.6-8.9, 12.x) have no backward for heads of 193-224, nor above 224 with
+    dropout."""
+    dim = call.query.shape[-1]
+    little = (8, 6) <= call.processor.capability <= (8, 9) or (12, 0) <= call.processor.capability <= (12, 1)
+    return not (call.requires_grad and little and (192 < dim <= 224 or (dim > 224 and call.dropout > 0)))
+
+
+def _gemm_alignment(call: _Attention) -> int:
+    """``minimum_gemm_alignment``, in elements."""
+    major = call.processor.capability[0]
+    alignment = 4 if major >= 8 else 1
+    if major >= 8 or (major == 7 and is_half(call.query)):
+        alignment = max(alignment, 8 if is_half(call.query) else 4)
+    return alignment
+
+
+def _four_dimensions(call: _Attention) -> bool:
+    return call.query.dim() == call.key.dim() == call.value.dim() == 4
+
+
+def _same_type(call: _Attention, allowed: tuple[torch.dtype, ...]) -> bool:
+    return call.query.dtype == call.key.dtype == call.value.dtype and call.query.dtype in allowed
+
+
+def _nonempty(call: _Attention) -> bool:
+    return call.query.shape[-2] != 0 and call.key.shape[-2] != 0
+
+
+def _unit_strides(call: _Attention, ignore_single: bool) -> bool:
+    """The last dimension is dense, of the mask too."""
+    dense = all(tensor.stride(-1) == 1 for tensor in (call.query, call.key, call.value))
+    dense = dense or (ignore_single and call.query.shape[-1] == 1)
+    return dense and (call.mask is None or call.mask.stride(-1) == 1)
+
+
+def _batch_and_heads(call: _Attention, grouped: bool, same_key_value: bool = True) -> bool:
+    """One batch size; heads alike, or dividing the query's where the kernel and the call have grouped queries."""
+    query, key, value = (tensor.shape for tensor in (call.query, call.key, call.value))
+    if not query[0] == key[0] == value[0]:
+        return False
+    if not (grouped and call.enable_gqa):
+        return query[1] == key[1] == value[1]
+    if same_key_value and key[1] != value[1]:
+        return False
+    return query[1] % key[1] == 0 and query[1] % value[1] == 0

@@ -1,0 +1,137 @@
+"""Matrix products: cuBLAS, batched and grouped.
+
+A kernel fills tiles of the result; with fewer tiles than multiprocessors, or a few more than a multiple of them, some
+idle (wave quantisation); a result that is not a multiple of the tile wastes its edge (tile quantisation).  cuBLAS
+chooses among many tiles and splits the depth where the result is small; here the fastest choice counts.  The form and
+its constants: ``facts/efficiency.yaml``.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from math import ceil, log2
+from typing import NamedTuple
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.cost.work import HALVES, NOTHING, Chip, Work
+from trainatomy.results.operations import Array, Call
+
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_SIDES = (64, 96, 128, 160, 192, 256)
+_LARGEST_TILE = 36864
+"""192 x 192: what the registers of two warp groups accumulate in fp32."""
+_TILES = {
+    "half": tuple((a, b) for a in _SIDES if a != 160 for b in _SIDES if a * b <= _LARGEST_TILE),
+    "tf32": ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (64, 256), (256, 64)),
+    "fp32": ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (32, 128), (32, 32), (128, 32)),
+}
+_TILES["half_misaligned"] = _TILES["half_odd"] = (*_TILES["tf32"], (64, 32), (32, 64), (32, 32))
+_TILES["tf32_misaligned"] = _TILES["tf32"]
+_LEAST_DEPTH = 128
+"""Depth that a part of a split product has at least."""
+_ALIGNED, _HALF_ALIGNED = 16, 4
+"""Bytes that rows begin at a multiple of, for tensor cores' fast kernels and for those that are next."""
+
+
+class Form(NamedTuple):
+    """Constants of a kind of product, as in ``facts/efficiency.yaml``."""
+
+    peak: float
+    border: float
+    start_seconds: float
+    lead: float
+    split_seconds: float
+    traffic: float
+
+
+def matmul(call: Call, chip: Chip) -> Work:
+    """``mm``, ``bmm``, ``addmm``, ``baddbmm``, ``addbmm``: the last two inputs are the factors."""
+    a, b = call.inputs[-2:]
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.on_host:
+        return vector_product(call, chip)
+    batch = a.shape[0] if len(a.shape) == 3 else 1
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    if not batch * m * n * k:
+        return NOTHING
+    kind = kind_of(chip, a, b, *call.outputs[:1])
+    layout = ("n" if a.strides[-1] == 1 else "t") + ("n" if b.strides[-1] == 1 else "t")
+    work = product(chip, kind, a.dtype, layout, batch, m, n, k, "batched" if len(a.shape) == 3 else "plain")
+    return work._replace(family=f"{work.family}.{'added' if len(call.inputs) > 2 else 'alone'}")
+
+
+def product(chip: Chip, kind: str, dtype: str, layout: str, batch: int, m: int, n: int, k: int, form: str) -> Work:
+    """``batch`` products of m x k with k x n."""
+    size = 2 if dtype in HALVES else 8 if dtype == "float64" else 4
+    flop, traffic = 2.0 * batch * m * n * k, batch * (m * k + k * n + m * n) * size
+    rate = chip.precision(dtype)
+    seconds = _seconds(
+        kind, float(chip.rate(rate)), chip.multiprocessors, chip.bandwidth, size, batch, m, n, k
+    )  # fmt: skip
+    features = (log2(batch), log2(m), log2(n), log2(k))
+    return Work(f"matmul.{kind}.{form}.{layout}", features, flop, rate, traffic, 1, seconds)
+
+
+def kind_of(chip: Chip, *tensors: Array) -> str:
+    """Which family of kernels multiplies: by type and, on tensor cores, by where rows begin."""
+    dtype = tensors[0].dtype
+    name = "half" if dtype in HALVES else "tf32" if chip.precision(dtype) == "tf32" else "fp32"
+    if name == "fp32" or _aligned(tensors, _ALIGNED):
+        return name
+    return f"{name}_misaligned" if name == "tf32" or _aligned(tensors, _HALF_ALIGNED) else f"{name}_odd"
+
+
+def _aligned(tensors: tuple[Array, ...], to: int) -> bool:
+    return all(stride * t.itemsize % to == 0 for t in tensors for stride in t.strides if stride > 1)
+
+
+@lru_cache(maxsize=65536)
+def _seconds(
+    kind: str, rate: float, processors: int, bandwidth: float, size: int, batch: int, m: int, n: int, k: int
+) -> float:
+    """The fastest tile and split."""
+    form = form_of(kind)
+    moved = batch * (m * k + k * n + m * n) * size / (bandwidth * form.traffic)
+    best = float("inf")
+    for rows, columns in _TILES[kind]:
+        share = form.peak / (1 + form.border * (1 / rows + 1 / columns)) * rate / processors
+        tiles = ceil(m / rows) * ceil(n / columns) * batch
+        for split in _SPLITS:
+            if split > 1 and k < _LEAST_DEPTH * split:
+                break
+            waves = ceil(tiles * split / processors)
+            seconds = waves * 2 * rows * columns * (ceil(k / split) + form.lead) / share
+            if split > 1:
+                seconds += form.split_seconds + 8.0 * split * batch * m * n / (2 * bandwidth * form.traffic)
+            best = min(best, seconds)
+    return form.start_seconds + max(best, moved)
+
+
+@cache
+def form_of(kind: str) -> Form:
+    """The constants of a kind of product."""
+    return Form(**read_yaml("efficiency.yaml")["matmul"][kind])
+
+
+def vector_product(call: Call, chip: Chip) -> Work:
+    """``mv``, ``dot``, ``addmv``: bound by traffic."""
+    traffic = sum(t.bytes for t in (*call.inputs, *call.outputs) if not t.on_host)
+    return Work("vector product", (log2(max(traffic, 1) / chip.l2_bytes),), traffic / 2.0, "fp32", traffic)
+
+
+def grouped(call: Call, chip: Chip) -> Work:
+    """``_grouped_mm``: experts' products in one kernel, after one that prepares it; groups of equal size are assumed.
+
+    Source: aten/src/ATen/native/cuda/GroupedBlas.cpp.
+    """
+    a, b = call.inputs[:2]
+    groups = call.inputs[2].shape[0] if len(call.inputs) > 2 else 1
+    if len(a.shape) == 2 and len(b.shape) == 3:  # tokens are grouped
+        batch, m, n, k = groups, ceil(a.shape[0] / groups), b.shape[-1], a.shape[1]
+    elif len(a.shape) == 2:  # the summed dimension is grouped
+        batch, m, n, k = groups, a.shape[0], b.shape[-1], ceil(a.shape[1] / groups)
+    else:
+        batch, m, n, k = a.shape[0], a.shape[1], b.shape[-1], a.shape[2]
+    work = product(
+        chip, "half" if a.dtype in HALVES else "fp32", a.dtype, "nn", batch, max(m, 1), n, max(k, 1), "grouped"
+    )
+    return work._replace(family="grouped", launches=2)

@@ -1,0 +1,255 @@
+"""Several trainings: memory by component, measured where it was, with the predicted total beside it; and throughput,
+likewise."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from trainatomy.reporters.charts.style import ALARM, COLOURS, INK, MUTED, PAPER, THROUGHPUT, as_bytes, drawing
+from trainatomy.reporters.text.bill import TITLES
+from trainatomy.results.comparison import Comparison, ComparisonRow
+from trainatomy.results.memory import Measurement, Memory
+from trainatomy.units import GIB, human_bytes, signed_percent
+
+WIDTH, ROW, ABOVE, BELOW = 11.0, 0.46, 1.30, 0.50
+"""Inches: the page, one row, what stands above the rows and below them."""
+
+NAME_WIDTH = 30
+BAR = 0.56
+
+
+def draw(comparison: Comparison, ending: str) -> bytes:
+    """The chart as a file of that kind: svg, png or pdf."""
+    with drawing():
+        return as_bytes(figure(comparison), ending)
+
+
+def figure(comparison: Comparison) -> Figure:
+    """Rows from top to bottom: memory on the left and, where any row has one, throughput on the right."""
+    rows = comparison.rows
+    with_rate = any(row.spread("samples_per_second") or _predicted_rate(row) for row in rows)
+    height = ABOVE + BELOW + ROW * max(len(rows), 3)
+    page = Figure(figsize=(WIDTH, height))
+    box = {"top": 1 - ABOVE / height, "bottom": BELOW / height, "left": 0.235, "right": 0.975}
+    panels = page.subplots(
+        1, 1 + with_rate, sharey=True, squeeze=False, width_ratios=[2.6, 1][: 1 + with_rate], gridspec_kw=box
+    )[0]
+    page.subplots_adjust(wspace=0.06)
+    _memory(panels[0], comparison)
+    if with_rate:
+        _throughput(panels[1], rows)
+    panels[0].set_yticks(range(len(rows)), [_wrapped(row.name) for row in rows], linespacing=1.0)
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)
+    _heading(page, comparison, height)
+    return page
+
+
+def _wrapped(name: str) -> str:
+    lines = textwrap.wrap(name, NAME_WIDTH, break_long_words=True)
+    return "\n".join(lines if len(lines) < 3 else [lines[0], f"{lines[1][: NAME_WIDTH - 1]}…"])
+
+
+def _heading(page: Figure, comparison: Comparison, height: float) -> None:
+    """Title, setting, and the legend of what occurs."""
+    title, setting = _title(comparison)
+    left = 0.018
+    page.text(left, 1 - 0.14 / height, title, size=13.5, weight="bold", va="top")
+    page.text(left, 1 - 0.45 / height, setting, size=9, color=MUTED, va="top")
+    page.legend(
+        handles=_keys(comparison),
+        loc="upper left",
+        bbox_to_anchor=(left - 0.006, 1 - 0.64 / height),
+        ncols=6,
+        frameon=False,
+        fontsize=8.5,
+        handlelength=1.1,
+        handleheight=1.0,
+        columnspacing=1.4,
+        handletextpad=0.5,
+        borderpad=0.2,
+        labelspacing=0.35,
+    )
+
+
+def _title(comparison: Comparison) -> tuple[str, str]:
+    if comparison.measured:
+        some = next((each for row in comparison.rows for each in row.measurements), None)
+        runs = f"median of {comparison.repeats} runs" if comparison.repeats > 1 else "each in a fresh process"
+        return f"Measured on {', '.join(comparison.gpus) or 'a GPU'}", f"{_software(some)}{runs}"
+    cards = dict.fromkeys(prediction.card.name for prediction in comparison.predictions)
+    return f"Predicted for {', '.join(cards)}", "one training step, computed without a GPU; throughput where it fits"
+
+
+def _software(measurement: Measurement | None) -> str:
+    if measurement is None:
+        return ""
+    names = [name for name in ("torch", "transformers") if name in measurement.versions]
+    versions = [f"{name} {measurement.versions[name]}" for name in names]
+    return "".join(f"{part}, " for part in (*versions, f"driver {measurement.driver}"))
+
+
+def _keys(comparison: Comparison) -> list[Any]:
+    """What the legend explains: components that occur, then marks that occur."""
+    shown = [memory for row in comparison.rows if (memory := _shown(row)) is not None]
+    used = [name for name in COLOURS if any(memory.components.as_dict()[name] for memory in shown)]
+    mark: dict[str, Any]
+    keys: list[Any] = [Patch(color=COLOURS[name], label=TITLES[name]) for name in used]
+    if any(row.typical and not row.typical.memory for row in comparison.rows):
+        keys.append(Patch(color=MUTED, label="all together"))
+    if comparison.measured:
+        if comparison.predictions:
+            mark = {"color": PAPER, "marker": "D", "markersize": 6, "markeredgecolor": INK}
+            keys.append(Line2D([], [], label="predicted", linestyle="", **mark))
+        if any(row.ran_out for row in comparison.rows):
+            keys.append(Patch(facecolor=PAPER, edgecolor=ALARM, hatch="////", label="held when out of memory"))
+    if any(row.published for row in comparison.rows):
+        mark = {"color": ALARM, "marker": "|", "markersize": 10, "markeredgewidth": 2}
+        keys.append(Line2D([], [], label="published", linestyle="", **mark))
+    return keys
+
+
+def _shown(row: ComparisonRow) -> Memory | None:
+    """The bill that the row's bar shows: the measured one, or the prediction's where nothing was run."""
+    if row.status == "not measured":
+        return row.prediction.memory if row.prediction else None
+    return row.typical.memory if row.typical else None
+
+
+def _memory(axes: Axes, comparison: Comparison) -> None:
+    ends = []
+    for place, row in enumerate(comparison.rows):
+        ends.append(max(_bar(axes, place, row), _marks(axes, place, row)))
+        _label(axes, place, row, ends[-1])
+    room = axes.get_position().width * WIDTH
+    widest = max(end * room / (room - _label_inches(row)) for row, end in zip(comparison.rows, ends, strict=True))
+    axes.set_xlim(0, widest or 1)
+    axes.set_xlabel("GiB of device memory")
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=widest > 7))
+
+
+def _bar(axes: Axes, place: int, row: ComparisonRow) -> float:
+    """The row's bar, stacked by component; returns where it ends, GiB."""
+    if (memory := _shown(row)) is not None:
+        end = 0.0
+        for name, count in memory.components.as_dict().items():
+            axes.barh(place, count / GIB, BAR, left=end, color=COLOURS[name], edgecolor=PAPER, linewidth=0.4)
+            end += count / GIB
+        return end
+    if (some := row.typical) is not None:
+        end = (some.device_bytes or some.peak_reserved_bytes) / GIB
+        axes.barh(place, end, BAR, color=MUTED)
+        return end
+    if (failed := row.ran_out) is not None:
+        end = _held(failed) / GIB
+        axes.barh(place, end, BAR, facecolor=PAPER, edgecolor=ALARM, hatch="////", linewidth=1)
+        return end
+    return 0.0
+
+
+def _held(failed: Measurement) -> int:
+    """Bytes that a run held when it went out of memory: its process, or what PyTorch had reserved."""
+    point = failed.out_of_memory
+    return max(failed.device_bytes or 0, point.reserved_bytes if point else failed.peak_reserved_bytes)
+
+
+def _marks(axes: Axes, place: int, row: ComparisonRow) -> float:
+    """The predicted and the published total; returns the larger one that was drawn, GiB."""
+    furthest = 0.0
+    if row.prediction and row.status != "not measured":
+        furthest = row.prediction.memory.device_bytes / GIB
+        axes.plot(furthest, place, "D", color=PAPER, markeredgecolor=INK, markersize=5.5, zorder=4, clip_on=False)
+    if row.published:
+        published = row.published.memory_bytes / GIB
+        axes.plot([published] * 2, [place - BAR / 2, place + BAR / 2], color=ALARM, linewidth=2, zorder=4)
+        furthest = max(furthest, published)
+    return furthest
+
+
+def _label(axes: Axes, place: int, row: ComparisonRow, end: float) -> None:
+    """What the bar says, to the right of it."""
+    bold, aside, alarming = _words(row)
+    text = axes.annotate(
+        bold,
+        (end, place),
+        xytext=(9, 0),
+        textcoords="offset points",
+        va="center_baseline",
+        size=9,
+        weight="bold",
+        color=ALARM if alarming else INK,
+    )
+    beside: dict[str, Any] = {"xycoords": text, "textcoords": "offset points", "va": "center"}
+    axes.annotate(aside, (1, 0.5), xytext=(5, 0), size=8, color=MUTED, **beside)
+
+
+def _label_inches(row: ComparisonRow) -> float:
+    """About how wide the label is: characters of 9 points bold and of 8 points, and the gaps around them."""
+    bold, aside, _ = _words(row)
+    return 0.092 * len(bold) + 0.070 * len(aside) + 0.3
+
+
+def _words(row: ComparisonRow) -> tuple[str, str, bool]:
+    """In bold, beside it, and whether it is bad news."""
+    if row.status == "failed":
+        return "failed", "", True
+    if row.status == "out of memory" and not row.completed:
+        point = row.out_of_memory
+        return "out of memory", f"{human_bytes(point.requested_bytes)} more asked for" if point else "", True
+    if row.status == "not measured":
+        prediction = row.prediction
+        if prediction is None:
+            return "not predicted", "", True
+        aside = "" if prediction.fits else "does not fit"
+        if row.published:
+            aside = f"published {human_bytes(row.published.memory_bytes)}"
+        return human_bytes(prediction.memory.device_bytes), aside, not prediction.fits
+    size = row.spread("device_bytes") or row.spread("peak_reserved_bytes")
+    gap = row.gap("device_bytes")
+    measured = human_bytes(round(size.median)) if size else ""
+    return measured, "" if gap is None else f"predicted {signed_percent(gap, 1)}", False
+
+
+def _predicted_rate(row: ComparisonRow) -> float | None:
+    """Predicted samples per second of a training that fits its card."""
+    found = row.prediction
+    return found.time.samples_per_second if found and found.fits and found.time else None
+
+
+def _throughput(axes: Axes, rows: tuple[ComparisonRow, ...]) -> None:
+    """Samples per second: measured, with a thin line from the least to the largest of the repeats and the predicted
+    figure on it; predicted where nothing was run."""
+    furthest = 0.0
+    for place, row in enumerate(rows):
+        measured, predicted = row.spread("samples_per_second"), _predicted_rate(row)
+        if measured is None:
+            shown = predicted if row.status == "not measured" else None
+            end = shown or 0.0
+        else:
+            shown, end = measured.median, max(measured.most, predicted or 0.0)
+        _rate_bar(axes, place, shown, end)
+        if measured is not None and measured.most > measured.least:
+            axes.plot([measured.least, measured.most], [place] * 2, color=INK, linewidth=1.2, solid_capstyle="butt")
+        if measured is not None and predicted is not None:
+            axes.plot(predicted, place, "D", color=PAPER, markeredgecolor=INK, markersize=5.5, zorder=4, clip_on=False)
+        furthest = max(furthest, end)
+    axes.set_xlim(0, furthest * 1.25 or 1)
+    axes.set_xlabel("samples per second")
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+
+
+def _rate_bar(axes: Axes, place: int, rate: float | None, end: float) -> None:
+    """One bar and, beyond its ``end``, its figure; a dash where there is none."""
+    beside: dict[str, Any] = {"textcoords": "offset points", "va": "center_baseline"}
+    if rate is None:
+        axes.annotate("–", (0, place), xytext=(6, 0), color=MUTED, **beside)
+        return
+    axes.barh(place, rate, BAR, color=THROUGHPUT)
+    text = f"{rate:.1f}" if rate < 1000 else f"{rate:.0f}"
+    axes.annotate(text, (end, place), xytext=(9, 0), size=9, weight="bold", **beside)

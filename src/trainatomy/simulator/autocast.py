@@ -1,0 +1,156 @@
+"""CUDA's autocast, for tensors without data.
+
+``torch.autocast("cuda")`` keeps its state in C++ and that state works everywhere; only the casts are made by dispatch
+keys that meta tensors do not carry.  This file makes them, before autograd sees the call, with the same lists and the
+same cache as ``aten/src/ATen/autocast_mode.{h,cpp}`` (torch 2.9-2.13; ``rms_norm`` joined the fp32 list in 2.12).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from trainatomy.simulator.storages import Storages
+
+LOWER_PRECISION = (
+    "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution "
+    "prelu addmm addmv addr matmul __matmul__ __rmatmul__ einsum mm mv linalg_vecdot vecdot linear addbmm baddbmm "
+    "bmm chain_matmul linalg_multi_dot multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
+    "_scaled_dot_product_flash_attention scaled_dot_product_attention"
+).split()
+FP32 = (
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ softplus "
+    "layer_norm native_layer_norm group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss "
+    "cosine_embedding_loss nll_loss nll_loss_nd nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss "
+    "huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss "
+    "multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d "
+    "_upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d "
+    "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d "
+    "upsample_bicubic2d _upsample_bicubic2d_aa"
+).split()
+FP32_BY_DTYPE = (
+    "prod softmax log_softmax cumprod cumsum linalg_vector_norm vector_norm linalg_matrix_norm matrix_norm sum norm"
+).split()
+PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+
+#: How many positional arguments come before ``dtype`` in the functions of the third list (softmax(x, dim, dtype)).
+_DTYPE_POSITION = {"softmax": 2, "log_softmax": 2}
+_PARTS = ("_nn", "_linalg", "_special", "_VariableFunctions")
+_NAMESPACES = (torch, torch.Tensor, *(getattr(torch._C, part) for part in _PARTS))
+
+
+def _functions(names: list[str]) -> set[Callable[..., Any]]:
+    found: set[Callable[..., Any]] = set()
+    for space in _NAMESPACES:
+        found.update(getattr(space, name) for name in names if hasattr(space, name))
+    return found
+
+
+class Autocast:
+    """The casts and their cache. ``cast(func, args, kwargs)`` gives the arguments that the CUDA kernels would get."""
+
+    def __init__(
+        self, storages: Storages, torch_version: tuple[int, int], on_copy: Callable[[torch.Tensor], None]
+    ) -> None:
+        self._storages = storages
+        self._on_copy = on_copy
+        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        fp32 = [*FP32, "rms_norm"] if torch_version >= (2, 12) else FP32
+        self._lower = _functions(LOWER_PRECISION)
+        self._fp32 = _functions(fp32)
+        self._by_dtype = _functions(FP32_BY_DTYPE)
+        self._promote = _functions(PROMOTE)
+        self._lists = (self._lower, self._fp32, self._by_dtype, self._promote)
+        self._suspended = False
+
+    @property
+    def enabled(self) -> bool:
+        """Whether an ``autocast("cuda")`` context is open, and not suspended."""
+        return not self._suspended and torch.is_autocast_enabled("cuda")
+
+    @contextlib.contextmanager
+    def within(self, func: Callable[..., Any]) -> Iterator[None]:
+        """What a listed function is made of is not cast again: its kernel runs with autocast's dispatch key
+        excluded."""
+        before, self._suspended = self._suspended, self._suspended or any(func in names for names in self._lists)
+        try:
+            yield
+        finally:
+            self._suspended = before
+
+    def clear(self) -> None:
+        """What leaving the outermost context does: the 16-bit copies are let go."""
+        self._cache.clear()
+
+    def cast(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of ``func`` as its CUDA kernel would get them."""
+        if func in self._lower:
+            return self._to(torch.get_autocast_dtype("cuda"), args, kwargs)
+        if func in self._fp32:
+            return self._to(torch.float32, args, kwargs)
+        if func in self._by_dtype:
+            return args, self._with_dtype(func, args, kwargs)
+        if func in self._promote:
+            return self._to(self._widest(args, kwargs), args, kwargs)
+        return args, kwargs
+
+    def _to(
+        self, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Last argument first, which is the order in which compilers evaluate the casts of ``cached_cast``'s
+        callers."""
+        cast_kwargs = {k: self._value(dtype, v) for k, v in reversed(kwargs.items())}
+        return tuple([self._value(dtype, a) for a in reversed(args)][::-1]), cast_kwargs
+
+    def _value(self, dtype: torch.dtype, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(dtype, value)
+        if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
+            return type(value)(self._value(dtype, v) for v in value)
+        return value
+
+    def _eligible(self, tensor: torch.Tensor) -> bool:
+        return (
+            tensor.is_meta
+            and tensor.is_floating_point()
+            and tensor.dtype != torch.float64
+            and self._storages.on_device(tensor)
+        )
+
+    def _tensor(self, dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == dtype or not self._eligible(tensor):
+            return tensor
+        lower = torch.get_autocast_dtype("cuda")
+        cached = (
+            dtype == lower
+            and tensor.dtype == torch.float32
+            and tensor.requires_grad
+            and tensor.is_leaf
+            and not tensor._is_view()
+            and torch.is_autocast_cache_enabled()
+        )
+        if not cached:
+            return tensor.to(dtype)
+        if id(tensor) not in self._cache:
+            copy = tensor.to(dtype)
+            self._on_copy(copy)
+            self._cache[id(tensor)] = (tensor, copy)
+        return self._cache[id(tensor)][1]
+
+    def _with_dtype(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        name = getattr(func, "__name__", "")
+        positional = len(args) > _DTYPE_POSITION.get(name, len(args))
+        given = positional or kwargs.get("dtype") is not None or kwargs.get("out") is not None
+        first = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        if given or not isinstance(first, torch.Tensor) or not self._eligible(first):
+            return kwargs
+        return {**kwargs, "dtype": torch.float32}
+
+    def _widest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor) and self._eligible(v)]
+        return torch.float32 if any(t.dtype == torch.float32 for t in tensors) else torch.get_autocast_dtype("cuda")

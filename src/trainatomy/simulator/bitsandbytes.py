@@ -1,0 +1,108 @@
+"""bitsandbytes' optimizers on tensors without data.
+
+Their Python code makes the states, and its custom operators have kernels for meta tensors that change nothing, so that
+8-bit optimizers run as they are: for a parameter of n >= 4096 elements two uint8 states of n and two fp32 scales of
+ceil(n / 256); for a smaller one two fp32 states; two tables of 256 fp32 are shared by all. Only paged states need help:
+a library call takes them with ``cudaMallocManaged``, outside PyTorch's caching allocator. Source: bitsandbytes
+0.45-0.50, optim/optimizer.py and functional.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+
+from trainatomy.errors import MissingLibrary
+from trainatomy.operators.allocation.whole import one_operation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+
+@contextlib.contextmanager
+def simulated_bitsandbytes(
+    host_memory: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Iterator[list[torch.Tensor]]:
+    """Let bitsandbytes' optimizers step on meta tensors; yields the paged states that they make, outside the caching
+    allocator.
+
+    Enter it before the world in which tensors claim to be CUDA's, as the library looks for a GPU when it is imported.
+    ``host_memory``: what is made inside it does not lie on the device. Raises MissingLibrary.
+    """
+    functional, optimizer = _library()
+    pages = optimizer.F.GlobalPageManager.get_instance()
+    overrides = optimizer.GlobalOptimManager.get_instance()
+    paged: list[torch.Tensor] = []
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> torch.Tensor:
+        with host_memory():
+            state = torch.empty(shape, dtype=dtype, device="meta")
+        state.is_paged, state.page_deviceid = True, 0  # type: ignore[attr-defined]
+        paged.append(state)
+        return state
+
+    with contextlib.ExitStack() as stack:
+        for name, replacement in _replacements(get_paged).items():
+            stack.enter_context(mock.patch.object(functional, name, replacement))
+        stack.enter_context(mock.patch.object(pages, "paged_tensors", []))
+        for name in ("pid2config", "index2config"):
+            stack.enter_context(mock.patch.dict(getattr(overrides, name)))
+        triples = list(overrides.module_weight_config_triple)
+        stack.enter_context(mock.patch.object(overrides, "module_weight_config_triple", triples))
+        yield paged
+
+
+def _replacements(get_paged: Callable[..., torch.Tensor]) -> dict[str, Callable[..., Any]]:
+    """By name in bitsandbytes.functional. The updates write in place and take nothing, but for the norm that LAMB and
+    LARS ask for."""
+
+    def update_32bit(optimizer_name: str, g: torch.Tensor, p: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("max_unorm", 0.0) > 0.0:
+            torch.norm(p.data.float())
+        _update("optimizer_update_32bit", (g, p, *args), kwargs)
+
+    def update_8bit(optimizer_name: str, g: torch.Tensor, p: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        _update("optimizer_update_8bit_blockwise", (g, p, *args), kwargs)
+
+    return {
+        "get_paged": get_paged,
+        "fill": _nothing,
+        "prefetch_tensor": _nothing,
+        "optimizer_update_32bit": update_32bit,
+        "optimizer_update_8bit_blockwise": update_8bit,
+    }
+
+
+def _update(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """One kernel that writes its parameter and states, after the gradient."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    with one_operation(f"bitsandbytes::{name}", *tensors, written=tuple(range(1, len(tensors)))):
+        pass
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """A kernel or prefetch without data."""
+
+
+def _library() -> tuple[ModuleType, ModuleType]:
+    """bitsandbytes.functional and its optimizers; the import's advice about kernels for the CPU is kept quiet."""
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return importlib.import_module("bitsandbytes.functional"), importlib.import_module(
+            "bitsandbytes.optim.optimizer"
+        )
+    except ImportError as error:
+        raise MissingLibrary(
+            "the optimizer asked for is bitsandbytes', which is not installed; pip install bitsandbytes"
+        ) from error
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,106 @@
+"""What a calibration found, beside the card's data sheet: the figures that a reader compares."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainatomy.operators.cost.table import work_of
+from trainatomy.timing.cost_model import chip_of, gap_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trainatomy.catalog.calibrations import Calibration, Point
+    from trainatomy.catalog.gpus import GPU
+    from trainatomy.operators.cost.work import Chip, Work
+
+_LARGE, _SMALL = 4.0, 0.25
+"""Traffic over the L2 cache's size, above which memory is measured, and below which the cache is."""
+_KINDS = {
+    "element-wise, 4 bytes": "traffic.plain.32",
+    "element-wise, 2 bytes": "traffic.plain.16",
+    "from 2 bytes to 4": "traffic.plain.mixed.widen",
+    "from 4 bytes to 2": "traffic.plain.mixed.narrow",
+    "transposed copies": "traffic.transposed",
+    "softmax": "normalisation._softmax",
+    "layer norm": "normalisation.native_layer_norm",
+    "sums of rows": "reduction.rows",
+    "sums of columns": "reduction.columns",
+    "fused AdamW": "list.fused",
+    "AdamW, foreach": "list.foreach",
+}
+_PARTS = {
+    "graph": "forward of a training",
+    "backward": "backward",
+    "plain": "optimizer and inference",
+    "loop": "between steps: loop, logging",
+    "batch": "batches: collating, copying",
+}
+
+
+class Finding(NamedTuple):
+    """``measured`` in ``unit``; ``data_sheet`` in the same, where it says anything; ``at``: where it was reached."""
+
+    name: str
+    measured: float
+    unit: str
+    data_sheet: float | None = None
+    at: str = ""
+
+
+def findings(calibration: Calibration) -> tuple[Finding, ...]:
+    """The best rates by precision, bandwidth by kind of operator from memory, and what a kernel costs at least."""
+    gpu = calibration.known_gpu
+    if gpu is None:
+        return (*_costs(calibration), *_host(calibration))
+    works = [(point, work_of(point.call, chip_of(gpu, point.tf32))) for point in calibration.points]
+    device = chip_of(gpu, tf32=False)
+    return (*_rates(works, gpu), *_bandwidths(works, device), *_costs(calibration), *_host(calibration))
+
+
+def _rates(works: list[tuple[Point, Work]], gpu: GPU) -> Iterator[Finding]:
+    best: dict[str, tuple[float, str]] = defaultdict(lambda: (0.0, ""))
+    for point, work in works:
+        if work.family.startswith("matmul") and point.hot:
+            a, b = point.call.inputs[-2:]
+            shape = f"{a.shape[-2]} x {b.shape[-1]} x {a.shape[-1]}"
+            best[work.rate] = max(best[work.rate], (work.flop / point.hot / 1e6, shape))
+    for rate, (reached, shape) in best.items():
+        yield Finding(f"matrix products, {rate}", reached, "TFLOP/s", gpu.rates.get(rate, 0) / 1e12 or None, shape)
+
+
+def _bandwidths(works: list[tuple[Point, Work]], chip: Chip) -> Iterator[Finding]:
+    for title, family in _KINDS.items():
+        of_kind = [(p.cold or p.hot, w.bytes) for p, w in works if f"{w.family}.".startswith(f"{family}.")]
+        large = [moved / taken / 1e6 for taken, moved in of_kind if taken and moved > _LARGE * chip.l2_bytes]
+        if large:
+            yield Finding(title, max(large), "TB/s", chip.bandwidth / 1e12, "from memory")
+    cached = [
+        work.bytes / point.hot / 1e6
+        for point, work in works
+        if work.family.startswith("traffic.plain.32") and work.bytes < _SMALL * chip.l2_bytes and point.hot
+    ]
+    if cached:
+        yield Finding("element-wise, 4 bytes", max(cached), "TB/s", None, "from the L2 cache")
+
+
+def _host(calibration: Calibration) -> Iterator[Finding]:
+    """The host beside the reference, by part of a step."""
+    section = calibration.sections.get("host", {})
+    for part, factor in section.get("factors", {}).items():
+        yield Finding(_PARTS[part], factor, "times the reference host")
+
+
+def _costs(calibration: Calibration) -> Iterator[Finding]:
+    yield Finding("between two kernels", gap_seconds(calibration) * 1e6, "µs")
+    device = calibration.sections.get("device", {})
+    waiting: Mapping[str, float] = device.get("waiting", {})
+    for key, title in (("item_us", "reading a number from an idle card"), ("synchronize_us", "waiting for nothing")):
+        if key in waiting:
+            yield Finding(title, waiting[key], "µs")
+    for entry in device.get("memory", ()):
+        if entry["bytes"] in (2 * 2**20, 2**30):
+            at = "2 MiB" if entry["bytes"] < 2**30 else "1 GiB"
+            yield Finding("memory from the driver (cudaMalloc)", entry["malloc_us"], "µs", None, at)
+            yield Finding("memory given back (cudaFree)", entry["free_us"], "µs", None, at)

@@ -1,0 +1,57 @@
+"""Small tapes written by hand."""
+
+from __future__ import annotations
+
+from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class Hand:
+    """Writes a tape: what is taken in a phase, what is given back, what begins and ends."""
+
+    def __init__(self) -> None:
+        self.tape = AllocationTrace()
+
+    def take(self, size: int, phase: str = "forward", label: str | None = None, module: str = "", step: int = 0) -> int:
+        """An allocation of ``size`` bytes; gives its number."""
+        number = len(self.tape.origins)
+        self.tape.origins.append(Origin("aten::empty", module, phase, step))
+        self.tape.events.append(Event("alloc", number, size))
+        if label is not None:
+            self.tape.labels[number] = label
+        return number
+
+    def give(self, *numbers: int) -> None:
+        """Give allocations back."""
+        self.tape.events += [Event("free", number, 0) for number in numbers]
+
+    def empty_cache(self) -> None:
+        self.tape.events.append(Event("empty_cache", -1, 0))
+
+    def mark(self, name: str, step: int = 0) -> None:
+        """Something begins or ends before the next event."""
+        self.tape.marks.append(Mark(len(self.tape.events), name, step))
+
+
+def one_step() -> tuple[AllocationTrace, dict[str, int]]:
+    """Weights, a forward that saves one of two tensors, a backward, states: and the numbers by name."""
+    hand = Hand()
+    numbers = {"weight": hand.take(4 * MIB, "load", "weight")}
+    hand.mark("loaded")
+    numbers["kept by the loop"] = hand.take(1 * KIB, "other")
+    numbers["input"] = hand.take(2 * KIB, "other", "input")
+    hand.mark("forward")
+    numbers["passing"] = hand.take(2 * MIB, module="encoder.layer.0")
+    numbers["saved"] = hand.take(6 * MIB, module="encoder.layer.0.output")
+    numbers["saved too"] = hand.take(2 * MIB, module="encoder.layer.1.output")
+    hand.give(numbers["passing"])
+    hand.mark("forward end")
+    numbers["gradient"] = hand.take(4 * MIB, "backward", "gradient")
+    numbers["backward"] = hand.take(8 * MIB, "backward")
+    hand.give(numbers["backward"], numbers["saved"], numbers["saved too"])
+    hand.mark("backward end")
+    numbers["state"] = hand.take(4 * MIB, "optimizer", "optimizer_state")
+    numbers["optimizer"] = hand.take(1 * MIB, "optimizer")
+    hand.give(numbers["optimizer"])
+    return hand.tape, numbers

@@ -1,0 +1,88 @@
+"""Who holds what at one instant."""
+
+from __future__ import annotations
+
+import pytest
+from handmade import MIB, Hand, one_step
+
+from trainatomy.analysis.balance import (
+    COMPONENTS,
+    by_component,
+    by_module,
+    folded,
+    held_after,
+    lines,
+    over_time,
+)
+from trainatomy.analysis.purposes import lifetimes, purposes
+from trainatomy.results.memory import Line, ModuleShare
+
+
+def test_held_after_counts_the_event_itself() -> None:
+    hand = Hand()
+    first, second = hand.take(512), hand.take(512)
+    hand.give(first)
+    hand.empty_cache()
+    assert [held_after(hand.tape, event) for event in range(-1, 4)] == [[], [0], [0, 1], [second], [second]]
+
+
+def test_components_are_sums_of_what_is_held() -> None:
+    tape, numbers = one_step()
+    kinds = purposes(tape, lifetimes(tape))
+    sizes = [event.bytes for event in tape.events if event.action == "alloc"]
+    held = [numbers[name] for name in ("weight", "saved", "saved too", "passing")]
+    totals = by_component(held, kinds, sizes)
+    assert list(totals) == list(COMPONENTS)
+    nothing = {"optimizer_states": 0, "gradients": 0, "functionality": 0}
+    assert totals == {"weights": 4 * MIB, "activations": 8 * MIB, "temporary": 2 * MIB, **nothing}
+
+
+def test_lines_are_in_the_order_of_components_and_the_largest_first() -> None:
+    hand = Hand()
+    for size, label in [
+        (512, "input"),
+        (1024, "buffer"),
+        (4096, "weight"),
+        (2048, "weight"),
+        (8192, "cublas_workspace"),
+    ]:
+        hand.take(size, "load", label)
+    kinds = purposes(hand.tape, lifetimes(hand.tape))
+    assert lines(range(5), kinds, [512, 1024, 4096, 2048, 8192]) == (
+        Line("weights", "parameters", 6144, 2),
+        Line("weights", "buffers", 1024, 1),
+        Line("functionality", "cuBLAS workspaces", 8192, 1),
+        Line("functionality", "inputs", 512, 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("encoder.layer.7.attention", "encoder.layer.*.attention"),
+        ("h.11", "h.*"),
+        ("stages.0.blocks.3.mlp.2", "stages.*.blocks.*.mlp.*"),
+        ("layer1.conv2", "layer1.conv2"),
+        ("0", "0"),
+        ("", ""),
+    ],
+)
+def test_layers_are_folded(path: str, short: str) -> None:
+    assert folded(path) == short
+
+
+def test_modules_share_activations_only() -> None:
+    tape, numbers = one_step()
+    kinds = purposes(tape, lifetimes(tape))
+    sizes = [event.bytes for event in tape.events if event.action == "alloc"]
+    held = list(numbers.values())
+    assert by_module(tape, held, kinds, sizes) == (ModuleShare("encoder.layer.*.output", 8 * MIB, 2),)
+
+
+def test_over_time_ends_where_the_held_say() -> None:
+    tape, _ = one_step()
+    kinds = purposes(tape, lifetimes(tape))
+    sizes = [event.bytes for event in tape.events if event.action == "alloc"]
+    for index, totals in over_time(tape, kinds, sizes, start=3):
+        assert index >= 3
+        assert totals == by_component(held_after(tape, index), kinds, sizes)

@@ -1,0 +1,95 @@
+"""What an allocation is for: told by its label, or by when it was made and what became of it."""
+
+from __future__ import annotations
+
+import pytest
+from handmade import Hand, one_step
+
+from trainatomy.analysis.balance import COMPONENTS
+from trainatomy.analysis.purposes import LABELLED, Purpose, lifetimes, purposes
+from trainatomy.results.trace import AllocationTrace
+
+
+def kinds(tape: AllocationTrace) -> list[Purpose]:
+    return purposes(tape, lifetimes(tape))
+
+
+def test_everything_in_a_step_has_its_purpose() -> None:
+    tape, numbers = one_step()
+    found = {name: kinds(tape)[number] for name, number in numbers.items()}
+    assert found == {
+        "weight": ("weights", "parameters"),
+        "kept by the loop": ("functionality", "kept by the loop"),
+        "input": ("functionality", "inputs"),
+        "passing": ("temporary", "forward"),
+        "saved": ("activations", "saved for backward"),
+        "saved too": ("activations", "saved for backward"),
+        "gradient": ("gradients", "gradients"),
+        "backward": ("temporary", "backward"),
+        "state": ("optimizer_states", "optimizer states"),
+        "optimizer": ("temporary", "optimizer"),
+    }
+
+
+@pytest.mark.parametrize(("label", "purpose"), LABELLED.items())
+@pytest.mark.parametrize("phase", ["load", "forward", "recompute", "backward", "optimizer", "other"])
+def test_a_label_is_stronger_than_the_phase(label: str, purpose: tuple[str, str], phase: str) -> None:
+    hand = Hand()
+    hand.take(512, phase, label)
+    hand.mark(f"{phase} end")
+    assert kinds(hand.tape) == [purpose]
+    assert purpose[0] in COMPONENTS
+
+
+def test_a_label_that_the_bill_does_not_know_is_a_line_of_its_own() -> None:
+    hand = Hand()
+    hand.take(512, "forward", "cusolver_workspace")
+    assert kinds(hand.tape) == [("functionality", "cusolver_workspace")]
+
+
+def test_each_micro_step_has_its_own_end_of_forward() -> None:
+    hand = Hand()
+    first = hand.take(512)
+    hand.mark("forward end")
+    hand.give(first)  # backward of the first micro-step
+    second = hand.take(512)
+    hand.give(second)
+    hand.mark("forward end")
+    assert kinds(hand.tape) == [("activations", "saved for backward"), ("temporary", "forward")]
+
+
+def test_freed_by_the_last_event_of_forward_is_not_saved() -> None:
+    hand = Hand()
+    freed, held = hand.take(512), hand.take(512)
+    hand.give(freed)
+    hand.mark("forward end")
+    hand.give(held)
+    assert [kind.component for kind in kinds(hand.tape)] == ["temporary", "activations"]
+
+
+def test_recomputed_activations_are_told_apart() -> None:
+    hand = Hand()
+    hand.mark("recompute")
+    passing, saved = hand.take(512, "recompute"), hand.take(512, "recompute")
+    hand.give(passing)
+    hand.mark("recompute end")
+    hand.give(saved)
+    assert kinds(hand.tape) == [("temporary", "forward"), ("activations", "saved by recomputation")]
+
+
+def test_a_forward_that_never_ends_saves_what_is_never_released() -> None:
+    """Out of memory in the middle of a forward pass: what is held then is held for backward."""
+    hand = Hand()
+    hand.take(512)
+    hand.give(hand.take(512))
+    assert [kind.component for kind in kinds(hand.tape)] == ["activations", "temporary"]
+
+
+def test_lifetimes_are_indices_of_events() -> None:
+    hand = Hand()
+    first, second = hand.take(512), hand.take(512)
+    hand.give(second)
+    lives = lifetimes(hand.tape)
+    assert lives.born == [0, 1]
+    assert lives.died[second] == 2
+    assert lives.died[first] > len(hand.tape.events)

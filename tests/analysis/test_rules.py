@@ -1,0 +1,94 @@
+"""The guides' rules of thumb, and why a training holds something else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from handmade import MIB, one_step
+
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.breakdown import settle
+from trainatomy.analysis.rules import bytes_per_parameter
+from trainatomy.results.memory import BytesPerParameter, Memory
+from trainatomy.workload import Workload
+
+PARAMETERS = MIB  # of 4 bytes: the weights of the handmade step
+
+
+def memory(**changes: Any) -> Memory:
+    """What the handmade step holds at its peak: weights and gradients of 4 MiB, no states yet."""
+    settled = settle(one_step()[0], AllocatorSettings(), 1 << 40, 0).memory
+    return replace(settled, components=replace(settled.components, **changes))
+
+
+def rule(train: dict[str, Any] | None = None, held: Memory | None = None, **sections: Any) -> BytesPerParameter:
+    trainable = sections.pop("trainable", PARAMETERS)
+    model = {"id": "gpt2", **sections.pop("model", {})}
+    workload = Workload.from_mapping({"model": model, "train": train or {}, **sections})
+    return bytes_per_parameter(workload, PARAMETERS, trainable, held or memory())
+
+
+@pytest.mark.parametrize(
+    ("optim", "in_fp32", "mixed"),
+    [
+        ("adamw_torch", 16.0, 18.0),
+        ("adamw_torch_fused", 16.0, 18.0),
+        ("torch.optim.adamw.AdamW", 16.0, 18.0),
+        ("adamw_bnb_8bit", 10.0, 12.0),
+        ("paged_adamw_8bit", 10.0, 12.0),
+        ("bitsandbytes.optim.Adam8bit", 10.0, 12.0),
+        ("sgd", 8.0, 10.0),
+        ("adafactor", None, None),
+        ("adamw_torch_4bit", None, None),
+    ],
+)
+def test_the_rule_of_an_optimizer(optim: str, in_fp32: float | None, mixed: float | None) -> None:
+    assert rule({"optim": optim}).rule == in_fp32
+    assert rule({"optim": optim, "fp16": True}).rule == rule({"optim": optim, "bf16": True}).rule == mixed
+
+
+def test_momentum_keeps_a_state() -> None:
+    with_momentum = rule({"optim": "sgd", "optim_args": "momentum=0.9"})
+    assert (with_momentum.rule, with_momentum.rule_name) == (12.0, "fp32 with SGD with momentum")
+
+
+def test_the_rule_of_inference() -> None:
+    assert (rule(mode="inference").rule, rule(mode="inference").rule_name) == (4.0, "inference in fp32")
+    assert rule({"fp16": True}, mode="inference").rule == 6.0
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_weights_of_16_bits_have_no_rule_but_a_reason(mode: str) -> None:
+    found = rule(mode=mode, model={"dtype": "bfloat16"})
+    assert found.rule is None
+    assert any("bfloat16" in reason for reason in found.reasons)
+
+
+def test_parts_are_held_bytes_by_parameters() -> None:
+    found = rule()
+    assert found.parts == {"weights": 4.0, "optimizer_states": 0.0, "gradients": 4.0}
+    assert found.actual == 8.0
+    assert any("before the optimizer has made its states" in reason for reason in found.reasons)
+
+
+def test_nothing_is_explained_where_everything_is_there() -> None:
+    found = rule(held=memory(optimizer_states=8 * MIB))
+    assert (found.actual, found.rule, found.reasons) == (16.0, 16.0, ())
+
+
+def test_what_is_frozen_is_a_reason() -> None:
+    reasons = rule(held=memory(optimizer_states=8), trainable=PARAMETERS // 2).reasons
+    assert [reason.split(":")[0] for reason in reasons] == ["only 524,288 of 1,048,576 parameters are trained"]
+
+
+def test_copies_that_are_not_there_are_a_reason() -> None:
+    reasons = rule({"fp16": True}, held=memory(optimizer_states=8 * MIB)).reasons
+    assert len(reasons) == 1
+    assert "autocast holds 0.00" in reasons[0]
+
+
+def test_a_model_without_parameters_divides_by_nothing() -> None:
+    workload = Workload.from_mapping({"model": {"id": "gpt2"}})
+    assert bytes_per_parameter(workload, 0, 0, memory(weights=0, gradients=0)).actual == 0.0

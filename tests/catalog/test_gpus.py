@@ -1,0 +1,147 @@
+"""Cards: every one loads, is found under its names, and says where each number comes from."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.gpus import GPU, find_gpu, gpu_from_mapping, gpus
+from trainatomy.errors import WorkloadError
+
+FOLDER = Path(sys.modules[GPU.__module__].__file__ or "").parent / "gpus"
+ALL = gpus()
+
+
+def leaves(data, prefix=""):
+    """Dotted names of all numbers of a card's file, and of mappings that hold none."""
+    for key, value in data.items():
+        if key in ("sources", "assumed", "name", "device_name", "environment"):
+            continue
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def test_the_index_names_exactly_the_files():
+    assert sorted(one.id for one in ALL) == sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "index")
+    assert len(ALL) == 20
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
+def test_every_number_has_a_source(one):
+    data = read_yaml("gpus", f"{one.id}.yaml")
+    names = {"rates_flop_per_second": "rates", "link_bytes_per_second": "links", "context": "contexts"}
+    for dotted in leaves(data):
+        head, dot, tail = dotted.partition(".")
+        assert one.source(names.get(head, head) + dot + tail) != "unknown", dotted
+    stated = [name for entry in data["sources"] for name in entry["gives"]] + list(data["assumed"])
+    known = set(leaves(data))
+    for name in stated:
+        assert any(leaf == name or leaf.startswith(name + ".") for leaf in known), f"{name} is stated but not there"
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
+def test_numbers_are_plausible_and_consistent(one):
+    assert 2**33 < one.memory_bytes <= one.nvidia_smi_bytes + 2**20
+    assert one.nvidia_smi_bytes - one.memory_bytes < 0.04 * one.nvidia_smi_bytes  # what a driver keeps for itself
+    assert 2e11 < one.bandwidth_bytes_per_second < 1e13
+    order = [one.rates[p] for p in ("fp64", "fp32", "tf32", "fp16", "fp8") if p in one.rates]
+    assert order == sorted(order) and all(rate > 1e11 for rate in order)
+    assert ("bf16" in one.rates) == ("tf32" in one.rates) == (one.capability >= (8, 0))
+    assert ("fp8" in one.rates) == (one.capability >= (8, 9))
+    for context in one.contexts.values():
+        everything = context.holding(context.loads_bytes)
+        assert 2**25 < context.first_tensor_bytes <= everything < 2**31
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("v100-16gb", "v100-16gb"),
+        ("V100 16GB", "v100-16gb"),
+        ("H100", "h100-sxm"),
+        ("h100_pcie", "h100-pcie"),
+        ("RTX 3090", "rtx-3090"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080-ti"),
+        ("A100", "a100-80gb"),
+    ],
+)
+def test_names_are_found_however_written(asked, found):
+    assert find_gpu(asked).id == found
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
+def test_the_drivers_name_and_all_aliases_lead_to_the_card(one):
+    for name in (one.device_name, *one.aliases):
+        assert find_gpu(name) is one
+
+
+def test_unknown_card_offers_the_nearest():
+    with pytest.raises(WorkloadError, match=r"unknown card 'h10'.*h100"):
+        find_gpu("h10")
+    with pytest.raises(WorkloadError, match="known: k80, "):
+        find_gpu("zzzzzz")
+
+
+def test_h200_context_is_the_measured_one():
+    context = find_gpu("h200").context()
+    # NVML's used, less the idle card's, less what PyTorch reserves
+    assert context.first_tensor_bytes == 1199439872 - 644939776 - 2097152
+    fp32 = ["kernels", "cublas", "cublas_backward", "training"]
+    assert context.holding(fp32) == 9617408000 - 644939776 - 8185184256
+    assert context.holding([*fp32, "cudnn", "cudnn_backward"]) == 8531083264 - 644939776 - 7082082304
+    assert context.holding(["something else"]) == context.first_tensor_bytes
+    assert "measured" in find_gpu("h200").source("contexts.lazy.first_tensor_bytes")
+
+
+def test_what_the_h200s_driver_keeps_is_what_cuda_does_not_offer():
+    h200 = find_gpu("h200")
+    assert h200.nvidia_smi_bytes - h200.memory_bytes == pytest.approx(h200.driver_reserved_bytes, abs=2**20)
+
+
+def test_the_notebooks_v100_has_the_published_context():
+    v100 = find_gpu("v100-16gb")
+    assert v100.context("eager-cuda-11").first_tensor_bytes == (1343 - 2) * 2**20
+    with pytest.raises(WorkloadError, match="no context of v100-16gb is known for 'rocm'; known: lazy, eager-cuda-11"):
+        v100.context("rocm")
+
+
+def test_a_card_can_be_described():
+    described = {"name": "Imaginary large card", "memory_bytes": 2**41, "rates_flop_per_second": {"fp32": 1e15}}
+    large = gpu_from_mapping(described)
+    assert (large.id, large.memory_bytes, large.nvidia_smi_bytes) == ("imaginary-large-card", 2**41, None)
+    assert large.rates["fp32"] == 1e15 and large.rates["fp16"] == find_gpu("h200").rates["fp16"]
+    assert large.source("memory_bytes") == "assumed: given by the user"
+    assert large.source("rates.fp32") == "assumed: given by the user"
+    assert "data-center/h200" in large.source("bandwidth_bytes_per_second")
+    assert gpu_from_mapping({"capability": "8.6"}, base="rtx-3090").capability == (8, 6)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"memory": 1}, "no key 'memory'"),
+        ({"memory_bytes": "many"}, "memory_bytes: 'many' is not a valid value"),
+        ({"capability": 9}, "capability"),
+    ],
+)
+def test_a_wrong_description_says_what_is_wrong(mapping, message):
+    with pytest.raises(WorkloadError, match=message):
+        gpu_from_mapping(mapping)
+
+
+def test_loading_a_card_needs_no_torch_and_reads_one_card():
+    code = (
+        "import json, sys; from trainatomy.catalog.gpus import find_gpu; from trainatomy.catalog import files as data; find_gpu('t4');"
+        "heavy = [m for m in ('torch', 'transformers', 'numpy') if m in sys.modules];"
+        "print(json.dumps([data.read_yaml.cache_info().currsize, heavy]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    read, heavy = json.loads(result.stdout)
+    assert (read, heavy) == (2, [])  # the index and the card

@@ -1,0 +1,138 @@
+"""PyTorch's caching allocator, played on the CPU: every storage that an operation makes is an allocation in a history.
+
+Addresses are the real ones of host memory, so that what is looked up by address is found.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from fake_gpu import UUID, FakeEvent, FakeNvml
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainatomy.integrations import notes as attach_notes
+from trainatomy.measurement.device import nvml
+
+if TYPE_CHECKING:
+    import pytest
+
+MIB = 2**20
+GRAIN = 512
+CONTEXT_BYTES = 500 * MIB
+
+
+class FakeAllocator(TorchDispatchMode):
+    """While entered, counts and records as ``torch.cuda`` would; every storage is a segment with one block of whole
+    ``GRAIN``s."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, tuple[int, int, Any]] = {}
+        self.trace: list[dict[str, Any]] = []
+        self.recording = False
+        self.limit: int | None = None
+        self.allocations = self.frees = self.held = self.peak = 0
+        self.recordings: list[dict[str, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.hold(tensor)
+        return result
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """The storage of ``tensor`` is a block of the GPU from now on."""
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        if size == 0 or address in self.live:
+            return
+        if self.limit is not None and self.held + size > self.limit:
+            self._write("oom", 0, size)
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} B.\nmore")
+        self.allocations += 1
+        self.held += -(-size // GRAIN) * GRAIN
+        self.peak = max(self.peak, self.held)
+        self._write("segment_alloc", address, -(-size // GRAIN) * GRAIN)
+        self._write("alloc", address, size)
+        self.live[address] = (size, len(self.live), weakref.finalize(storage, self._release, address, size))
+
+    def _release(self, address: int, size: int) -> None:
+        if address in self.live:
+            del self.live[address]
+            self.frees += 1
+            self.held -= -(-size // GRAIN) * GRAIN
+            self._write("free_requested", address, size)
+            self._write("free_completed", address, size)
+            self._write("segment_free", address, -(-size // GRAIN) * GRAIN)
+
+    def _write(self, action: str, address: int, size: int) -> None:
+        if self.recording:
+            self.trace.append({"action": action, "addr": address, "size": size, "stream": 0})
+
+    # -- what torch.cuda would say -------------------------------------------------------------------------------------
+
+    def statistics(self, device: int | None = None) -> dict[str, Any]:
+        calls = {"allocated": self.allocations, "freed": self.frees}
+        return {"allocation": {"all": calls}, "allocated_bytes": {"all": {"peak": self.peak}}, "num_alloc_retries": 0}
+
+    def record(self, **options: Any) -> None:
+        self.recordings.append(options)
+        self.recording = options["enabled"] is not None
+        if options.get("clear_history"):
+            self.trace = []
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "device": 0,
+                "address": address,
+                "total_size": -(-size // GRAIN) * GRAIN,
+                "stream": 0,
+                "blocks": [{"state": "active_allocated", "size": -(-size // GRAIN) * GRAIN, "address": address}],
+            }
+            for address, (size, _, _) in sorted(self.live.items())
+        ]
+
+    def reset_peak(self, device: int | None = None) -> None:
+        self.peak = self.held
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+        """Let ``torch.cuda`` and NVML answer for this allocator."""
+        library = FakeNvml(pid=os.getpid(), used=CONTEXT_BYTES + 64 * MIB)
+        monkeypatch.setattr(nvml, "_library", lambda: library)
+        properties = SimpleNamespace(name="NVIDIA H200", uuid=UUID, major=9, minor=0, total_memory=2**37)
+        answers: dict[str, Any] = {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "current_device": lambda: 0,
+            "synchronize": lambda device=None: None,
+            "current_stream": lambda device=None: device,
+            "get_device_properties": lambda device: properties,
+            "memory_reserved": lambda device=None: 64 * MIB,
+            "memory_allocated": lambda device=None: self.held,
+            "max_memory_allocated": lambda device=None: self.peak,
+            "max_memory_reserved": lambda device=None: 64 * MIB,
+            "memory_stats_as_nested_dict": self.statistics,
+            "memory_snapshot": self.snapshot,
+            "reset_peak_memory_stats": self.reset_peak,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, answer)
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
+        monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [list(self.trace)]})
+        monkeypatch.setattr(torch._C, "_cuda_memoryStats", self.statistics, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: self.recording, raising=False)
+        monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+        monkeypatch.setattr(attach_notes, "addresses", addresses)
+        return library
+
+
+def addresses(tensors: Any) -> list[int]:
+    """``gpu.step.scribe.addresses`` where the host plays the GPU."""
+    return [tensor.untyped_storage().data_ptr() for tensor in tensors]

@@ -1,0 +1,155 @@
+"""An NVML and a CUDA that answer from a script: what the driver would say, on a machine without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.training import run as steps
+
+if TYPE_CHECKING:
+    import pytest
+
+MIB = 2**20
+IDLE_BYTES = 615 * MIB
+UUID = "0f2a3c1e-0000-1111-2222-333344445555"
+
+
+class FakeNvmlError(Exception):
+    """Stands for ``pynvml.NVMLError``."""
+
+
+@dataclass
+class FakeNvml:
+    """The functions of pynvml that are called; ``used`` is the process's own memory, which a test may change."""
+
+    used: int = 0
+    count: int = 1
+    driver_answers: bool = True
+    has_second_form: bool = True
+    processes_answer: bool = True
+    pid: int = 0
+    others: dict[int, int | None] = field(default_factory=dict)
+    unlisted: int = 0
+    instances: tuple[str, ...] = ()
+    unreadable: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    opened: int = 0
+    asked: list[int] = field(default_factory=list)
+    NVMLError: type[Exception] = FakeNvmlError
+    nvmlMemory_v2: int = 2  # noqa: N815
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if not self.driver_answers:
+            raise FakeNvmlError("Driver Not Loaded")
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.opened -= 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return self.count
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
+        return b"580.159.04"
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        if index in self.lost:
+            raise FakeNvmlError("GPU is lost")
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        if handle >= 100:
+            return self.instances[handle - 100]
+        return f"GPU-{UUID}" if handle == self.count - 1 else f"GPU-other-{handle}"
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
+        return [1 if self.instances else 0, 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, place: int) -> int:  # noqa: N802
+        if place >= len(self.instances):
+            raise FakeNvmlError("Not Found")
+        return 100 + place
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return "NVIDIA H200" if handle < 100 else "NVIDIA H200 MIG 1g.18gb"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:  # noqa: N802
+        self.asked.append(handle)
+        if handle in self.unreadable:
+            raise FakeNvmlError("Insufficient Permissions")
+        used = self.used + self.unlisted + sum(size or 0 for size in self.others.values())
+        if version is None:
+            return SimpleNamespace(used=IDLE_BYTES + used)
+        if not self.has_second_form:
+            raise FakeNvmlError("Function Not Found")
+        return SimpleNamespace(used=used, reserved=IDLE_BYTES)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
+        if not self.processes_answer:
+            raise FakeNvmlError("Not Supported")
+        held = {**self.others, self.pid: self.used}
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in held.items()]
+
+
+class FakeEvent:
+    """A time stamp: each is half a second after the one before."""
+
+    count = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: object = None) -> None:
+        FakeEvent.count += 1
+        self.stream = stream
+        self.at = FakeEvent.count
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return (end.at - self.at) * 500.0
+
+
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[str, Any]] | None = None) -> None:
+    """Let ``gpu.step.on_card`` believe in a GPU: the step itself runs on the CPU."""
+    from transformers import TrainingArguments  # noqa: F401  # some libraries look for CUDA's functions when imported
+
+    real_run = steps.run
+
+    def run_on_cpu(*arguments: Any, device: str, **keywords: Any) -> None:
+        assert device == "cuda"
+        real_run(*arguments, device="cpu", **keywords)
+
+    answers = {
+        "is_available": True,
+        "init": None,
+        "synchronize": None,
+        "current_stream": None,
+        "current_device": 0,
+        "get_device_properties": SimpleNamespace(name="NVIDIA H200", uuid=UUID, total_memory=2**37),
+        "get_device_capability": (9, 0),
+        "memory_allocated": 11 * MIB,
+        "memory_reserved": 2 * MIB,
+        "max_memory_allocated": 40 * MIB,
+        "max_memory_reserved": 64 * MIB,
+    }
+    counted = chain([1, 1, 1], repeat(2))  # one allocation while loading, another in the first forward
+    counts = lambda _: {"allocation": {"all": {"allocated": next(counted), "freed": 0}}}  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", counts, raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_alloc_retries": 3})
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [trace or []]})
+    monkeypatch.setattr("trainatomy.measurement.step.on_card._make_context", lambda: setattr(nvml, "used", 529 * MIB))
+    monkeypatch.setattr(steps, "run", run_on_cpu)

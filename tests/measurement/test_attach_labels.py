@@ -1,0 +1,131 @@
+"""What a watch says of a training is what a prediction says: its own notes, taken in a simulated run that knows all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.breakdown import settle
+from trainatomy.catalog.workspaces import workspaces
+from trainatomy.integrations import notes as attach_notes
+from trainatomy.integrations.notes import Counted, Notes
+from trainatomy.integrations.signals import Signals
+from trainatomy.measurement.traces.labels import label_the_rest
+from trainatomy.measurement.traces.trace import AllocationHistory, Entry, Note, to_tape
+from trainatomy.simulator import simulate
+from trainatomy.simulator.watcher import Watcher
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+    from trainatomy.results.memory import Memory
+    from trainatomy.results.trace import AllocationTrace
+
+GRAIN = 512
+SCALARS = 8 * GRAIN
+"""Where the loop ends and backward begins a watch cannot see to the operation: a few scalars of the loss lie there."""
+BERT = {
+    "class": "BertForSequenceClassification",
+    "config": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 256,
+        "vocab_size": 500,
+    },
+}
+CHECKPOINTED = {"gradient_checkpointing": True, "gradient_accumulation_steps": 2}
+CASES: dict[str, dict[str, Any]] = {
+    "bf16": {"train": {"bf16": True}},
+    "bf16, checkpointed, by the Trainer": {"train": {"bf16": True, **CHECKPOINTED}},
+    "fp16, checkpointed, in a loop": {"train": {"fp16": True, **CHECKPOINTED}, "loop": "pytorch"},
+}
+
+
+class Clock:
+    """Time does not pass here."""
+
+    def tick(self) -> None: ...
+
+
+class Watched(Watcher):
+    """Puts a watch's own ears and notebook into a simulated run; an address is an allocation's number, from 1."""
+
+    def ready(self, model: Any, optimizer: Any) -> None:
+        super().ready(model, optimizer)
+        self._held = self._peak = self._seen = 0
+        self._sizes: dict[int, int] = {}
+        self.noted = Notes(model, optimizer, Clock(), self._read, lambda now: None)  # type: ignore[arg-type]
+        self.signals = Signals(model, optimizer, self.noted)
+        self.begin = Note(self._read().events, "loaded", -1, self.noted.known())
+        self.noted.follow()
+        self.signals.attach()
+
+    def places(self, tensors: Iterable[torch.Tensor]) -> list[int]:
+        numbers = [self._recorder.number_of(tensor) for tensor in tensors]
+        return [number + 1 for number in numbers if number is not None and number >= 0]
+
+    def _read(self) -> Counted:
+        events = self._recorder.tape.events
+        for event in events[self._seen :]:
+            if event.action == "alloc":
+                self._sizes[event.allocation] = -(-event.bytes // GRAIN) * GRAIN
+                self._held += self._sizes[event.allocation]
+                self._peak = max(self._peak, self._held)
+            elif event.action == "free":
+                self._held -= self._sizes[event.allocation]
+        self._seen = len(events)
+        return Counted(self._seen, self._peak)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[AllocationTrace, AllocationTrace]:
+    """The simulated tape with its own labels, and the same events as a watch would read them."""
+    watchers: list[Watched] = []
+
+    def watcher(recorder: Any, steps: int) -> Watched:
+        watchers.append(Watched(recorder, steps))
+        monkeypatch.setattr(attach_notes, "addresses", watchers[-1].places)
+        return watchers[-1]
+
+    monkeypatch.setattr(simulate, "Watcher", watcher)
+    workload = Workload.from_mapping({"gpu": "h200", "model": BERT, "data": {"sequence_length": 32}, **mapping})
+    simulated = simulate.simulate(workload, workload.resolve_gpu()).tape
+    watch = watchers[0]
+    watch.signals.detach()
+    watch.noted.unfollow()
+    kinds = {"alloc": "alloc", "free": "free_completed", "empty_cache": "segment_free"}
+    events = [Entry(kinds[event.action], event.allocation + 1, event.bytes, 0) for event in simulated.events]
+    real = to_tape(AllocationHistory({}, events, [watch.begin, *watch.noted.notes]))
+    sizes = workspaces(workload.resolve_gpu().capability, simulate.torch_version(workload))
+    assert watch.noted.followed == [0, 1] and watch.noted.steps == 3
+    assert label_the_rest(real, sizes, watch.noted.followed) == ()
+    return simulated, real
+
+
+def memory(tape: AllocationTrace) -> Memory:
+    return settle(tape, AllocatorSettings(), 2**40, 0).memory
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_watch_names_what_a_prediction_names(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    mapping = {**CASES[case], "train": {"per_device_train_batch_size": 2, **CASES[case]["train"]}}
+    simulated, real = watched(monkeypatch, mapping)
+    copies = [
+        sorted(number for number, label in tape.labels.items() if label == "weight_copy") for tape in (simulated, real)
+    ]
+    assert copies[0] == copies[1] and copies[0], "also in the step whose modules were not followed"
+    ours, theirs = memory(simulated), memory(real)
+    assert (ours.peak.step, ours.peak.phase) == (theirs.peak.step, theirs.peak.phase)
+    one, other = ours.components, theirs.components
+    assert (one.weights, one.gradients, one.optimizer_states) == (
+        other.weights,
+        other.gradients,
+        other.optimizer_states,
+    )
+    for name, size in one.as_dict().items():
+        assert abs(size - other.as_dict()[name]) <= SCALARS, name

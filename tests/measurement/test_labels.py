@@ -1,0 +1,278 @@
+"""Labels of real tapes: what notes and the tape itself say, held against a simulated run, which knows every label."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trainatomy.analysis.purposes import lifetimes, purposes
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.workspaces import workspaces
+from trainatomy.measurement.step.follow import Follower
+from trainatomy.measurement.traces import labels
+from trainatomy.measurement.traces.trace import AllocationHistory, Entry, Note, to_tape
+from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
+from trainatomy.simulator import simulate
+from trainatomy.simulator.watcher import Watcher
+from trainatomy.training.states import tensors_in
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+
+BERT = {
+    "class": "BertForSequenceClassification",
+    "config": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 2000,
+    },
+}
+LLAMA = {
+    "class": "LlamaForCausalLM",
+    "config": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 2000,
+    },
+}
+T5 = {"class": "T5ForConditionalGeneration", "config": {"d_model": 32, "num_layers": 1, "d_ff": 64, "num_heads": 2}}
+RESNET = {"class": "ResNetForImageClassification", "config": {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 8, 8, 8]}}
+
+
+class Noting(Watcher):
+    """Notes in a simulated run what a ``Scribe`` notes on a GPU; an address is an allocation's number, from 1."""
+
+    def __init__(self, recorder: Any, steps: int) -> None:
+        super().__init__(recorder, steps)
+        self.notes: list[Note] = []
+
+    def take(
+        self,
+        name: str,
+        found: dict[str, list[int]] | None = None,
+        module: str = "",
+        copies: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        at = len(self._recorder.tape.events)
+        self.notes.append(Note(at, name, self._recorder.step, found or {}, module, copies))
+
+    def places(self, tensors: Iterable[torch.Tensor | None]) -> list[int]:
+        numbers = [self._recorder.number_of(tensor) for tensor in tensors if tensor is not None]
+        return [number + 1 for number in numbers if number is not None and number >= 0]
+
+    def loaded(self, model: Any) -> None:
+        super().loaded(model)
+        self.take("loaded", {"weight": self.places(model.parameters()), "buffer": self.places(model.buffers())})
+        self.follower = Follower(model, self.take)
+        self.follower.start()
+
+    def optimizer_begin(self) -> None:
+        super().optimizer_begin()
+        assert self._model is not None
+        self.take("optimizer", {"gradient": self.places(p.grad for p in self._model.parameters())})
+
+    def optimizer_end(self) -> None:
+        super().optimizer_end()
+        state = getattr(self._optimizer, "state", {})
+        self.take("optimizer end", {"optimizer_state": self.places(tensors_in(list(state.values())))})
+
+    def step_end(self, step: int) -> None:
+        super().step_end(step)
+        self.take("step end")
+        if step == 1:
+            self.follower.stop()
+
+
+def noted(method: str, name: str) -> Callable[..., None]:
+    """A signal of the loop that is passed on and noted as ``name``."""
+
+    def signal(self: Noting, *arguments: int) -> None:
+        getattr(super(Noting, self), method)(*arguments)
+        self.take(name)
+
+    return signal
+
+
+SIGNALS = {
+    "step_begin": "step",
+    "micro_step_begin": "forward",
+    "forward_end": "forward end",
+    "micro_step_end": "backward end",
+    "zero_grad_begin": "zero_grad",
+    "zero_grad_end": "zero_grad end",
+}
+for method, name in SIGNALS.items():
+    setattr(Noting, method, noted(method, name))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[AllocationTrace, AllocationTrace]:
+    """The simulated tape with its own labels, and the same events read as a real history."""
+    watchers: list[Noting] = []
+
+    def watcher(recorder: Any, steps: int) -> Noting:
+        watchers.append(Noting(recorder, steps))
+        return watchers[-1]
+
+    monkeypatch.setattr(simulate, "Watcher", watcher)
+    workload = Workload.from_mapping({"gpu": "h200", **mapping})
+    simulated = simulate.simulate(workload, workload.resolve_gpu()).tape
+    events = []
+    for event in simulated.events:
+        kind = "alloc" if event.action == "alloc" else "free_completed"
+        events.append(Entry(kind, event.allocation + 1, event.bytes, 0))
+    real = to_tape(AllocationHistory({}, events, watchers[0].notes))
+    version = simulate.torch_version(workload)
+    labels.label_the_rest(real, workspaces(find_gpu("h200").capability, version), (0, 1))
+    return simulated, real
+
+
+CASES = {
+    "bf16": {"model": BERT, "train": {"bf16": True}},
+    "fp32": {"model": BERT},
+    "checkpointed": {"model": LLAMA, "train": {"bf16": True, "gradient_checkpointing": True}},
+    "reentrant": {
+        "model": LLAMA,
+        "train": {
+            "bf16": True,
+            "gradient_checkpointing": True,
+            "gradient_checkpointing_kwargs": {"use_reentrant": True},
+        },
+    },
+    "accumulated": {"model": LLAMA, "train": {"fp16": True, "gradient_accumulation_steps": 2}, "loop": "pytorch"},
+    "adafactor": {"model": T5, "train": {"optim": "adafactor", "bf16": True}},
+    "convolutions": {"model": RESNET, "train": {"bf16": True}},
+    "inference": {"model": BERT, "mode": "inference", "train": {"bf16": True}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_real_tape_says_what_a_simulated_one_knows(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    mapping = {"data": {"sequence_length": 32}, **CASES[case]}
+    if case == "convolutions":
+        del mapping["data"]
+    mapping["train"] = {"per_device_train_batch_size": 2, **mapping.get("train", {})}
+    simulated, real = run(monkeypatch, mapping)
+    ours, theirs = (purposes(tape, lifetimes(tape)) for tape in (simulated, real))
+    wrong = Counter(
+        ("/".join(one), "/".join(other), simulated.origins[number].phase, simulated.origins[number].step)
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True))
+        if one != other
+        # apart from scalars of the loop, whose phase differs, and states that began on the host
+        and (
+            one.component != "functionality"
+            or (one.line == "inputs" and simulated.origins[number].phase != "optimizer")
+        )
+    )
+    assert not wrong, wrong
+    workspaces_found = [Counter(purpose for purpose in side if "orkspaces" in purpose.line) for side in (ours, theirs)]
+    assert workspaces_found[0] == workspaces_found[1]
+    assert [one.module for one in real.origins if one.phase == "forward"] == [
+        one.module for one in simulated.origins if one.phase == "forward"
+    ]
+
+
+def hand_made() -> AllocationTrace:
+    """Two steps that are alike, with a batch before each and a workspace in forward and in backward."""
+    tape = AllocationTrace()
+
+    def allocate(size: int, phase: str, step: int) -> int:
+        tape.events.append(Event("alloc", len(tape.origins), size))
+        tape.origins.append(Origin("", "", phase, step))
+        return len(tape.origins) - 1
+
+    def mark(name: str, step: int) -> None:
+        tape.marks.append(Mark(len(tape.events), name, step))
+
+    mark("loaded", -1)
+    for step in (0, 1):
+        batch = allocate(100, "other", step - 1)
+        mark("step", step)
+        mark("forward", step)
+        allocate(1000, "forward", step)
+        mark("forward end", step)
+        allocate(1000, "backward", step)
+        temporary = allocate(64, "backward", step)
+        tape.events.append(Event("free", temporary, 0))
+        mark("backward end", step)
+        kept = allocate(8, "other", step)
+        tape.events += [Event("free", batch, 0), Event("free", kept, 0)]
+        mark("step end", step)
+    return tape
+
+
+def test_workspaces_are_the_first_of_their_size_on_each_thread_that_stay() -> None:
+    tape = hand_made()
+    labels.label_workspaces(tape, lifetimes(tape), "cublas_workspace", 1000)
+    assert tape.labels == {1: "cublas_workspace", 2: "cublas_workspace"}
+
+
+def test_inputs_come_between_steps_and_are_there_in_forward() -> None:
+    tape = hand_made()
+    labels.label_inputs(tape, lifetimes(tape))
+    assert tape.labels == {0: "input", 5: "input"}
+
+
+def test_a_step_that_repeats_a_followed_one_gets_its_modules_and_marks() -> None:
+    tape = hand_made()
+    tape.origins[1] = tape.origins[1]._replace(module="layer")
+    tape.labels[1] = "weight_copy"
+    again = next(mark.event for mark in tape.marks if mark.name == "forward end")
+    tape.marks += [Mark(again, "recompute", 0), Mark(again + 1, "recompute end", 0)]
+    tape.marks.sort(key=lambda mark: mark.event)
+    assert labels.echo(tape, [0]) == ()
+    assert tape.origins[6].module == "layer" and tape.origins[6].step == 1
+    assert tape.labels[6] == "weight_copy"
+    copied = [mark.event for mark in tape.marks if mark.name.startswith("recompute") and mark.step == 1]
+    assert copied == [again + 8, again + 9], "a step has eight events"
+
+
+def longer(tape: AllocationTrace, number: int, size: int) -> None:
+    """Let one allocation of the tape be larger."""
+    index = next(index for index, event in enumerate(tape.events) if event.allocation == number)
+    tape.events[index] = tape.events[index]._replace(bytes=size)
+
+
+def test_a_longer_batch_is_the_same_pass() -> None:
+    tape = hand_made()
+    tape.origins[1] = tape.origins[1]._replace(module="layer")
+    longer(tape, 6, 2000)
+    assert labels.echo(tape, [0]) == ()
+    assert tape.origins[6].module == "layer" and tape.origins[6].step == 1
+
+
+def test_a_copy_of_a_weight_is_as_large_in_every_pass() -> None:
+    tape = hand_made()
+    tape.labels[1] = "weight_copy"
+    longer(tape, 6, 2000)
+    assert labels.echo(tape, [0]) == (1,)
+    assert 6 not in tape.labels
+
+
+def test_a_step_with_a_pass_like_no_other_is_named() -> None:
+    tape = hand_made()
+    begin = next(index for index, event in enumerate(tape.events) if event.allocation == 6)
+    tape.origins.append(Origin("", "", "forward", 1))
+    tape.events.insert(begin, Event("alloc", len(tape.origins) - 1, 64))
+    tape.marks = [mark._replace(event=mark.event + (mark.event > begin)) for mark in tape.marks]
+    assert labels.echo(tape, [0]) == (1,)
+
+
+def test_a_pass_that_broke_off_is_known_as_far_as_it_went() -> None:
+    tape = hand_made()
+    tape.origins[1] = tape.origins[1]._replace(module="layer")
+    tape.labels[1] = "weight_copy"
+    again = next(index for index, event in enumerate(tape.events) if event.allocation == 6)
+    del tape.events[again + 1 :]
+    del tape.origins[7:]
+    tape.marks = [mark for mark in tape.marks if mark.event <= again]
+    assert labels.echo(tape, [0]) == ()
+    assert tape.origins[6].module == "layer" and tape.labels[6] == "weight_copy"

@@ -1,0 +1,190 @@
+"""``trainatomy measure`` on a machine whose GPU answers from a script: what is shown and kept, and the exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from measured import FULL, GIB
+from rich.console import Console
+
+import trainatomy.api
+from trainatomy.cli import main, measuring
+from trainatomy.errors import DeviceError, SimulationError
+from trainatomy.measurement.process.reporting import Progress
+from trainatomy.reporters.json import measurement_to_json
+from trainatomy.reporters.text import measurement_page, render
+from trainatomy.reporters.text.measurement import rate
+from trainatomy.results.memory import Instant, Measurement, OutOfMemoryPoint
+from trainatomy.runs import machine
+
+WORKLOAD = "model: {class: GPT2LMHeadModel, config: {n_layer: 1, n_embd: 8, n_head: 2}}\ndata: {sequence_length: 8}\n"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What reaches ``api.measure``; its ``answer`` is what comes back."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINATOMY_RECORDS", str(tmp_path / "records"))
+    monkeypatch.setattr(machine, "this_machine", lambda: machine.Machine(("NVIDIA H200",), "580"))
+    Path("w.yaml").write_text(WORKLOAD)
+    given: dict[str, Any] = {"answer": FULL}
+
+    def measure(workload: Any, **options: Any) -> Measurement:
+        given.update(options, workload=workload)
+        options["progress"](Progress("control", "training", 1, 9, GIB))
+        answer: Measurement = given["answer"]
+        return answer
+
+    monkeypatch.setattr(trainatomy.api, "measure", measure)
+    return given
+
+
+def records() -> list[Any]:
+    return [json.loads(path.read_text()) for path in Path("records").glob("*.json")]
+
+
+def test_the_bill_is_shown_beside_the_prediction_and_kept(
+    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["measure", "w.yaml", "--time-limit", "9"]) == 0
+    captured = capsys.readouterr()
+    assert (asked["time_limit"], asked["components"], asked["workload"].gpu) == (9.0, True, "h200")
+    assert "completed: tiny" in captured.out.splitlines()[0]
+    assert "16-bit copies kept by autocast" in captured.out
+    assert "control run: training (1.00 GiB on the card)" in captured.err
+    (record,) = records()
+    assert record["measurement"]["memory"]["components"]["weights"] == GIB
+    assert record["prediction"]["card"]["id"] == "h200"
+    assert record["command"].startswith("trainatomy")
+
+
+def test_json_holds_the_gap_of_each_component(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure", "w.yaml", "--json", "--gpu", "t4", "--no-components"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (asked["components"], asked["workload"].gpu) == (False, "t4")
+    predicted = found["prediction"]["memory"]["components"]["weights"]
+    assert found["gap"]["components"]["weights"] == pytest.approx((predicted - GIB) / (8 * GIB))
+
+
+def test_out_of_memory_is_a_result(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    point = OutOfMemoryPoint(Instant(1, "backward", "", ""), 2 * GIB, 7 * GIB, 8 * GIB)
+    asked["answer"] = replace(FULL, status="out of memory", out_of_memory=point, message="CUDA out of memory.")
+    assert main(["measure", "w.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "2.00 GiB wanted, with 7.00 GiB" in said
+    assert "When it failed, in step 2, backward" in said
+
+
+def test_what_cannot_be_predicted_is_measured(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise SimulationError("aten::nonzero")
+
+    monkeypatch.setattr(trainatomy.api, "predict", refuse)
+    assert main(["measure", "w.yaml"]) == 0
+    assert "no prediction beside: aten::nonzero" in capsys.readouterr().err
+    assert records()[0]["prediction"] is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "arguments", "code", "said"),
+    [
+        (replace(FULL, memory=None, notes=("the recorded run failed",)), [], 7, "no measured bill: the recorded run"),
+        (replace(FULL, notes=("No space left",)), ["--tape", "x"], 1, "is not in x: No space left"),
+        (replace(FULL, memory=None), ["--no-components"], 0, ""),
+        (replace(FULL, tape_file="x"), ["--tape", "x"], 0, ""),
+    ],
+)
+def test_what_is_missing_is_told_after_what_is_there(
+    asked: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    answer: Measurement,
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    asked["answer"] = answer
+    assert main(["measure", "w.yaml", *arguments]) == code
+    captured = capsys.readouterr()
+    assert "completed: tiny" in captured.out and said in captured.err
+    assert len(records()) == 1
+
+
+def test_a_folder_of_records_that_cannot_be_written_is_told_first(
+    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").write_text("")
+    assert main(["measure", "w.yaml", "--records", "file/records"]) == 1
+    assert "workload" not in asked and "file" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_at_the_end_loses_nothing(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainatomy.errors import TrainatomyError
+    from trainatomy.records.store import Store
+
+    def full(*_: object) -> NoReturn:
+        raise TrainatomyError("No space left on device")
+
+    monkeypatch.setattr(Store, "write", full)
+    assert main(["measure", "w.yaml"]) == 1
+    captured = capsys.readouterr()
+    assert "completed: tiny" in captured.out and "No space left" in captured.err
+
+
+def test_without_a_gpu_nothing_is_predicted(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none() -> NoReturn:
+        raise DeviceError("no GPU here")
+
+    monkeypatch.setattr(machine, "this_machine", none)
+    monkeypatch.setattr(trainatomy.api, "predict", lambda *_, **__: pytest.fail("predicted"))
+    assert main(["measure", "w.yaml"]) == 7
+    assert main(["measure", "w.yaml", "--era", "2022"]) == 2
+    assert "no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_page_fits_its_width_and_says_everything(width: int) -> None:
+    text = render(measurement_page(FULL, None), width)
+    assert max(map(len, text.splitlines())) <= width
+    for part in (
+        "At the peak, in step 2, backward",
+        "8,589,934,592",
+        "idle",
+        "250 ms a step (the median of 3 steps, from 240 ms to 270 ms)",
+        "16.0 samples a second, 8,192 tokens a second",
+        "a step took 255 ms (+2.0 %)",
+        "layer.*.mlp",
+        "4711  python",
+        "(not visible from here)  not told",
+        "another process uses the card",
+    ):
+        assert part in text, part
+
+
+def test_rates_have_three_digits() -> None:
+    assert [rate(value) for value in (0.4219, 16.04, 123.4, 8192.4)] == ["0.42", "16.0", "123.4", "8,192"]
+
+
+def test_no_gap_of_components_where_there_is_no_bill() -> None:
+    assert measurement_to_json(FULL, None)["gap"] is None
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    paper = io.StringIO()
+    monkeypatch.setattr(
+        measuring, "Console", lambda **_: Console(file=paper, force_terminal=True, width=100, legacy_windows=False)
+    )
+    with measuring.following() as tell:
+        tell(Progress("control", "model loaded"))
+        tell(Progress("control", "training", 3, 10, GIB))
+    assert "control run: training" in paper.getvalue() and "3/10" in paper.getvalue()

@@ -1,0 +1,157 @@
+"""Where the wall is predicted to be, how a GPU is bounded there, and how what happened is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import plan_walls
+import processes
+import pytest
+import verdicts
+import walls
+from plan_walls import Planned, Search
+from test_measure import RESULT
+from test_processes import MEMORY
+from test_report import MIB
+
+from trainatomy.measurement.process.job import write_result
+
+
+class Line:
+    """A training that takes ``base`` and ``step`` for each sample, MiB; fits what is left after 100 of context."""
+
+    def __init__(self, base: int, step: int) -> None:
+        self.base, self.step, self.asked = base, step, list[int]()
+
+    def predict(self, workload: Any) -> Any:
+        batch = workload.train.per_device_train_batch_size
+        self.asked.append(batch)
+        size, room = (self.base + self.step * batch) * MIB, workload.gpu.memory_bytes
+        components = SimpleNamespace(context=100 * MIB)
+        memory = replace(MEMORY, peak_reserved_bytes=size - 100 * MIB, device_bytes=size, components=components)  # type: ignore[arg-type]
+        return SimpleNamespace(fits=size <= room, verdict="", memory=memory, out_of_memory=None, without_workspace=0)
+
+
+@pytest.mark.parametrize(("base", "step"), [(500, 3), (4000, 700), (7000, 1100)])
+def test_the_search_finds_the_largest_batch_that_fits(monkeypatch: pytest.MonkeyPatch, base: int, step: int) -> None:
+    law = Line(base, step)
+    monkeypatch.setattr(plan_walls.api, "predict", law.predict)
+    row = next(row for row in plan_walls.grid.rows() if row.name == "bert-base-fp32")
+    search = Search(row, "2.11.0")
+    for size in (8, 80):
+        at, above, beyond = search.plan(size)
+        assert at.batch == (size * 1024 - base) // step
+        assert (above.batch, beyond.batch) == (at.batch + 1, at.batch + 2)
+        assert (at.predicted["fits"], above.predicted["fits"]) == (True, False)
+        assert at.capacity_bytes == (size * 1024 - 100) * MIB
+    assert len(law.asked) < 30
+
+
+def test_where_nothing_fits_there_is_no_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_walls.api, "predict", Line(9000, 1).predict)
+    row = next(row for row in plan_walls.grid.rows() if row.name == "bert-base-fp32")
+    with pytest.raises(ValueError, match="one sample does not fit 8 GiB"):
+        Search(row, "2.11.0").plan(8)
+
+
+def test_the_plan_has_six_trainings_for_each_size_and_meets_both_verdicts() -> None:
+    plan = plan_walls.read()
+    for size in (8, 16, 24, 40, 80):
+        rows = {each.row for each in plan if each.size_gib == size}
+        assert len(rows) >= 6
+    assert len({each.name for each in plan}) == len(plan)
+    assert all(each.predicted["fits"] for each in plan if each.above == 0)
+    assert not any(each.predicted["fits"] for each in plan if each.above == 1)
+    assert any(each.predicted["num_alloc_retries"] for each in plan)
+
+
+def test_the_plan_of_convolutions_waits_with_some_that_fit_without_a_workspace() -> None:
+    plan = plan_walls.read(plan_walls.PLAN.with_name("walls-plan-convolutions.json"))
+    assert any(each.predicted["fits"] and each.predicted["without_workspace"] for each in plan)
+    assert not {each.name for each in plan} & {each.name for each in plan_walls.read()}
+
+
+def test_the_limit_is_the_capacity_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    granted: list[int] = []
+    total = 150_109_945_856
+    monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: call())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, _: granted.append(int(share * total))
+    )
+    sizes = [7_785_832_448, 16_375_808_000, 85_095_284_737, total - 1, 1]
+    for size in sizes:
+        walls.limit(size)
+    assert granted == sizes
+
+
+def wall(fits: bool, status: str, retries: int = 0, predicted_retries: int = 0) -> verdicts.Wall:
+    """A run with this prediction and this end."""
+    predicted = {"fits": fits, "verdict": "fits", "reserved": 5, "num_alloc_retries": predicted_retries}
+    planned = Planned("row", 8, 3, 0, {}, 10, predicted, False)
+    return verdicts.Wall(
+        planned, {"status": status, "num_alloc_retries": retries, "peak_reserved_bytes": 5 + (retries > 1)}
+    )
+
+
+def test_verdicts_are_counted_by_size() -> None:
+    found = [
+        wall(True, "completed"),
+        wall(True, "completed", 2, 1),
+        wall(False, "out of memory"),
+        wall(True, "out of memory"),
+        wall(False, "completed"),
+    ]
+    assert verdicts.by_size(found)[2] == "| 8 GiB | 1 | 5 | 2 | 3 | 1 | 1 | 1 of 2 | 1 of 2 |"
+    assert "the verdict was right in 3" in verdicts.sentence(found)
+    assert "not as predicted" in verdicts.details(found)[-1]
+
+
+def test_what_is_predicted_again_stands_beside_what_was_predicted_before() -> None:
+    found = [wall(True, "completed"), wall(False, "completed"), wall(False, "out of memory")]
+    assert verdicts.since(found) == []
+    same = {"fits": True, "verdict": "fits", "num_alloc_retries": 0, "without_workspace": 0}
+    later = {"fits": True, "verdict": "tight", "num_alloc_retries": 4, "without_workspace": 1}
+    again = [same, later, same | {"fits": False}]
+    found = [replace(one, again=predicted) for one, predicted in zip(found, again, strict=True)]
+    paragraph = verdicts.since(found)[-1]
+    assert "right in 3 of 3. Another verdict than before: row with 3 on 8 GiB. What changed" in paragraph
+    assert [line.split("|")[-2].strip() for line in verdicts.details(found)[2:]] == ["", "tight, 4 retries", ""]
+    assert "the verdict was right in 2" in verdicts.sentence(found)  # what was said before stands
+
+
+def test_every_shipped_run_was_predicted_again() -> None:
+    found = verdicts.read()
+    assert found and all(each.again is not None for each in found)
+
+
+def test_runs_share_the_gpu_within_its_memory_and_go_on_where_they_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promised: list[int] = []
+
+    def fork(job: Any, result: Path, log: Path, prepare: Any) -> processes.Forked:
+        promised.append(sum(planned.size_gib for planned, _ in campaign.running.values()))
+        assert not job.alone and job.steps == job.workload["steps"]
+        write_result(result, replace(RESULT, status="out of memory" if "4" in result.name else "completed"))
+        return processes.Forked(0, _status=0)
+
+    monkeypatch.setattr(processes, "fork", fork)
+    plan = [planned for planned in plan_walls.read() if planned.row == "gpt2-bf16"]
+    for _ in range(2):
+        options = walls.parse(["--out", str(tmp_path), "--jobs", "3"])
+        todo = walls.waiting(plan, tmp_path, None)
+        campaign = walls.Walls(tmp_path, tmp_path, options.plan, todo, 100 * 2**30, options)
+        campaign.run()
+    assert len(promised) == len(plan) and max(promised) < 100 - 8
+    assert promised[0] == 0 and campaign.failed == []
+    (tmp_path / "walls.jsonl").rename(tmp_path / "walls-h200.jsonl")
+    found = verdicts.read(tmp_path)
+    assert [(wall.planned.size_gib, wall.planned.above) for wall in found[:2]] == [(80, 0), (16, 0)]  # not two of 80
+    assert {wall.planned.name for wall in found} == {planned.name for planned in plan}
+    assert any(wall.is_right for wall in found) and not all(wall.is_right for wall in found)

@@ -1,0 +1,142 @@
+"""What cuDNN takes, as an H200 took it (torch 2.11, cuDNN 9.19): single calls, and a random sample of those by which
+the rules were judged before their last adjustments (``benchmarks/kernels/workspaces.py``, seed 1)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
+from trainatomy.operators.allocation.cudnn.recurrence import Recurrent, bias_numbers, dropout_state_bytes
+from trainatomy.operators.allocation.cudnn.workspace import workspace
+
+HALF, FLOAT = torch.bfloat16, torch.float32
+SAMPLE = Path(__file__).parents[1] / "data" / "workspaces-h200.json.gz"
+KINDS: tuple[Kind, Kind, Kind] = ("forward", "input gradient", "weight gradient")
+
+
+def convolution(
+    data: tuple[int, ...],
+    weight: tuple[int, ...],
+    stride: int = 1,
+    padding: int = 0,
+    dtype: torch.dtype = FLOAT,
+    last: bool = False,
+    groups: int = 1,
+) -> Convolution:
+    """One of as many dimensions as ``data`` has; a row is an image of height 1."""
+    steps = [1 if size == 1 else stride for size in data[2:]]
+    around = [0 if size == 1 else padding for size in data[2:]]
+    spatial = [
+        (size + 2 * more - filter_) // step + 1
+        for size, filter_, step, more in zip(data[2:], weight[2:], steps, around, strict=True)
+    ]
+    output = torch.Size((data[0], weight[0], *spatial))
+    dilation = [1] * len(spatial)
+    shapes = torch.Size(data), torch.Size(weight), output
+    return Convolution(*shapes, dtype, steps, around, dilation, groups, False, last, 132)
+
+
+IMAGES, PATCHES = (8, 3, 224, 224), (768, 3, 16, 16)
+SQUARE, THREE = (8, 64, 56, 56), (64, 64, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("case", "measured"),
+    [
+        (convolution(IMAGES, PATCHES, 16), (0, None, 14385296)),
+        (convolution(IMAGES, PATCHES, 16, dtype=HALF), (11976720, None, 11976720)),
+        (convolution(SQUARE, THREE, 1, 1), (6570000, 12992528, 15057575)),
+        (convolution(SQUARE, THREE, 1, 1, HALF), (6496272, 6496272, 8413863)),
+        (convolution((16, 128, 28, 28), (128, 128, 3, 3), 1, 1), (13434896, 13434896, 17564327)),
+        (convolution((16, 64, 56, 56), (256, 64, 1, 1)), (0, 0, 1048576)),
+        (convolution((16, 512, 7, 7), (2048, 512, 1, 1)), (8028176, 8028176, 8028176)),
+        (convolution((16, 1024, 14, 14), (2048, 1024, 1, 1), 2), (19267600, 19267731, 19267600)),
+        (convolution((8, 256, 56, 56), (512, 256, 1, 1), 2, dtype=HALF), (19267600, 19267731, 19267600)),
+        (convolution((3, 768, 1, 499), (768, 48, 1, 128), 1, 64, groups=16), (None, 0, None)),
+        (convolution((24, 96, 56, 56), (96, 1, 3, 3), 1, 1, groups=96), (0, 0, 0)),
+    ],
+)
+def test_as_measured(case: Convolution, measured: tuple[int | None, ...]) -> None:
+    for kind, known in zip(KINDS, measured, strict=True):
+        assert known is None or workspace(kind, case) == known, kind
+
+
+def test_images_are_padded_to_four_channels_for_the_first_filters_in_fp16() -> None:
+    stem = convolution(IMAGES, (64, 3, 7, 7), 2, 3, torch.float16)
+    assert workspace("forward", stem) == 16081424
+    assert workspace("forward", convolution(IMAGES, (64, 3, 7, 7), 2, 3, HALF)) == 19317776
+
+
+def test_one_dimension() -> None:
+    whisper = convolution((2, 512, 1, 3000), (512, 512, 1, 3), 2, 1, HALF)
+    assert workspace("forward", whisper) == workspace("weight gradient", whisper) == 10788880
+    assert workspace("input gradient", whisper) == 10788880 + 131
+
+
+def sample(kind: str) -> list[dict[str, Any]]:
+    """Lines of the sample."""
+    with gzip.open(SAMPLE, "rt", encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file][1:]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def asked(line: dict[str, Any]) -> Convolution:
+    """The convolution of a line; a transposed one as the one that it is the gradient of."""
+    data = (line["batch"], line["inside"], *line["places"])
+    output, ends = tuple(line["output"]), (line["outside"], line["inside"])
+    if line["transposed"]:
+        data, output, ends = output, data, ends[::-1]
+    weight = (ends[0], ends[1] // line["groups"], *line["kernel"])
+    told = [line["stride"], line["padding"], line["dilation"]]
+    if len(data) == 3:
+        data, weight, output = (torch.Size((*shape[:2], 1, *shape[2:])) for shape in (data, weight, output))
+        told = [[neutral, *values] for neutral, values in zip((1, 0, 1), told, strict=True)]
+    shapes = torch.Size(data), torch.Size(weight), torch.Size(output)
+    how = line["groups"], line["transposed"], line["last"]
+    return Convolution(*shapes, getattr(torch, line["dtype"]), told[0], told[1], told[2], *how, 132)
+
+
+def test_random_convolutions_are_met_as_often_as_is_claimed() -> None:
+    swapped: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}
+    exact = missed = taken = 0
+    lines = sample("convolution")
+    for line in lines:
+        for kind in KINDS:
+            found = workspace(swapped.get(kind, kind) if line["transposed"] else kind, asked(line))
+            exact += found == line[kind]
+            missed += abs(found - line[kind])
+            taken += line[kind]
+    assert exact / (3 * len(lines)) > 0.58
+    assert missed / taken < 0.3
+
+
+def test_random_recurrent_layers_are_met_nearly_always() -> None:
+    hits = total = 0
+    for line in sample("recurrence"):
+        rows, directions = line["steps"] * line["batch"], 2 if line["bidirectional"] else 1
+        one = Recurrent(
+            line["mode"], getattr(torch, line["dtype"]), line["input"], line["hidden"], line["layers"], directions,
+            line["dropout"] > 0, rows, line["steps"], line["batch"],
+        )  # fmt: skip
+        assert one.reserve() in line["forward"]
+        found = [
+            one.workspace(training=True) in line["forward"],
+            one.workspace(training=True, backward=True) in line["backward"],
+            one.workspace(training=False) in line["inference"],
+        ]
+        hits, total = hits + sum(found), total + len(found)
+    assert hits / total > 0.95
+
+
+def test_what_a_recurrent_layer_keeps_besides() -> None:
+    assert dropout_state_bytes(132) == 6_488_064
+    weights = 3 * 384 * ((300 + 384) + 2 * (384 + 384))
+    assert 4 * (weights + bias_numbers("GRU", 384, 3, 1)) == 10_257_408
+    lstm = Recurrent("LSTM", FLOAT, 256, 512, 2, 2, False, 4000, 100, 40)
+    assert (lstm.workspace(training=True), lstm.reserve()) == (194_019_904, 180_224_256)

@@ -1,0 +1,170 @@
+"""Which attention kernel a card takes, and that the simulated function records CUDA's operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainatomy.errors import SimulationError
+from trainatomy.operators.allocation.plan import Processor
+from trainatomy.operators.allocation.sdpa import sdpa
+from trainatomy.operators.allocation.sdpa_choice import SdpFlags, choose_sdpa
+
+H200 = Processor((9, 0), 132, (2, 11))
+OLD_H200 = Processor((9, 0), 132, (2, 9))
+A100 = Processor((8, 0), 108, (2, 11))
+RTX3090 = Processor((8, 6), 82, (2, 11))
+RTX5090 = Processor((12, 0), 170, (2, 11))
+B200 = Processor((10, 0), 148, (2, 11))
+T4 = Processor((7, 5), 40, (2, 11))
+FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+def heads(number: int, dtype: torch.dtype, dim: int = 64, length: int = 128) -> torch.Tensor:
+    return torch.empty(2, length, number, dim, dtype=dtype, device="meta").transpose(1, 2)
+
+
+def choose(processor: Processor, dtype: torch.dtype, flags: SdpFlags | None = None, **given: Any) -> str:
+    dim, length = given.get("dim", 64), given.get("length", 128)
+    query = heads(8, dtype, dim, length)
+    key = heads(given.get("key_heads", 8), dtype, dim, given.get("key_length", length))
+    return choose_sdpa(
+        query,
+        key,
+        torch.empty_like(key),
+        given.get("mask"),
+        given.get("dropout", 0.0),
+        given.get("is_causal", False),
+        None,
+        given.get("key_heads", 8) != 8,
+        processor,
+        given.get("requires_grad", True),
+        flags or SdpFlags(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("expected", "processor", "dtype", "given"),
+    [
+        ("cudnn", H200, FP16, {"dropout": 0.1}),
+        ("cudnn", B200, BF16, {}),
+        ("flash", OLD_H200, FP16, {}),
+        ("flash", Processor((9, 0), 132, (2, 10)), FP16, {}),
+        ("flash", A100, BF16, {}),
+        ("flash", RTX5090, BF16, {}),
+        ("efficient", H200, FP32, {}),
+        ("efficient", T4, FP16, {}),
+        ("math", T4, BF16, {}),
+        ("math", H200, FP64, {}),
+        ("cudnn", H200, BF16, {"mask": torch.empty(2, 1, 128, 128, dtype=BF16, device="meta")}),
+        ("efficient", A100, BF16, {"mask": torch.empty(2, 1, 128, 128, dtype=BF16, device="meta")}),
+        ("efficient", H200, BF16, {"mask": torch.empty(2, 8, 128, 128, dtype=BF16, device="meta", requires_grad=True)}),
+        ("math", H200, FP32, {"key_heads": 2}),
+        ("cudnn", H200, BF16, {"key_heads": 2}),
+        ("flash", A100, BF16, {"key_heads": 2}),
+        ("math", A100, BF16, {"key_heads": 2, "mask": torch.empty(128, 128, dtype=BF16, device="meta")}),
+        ("flash", A100, FP16, {"dim": 84}),
+        ("flash", H200, FP16, {"dim": 84}),
+        ("math", A100, FP16, {"dim": 264, "mask": torch.empty(128, 1, dtype=FP16, device="meta").expand(128, 128)}),
+        ("efficient", A100, FP16, {"dim": 264}),
+        ("cudnn", H200, FP16, {"dim": 256}),
+        ("flash", B200, FP16, {"dim": 256}),
+        ("flash", A100, FP16, {"dim": 224}),
+        ("efficient", RTX3090, FP16, {"dim": 224}),
+        ("flash", RTX3090, FP16, {"dim": 224, "requires_grad": False}),
+        ("flash", RTX3090, FP16, {"dim": 256}),
+        ("efficient", RTX3090, FP16, {"dim": 256, "dropout": 0.1}),
+        ("math", H200, FP32, {"dim": 66}),
+        ("efficient", T4, FP32, {"dim": 66}),
+        ("efficient", A100, FP16, {"is_causal": True, "key_length": 256}),
+        ("math", A100, FP16, {"length": 0}),
+        ("flash", H200, FP16, {"key_length": 1}),
+    ],
+)
+def test_choice(expected: str, processor: Processor, dtype: torch.dtype, given: dict[str, Any]) -> None:
+    assert choose(processor, dtype, **given) == expected
+
+
+def test_switches() -> None:
+    flags = SdpFlags()
+    assert choose(H200, FP16, replace(flags, cudnn=False)) == "flash"
+    assert choose(H200, FP16, replace(flags, deterministic=True)) == "flash"
+    assert choose(A100, FP16, replace(flags, flash=False)) == "efficient"
+    assert choose(A100, FP16, replace(flags, flash=False, efficient=False)) == "math"
+    assert choose(A100, FP16, replace(flags, flash=False, efficient=False, math=False)) == "cudnn"
+    assert choose(A100, FP16, replace(flags, order=("efficient", "flash"))) == "efficient"
+    with pytest.raises(SimulationError, match="no kernel"):
+        choose(A100, FP64, replace(flags, math=False))
+
+
+def test_flags_follow_the_context() -> None:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert SdpFlags.current() == SdpFlags(flash=False, efficient=False, cudnn=False)
+
+
+class Operators(TorchDispatchMode):
+    """Notes the names of the operators below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+def run(processor: Processor, query: torch.Tensor, key: torch.Tensor, **given: Any) -> tuple[list[str], torch.Tensor]:
+    inputs = [query.requires_grad_(), key.requires_grad_(), torch.empty_like(key).requires_grad_()]
+    with Operators() as seen:
+        out = sdpa(*inputs, processor=processor, flags=given.pop("flags", SdpFlags()), **given)
+        out.sum().backward()
+    for tensor in inputs:
+        assert tensor.grad is not None
+        assert tensor.grad.shape == tensor.shape
+    return seen.names, out
+
+
+def test_cudnn_runs() -> None:
+    names, out = run(H200, heads(8, FP16), heads(2, FP16), enable_gqa=True)
+    assert names[0] == "_scaled_dot_product_cudnn_attention"
+    assert "_scaled_dot_product_cudnn_attention_backward" in names
+    assert out.transpose(1, 2).is_contiguous()
+
+
+def test_flash_pads_the_heads_and_cuts_the_output() -> None:
+    names, out = run(A100, heads(8, FP16, dim=84), heads(8, FP16, dim=84))
+    assert names[:4] == ["constant_pad_nd"] * 3 + ["_scaled_dot_product_flash_attention"]
+    assert out.shape == (2, 8, 128, 84)
+    assert out.stride(-2) == 88
+
+
+def test_efficient_turns_a_bool_mask_into_an_aligned_one() -> None:
+    mask = torch.empty(2, 1, 100, 100, dtype=torch.bool, device="meta")
+    names, _ = run(A100, heads(8, BF16, length=100), heads(8, BF16, length=100), attn_mask=mask)
+    forward = names[: names.index("_scaled_dot_product_efficient_attention")]
+    assert [name for name in forward if name in ("where", "constant_pad_nd")] == ["where", "constant_pad_nd"]
+
+
+def test_math_computes_in_fp32_and_repeats_grouped_heads() -> None:
+    names, out = run(T4, heads(8, BF16), heads(2, BF16), enable_gqa=True, dropout_p=0.1, is_causal=True)
+    assert out.dtype == BF16
+    assert {"_to_copy", "tril", "_safe_softmax", "native_dropout", "bmm"} <= set(names)
+    exact, _ = run(T4, heads(8, BF16), heads(8, BF16), flags=SdpFlags(half_precision_math=True))
+    assert "_to_copy" not in exact
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_math_is_the_function(is_causal: bool) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 4, 6, 8) for _ in range(3))
+    processor = Processor((8, 0), 108, (2, 11))
+    flags = SdpFlags(flash=False, efficient=False, cudnn=False)
+    got = sdpa(query, key, value, is_causal=is_causal, processor=processor, flags=flags)
+    torch.testing.assert_close(
+        got, torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+    )

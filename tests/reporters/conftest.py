@@ -1,0 +1,187 @@
+"""Made-up values to draw: their numbers are chosen so that every sum and every share can be checked by eye."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from trainatomy.results.memory import (
+    BytesPerParameter,
+    Components,
+    Fact,
+    GPUSummary,
+    Instant,
+    Line,
+    Measurement,
+    Memory,
+    ModuleShare,
+    OutOfMemoryPoint,
+    Prediction,
+    TimelinePoint,
+)
+from trainatomy.results.time import Time
+from trainatomy.runs import predicting
+
+MIB = 1024**2
+GIB = 1024**3
+
+
+@pytest.fixture(autouse=True)
+def _predictions_are_made_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tests have put something in their place."""
+    monkeypatch.setattr(predicting, "FEW", 10**6)
+
+
+COMPONENTS = Components(
+    weights=1 * GIB,
+    optimizer_states=2 * GIB,
+    gradients=1 * GIB,
+    activations=3 * GIB,
+    temporary=256 * MIB,
+    functionality=32 * MIB,
+    cache=224 * MIB,
+    context=512 * MIB,
+)
+
+
+@pytest.fixture
+def prediction() -> Prediction:
+    """A training of 8 GiB that fits a card of 16 GiB."""
+    allocated = COMPONENTS.total_bytes - COMPONENTS.cache - COMPONENTS.context
+    return Prediction(
+        name="tiny encoder",
+        workload={"model": {"id": "tiny/encoder"}, "train": {"per_device_train_batch_size": 4}},
+        card=GPUSummary("v100-16gb", "V100 16 GB (SXM2)", 16 * GIB, (7, 0)),
+        fits=True,
+        verdict="fits",
+        room_bytes=8 * GIB,
+        memory=Memory(
+            peak_allocated_bytes=allocated,
+            peak_reserved_bytes=allocated + COMPONENTS.cache,
+            device_bytes=COMPONENTS.total_bytes,
+            peak_requested_bytes=allocated - 12345,
+            model_bytes=1 * GIB,
+            components=COMPONENTS,
+            lines=(
+                Line("weights", "parameters in float32", 768 * MIB, 390),
+                Line("weights", "16-bit copies kept by autocast", 256 * MIB, 120),
+                Line("functionality", "cuBLAS workspaces", 32 * MIB, 2),
+            ),
+            peak=Instant(1, "backward", "bert.encoder.layer.23.intermediate", "aten::mm"),
+            num_alloc_retries=0,
+        ),
+        modules=(
+            ModuleShare("bert.encoder.layer.*.attention.self", 2 * GIB, 96),
+            ModuleShare("bert.embeddings", 1 * GIB, 4),
+        ),
+        bytes_per_parameter=BytesPerParameter(
+            parameters=268_435_456,
+            trainable_parameters=268_435_456,
+            actual=18.3,
+            parts={"weights": 4.0, "optimizer_states": 8.0, "gradients": 4.0},
+            rule=18.0,
+            rule_name="mixed precision with AdamW",
+            reasons=("the allocator rounds every tensor up to 512 bytes",),
+        ),
+        facts=(
+            Fact("context", "512 MiB", "assumed", "scaled from an H200 by the number of multiprocessors"),
+            Fact("card memory", "16.0 GiB", "measured", "deviceQuery on a card of this kind"),
+        ),
+        notes=("dropout is drawn from CUDA's generator, as in training",),
+        out_of_memory=None,
+        timeline=(),
+        seconds_taken=2.1,
+        versions={"torch": "2.13.0", "transformers": "5.17.0", "trainatomy": "0.1.0"},
+    )
+
+
+@pytest.fixture
+def too_big(prediction: Prediction) -> Prediction:
+    """The same on a card of 6 GiB, where it runs out of memory."""
+    point = OutOfMemoryPoint(
+        Instant(0, "forward", "bert.encoder.layer.20", "aten::mm"), 128 * MIB, 5 * GIB, 5 * GIB + 200 * MIB
+    )
+    gpu = GPUSummary("rtx-2060", "RTX 2060 6 GB", 6 * GIB, (7, 5))
+    return replace(
+        prediction,
+        name="too big",
+        card=gpu,
+        fits=False,
+        verdict="does not fit",
+        room_bytes=-2 * GIB,
+        out_of_memory=point,
+    )
+
+
+@pytest.fixture
+def timeline(prediction: Prediction) -> Prediction:
+    """The same with a timeline of two points."""
+    points = (
+        TimelinePoint(1, 0, "load", {"weights": 1 * GIB}),
+        TimelinePoint(2, 0, "forward", {"weights": 1 * GIB, "activations": 3 * GIB}),
+    )
+    return replace(prediction, timeline=points)
+
+
+@pytest.fixture
+def measurement(prediction: Prediction) -> Measurement:
+    """What a card might have said of the same training: 1 % more allocated than predicted."""
+    return Measurement(
+        name=prediction.name,
+        workload=prediction.workload,
+        status="completed",
+        gpu="NVIDIA H200",
+        driver="580.159.04",
+        versions={"torch": "2.11.0+cu130"},
+        date="2026-11-21",
+        peak_allocated_bytes=round(prediction.memory.peak_allocated_bytes * 1.01),
+        peak_reserved_bytes=prediction.memory.peak_reserved_bytes,
+        device_bytes=prediction.memory.device_bytes,
+        process_bytes=None,
+        nvml_used_bytes=prediction.memory.device_bytes + 600 * MIB,
+        idle_bytes=600 * MIB,
+        context_bytes=512 * MIB,
+        model_bytes=1 * GIB,
+        num_alloc_retries=0,
+        step_seconds=0.25,
+        steps=3,
+        message="",
+        tape_file=None,
+    )
+
+
+@pytest.fixture
+def named(prediction: Prediction) -> Callable[[str, int], Prediction]:
+    """The same under another name, with so many bytes of activations more (or less)."""
+
+    def make(name: str, more: int) -> Prediction:
+        memory = prediction.memory
+        components = replace(memory.components, activations=memory.components.activations + more)
+        changed = replace(
+            memory,
+            components=components,
+            peak_allocated_bytes=memory.peak_allocated_bytes + more,
+            peak_reserved_bytes=memory.peak_reserved_bytes + more,
+            device_bytes=memory.device_bytes + more,
+        )
+        return replace(prediction, name=name, memory=changed, room_bytes=prediction.room_bytes - more)
+
+    return make
+
+
+@pytest.fixture
+def timed() -> Callable[[Prediction, float], Prediction]:
+    """A prediction with steps of four samples that take so many seconds."""
+
+    def make(prediction: Prediction, seconds: float) -> Prediction:
+        time = Time(
+            step_seconds=seconds, interval_seconds=(0.8 * seconds, 1.5 * seconds), samples_per_second=4 / seconds,
+            tokens_per_second=None, bound_by="arithmetic", gpu_seconds=seconds, host_seconds=0.01, phases={},
+            flop=10**12, flop_per_second=1e12 / seconds, model_flop_utilisation=0.1, attainable_utilisation=None,
+            launches=1000, priced_by="a calibration", host="a host", general_rule_only=(),
+        )  # fmt: skip
+        return replace(prediction, time=time)
+
+    return make

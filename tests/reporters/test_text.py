@@ -1,0 +1,141 @@
+"""Whole pages at a fixed width, beside the files in ``pages/`` (written anew with ``TRAINATOMY_WRITE_PAGES=1``: read
+the difference).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import RenderableType
+
+from trainatomy.catalog.published import notebook
+from trainatomy.reporters.text import comparison_page, measurement_page, prediction_page, render
+from trainatomy.reporters.text.rendering import bar
+from trainatomy.reporters.text.verdict import verdict_line
+from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
+from trainatomy.results.memory import Instant, Line, Measurement, OutOfMemoryPoint, Prediction
+
+PAGES = Path(__file__).parent / "pages"
+GIB = 1024**3
+
+
+def compare(drawing: RenderableType, name: str) -> None:
+    """``drawing`` at 80 and at 120 columns is what the files say; no line is longer than the page."""
+    for width in (80, 120):
+        text, file = render(drawing, width), PAGES / f"{name}-{width}.txt"
+        assert max(map(len, text.splitlines())) <= width
+        if os.environ.get("TRAINATOMY_WRITE_PAGES"):
+            file.write_text(text, "utf-8")
+        assert text == file.read_text("utf-8")
+
+
+def test_prediction(prediction: Prediction) -> None:
+    compare(prediction_page(prediction), "prediction")
+
+
+def test_prediction_that_does_not_fit(too_big: Prediction) -> None:
+    compare(prediction_page(too_big), "does-not-fit")
+
+
+def test_timeline(timeline: Prediction) -> None:
+    compare(prediction_page(timeline), "timeline")
+
+
+def rows_of(*predictions: Prediction) -> tuple[ComparisonRow, ...]:
+    return tuple(ComparisonRow(each.name, each.workload, each) for each in predictions)
+
+
+def test_comparison(prediction: Prediction, too_big: Prediction, named: Callable[[str, int], Prediction]) -> None:
+    rows = rows_of(prediction, named("gradient checkpointing, accumulation over 4 batches, fp16", -GIB), too_big)
+    compare(comparison_page(Comparison(rows)), "comparison")
+
+
+def test_comparison_with_published_figures(
+    named: Callable[[str, int], Prediction], timed: Callable[[Prediction, float], Prediction]
+) -> None:
+    known = notebook()
+    predictions = [named(run.name, run.memory_bytes - 8 * GIB) for run in known.rows]
+    more = round(1.01 * known.rows[1].memory_bytes) - 8 * GIB
+    predictions[1] = named("one per cent more than published", more)
+    predictions = [timed(each, 0.4 + 0.1 * index) for index, each in enumerate(predictions)]
+    rows = [
+        replace(row, published=PublishedFigures(run.memory_bytes, run.seconds))
+        for row, run in zip(rows_of(*predictions), known.rows, strict=True)
+    ]
+    compare(comparison_page(Comparison(tuple(rows), source=known.source, samples=known.samples)), "published")
+
+
+def test_measured_comparison(measurement: Measurement, prediction: Prediction) -> None:
+    runs = [replace(measurement, step_seconds=step, samples_per_second=4 / step) for step in (0.25, 0.24, 0.3)]
+    point = OutOfMemoryPoint(Instant(0, "forward", "bert.encoder.layer.20", "aten::mm"), 2**27, 5 * GIB, 6 * GIB)
+    ran_out = replace(measurement, status="out of memory", device_bytes=None, out_of_memory=point)
+    name = "gradient checkpointing, accumulation over 4 batches, fp16"
+    rows = (
+        ComparisonRow("plain", {}, prediction, measurements=tuple(runs)),
+        ComparisonRow(name, {}, prediction, measurements=(runs[0], ran_out)),
+        ComparisonRow("large", {}, prediction, measurements=(ran_out,)),
+        ComparisonRow("broken", {}, None, "aten::nonzero needs data", errors=("The worker was killed by signal 9.",)),
+        ComparisonRow("to come", {}, prediction),
+    )
+    compare(comparison_page(Comparison(rows, samples=512, group="rows-3fa9c1b7", repeats=3)), "measured-comparison")
+
+
+def test_measurement(measurement: Measurement, prediction: Prediction) -> None:
+    compare(measurement_page(measurement, prediction), "measurement")
+
+
+def test_measurement_that_ran_out_of_memory(measurement: Measurement) -> None:
+    failed = replace(
+        measurement,
+        status="out of memory",
+        device_bytes=None,
+        step_seconds=None,
+        message="CUDA out of memory.",
+        tape_file="run.tape",
+    )
+    compare(measurement_page(failed, None), "out-of-memory")
+
+
+def test_the_verdict_is_the_first_line(prediction: Prediction, too_big: Prediction) -> None:
+    first = [render(prediction_page(value), 120).splitlines()[0] for value in (prediction, too_big)]
+    assert first == [
+        "fits on V100 16 GB (SXM2) (16.0 GiB): needs 8.00 GiB, 8.00 GiB to spare",
+        "does not fit on RTX 2060 6 GB (6.00 GiB): needs 8.00 GiB, 2.00 GiB short",
+    ]
+
+
+def test_a_training_that_fits_only_because_the_cache_was_given_back(prediction: Prediction) -> None:
+    tight = replace(
+        prediction, verdict="tight", memory=replace(prediction.memory, num_alloc_retries=2), room_bytes=GIB // 4
+    )
+    assert str(verdict_line(tight)).endswith("256 MiB to spare, after the allocator gave its cache back twice")
+    assert str(verdict_line(replace(tight, without_workspace=3))).endswith(
+        "gave its cache back twice, and with 3 convolutions by slower algorithms, for lack of memory"
+    )
+
+
+def test_a_training_that_fragments_does_not_seem_to_fit(too_big: Prediction) -> None:
+    fragmented = replace(too_big, room_bytes=GIB)
+    assert "runs out in fragments although 1.00 GiB would be left" in str(verdict_line(fragmented))
+
+
+def test_a_line_that_says_no_more_than_its_component_is_left_out(prediction: Prediction) -> None:
+    lines = (Line("gradients", "gradients", 1 * GIB, 10), Line("functionality", "inputs", 32 * 1024**2, 3))
+    page = render(prediction_page(replace(prediction, memory=replace(prediction.memory, lines=lines))), 100)
+    assert page.count("  gradients ") == 1
+    assert "    inputs " in page
+
+
+@pytest.mark.parametrize(
+    ("share", "drawn"), [(0, ""), (1, "████"), (0.5, "██"), (1e-9, "▏"), (0.30, "█▎"), (2, "████")]
+)
+def test_bar(share: float, drawn: str) -> None:
+    assert bar(share, 4) == drawn
+
+
+def test_nothing_is_coloured_where_it_is_not_wanted(prediction: Prediction) -> None:
+    assert "\x1b" not in render(prediction_page(prediction), 80)

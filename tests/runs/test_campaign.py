@@ -1,0 +1,151 @@
+"""``compare`` in Python: predictions, and with ``measure`` runs on a GPU that answers from a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainatomy
+from trainatomy import api
+from trainatomy.errors import DeviceError, SimulationError, TrainatomyError, WorkloadError
+from trainatomy.measurement import measure as real_gpu
+from trainatomy.records.store import Store
+from trainatomy.runs import machine as machines
+from trainatomy.runs.execute import Finished
+from trainatomy.runs.machine import Machine
+from trainatomy.runs.plan import Plan
+from trainatomy.runs.published import published, published_beside
+from trainatomy.workload.notebook import ready
+from trainatomy.workload.schema import Workload
+
+Workloads = tuple[Workload, ...]
+
+
+@pytest.fixture
+def workloads(plan_of: Callable[..., Plan]) -> Workloads:
+    return plan_of().workloads
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, gpu: Any, machine: Machine) -> list[dict[str, Any]]:
+    """What ``measure`` is asked besides the workload; predictions fail, since they are not what is tested."""
+    options: list[dict[str, Any]] = []
+
+    def measure(workload: Workload, **given: Any) -> Any:
+        options.append({"gpu": workload.gpu, **given})
+        return gpu(workload)
+
+    def predict(workload: Workload, **given: Any) -> Any:
+        raise SimulationError(f"not predicted for {workload.card().id}")
+
+    monkeypatch.setattr(real_gpu, "measure", measure)
+    monkeypatch.setattr(api, "predict", predict)
+    monkeypatch.setattr(machines, "this_machine", lambda: machine)
+    return options
+
+
+def test_runs_are_compared_kept_and_not_run_twice(
+    workloads: Workloads, asked: list[dict[str, Any]], gpu: Any, tmp_path: Path
+) -> None:
+    told: list[Finished] = []
+    found = trainatomy.compare(workloads, measure=True, repeat=2, store=tmp_path, time_limit=60.0, progress=told.append)
+    assert gpu.asked == ["a", "b", "c"] * 2
+    assert {(each["gpu"], each["time_limit"]) for each in asked} == {("h200", 60.0)}
+    assert [row.status for row in found.rows] == ["completed"] * 3
+    assert found.repeats == 2 and all(len(row.measurements) == 2 for row in found.rows)
+    assert {row.prediction_error for row in found.rows} == {"not predicted for h200"}
+    assert [(each.row, each.repeat) for each in told] == [(row, repeat) for repeat in (0, 1) for row in range(3)]
+    assert {each.group for each in Store(tmp_path).list()} == {found.group}
+    again = trainatomy.compare(workloads, measure=True, repeat=3, store=Store(tmp_path))
+    assert gpu.asked == ["a", "b", "c"] * 3
+    assert again.group == found.group and len(again.rows[0].measurements) == 3
+
+
+def test_fresh_and_a_group_of_ones_own(workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path) -> None:
+    first = trainatomy.compare(workloads[:1], measure=True, store=tmp_path, group="mine")
+    assert first.group == "mine"
+    trainatomy.compare(workloads[:1], measure=True, store=tmp_path, group="mine")
+    assert gpu.asked == ["a"]
+    assert trainatomy.compare(workloads[:1], measure=True, store=tmp_path, fresh=True).group.startswith("comparison-")
+    assert gpu.asked == ["a", "a"]
+
+
+def test_another_card_is_predicted_for_where_it_is_named(workloads: Workloads, asked: Any, tmp_path: Path) -> None:
+    found = trainatomy.compare(workloads[:1], measure=True, store=tmp_path, gpu="a100")
+    assert found.rows[0].prediction_error == "not predicted for a100-80gb"
+
+
+def test_a_run_that_fails_is_a_row(workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path) -> None:
+    gpu.answers["b"] = DeviceError("the worker died")
+    found = trainatomy.compare(workloads, measure=True, store=tmp_path)
+    assert [row.status for row in found.rows] == ["completed", "failed", "completed"]
+    assert found.rows[1].errors == ("the worker died",)
+
+
+def test_what_was_measured_is_kept_when_it_is_stopped(
+    workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path
+) -> None:
+    gpu.answers["b"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        trainatomy.compare(workloads, measure=True, store=tmp_path)
+    gpu.asked.clear()
+    assert trainatomy.compare(workloads, measure=True, store=tmp_path).measured
+    assert gpu.asked == ["b", "c"]
+
+
+def test_a_record_that_cannot_be_kept_is_a_warning(
+    workloads: Workloads, asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Store, record: Any) -> str:
+        raise TrainatomyError("no space left")
+
+    monkeypatch.setattr(Store, "write", full)
+    with pytest.warns(UserWarning, match="not recorded: no space left"):
+        found = trainatomy.compare(workloads[:1], measure=True, store=tmp_path)
+    assert found.rows[0].status == "completed"
+
+
+def test_a_card_that_is_not_known_is_a_warning(
+    workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine
+) -> None:
+    monkeypatch.setattr(machines, "this_machine", lambda: replace(machine, gpus=("NVIDIA Test 1",)))
+    with pytest.warns(UserWarning, match="no card is known for NVIDIA Test 1; predictions are for h200"):
+        trainatomy.compare(workloads[:1], measure=True, store=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"repeat": 3}, "repeat: needs measure=True"),
+        ({"store": "runs", "time_limit": 5.0}, "store, time_limit"),
+        ({"measure": True, "repeat": 0}, "repeat: 0"),
+        ({"measure": True, "calibration": "none.json"}, "none.json"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(
+    workloads: Workloads, asked: Any, gpu: Any, options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        trainatomy.compare(workloads, **({"store": tmp_path} if options.get("measure") else {}), **options)
+    assert gpu.asked == []
+
+
+def test_software_of_another_day_cannot_be_run(asked: Any, gpu: Any, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="era 2022"):
+        trainatomy.compare(ready("notebook", "2022"), measure=True, store=tmp_path)
+    assert gpu.asked == []
+
+
+def test_published_figures_stand_beside_their_own_rows_only() -> None:
+    today, then = ready("notebook"), ready("notebook", "2022")
+    assert [row.memory_bytes for row in published(then).rows] == [
+        row.memory_bytes for row in published_beside(today).rows
+    ]
+    assert "V100" in published_beside(ready("notebook", "today", "a100")).remark
+    assert published(today).rows == published_beside(then).rows == published_beside(today[:3]).rows == ()
+    assert published_beside(ready("notebook-fp16")).rows[0].memory_bytes == 4247 * 2**20
+    assert published(()).rows == published_beside(()).rows == ()

@@ -1,0 +1,76 @@
+"""Predictions in processes of their own: in order, with their errors, and without what this process did before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from trainatomy import api
+from trainatomy.errors import TrainatomyError, WorkloadError
+from trainatomy.results.memory import Prediction
+from trainatomy.runs import predicting
+from trainatomy.runs.predicting import jobs_for, predict_all
+from trainatomy.workload.schema import Workload
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def workload(**config: object) -> Workload:
+    return Workload.from_mapping(
+        {
+            "model": {"class": "BertForSequenceClassification", "config": {**TINY, **config}},
+            "data": {"sequence_length": 8},
+        }
+    )
+
+
+def test_few_trainings_are_predicted_here_and_many_by_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert [jobs_for(count) for count in (1, 3, 4, 30)] == [1, 1, 4, 4]
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert (jobs_for(30), jobs_for(2, 5), jobs_for(30, 20)) == (predicting.MOST, 2, 20)
+    with pytest.raises(WorkloadError, match=r"jobs: 0 processes predict nothing"):
+        jobs_for(3, 0)
+
+
+def test_processes_predict_what_this_one_does() -> None:
+    several = [workload(), workload(num_hidden_layers=2), workload(hidden_size=33)]
+    here, there = (predict_all(partial(api.predict, gpu="h200"), several, jobs) for jobs in (1, 2))
+    for one, other in zip(here[:2], there[:2], strict=True):
+        assert isinstance(one, Prediction) and isinstance(other, Prediction)
+        assert (one.memory, one.time, one.name) == (other.memory, other.time, other.name)
+    for found in (here[2], there[2]):
+        assert isinstance(found, TrainatomyError) and "33" in str(found)
+    assert str(here[2]) == str(there[2])
+
+
+def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicting, "_LOADED", ())
+    with pytest.raises(TrainatomyError, match=r"was killed, perhaps for lack of host memory; 2 ran side by side"):
+        predict_all(os._exit, [3, 3], 2)  # type: ignore[arg-type, list-item]
+
+
+SCRIPT = """
+import logging, warnings
+from trainatomy.runs import predicting
+predicting._LOADED = ()
+if __name__ == "__main__":
+    logging.disable(logging.ERROR)
+    predicting.predict_all(print, ["one", "other"], 2)
+    predicting.predict_all(warnings.warn, ["one", "other"], 2)
+"""
+
+
+def test_what_processes_say_is_no_output(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    said = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True, env=environment
+    )
+    assert said.stdout == ""
+    assert sorted(said.stderr.split()) == ["one", "other"]

@@ -1,0 +1,47 @@
+"""What is told where code that is neither ours nor the user's raises while a step is executed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainatomy.errors import SimulationError, WorkloadError
+from trainatomy.simulator.simulate import simulate
+from trainatomy.training.model import build_model
+from trainatomy.workload import Workload
+
+_TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 200,
+}
+
+
+def _bert(**sections: Any) -> Workload:
+    model = {"class": "BertForMaskedLM", "config": {**_TINY, **sections.pop("config", {})}}
+    return Workload.from_mapping({"loop": "pytorch", "model": model, **sections})
+
+
+def test_a_batch_that_does_not_fit_is_told_with_operation_module_and_line(tmp_path: Path) -> None:
+    made = tmp_path / "batch.py"
+    made.write_text(
+        "import torch\n\ndef make(size):\n"
+        "    ids = torch.ones(size, 16, dtype=torch.long)\n"
+        "    return {'input_ids': ids, 'labels': ids, 'position_ids': torch.arange(7)[None]}\n"
+    )
+    workload = _bert(data={"factory": f"{made}:make"})
+    with pytest.raises(SimulationError) as error:
+        simulate(workload, workload.resolve_gpu())
+    first, where, advice = str(error.value).splitlines()
+    assert first.startswith("BertForMaskedLM cannot be executed: aten::expand in bert.embeddings raised ")
+    assert "modeling_bert.py:" in where
+    assert "data.factory" in advice
+
+
+def test_a_configuration_that_no_layer_takes_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="BertForMaskedLM"):
+        build_model(_bert(config={"hidden_act": "no such activation"}))

@@ -1,0 +1,73 @@
+"""Selections by masks that came with the batch, and backward formulas that fill fresh zeros in place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trainatomy.errors import SimulationError
+from trainatomy.simulator.process import SimulatedProcess
+
+
+def _allocated(world: SimulatedProcess, operation: str) -> list[int]:
+    tape = world.tape
+    return [e.bytes for e in tape.events if e.action == "alloc" and tape.origins[e.allocation].operation == operation]
+
+
+def test_a_known_mask_selects_as_many_rows_as_it_has_ones(world: SimulatedProcess) -> None:
+    mask = torch.tensor([[True, False, True], [False, False, True]]).to("cuda")
+    scores = torch.randn(2, 3, 5, device="cuda")
+    assert scores[mask].shape == (3, 5)
+    assert mask.nonzero().shape == (3, 2)
+    assert torch.masked_select(scores[..., 0], mask).shape == (3,)
+    scores[mask] = 0.0
+    assert scores.shape == (2, 3, 5)
+
+
+def test_a_mask_made_from_data_on_the_device_is_known(world: SimulatedProcess) -> None:
+    mask = torch.tensor([True, False, True], device="cuda")
+    assert torch.randn(3, 4, device="cuda")[mask].shape == (2, 4)
+
+
+def test_a_known_mask_is_known_in_backward_too(world: SimulatedProcess) -> None:
+    mask = torch.tensor([True, False, True, True]).to("cuda")
+    scores = torch.randn(4, 8, device="cuda", requires_grad=True)
+    scores[mask].sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.shape == (4, 8)
+
+
+def test_a_mask_of_computed_values_is_refused(world: SimulatedProcess) -> None:
+    scores = torch.randn(4, 8, device="cuda")
+    with pytest.raises(SimulationError, match=r"aten::index in the training loop"):
+        scores[scores > 0]
+
+
+def test_a_gradient_is_scattered_into_the_zeros_themselves(world: SimulatedProcess) -> None:
+    table = torch.randn(100, 64, device="cuda", requires_grad=True)
+    table.gather(1, torch.zeros(100, 4, dtype=torch.long, device="cuda")).sum().backward()
+    assert _allocated(world, "aten::new_zeros") == [100 * 64 * 4]
+    assert _allocated(world, "aten::scatter_add") == []
+
+
+def test_rolling_two_dimensions_takes_a_tensor_for_each(world: SimulatedProcess) -> None:
+    torch.roll(torch.randn(2, 8, 8, device="cuda"), (1, 1), (1, 2))
+    assert _allocated(world, "aten::roll") == [512]
+    assert _allocated(world, "aten::roll (rolled 0)") == [512]
+
+
+def test_numbers_are_repeated_as_often_as_known_values_say(world: SimulatedProcess) -> None:
+    repeats = torch.tensor([2, 0, 3]).to("cuda")
+    rows = torch.randn(3, 4, device="cuda")
+    assert rows.repeat_interleave(repeats, dim=0).shape == (5, 4)
+    assert torch.repeat_interleave(repeats).tolist() == [0, 0, 2, 2, 2]
+    assert _allocated(world, "aten::repeat_interleave") == [40, 40]
+    assert _allocated(world, "aten::repeat_interleave (ends)") == [24, 24]
+
+
+def test_known_values_are_made_unique(world: SimulatedProcess) -> None:
+    rows = torch.tensor([2, 0, 2, 2]).to("cuda")
+    found, counts = torch.unique(rows, return_counts=True)
+    assert found.shape == counts.shape == (2,) and counts.tolist() == [1, 3]
+    assert torch.unique_consecutive(rows).tolist() == [2, 0, 2]
+    assert torch.unique(rows[:, None], dim=0).shape == (2, 1)

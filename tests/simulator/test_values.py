@@ -1,0 +1,174 @@
+"""What is answered where a value is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from trainatomy.errors import SimulationError
+from trainatomy.simulator.process import SimulatedProcess
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_mask_that_came_with_the_batch_is_known(world: SimulatedProcess, padded: bool, dtype: torch.dtype) -> None:
+    mask = torch.ones(2, 8, dtype=dtype)
+    mask[1, 6:] = not padded
+    mask = mask.to("cuda")
+    assert bool(mask.all()) is not padded
+    assert bool((mask == 0).any()) is padded
+    assert bool(torch.all(mask[:, None, None, :].bool())) is not padded
+    assert int(mask.sum()) == (14 if padded else 16)
+    assert mask.sum(-1).max().item() == 8
+
+
+def test_a_mask_of_attention_over_a_whole_batch_is_known(world: SimulatedProcess) -> None:
+    mask = torch.ones(2, 512, dtype=torch.bool).to("cuda")
+    attends = mask[:, None, None, :] & mask[:, None, :, None]
+    assert attends.shape == (2, 1, 512, 512)
+    assert (attends[:, 0, 0] < 0).nonzero().shape == (0, 2)
+
+
+def test_an_array_of_what_came_to_the_host(world: SimulatedProcess) -> None:
+    """As SciPy takes the costs of a detector's matches."""
+    assert torch.tensor([3, 4]).to("cuda").cpu().numpy().tolist() == [3, 4]
+    assert torch.empty(2, 2, device="cuda").cpu().numpy().tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert torch.empty(2, device="cuda").cpu().__array__().tolist() == [0.0, 0.0]
+    with pytest.raises(TypeError, match=r"copy it to the host"):
+        torch.empty(2, device="cuda").numpy()
+
+
+def test_positions_are_known(world: SimulatedProcess) -> None:
+    positions = torch.arange(5, device="cuda")
+    assert int(positions[-1]) == 4
+    assert bool((positions[1:] > positions[:-1]).all())
+    assert (positions + 3).max().item() == 7
+
+
+def test_what_is_overwritten_in_place_is_followed(world: SimulatedProcess) -> None:
+    labels = torch.tensor([1, 2, 3]).to("cuda")
+    labels.add_(4)
+    assert labels.sum().item() == 18
+
+
+def test_what_is_overwritten_with_the_unknown_is_forgotten(world: SimulatedProcess) -> None:
+    labels = torch.tensor([1, 2, 3]).to("cuda")
+    labels.copy_(torch.empty(3, device="cuda").argsort())
+    assert labels.sum().item() == 0
+
+
+def test_equality_of_known_values(world: SimulatedProcess) -> None:
+    one, same, other = (torch.tensor(values).to("cuda") for values in ([1, 2], [1, 2], [1, 3]))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_a_loss_is_zero_and_a_truth_is_true(world: SimulatedProcess) -> None:
+    loss = torch.empty(4, device="cuda").mean()
+    assert loss.item() == 0.0
+    assert float(loss) == 0.0
+    assert bool(loss < 3)
+    assert bool((torch.empty(4, device="cuda") > 0).all())
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda x: torch.isnan(x),
+        lambda x: torch.isinf(x.sum()),
+        lambda x: torch.isnan(x).any(),
+        lambda x: (torch.isnan(x) | torch.isinf(x)).any(),
+        lambda x: torch.isnan(x).to(torch.bool).all(),
+    ],
+)
+def test_nothing_overflows(world: SimulatedProcess, question: Any) -> None:
+    assert not bool(question(torch.empty(1, device="cuda")))
+
+
+def test_a_falsehood_dies_with_its_tensor(world: SimulatedProcess) -> None:
+    """Another tensor may take the storage's identity; it must not take its answer."""
+    for _ in range(50):
+        assert not bool(torch.isnan(torch.empty(1, device="cuda")))
+        assert bool(torch.empty(1, device="cuda") > 0)
+
+
+def test_tensors_of_the_host_keep_their_values(world: SimulatedProcess) -> None:
+    assert torch.tensor([2.5]).item() == 2.5
+    assert not bool((torch.arange(3) > 1).all())
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_ctc_reads_its_lengths_on_the_host(world: SimulatedProcess, known: bool) -> None:
+    """Alpha has a state for each token of the longest target and one around each; beta too, while the gradient is made
+    (LossCTC.cu)."""
+    frames, samples, letters, longest = 50, 2, 32, 6
+    logits = torch.empty(frames, samples, letters, device="cuda", requires_grad=True)
+    targets = torch.empty(samples, 8, dtype=torch.long, device="cuda")
+    inputs, outputs = torch.tensor([frames, 40]).to("cuda"), torch.tensor([longest, 3]).to("cuda")
+    if not known:
+        outputs = torch.empty(2, device="cuda").argsort()
+    probabilities = torch.log_softmax(logits, -1)
+    torch.nn.functional.ctc_loss(probabilities, targets, inputs, outputs).backward()
+    assert logits.grad is not None
+    alpha = samples * frames * (2 * (longest if known else 8) + 1) * 4
+    sizes = {
+        world.tape.origins[e.allocation].operation: e.bytes
+        for e in world.tape.events
+        if e.action == "alloc" and e.bytes == alpha
+    }
+    assert list(sizes) == ["aten::_ctc_loss", "aten::_ctc_loss_backward (beta)"]
+
+
+def test_a_number_of_the_host_fills_a_tensor_of_the_device(world: SimulatedProcess) -> None:
+    scores = torch.empty(2, 4, device="cuda", requires_grad=True)
+    filled = scores.masked_fill(scores > 0, torch.tensor(torch.finfo(torch.float32).min))
+    assert filled.is_cuda and filled.shape == (2, 4)
+    filled.sum().backward()
+    assert torch.zeros(3, device="cuda").masked_fill_(torch.ones(3, device="cuda").bool(), torch.tensor(1.0)).is_cuda
+
+
+def test_a_tensor_of_the_device_is_not_made_anew(world: SimulatedProcess) -> None:
+    ids = torch.tensor([1, 2, 3]).to("cuda")
+    before = len(world.tape.origins)
+    same = torch.as_tensor(ids, device="cuda")
+    assert len(world.tape.origins) == before
+    assert same.sum().item() == 6
+    assert torch.asarray(ids, dtype=torch.float32, device=ids.device).dtype == torch.float32
+
+
+def test_numbers_that_follow_from_a_mask_are_known(world: SimulatedProcess) -> None:
+    mask = torch.tensor([[1, 1, 0]]).to("cuda")
+    added = (1.0 - mask.to(torch.float16)) * torch.finfo(torch.float16).min
+    assert (added < 0).nonzero().shape == (1, 2)
+    assert torch.where(mask.bool(), torch.tensor(0.0, device="cuda"), -1.0)[0, 2].item() == -1.0
+    assert torch.ones(1, 3, device="cuda").sum().item() == 3.0
+    assert mask.float().new_ones(2, 2).sum().item() == 4.0
+
+
+def test_data_is_not_known_though_it_has_a_point(world: SimulatedProcess) -> None:
+    pixels = torch.tensor([0.5, 2.0]).to("cuda")
+    assert pixels.sum().item() == 0.0
+    known = torch.zeros(2, device="cuda")
+    known.add_(pixels)
+    assert (known + 1).sum().item() == 0.0
+
+
+def test_a_list_of_what_is_known_comes_back_to_the_host(world: SimulatedProcess) -> None:
+    lengths = torch.tensor([3, 1]).to("cuda")
+    assert (lengths + 1).tolist() == [4, 2]
+    with pytest.raises(SimulationError, match="cannot be executed without data"):
+        torch.empty(2, dtype=torch.long, device="cuda").tolist()
+    assert torch.empty(2, device="cuda").tolist() == [0.0, 0.0]  # as .item() answers
+
+
+def test_large_masks_are_computed_where_somebody_asks_and_as_they_were_then(world: SimulatedProcess) -> None:
+    mask = torch.ones(1, 1, 400, 400, dtype=torch.int64)
+    mask[..., 7:] = 0
+    known = mask.to("cuda")
+    lengths = (known > 0).sum(-1)  # waits: 160,000 truths
+    known.mul_(0)
+    assert lengths.max().item() == 7
+    assert known.sum().item() == 0
+    assert (known == 0).all()

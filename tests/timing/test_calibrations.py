@@ -1,0 +1,194 @@
+"""Calibrations: their text, what ships, and that points price themselves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from trainatomy.catalog.calibrations import SCHEMA, load, parse, shipped
+from trainatomy.catalog.calls import from_text, to_text
+from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.gpus import find_gpu, gpu_from_mapping, gpus
+from trainatomy.errors import WorkloadError
+from trainatomy.timing.cost_model import cost_model_of, gap_seconds, seconds_of
+from trainatomy.timing.findings import findings
+from trainatomy.timing.kernels import kernel_seconds
+
+TEXT = "aten::baddbmm(f32[8,1]!,bf16[4,8,2|16,1,8]*2,hi64[3])->f32[8,1]@0#2;beta=1"
+
+
+def test_a_call_survives_its_text():
+    assert to_text(from_text(TEXT)) == TEXT
+    for calibration in shipped().values():
+        for point in calibration.points:
+            assert from_text(to_text(point.call)) == point.call
+
+
+def test_text_keeps_strides_storages_and_what_is_written():
+    call = from_text("aten::x(f32[2,3]!,f32[3,2|1,3]@0,hi64[]*2)->bf16[2]#2;dim=[0, 1]")
+    assert call.inputs[1].strides == (1, 3)
+    assert call.inputs[1].storage == call.inputs[0].storage != call.inputs[2].storage
+    assert [tensor.on_host for tensor in call.inputs] == [False, False, True, True]
+    assert (call.written, call.lengths, call.numbers) == ((0,), (2,), (("dim", "[0, 1]"),))
+    with pytest.raises(ValueError, match="not a call"):
+        from_text("nonsense")
+
+
+def test_shipped_files_are_calibrations_of_known_cards():
+    names = {one.id: one.device_name for one in gpus()}
+    assert shipped()
+    for gpu_id, calibration in shipped().items():
+        assert calibration.environment["gpu"] == names[gpu_id]
+        assert len(calibration.points) > 1000
+
+
+@pytest.mark.parametrize("gpu_id", list(shipped()))
+def test_points_price_themselves(gpu_id):
+    calibration = shipped()[gpu_id]
+    prices = {tf32: cost_model_of(find_gpu(gpu_id), tf32=tf32) for tf32 in (False, True)}
+    off = [
+        abs(kernel_seconds(point.call, prices[point.tf32]).seconds / (seconds_of(point) * 1e-6) - 1)
+        for point in calibration.points
+        if point.hot > 20
+    ]
+    assert median(off) < 0.04
+    assert sorted(off)[int(0.9 * len(off))] < 0.3
+
+
+@pytest.mark.parametrize(
+    ("gpu_id", "gpu"),
+    [("v100-16gb", "NVIDIA H200"), ("rtx-3090", "NVIDIA H200"), ("h100-pcie", "NVIDIA H100"), ("l4", "NVIDIA H100")],
+)
+def test_a_card_without_a_calibration_is_priced_by_the_nearest(gpu_id, gpu):
+    source = cost_model_of(find_gpu(gpu_id)).source
+    assert source.startswith(f"calibration of {gpu}") and "carried over" in source
+
+
+def test_a_gap_that_was_measured_replaces_the_general_one():
+    known = shipped()["h100-sxm"].sections["device"]["waiting"]["gap_us"]
+    assert gap_seconds(shipped()["h100-sxm"]) == pytest.approx(known * 1e-6)
+    without = replace(shipped()["h100-sxm"], sections={"device": {"waiting": {}}})
+    assert gap_seconds(without) == gap_seconds(None) != gap_seconds(shipped()["h100-sxm"])
+
+
+def test_findings_stay_below_the_data_sheet():
+    found = findings(shipped()["h200"])
+    compared = [one for one in found if one.data_sheet]
+    assert len(compared) > 8
+    for one in compared:
+        assert 0.2 < one.measured / one.data_sheet < 1.05, one
+    assert 0.2e-6 < gap_seconds(shipped()["h100-sxm"]) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[1]", "not a file that"),
+        ("{", "not a file that"),
+        (json.dumps({"schema": "trainatomy/calibration/9"}), "calibration/9.*again"),
+        (json.dumps({"schema": SCHEMA, "sections": {}, "environment": {"gpu": "x"}}), "capability"),
+        (json.dumps({"schema": SCHEMA, "sections": {"kernels": {"points": [{"call": "x"}]}}}), "not a file that"),
+    ],
+)
+def test_what_is_no_calibration_is_refused(content, says, tmp_path):
+    with pytest.raises(WorkloadError, match=says):
+        parse(content, "f.json")
+    with pytest.raises(WorkloadError, match="No such file"):
+        load(tmp_path / "none.json")
+
+
+def measured_on(name: str, capability: tuple[int, int] = (9, 0), us: float | str = 100.0) -> Any:
+    """A calibration of such a card: one matrix product, three times."""
+    point = {"call": "aten::mm(bf16[4096,4096],bf16[4096,4096])->bf16[4096,4096]", "us": us, "kernels": 1}
+    environment = {"gpu": name, "capability": list(capability), "date": "2026-11-21"}
+    return json.dumps({"schema": SCHEMA, "environment": environment, "sections": {"kernels": {"points": [point] * 3}}})
+
+
+@pytest.mark.parametrize("microseconds", ["soon", -1.0, float("nan"), float("inf")])
+def test_a_point_that_is_no_duration_is_refused(microseconds):
+    with pytest.raises(WorkloadError, match="not a file that"):
+        parse(measured_on("NVIDIA H200", us=microseconds), "f.json")
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path):
+    with pytest.raises(WorkloadError, match="directory"):
+        load(tmp_path)
+    (tmp_path / "picture").write_bytes(b"\x89PNG\xff")
+    with pytest.raises(WorkloadError, match="no text"):
+        load(tmp_path / "picture")
+
+
+def test_a_calibration_of_the_card_speaks_for_it():
+    slow, fast = (parse(measured_on("NVIDIA H200", us=us), "f.json") for us in (1000.0, 200.0))
+    prices = cost_model_of(find_gpu("h200"), slow)
+    assert prices.calibrated and prices.source == "calibration of NVIDIA H200, 2026-11-21"
+    call = slow.points[0].call
+    assert kernel_seconds(call, prices).seconds == pytest.approx(1000e-6, rel=0.01)
+    assert kernel_seconds(call, cost_model_of(find_gpu("h200"), fast)).seconds == pytest.approx(200e-6, rel=0.01)
+    assert cost_model_of(find_gpu("h200"), slow) is prices
+
+
+def test_another_card_of_the_same_kernels_is_scaled_by_its_data_sheet_and_says_so():
+    h200 = parse(measured_on("NVIDIA H200", us=200.0), "f.json")
+    prices = cost_model_of(find_gpu("h100-pcie"), h200)
+    assert not prices.calibrated
+    assert (
+        "NVIDIA H200" in prices.source
+        and f"carried over to the data sheet of {find_gpu('h100-pcie').name}" in prices.source
+    )
+    attained = read_yaml("efficiency.yaml")["attained"]
+    ratio = find_gpu("h200").rates["bf16"] * attained["h200"]["half"]
+    ratio /= find_gpu("h100-pcie").rates["bf16"] * attained["h100-pcie"]["half"]
+    assert kernel_seconds(h200.points[0].call, prices).seconds == pytest.approx(200e-6 * ratio, rel=0.15)
+
+
+def test_a_card_with_other_kernels_is_refused_with_both_names():
+    with pytest.raises(WorkloadError, match=r"NVIDIA H200.*for T4 \(7\.5\).*gpu h200"):
+        cost_model_of(find_gpu("t4"), parse(measured_on("NVIDIA H200"), "f.json"))
+
+
+def test_a_card_that_is_not_in_the_list_has_to_be_described():
+    unlisted = parse(measured_on("NVIDIA GeForce RTX 4080", (8, 9), 1000.0), "f.json")
+    with pytest.raises(WorkloadError, match=r"RTX 4080.*no data sheet.*base: rtx-4090"):
+        cost_model_of(find_gpu("rtx-4090"), unlisted)
+    described = cost_model_of(gpu_from_mapping({"memory_bytes": 16 * 2**30}, "rtx-4090"), unlisted)
+    assert described.calibrated
+    assert kernel_seconds(unlisted.points[0].call, described).seconds == pytest.approx(1000e-6, rel=0.01)
+    with pytest.raises(WorkloadError, match="whose kernels are others"):
+        unlisted.check(gpu_from_mapping({"memory_bytes": 16 * 2**30}, "h200"))
+
+
+def test_a_calibration_of_a_host_alone_leaves_the_kernels_that_ship():
+    content = json.loads(measured_on("NVIDIA H200"))
+    content["sections"] = {"host": {"reference": "x", "factors": {"forward": 2.0}}}
+    prices = cost_model_of(find_gpu("h200"), parse(json.dumps(content), "f.json"))
+    assert prices.ratios and prices.source == cost_model_of(find_gpu("h200")).source
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"device": {"launches": [{"bytes": 4}]}},
+        {"device": {"memory": [{"bytes": 4, "malloc_us": "much", "free_us": 1}]}},
+        {"device": [1]},
+        {"host": {"factors": [1]}},
+        {"host": {"factors": {"forward": -1}}},
+        {"kernels": {"points": [{}]}},
+        [1],
+    ],
+)
+def test_sections_without_their_numbers_are_refused(sections):
+    content = {**json.loads(measured_on("NVIDIA H200")), "sections": sections}
+    with pytest.raises(WorkloadError, match=r"f\.json: not a file that"):
+        parse(json.dumps(content), "f.json")
+
+
+def test_a_memory_size_of_ones_own_leaves_a_card_its_calibration():
+    assert cost_model_of(gpu_from_mapping({"memory_bytes": 100 * 2**30}, "h200")).calibrated
+    assert not cost_model_of(gpu_from_mapping({"multiprocessors": 100}, "h200")).calibrated
+    assert "carried over" in cost_model_of(find_gpu("v100")).source

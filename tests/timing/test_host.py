@@ -1,0 +1,116 @@
+"""How fast a host is: the trainings that tell, the factors that come of them, and what the clock makes of those."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import geometric_mean
+
+import pytest
+
+from trainatomy.catalog.calibrations import Calibration
+from trainatomy.catalog.gpus import find_gpu, gpus
+from trainatomy.catalog.hosts import reference_host
+from trainatomy.measurement.calibration import expected, host, phases
+from trainatomy.results.operations import Operations
+from trainatomy.simulator.simulate import simulate
+from trainatomy.timing.launch import PARTS, from_microseconds, host_seconds
+from trainatomy.timing.step import time_of
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Operations:
+    workload = expected.trainings()[0]
+    return simulate(workload, find_gpu("h200")).operations
+
+
+def calibration(factors: dict[str, float], reference: str) -> Calibration:
+    environment = {"gpu": "NVIDIA H200", "date": "2026-11-21", "capability": [9, 0]}
+    return Calibration(environment, (), {"host": {"reference": reference, "factors": factors}}, "by hand")
+
+
+def seconds(operations: Operations, found: Calibration | None) -> float:
+    time = time_of(
+        operations, find_gpu("h200"), loop="trainer", tf32=False, samples=1, tokens_per_sample=16, calibration=found
+    )
+    assert time.bound_by == "host"
+    return time.host_seconds
+
+
+def test_factors_are_means_of_ratios_by_part() -> None:
+    measured = [{"forward": 2000.0, "backward": 3000.0, "optimizer": 90.0}, {"forward": 8000.0, "backward": 3000.0}]
+    reference = [{"forward": 1000.0, "backward": 3000.0, "optimizer": 90.0}, {"forward": 1000.0, "backward": 6000.0}]
+    assert host.factors(measured, reference) == {"graph": 4.0, "backward": round(geometric_mean((1, 0.5)), 3)}
+
+
+def test_a_slower_host_makes_a_slower_step(encoder: Operations) -> None:
+    known = reference_host()
+    same = seconds(encoder, calibration(dict.fromkeys(PARTS, 1.0), known.id))
+    slow = seconds(encoder, calibration(dict.fromkeys(PARTS, 2.0), known.id))
+    costs = from_microseconds(known.microseconds)
+    waits = same - sum(host_seconds(encoder, costs, "trainer").values())
+    assert slow - waits == pytest.approx(2 * (same - waits), rel=1e-6)
+
+
+def test_without_factors_the_host_is_as_on_a_quiet_occasion(encoder: Operations) -> None:
+    known = reference_host()
+    quiet = calibration(dict.fromkeys(PARTS, known.quiet), known.id)
+    assert seconds(encoder, None) == pytest.approx(seconds(encoder, quiet))
+    assert replace(known, occasions=(1.0, 4.0)).quiet == 1.0
+
+
+def test_a_part_without_a_factor_is_as_on_a_quiet_occasion(encoder: Operations) -> None:
+    known = reference_host()
+    some = calibration({"graph": known.quiet}, known.id)
+    assert seconds(encoder, some) == pytest.approx(seconds(encoder, None))
+    empty = replace(some, sections={"host": {"reference": known.id}})
+    assert seconds(encoder, empty) == pytest.approx(seconds(encoder, None))
+
+
+def test_factors_against_another_reference_do_not_count(encoder: Operations) -> None:
+    other = calibration(dict.fromkeys(PARTS, 3.0), "another")
+    assert seconds(encoder, other) == pytest.approx(seconds(encoder, None))
+
+
+def test_trainings_run_and_every_phase_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phases, "TIMED", 2)
+    plain = [one for one in expected.trainings() if one.loop == "pytorch"]
+    assert plain
+    for found in phases.phases_of(plain, device="cpu"):
+        assert all(found[phase] > 0 for phase in phases.PHASES)
+    assert set(phases.PHASES) == set(host.PART_OF)
+
+
+def test_each_phase_counts_as_in_its_median_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = iter([[5.0, 9.0], [7.0, 3.0], [6.0, 4.0]])
+
+    def played(*_: object) -> dict[str, float]:
+        forward, rest = next(rounds)
+        return {"forward": forward, "backward": rest, "optimizer": rest, "other": rest}
+
+    monkeypatch.setattr(phases, "_round", played)
+    (found,) = phases.phases_of(expected.trainings()[:1])
+    assert found == {"forward": 6.0, "backward": 4.0, "optimizer": 4.0, "other": 4.0}
+
+
+def test_large_batches_have_a_factor_of_their_own() -> None:
+    small = {"forward": 1000.0, "other": 2000.0, "batch": 10.0}
+    large = {"forward": 1000.0, "other": 1000.0, "batch": 20_000.0}
+    found = host.factors([small | {"other": 4000.0}, {"forward": 9000.0, "other": 12_000.0}], [small, large])
+    assert found == {"graph": 1.0, "loop": 2.0, "batch": 0.5}
+    assert "batch" not in host.factors([small, {"other": 900.0}], [small, large])
+
+
+def test_what_the_reference_needs_is_predicted_in_a_process_of_its_own() -> None:
+    with host.Answer("expected", "h200") as slow, pytest.raises(RuntimeError, match=r"`expected` did not end within 0"):
+        slow.get(0.01)
+    assert slow._process.poll() is not None
+    with host.Answer("expected", "no-such-card") as wrong, pytest.raises(RuntimeError, match=r"failed: .*no-such-card"):
+        wrong.get(60)
+
+
+def test_the_reference_is_predicted_for_the_card_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(host, "Answer", lambda module, known: asked.append(known))
+    host.expected_for("NVIDIA H200")
+    host.expected_for("a card that nobody knows")
+    assert asked == ["h200", gpus()[0].id]

@@ -1,0 +1,105 @@
+"""What convolutions and batch norm ask of a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.timing.cost_model import chip_of
+from trainatomy.timing.kernels import work_of
+
+CHIP = chip_of(find_gpu("h200"), tf32=False)
+
+
+def conv(images: str, weight: str, out: str, more: str = "stride=[1, 1];padding=[0, 0]") -> float:
+    return work_of(from_text(f"aten::convolution({images},{weight})->{out};{more}"), CHIP).seconds
+
+
+def test_channels_first_images_are_rewritten_and_channels_last_ones_are_not():
+    weight = "f32[256,256,3,3]"
+    first = conv("f32[16,256,14,14]", weight, "f32[16,256,14,14]")
+    last = conv("f32[16,256,14,14|50176,1,3584,256]", weight, "f32[16,256,14,14]")
+    assert 8e-6 < first - last < 20e-6  # two images and the weight: 4 + 4 + 5 us
+
+
+def test_a_kernel_of_one_place_is_a_product():
+    plain = conv("f32[16,256,56,56]", "f32[64,256,1,1]", "f32[16,64,56,56]")
+    with_step = conv("f32[16,256,56,56]", "f32[64,256,1,1]", "f32[16,64,28,28]", "stride=[2, 2];padding=[0, 0]")
+    assert with_step > plain  # a quarter of the work, and images to rewrite
+
+
+def test_images_of_few_channels_are_far_from_the_peak():
+    """The first layer of a vision transformer: 14.8 GFLOP, which tensor cores would do in 20 us."""
+    text = "aten::convolution(f16[64,3,224,224],f16[768,3,16,16],f16[768])->f16[64,768,14,14];stride=[16, 16]"
+    work = work_of(from_text(text), CHIP)
+    assert work.flop == pytest.approx(2 * 64 * 196 * 768 * 768)
+    assert 0.02 < work.flop / CHIP.rate("fp16") / work.seconds < 0.04
+
+
+def test_backward_counts_what_is_wanted():
+    text = "aten::convolution_backward({0},f32[16,64,56,56],f32[64,64,3,3])->f32[16,64,56,56],f32[64,64,3,3];{1}"
+    both, one, none = (
+        work_of(from_text(text.format("f32[16,64,56,56]", f"output_mask=[{mask}]")), CHIP)
+        for mask in ("True, True, False", "False, True, False", "False, True, True")
+    )
+    assert both.flop == 2 * one.flop and both.seconds > 1.3 * one.seconds
+    assert none.seconds - one.seconds > 15e-6  # the bias
+
+
+def test_depthwise_kernels_reach_little_of_the_peak():
+    deep = work_of(
+        from_text("aten::convolution(f32[16,96,56,56],f32[96,1,7,7])->f32[16,96,56,56];stride=[1, 1];groups=96"), CHIP
+    )
+    assert deep.family == "convolution.forward.fp32.depthwise.2d" and deep.rate == "fp32"
+    assert deep.flop == 2 * 16 * 96 * 56 * 56 * 49
+    assert 130e-6 < deep.seconds < 200e-6
+
+
+def test_groups_share_channels():
+    whole = work_of(from_text("aten::convolution(f32[16,256,28,28],f32[256,256,3,3])->f32[16,256,28,28]"), CHIP)
+    text = "aten::convolution(f32[16,256,28,28],f32[256,8,3,3])->f32[16,256,28,28];groups=32"
+    assert work_of(from_text(text), CHIP).flop == whole.flop / 32
+
+
+@pytest.mark.parametrize(
+    ("shape", "forward", "backward"),
+    [
+        ("16,64,56,56", 23.7, 48.9),
+        ("16,512,28,28", 19.5, 38.3),
+        ("16,2048,7,7", 24.3, 25.6),
+        ("16,128,28,28", 7.3, 16.4),
+    ],
+)
+def test_batch_norm_by_channel(shape, forward, backward):
+    """Microseconds of an H200's kernels: few channels, many, short ones, and those that fit its multiprocessors."""
+    channels = shape.split(",")[1]
+    one = f"aten::native_batch_norm(f32[{shape}],f32[{channels}]*4)->f32[{shape}],f32[{channels}]*2"
+    other = f"aten::native_batch_norm_backward(f32[{shape}]*2,f32[{channels}]*5)->f32[{shape}],f32[{channels}]*2"
+    for text, microseconds in ((one, forward), (other, backward)):
+        assert work_of(from_text(text), CHIP).seconds * 1e6 == pytest.approx(microseconds, rel=0.35)
+
+
+def test_batch_norm_of_inference_is_element_wise():
+    text = "aten::native_batch_norm(f32[16,64,112,112],f32[64]*4)->f32[16,64,112,112],f32[0]*2;training={}"
+    trained, known = (work_of(from_text(text.format(value)), CHIP) for value in (True, False))
+    assert known.seconds == 0.0 and known.bytes == pytest.approx(2 * 16 * 64 * 112 * 112 * 4, rel=1e-4)
+    assert trained.seconds > 3 * known.bytes / CHIP.bandwidth
+
+
+def test_a_norm_of_what_is_not_dense_copies_it_first():
+    text = (
+        "aten::native_layer_norm_backward(f32[4,1500,768],{0},f32[4,1500,1]*2,f32[768]*2)->f32[4,1500,768],f32[768]*2"
+    )
+    plain, turned = (
+        work_of(from_text(text.format(x)), CHIP) for x in ("f32[4,1500,768]", "f32[4,1500,768|1152000,1,1500]")
+    )
+    assert turned.bytes - plain.bytes == 4 * 4 * 1500 * 768 * 4 and turned.launches == plain.launches + 1
+
+
+def test_tokens_that_hit_one_row_wait_for_each_other():
+    types, words = (
+        work_of(from_text(f"aten::embedding_dense_backward(f32[4,512,768],i64[4,512])->f32[{rows},768]"), CHIP).seconds
+        for rows in (2, 512)
+    )
+    assert types > 100e-6 > words

@@ -1,0 +1,232 @@
+"""What operations ask of a GPU: hand-made calls, priced by data sheet and by calibration."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from trainatomy.catalog.calibrations import shipped
+from trainatomy.catalog.calls import array, from_text
+from trainatomy.catalog.gpus import find_gpu, gpus
+from trainatomy.operators.cost.lists import launches_of
+from trainatomy.results.operations import Call
+from trainatomy.timing.cost_model import chip_of, cost_model_of
+from trainatomy.timing.kernels import Work, general_rule_only, kernel_seconds, precision_of, work_of
+
+H200 = cost_model_of(find_gpu("h200"))
+
+
+def seconds(text: str, prices=H200) -> float:
+    return kernel_seconds(from_text(text), prices).seconds
+
+
+def test_a_large_product_reaches_what_the_card_attains():
+    cost = kernel_seconds(from_text("aten::mm(bf16[8192,8192],bf16[8192,8192])->bf16[8192,8192]"), H200)
+    assert cost.flop_seconds == pytest.approx(2 * 8192**3 / 989.4e12)
+    assert 0.7 < cost.flop_seconds / cost.seconds < 0.9
+    assert cost.bytes_seconds < cost.flop_seconds
+
+
+def test_one_more_row_than_a_multiple_of_tiles_costs_another_wave():
+    chip = chip_of(find_gpu("h200"), tf32=False)
+    full = work_of(from_text("aten::mm(bf16[2816,1024],bf16[1024,3072])->bf16[2816,3072]"), chip)
+    more = work_of(from_text("aten::mm(bf16[4096,1024],bf16[1024,4096])->bf16[4096,4096]"), chip)
+    assert more.seconds / more.flop > full.seconds / full.flop * 0.9
+    waves = [
+        work_of(from_text(f"aten::mm(bf16[{m},8192],bf16[8192,8192])->bf16[{m},8192]"), chip).seconds / m
+        for m in (4224, 4225)
+    ]
+    assert waves[1] > waves[0] * 1.02
+
+
+def test_odd_vocabularies_leave_the_fast_kernels():
+    padded = seconds("aten::mm(bf16[8192,768],bf16[768,50304|1,768])->bf16[8192,50304]")
+    odd = seconds("aten::mm(bf16[8192,768],bf16[768,50257|1,768])->bf16[8192,50257]")
+    assert odd > 4 * padded
+
+
+def test_tf32_is_a_choice_of_the_prices():
+    text = "aten::mm(f32[4096,4096],f32[4096,4096|1,4096])->f32[4096,4096]"
+    assert seconds(text, cost_model_of(find_gpu("h200"), tf32=True)) < seconds(text) / 4
+
+
+@pytest.mark.parametrize(
+    ("text", "moved"),
+    [
+        ("aten::add(f32[1024,1024]*2)->f32[1024,1024]", 12 * 2**20),
+        ("aten::add(f32[1024,1024],f32[1024,1024]@0)->f32[1024,1024]", 8 * 2**20),
+        ("aten::add(f32[1024,1024],f32[1024])->f32[1024,1024]", 8 * 2**20 + 4096),
+        ("aten::add(f32[1024,1024],f32[1024,1024|0,1])->f32[1024,1024]", 8 * 2**20 + 4096),
+        ("aten::add_(f32[1024,1024]!,f32[1024,1024])->f32[1024,1024]@0", 12 * 2**20),
+        ("aten::copy_(f32[1024,1024]!,bf16[1024,1024])->f32[1024,1024]@0", 6 * 2**20),
+        ("aten::zeros_like(f32[1024,1024])->f32[1024,1024]", 4 * 2**20),
+        ("aten::native_dropout(bf16[1024,1024])->bf16[1024,1024],b8[1024,1024]", 5 * 2**20),
+        ("aten::_foreach_addcmul_(f32[1024,1024]!,f32[1024,1024],f32[1024,1024]@1)->#1,1,1", 12 * 2**20),
+        ("aten::_fused_adamw_(f32[1024,1024]!,f32[1024,1024]!,f32[1024,1024]!,f32[1024,1024]!,f32[]!)->#1,1,1,1,0,1",
+         28 * 2**20 + 4),
+    ],
+)  # fmt: skip
+def test_each_distinct_operand_is_moved_once(text, moved):
+    assert work_of(from_text(text), H200.chip).bytes == moved
+
+
+def test_views_and_the_hosts_own_work_cost_nothing():
+    for text in (
+        "aten::view(f32[64])->f32[8,8]@0",
+        "aten::empty()->f32[8,8]",
+        "aten::add(hf32[8],hf32[8])->hf32[8]",
+        "aten::_foreach_add_(hf32[]*300!)->#300",
+    ):
+        assert kernel_seconds(from_text(text), H200) == (0.0, 0.0, 0.0, 0), text
+
+
+def test_types_and_layouts_that_copy_slowly():
+    plain = seconds("aten::clone(bf16[64,512,1024])->bf16[64,512,1024]")
+    turned = seconds("aten::clone(bf16[64,512,1024|524288,1,512])->bf16[64,512,1024]")
+    widened = seconds("aten::_to_copy(bf16[64,512,1024])->f32[64,512,1024]")
+    assert plain < turned
+    assert plain < widened
+
+
+def test_small_operations_cost_a_kernel():
+    assert 0.5e-6 < seconds("aten::add(f32[4]*2)->f32[4]") < 4e-6
+
+
+def test_backward_of_attention_costs_more_and_a_causal_mask_less():
+    q = "bf16[8,16,1024,64|1048576,64,1024,1]"
+    forward = f"aten::_scaled_dot_product_flash_attention({q}*3)->{q},f32[8,16,1024]"
+    backward = f"aten::_scaled_dot_product_flash_attention_backward({q}*5,f32[8,16,1024])->{q}*3"
+    assert 2 < seconds(backward) / seconds(forward) < 5
+    assert seconds(f"{forward};is_causal=True") < seconds(forward)
+
+
+def test_launches_of_lists_are_full_by_tensors_or_by_chunks():
+    assert launches_of((array("f32", 768),) * 300, 4) == 9  # 36 tensors each
+    assert launches_of((array("f32", 8192, 8192),), 4) == 4  # 1024 chunks, 320 each
+    assert launches_of((array("f32", 0),), 1) == 0
+
+
+def test_what_nothing_is_known_of_is_named():
+    strange = from_text("my::operator(f32[1024])->f32[1024]")
+    known = from_text("aten::add(f32[4]*2)->f32[4]")
+    assert general_rule_only([strange, known]) == {"my::operator"}
+    assert seconds("my::operator(f32[1048576])->f32[1048576]") > 0
+
+
+@pytest.mark.parametrize("one", gpus(), ids=lambda one: one.id)
+def test_every_card_prices_every_calibrated_call(one):
+    prices = cost_model_of(one)
+    assert prices.calibrated == (one.id in shipped())
+    for point in shipped()["h200"].points[::9]:
+        cost = kernel_seconds(point.call, prices)
+        assert 0 <= cost.seconds < 10
+        assert cost.launches > 0
+
+
+def test_a_slower_card_is_slower():
+    text = "aten::mm(f16[4096,4096],f16[4096,4096])->f16[4096,4096]"
+    by_card = [seconds(text, cost_model_of(find_gpu(name))) for name in ("h200", "a100-40gb", "v100-16gb")]
+    assert by_card == sorted(by_card)
+    published = 2 * 4096**3 / by_card[1] / 1e12
+    assert 200 < published < 290  # 271 TFLOP/s are known to be attained on an A100
+
+
+def test_a_step_of_bert_large_is_priced_at_once():
+    calls = [point.call for point in shipped()["h200"].points[:300]]
+    prices = cost_model_of(find_gpu("h200"))
+    began = time.perf_counter()
+    for call in calls:
+        kernel_seconds(call, prices)
+    first = time.perf_counter() - began
+    began = time.perf_counter()
+    for _ in range(15):
+        for call in calls:
+            kernel_seconds(call, prices)
+    again = time.perf_counter() - began
+    assert first < 0.6
+    assert again < 0.1
+
+
+def test_attention_computes_whole_blocks():
+    q = "bf16[16,16,{0},{1}]"
+    forward = "aten::_scaled_dot_product_flash_attention({0}*3)->{0},f32[16,16,{1}]"
+    at_197, at_256 = (seconds(forward.format(q.format(length, 64), length)) for length in (197, 256))
+    assert at_197 > 0.9 * at_256
+    small, whole = (
+        work_of(from_text(forward.format(q.format(1024, head), 1024)), H200.chip).seconds for head in (48, 64)
+    )
+    assert small == pytest.approx(whole, rel=0.02)
+
+
+def test_parts_of_one_tensor_are_read_each():
+    gate = array("bf16", 512, 1024, strides=(2048, 1), storage=0)
+    out = array("bf16", 512, 1024, storage=1)
+    call = Call("aten::mul", (gate, gate._replace(part=1)), (out,))
+    assert work_of(call, H200.chip).bytes == 3 * out.bytes
+    assert work_of(call._replace(inputs=(gate, gate)), H200.chip).bytes == 2 * out.bytes
+
+
+def test_a_product_says_its_precision():
+    chip, tf32 = H200.chip, H200.chip._replace(tf32=True)
+    biased = from_text("aten::addmm(f32[64],bf16[64,64],bf16[64,64])->bf16[64,64]")
+    image = from_text("aten::convolution(f32[8,64,56,56],f32[64,64,3,3])->f32[8,64,56,56]")
+    scores = from_text(
+        "aten::_scaled_dot_product_efficient_attention_backward(f16[4,8,512,64]*5,f32[4,8,512],i64[]*2)"
+        "->f16[4,8,512,64]*3"
+    )
+    product = from_text("aten::mm(f32[64,64],f32[64,64])->f32[64,64]")
+    assert [precision_of(one, chip) for one in (biased, image, scores, product)] == ["bf16", "tf32", "fp16", "fp32"]
+    assert precision_of(product, tf32) == "tf32"
+
+
+def test_optimizers_in_8_bits_cost_more_than_their_traffic():
+    shape = "[4096,4096]"
+    state = f"u8{shape}!,u8{shape}!,f32[256]*2,f32[65536]!,f32[65536]!"
+    text = f"bitsandbytes::optimizer_update_8bit_blockwise(f32{shape},f32{shape}!,{state})->"
+    work = work_of(from_text(text), H200.chip)
+    assert work.bytes == pytest.approx(4096**2 * (4 + 2 * 4 + 2 * 2), rel=0.01)
+    assert 1.5 < work.seconds / (work.bytes / H200.chip.bandwidth) < 6
+    assert general_rule_only([from_text(text)]) == frozenset()
+
+
+def test_recurrent_layers_take_their_steps_one_after_the_other():
+    weights = "f32[2048,256],f32[2048,512],f32[2048]*2"
+
+    def layer(steps: int, batch: int, directions: int = 1) -> Work:
+        states = f"f32[{directions},{batch},512]*2"
+        inputs = ",".join([f"f32[{steps},{batch},256]", states, *[weights] * directions])
+        outputs = f"f32[{steps},{batch},{512 * directions}],{states}"
+        call = f"aten::_cudnn_rnn({inputs})->{outputs};mode=LSTM;bidirectional={directions == 2}"
+        return work_of(from_text(call), H200.chip)
+
+    one = layer(50, 8)
+    assert one.flop == 2 * 50 * 8 * 2048 * (256 + 512)
+    assert layer(100, 8).seconds == pytest.approx(2 * one.seconds, rel=0.1)
+    assert layer(50, 16).seconds < 1.2 * one.seconds
+    assert layer(50, 8, directions=2).seconds < 1.3 * one.seconds
+
+
+def test_sums_over_rows_wait_for_the_rows_and_not_for_few_columns():
+    narrow, wide, short = (
+        work_of(from_text(f"aten::sum(bf16[{rows},{columns}])->bf16[1,{columns}];dim=[0]"), H200.chip).seconds
+        for rows, columns in ((32768, 128), (32768, 256), (64, 128))
+    )
+    assert narrow == pytest.approx(37.4e-6, rel=0.15) and wide < 1.1 * narrow  # measured: 37.4 us
+    assert short < 5e-6
+
+
+def test_expanded_indices_are_read_once_and_losses_have_a_row_for_each_place():
+    chip = H200.chip
+    whole = work_of(from_text("aten::gather(bf16[4096,64],i64[4096,64])->bf16[4096,64]"), chip)
+    expanded = work_of(from_text("aten::gather(bf16[4096,64],i64[4096,64|1,0])->bf16[4096,64]"), chip)
+    assert whole.bytes - expanded.bytes == 8 * 4096 * 63
+    flat = work_of(from_text("aten::nll_loss_forward(f32[4096,8],i64[4096])->f32[],f32[]"), chip)
+    image = work_of(from_text("aten::nll_loss2d_forward(f32[4,8,32,32],i64[4,32,32])->f32[],f32[]"), chip)
+    assert image.seconds == flat.seconds
+
+
+def test_a_copy_to_the_card_moves_its_numbers_once():
+    made = work_of(from_text("aten::_to_copy(hf32[1024,1024])->f32[1024,1024]"), H200.chip)
+    filled = work_of(from_text("aten::copy_(f32[1024,1024]!,hf32[1024,1024])->f32[1024,1024]@0"), H200.chip)
+    assert filled.seconds == made.seconds > 0

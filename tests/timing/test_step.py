@@ -1,0 +1,120 @@
+"""What a step's time is made of, where several of the clock's parts meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.hosts import reference_host
+from trainatomy.results.operations import Array, Call, Operations
+from trainatomy.results.time import Time
+from trainatomy.results.trace import DriverCall
+from trainatomy.simulator.simulate import simulate
+from trainatomy.timing.extrapolation import attained
+from trainatomy.timing.launch import HostCosts, from_microseconds, host_seconds, issue_seconds, kind_of, loop_seconds
+from trainatomy.timing.step import time_of
+from trainatomy.timing.timeline import run, waits
+from trainatomy.workload.schema import Workload
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
+MODEL = {"class": "BertForSequenceClassification", "config": TINY}
+H200 = find_gpu("h200")
+
+
+@pytest.fixture(scope="module")
+def step() -> Operations:
+    workload = {"model": MODEL, "data": {"sequence_length": 8}, "train": {"per_device_train_batch_size": 1}}
+    return simulate(Workload.from_mapping(workload), H200).operations
+
+
+def seconds(step: Operations, *calls: DriverCall) -> float:
+    found = time_of(step, H200, loop="trainer", tf32=False, samples=1, tokens_per_sample=8, driver_calls=calls)
+    return found.step_seconds
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3, 8])
+def test_every_micro_batch_costs_the_loop_its_part(micro_batches: int) -> None:
+    train = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": micro_batches}
+    workload = Workload.from_mapping({"model": MODEL, "data": {"sequence_length": 8}, "train": train})
+    operations = simulate(workload, H200).operations
+    costs = from_microseconds(reference_host().microseconds)
+    free = replace(costs, micro_step={"trainer": 0.0}, module_micro_step={"trainer": 0.0})
+    dear = replace(free, micro_step={"trainer": 1.0})
+    host = [sum(host_seconds(operations, one, "trainer").values()) for one in (free, dear)]
+    assert host[1] - host[0] == pytest.approx(micro_batches)
+    course = [course_of(operations, one) for one in (free, dear)]
+    assert course[1] - course[0] == pytest.approx(micro_batches)
+
+
+def course_of(operations: Operations, costs: HostCosts) -> float:
+    issue = list(issue_seconds(operations, costs, "trainer"))
+    kernels = [(0.0, 0)] * len(operations.calls)
+    return run(operations, issue, kernels, costs, loop_seconds(operations, costs, "trainer")).host_seconds
+
+
+def test_memory_that_goes_back_to_the_driver_costs_time(step: Operations) -> None:
+    event = step.operations[len(step.operations) // 2].event
+    gives_back = DriverCall(event, "free", 2**30)
+    takes = DriverCall(event, "malloc", 2**30)
+    assert seconds(step, takes) == seconds(step), "the next step finds it in the cache"
+    assert seconds(step, gives_back, takes) > seconds(step, gives_back) > seconds(step)
+
+
+def test_what_happened_before_the_step_is_no_part_of_it(step: Operations) -> None:
+    before = DriverCall(step.operations[0].event - 1, "free", 2**30)
+    assert seconds(step, before) == seconds(step)
+
+
+def test_utilisation_counts_the_models_flop_at_the_precision_of_its_products() -> None:
+    def time(precision: dict[str, bool], checkpointing: bool) -> Time:
+        train = {"per_device_train_batch_size": 8, "gradient_checkpointing": checkpointing, **precision}
+        mapping = {"model": MODEL, "data": {"sequence_length": 64}, "train": train}
+        found = simulate(Workload.from_mapping(mapping), H200).operations
+        tf32 = bool(precision.get("tf32"))
+        return time_of(found, H200, loop="trainer", tf32=tf32, samples=8, tokens_per_sample=64)
+
+    def ideal(found: Time) -> float:
+        assert found.model_flop_utilisation is not None
+        return found.model_flop_utilisation * found.step_seconds
+
+    plain, again = time({}, False), time({}, True)
+    assert ideal(plain) == pytest.approx(plain.flop / H200.rates["fp32"])
+    assert again.flop > plain.flop and ideal(again) == pytest.approx(ideal(plain))
+    half = time({"bf16": True}, False)
+    assert ideal(half) == pytest.approx(half.flop / H200.rates["bf16"], rel=0.02)  # the loss stays in fp32
+    assert half.attainable_utilisation and half.model_flop_utilisation
+    assert half.attainable_utilisation / half.model_flop_utilisation == pytest.approx(
+        1 / attained(H200, "bf16"), rel=0.02
+    )
+
+
+def test_the_host_waits_after_each_update_of_bitsandbytes() -> None:
+    tensor = Array((16,), (1,), "float32", 4, 0)
+    update = Call("bitsandbytes::optimizer_update_8bit_blockwise", (tensor,), ())
+    assert waits(update) and kind_of(update) == "library"
+    assert not waits(Call("aten::_fused_adamw_", (tensor,), ()))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("aten::_to_copy(hf32[4,10])->f32[4,10]", True),
+        ("aten::_to_copy(hf32[])->f32[]", True),
+        ("aten::index(f32[64,8],hi64[4])->f32[4,8]", True),
+        ("aten::mul(f32[4,10],hf32[])->f32[4,10]", False),  # a number of the host is an argument of the kernel
+        ("aten::index(f32[64,8],b8[64])->f32[32,8]", True),
+        ("aten::index(f32[64,8],i64[4])->f32[4,8]", False),
+        ("aten::_unique2(i64[64])->i64[8],i64[64],i64[8]", True),
+    ],
+)
+def test_the_host_waits_for_values_and_batches_and_not_for_its_own_numbers(text: str, expected: bool) -> None:
+    assert waits(from_text(text)) is expected
+
+
+def test_shares_that_nobody_published_are_not_taken_from_other_precisions() -> None:
+    v100 = find_gpu("v100-16gb")
+    assert attained(H200, "fp64") is None and attained(H200, "fp8") is None
+    assert attained(v100, "bf16") == attained(v100, "fp32") != attained(v100, "fp16")
