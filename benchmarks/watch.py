@@ -12,7 +12,7 @@ On a busy host no number of rounds may settle it. So ``parts`` adds up what a wa
 and ends, and PyTorch writes down each allocation and release, each timed alone and many times.
 
 ``watch``: ``trainatomy.watch``.  ``history``: only what PyTorch itself records for it.  ``history with stacks``: with a
-Python stack for each allocation, as ``trainatomy measure --tape`` does where it is asked for them.
+Python stack for each allocation, as ``trainatomy measure --trace`` does where it is asked for them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import nn
 import trainatomy
 from trainatomy.analysis.balance import COMPONENTS
 from trainatomy.errors import FactoryError, SimulationError, WorkloadError
-from trainatomy.results.memory import Prediction
+from trainatomy.results.prediction import Prediction
 from trainatomy.workload import Workload
 
 SOURCE = """
@@ -88,7 +88,7 @@ def consistent(found: Prediction) -> None:
     assert sum(parts[name] for name in COMPONENTS) == memory.peak_allocated_bytes
     assert memory.device_bytes == memory.peak_reserved_bytes + memory.components.context
     assert memory.peak_requested_bytes <= memory.peak_allocated_bytes <= memory.peak_reserved_bytes
-    assert found.room_bytes == found.card.memory_bytes - memory.device_bytes
+    assert found.room_bytes == found.gpu.memory_bytes - memory.device_bytes
     assert found.fits == (found.out_of_memory is None) == (found.verdict != "does not fit")
     assert sum(line.bytes for line in memory.lines) == memory.peak_allocated_bytes
     assert sum(share.activation_bytes for share in found.modules) == memory.components.activations

@@ -24,7 +24,7 @@ import trainatomy
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainatomy.results.memory import Measurement
+    from trainatomy.results.measurement import Measurement
 
 LENGTH, ACCUMULATION, MAX_GRAD_NORM, LEARNING_RATE = 512, 4, 1.0, 5e-5
 LOOPS = {"trainer": "Trainer", "accelerate": "Accelerate loop", "clipped": "Accelerate loop, clipped"}

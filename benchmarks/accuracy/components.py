@@ -1,6 +1,6 @@
 """Components at the peak, measured against predicted: ``python benchmarks/accuracy/components.py TAPE.json.gz...``.
 
-Each tape was recorded on a GPU (``measure_grid.py --tape``, ``trainatomy measure --tape``).  The ledger that reads
+Each tape was recorded on a GPU (``measure_grid.py --trace``, ``trainatomy measure --trace``).  The ledger that reads
 simulated tapes reads it, the same training is predicted, and the difference of each component is a share of the total.
 """
 
@@ -16,7 +16,7 @@ from outcomes import workload_of
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.breakdown import settle
 from trainatomy.catalog.workspaces import workspaces
-from trainatomy.measurement.traces import trace as tape
+from trainatomy.measurement.traces import trace as trace_files
 from trainatomy.measurement.traces.labels import label_the_rest
 from trainatomy.simulator.simulate import simulate
 
@@ -33,15 +33,15 @@ OUTSIDE = ("cache", "context")
 
 def both(path: Path, gpu: str) -> tuple[Settlement, Settlement]:
     """The recorded tape settled, and the simulated one."""
-    history = tape.read(path)
+    history = trace_files.read(path)
     workload = workload_of({"family": "", "alone": False, "held_out": False, **history.case}, gpu)
-    real = tape.to_tape(history)
+    real = trace_files.to_trace(history)
     version = _version(workload)
     followed = {note.step for note in history.notes if note.name == "call"}
     label_the_rest(real, workspaces(workload.resolve_gpu().capability, version), sorted(followed))
     settings = AllocatorSettings.parse(workload.allocator, version)
     size = workload.resolve_gpu().memory_bytes
-    return settle(real, settings, size, 0), settle(simulate(workload, workload.resolve_gpu()).tape, settings, size, 0)
+    return settle(real, settings, size, 0), settle(simulate(workload, workload.resolve_gpu()).trace, settings, size, 0)
 
 
 def _version(workload: Workload) -> tuple[int, int]:
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", default="h200", help="the card that was measured (default: h200)")
     options = parser.parse_args(arguments)
     wrong = 0
-    for path in options.tapes:
+    for path in options.traces:
         real, simulated = both(path, options.gpu)
         wrong += any(abs(gap) > LIMIT for gap in gaps(real, simulated).values())
         print(describe(path.name.split(".tape")[0], real, simulated), flush=True)

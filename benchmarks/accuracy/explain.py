@@ -1,6 +1,6 @@
 """Which allocation makes the difference: ``python benchmarks/accuracy/explain.py TAPE.json.gz [--gpu h200]``.
 
-Reads a tape that was recorded on a GPU (``measure_grid.py --tape``, ``trainatomy measure --tape``), executes the same
+Reads a tape that was recorded on a GPU (``measure_grid.py --trace``, ``trainatomy measure --trace``), executes the same
 training without one, and lists the sizes that one of the two allocates more often: within a step, and alive at the
 peak.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from outcomes import workload_of
 
-from trainatomy.measurement.traces import trace as tape
+from trainatomy.measurement.traces import trace as trace_files
 from trainatomy.measurement.traces.compare import Difference, compare_peak, compare_step
 from trainatomy.measurement.traces.trace import History
 from trainatomy.simulator.simulate import simulate
@@ -46,15 +46,15 @@ def _recorded(history: History, gpu: str) -> Workload:
 def main() -> int:
     """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tape", type=Path)
+    parser.add_argument("trace", type=Path)
     parser.add_argument("--gpu", default="h200", help="the card that was measured (default: h200)")
     parser.add_argument("--step", type=int, default=1, help="the optimizer step that is compared, from 0 (default: 1)")
     parser.add_argument("--count", type=int, default=20, help="differences shown (default: 20)")
     parser.add_argument("--workload", type=Path, help="the training, where the tape does not hold its description")
     options = parser.parse_args()
-    history = tape.read(options.tape)
+    history = trace_files.read(options.trace)
     workload = read(options.workload) if options.workload else _recorded(history, options.gpu)
-    simulated, real = simulate(workload, workload.resolve_gpu()).tape, tape.to_tape(history)
+    simulated, real = simulate(workload, workload.resolve_gpu()).trace, trace_files.to_trace(history)
     if history.notes:
         differences = compare_step(simulated, real, options.step)
         print(table(f"Allocated in step {options.step}", differences, options.count))

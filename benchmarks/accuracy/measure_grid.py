@@ -32,7 +32,7 @@ from trainatomy.measurement.measure import died, last_lines, require_gpu
 from trainatomy.measurement.process.job import STACKS, Job, read_result
 
 if TYPE_CHECKING:
-    from trainatomy.results.memory import Measurement
+    from trainatomy.results.measurement import Measurement
 
 POLL_SECONDS = 0.02
 STEPS = {"control": 8, "record": 4}
@@ -158,8 +158,8 @@ def job_of(task: Task, options: argparse.Namespace, *, alone: bool) -> Job:
     steps = max(options.steps or 0, SCALED_STEPS[task.part]) if scaled else options.steps or STEPS[task.part]
     if task.part == "control":
         return Job(mapping, steps, alone=alone, most_steps=max(steps, MOST_STEPS), seconds=TIMED_SECONDS)
-    tape = (options.out / f"{task.row.name}.tape.json.gz").absolute() if options.tape else None
-    return Job(mapping, steps, tape, options.stacks if tape else "none", alone, record=True)
+    trace = (options.out / f"{task.row.name}.tape.json.gz").absolute() if options.trace else None
+    return Job(mapping, steps, trace, options.stacks if trace else "none", alone, record=True)
 
 
 def chosen(options: argparse.Namespace) -> list[Row]:
@@ -196,8 +196,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--row-limit", type=float, default=100, help="seconds that a run may take (default: 100)")
     parser.add_argument("--no-fork", action="store_true", help="start every row's process afresh")
     parser.add_argument("--no-record", dest="record", action="store_false", help="time and peaks only: one run a row")
-    parser.add_argument("--tape", action="store_true", help="keep each recorded run's tape in the folder")
-    parser.add_argument("--stacks", choices=STACKS, default="none", help="with --tape: where each allocation came from")
+    parser.add_argument("--trace", action="store_true", help="keep each recorded run's tape in the folder")
+    parser.add_argument(
+        "--stacks", choices=STACKS, default="none", help="with --trace: where each allocation came from"
+    )
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     options.work = options.work or Path(tempfile.mkdtemp(prefix="trainatomy-grid-"))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from grid import Row
 
-    from trainatomy.results.memory import Measurement
+    from trainatomy.results.measurement import Measurement
 
 
 def with_record(control: Measurement, recorded: Measurement) -> Measurement:

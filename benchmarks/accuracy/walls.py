@@ -34,7 +34,7 @@ from trainatomy.measurement.process.job import Job, read_result, set_environment
 from trainatomy.measurement.process.worker import execute
 
 if TYPE_CHECKING:
-    from trainatomy.results.memory import Measurement
+    from trainatomy.results.measurement import Measurement
 
 POLL_SECONDS = 0.05
 KEPT_FREE_BYTES = 6 * 2**30

@@ -86,11 +86,11 @@ def simulated(capability: tuple[int, int], multiprocessors: int, version: tuple[
                     key = f"{group}: {name}"
                     try:
                         case()
-                        start = len(world.tape.events)
+                        start = len(world.trace.events)
                         case()
                         found[key] = [
-                            (e.action, e.allocation, e.bytes, world.tape.origins[e.allocation].operation)
-                            for e in world.tape.events[start:]
+                            (e.action, e.allocation, e.bytes, world.trace.origins[e.allocation].operation)
+                            for e in world.trace.events[start:]
                         ]
                     except Exception as error:
                         found[key] = f"{type(error).__name__}: {str(error)[:200]}"

@@ -18,8 +18,8 @@ from trainatomy.reporters.text import prediction_page
 from trainatomy.reporters.text.calibration import calibration_page
 from trainatomy.reporters.text.operations import anatomy_page
 from trainatomy.reporters.text.rendering import render
-from trainatomy.results.memory import Prediction
 from trainatomy.results.operation_breakdown import TITLES, GroupShare, OperationBreakdown
+from trainatomy.results.prediction import Prediction
 from trainatomy.results.time import Time
 from trainatomy.timing.cost_model import cost_model_of, gap_seconds
 from trainatomy.timing.kernels import kernel_seconds

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from trainatomy.records.reading import diff, history, read_record
     from trainatomy.reporters.json import to_json
     from trainatomy.results.comparison import Comparison
-    from trainatomy.results.memory import Components, Measurement, Memory, Prediction
+    from trainatomy.results.measurement import Measurement
+    from trainatomy.results.memory import Components, Memory
+    from trainatomy.results.prediction import Prediction
     from trainatomy.workload.notebook import notebook
     from trainatomy.workload.reading import read as read_workload
     from trainatomy.workload.schema import Workload
@@ -77,7 +79,9 @@ _HOMES = {
     **dict.fromkeys(("predict", "compare", "measure", "ops", "calibrate"), "api"),
     **dict.fromkeys([name for name in __all__ if name.endswith("Error")], "errors"),
     **dict.fromkeys(("DoesNotFit", "MissingLibrary"), "errors"),
-    **dict.fromkeys(("Components", "Measurement", "Memory", "Prediction"), "results.memory"),
+    **dict.fromkeys(("Components", "Memory"), "results.memory"),
+    "Measurement": "results.measurement",
+    "Prediction": "results.prediction",
     **dict.fromkeys(("diff", "history", "read_record"), "records.reading"),
     **dict.fromkeys(("find_gpu", "gpus"), "catalog.gpus"),
     **dict.fromkeys(("Watch", "watch"), "integrations.watch"),

@@ -14,7 +14,8 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.breakdown import settle
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.prediction import name_of, prediction_of
-from trainatomy.results.memory import Measurement, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -213,8 +214,8 @@ def ops(
 
         require_gpu()
     simulation = simulate(workload, gpu, trust_remote_code=trust_remote_code)
-    tape, operations = simulation.tape, simulation.operations
-    settled = settle(tape, AllocatorSettings.parse(workload.allocator, simulation.torch_version), gpu.memory_bytes, 0)
+    trace, operations = simulation.trace, simulation.operations
+    settled = settle(trace, AllocatorSettings.parse(workload.allocator, simulation.torch_version), gpu.memory_bytes, 0)
     profile = None
     if measured:
         from trainatomy.measurement.profiler.join import joined
@@ -230,7 +231,7 @@ def ops(
         workload.to_mapping(),
         gpu,
         operations,
-        peak=held_by_group(tape, held_at_peak(tape, settled.sizes), settled.sizes),
+        peak=held_by_group(trace, held_at_peak(trace, settled.sizes), settled.sizes),
         clock=clock,
         profile=profile,
         scope=SCOPE if published else None,
@@ -276,7 +277,7 @@ def measure(
     *,
     components: bool = True,
     steps: int | None = None,
-    tape: Path | str | None = None,
+    trace: Path | str | None = None,
     time_limit: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Measurement:
@@ -290,4 +291,4 @@ def measure(
     """
     from trainatomy.measurement.measure import measure as run
 
-    return run(workload, components=components, steps=steps, tape=tape, time_limit=time_limit, progress=progress)
+    return run(workload, components=components, steps=steps, trace=trace, time_limit=time_limit, progress=progress)

@@ -1,63 +1,89 @@
-"""Every error that trainatomy raises on purpose, and the exit code of each.
+"""The exceptions that trainatomy raises on purpose, with the exit code of each.
 
-    TrainatomyError            1   something was asked that cannot be done
-    ├── WorkloadError          2   the description is wrong: unknown key, contradiction, unknown name
+    TrainatomyError            1   the request cannot be carried out
+    ├── WorkloadError          2   the workload is invalid: unknown key, contradiction, unknown name
     ├── FactoryError           3   the user's own code (a factory, a model's forward) raised
     ├── SimulationError        4   an operation cannot be executed without data
     ├── MissingLibrary         5   an optional library is not installed
     ├── NetworkError           6   the hub cannot be reached and no shipped architecture has that name
-    ├── DeviceError            7   no GPU for `measure`, or its worker died
-    └── DoesNotFit             8   `--check`: the training does not fit the card
+    ├── DeviceError            7   no GPU for `measure`, or its worker process died
+    └── DoesNotFit             8   `--check`: the training does not fit on the GPU
 
-Ctrl-C exits with 130, a broken pipe with 141.  A message says what was asked, what was found, what to do.
+Ctrl-C exits with 130, a broken pipe with 141.  A message says what was asked, what was found and what to do.
 """
 
 from __future__ import annotations
 
 
 class TrainatomyError(Exception):
-    """Root of all errors that a user can cause or mend."""
+    """Base class of all errors that a user can cause or fix."""
 
     exit_code = 1
 
 
 class WorkloadError(TrainatomyError):
-    """The description of the training is wrong; names the key and, for a file, the line."""
+    """The workload is invalid; the message names the key and, for a file, the line.
+
+    Attributes:
+        key: Dotted path of the offending key, such as ``train.optim``, where one key is to blame.
+    """
 
     exit_code = 2
 
+    def __init__(self, message: str = "", *, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
 
 class FactoryError(TrainatomyError):
-    """The user's own code raised; carries the user's frame, not ours."""
+    """The user's own code raised; the message carries the user's frame, not ours."""
 
     exit_code = 3
 
 
 class SimulationError(TrainatomyError):
-    """An operation needs data that does not exist in a run without a GPU; names operation and module."""
+    """An operation needs data that a run without a GPU does not have.
+
+    Attributes:
+        operation: Name of the operation, such as ``aten::nonzero``, where it is known.
+        module: Path of the module that called it, where it is known.
+    """
 
     exit_code = 4
 
+    def __init__(self, message: str = "", *, operation: str | None = None, module: str | None = None) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.module = module
+
 
 class MissingLibrary(TrainatomyError):
-    """An optional library is needed; the message holds the command that installs it."""
+    """An optional library is needed; the message holds the command that installs it.
+
+    Attributes:
+        library: Name of the library, where it is known.
+    """
 
     exit_code = 5
 
+    def __init__(self, message: str = "", *, library: str | None = None) -> None:
+        super().__init__(message)
+        self.library = library
+
 
 class NetworkError(TrainatomyError):
-    """The hub cannot be reached, and no architecture that ships as data has the name asked for."""
+    """The hub cannot be reached, and no architecture that ships as data has the requested name."""
 
     exit_code = 6
 
 
 class DeviceError(TrainatomyError):
-    """A GPU was needed and is not there, or the process that used it failed."""
+    """A GPU is needed and there is none, or the process that used it failed."""
 
     exit_code = 7
 
 
 class DoesNotFit(TrainatomyError):
-    """The training does not fit the card (only raised where a check was asked for)."""
+    """The training does not fit on the GPU (raised only where a check was requested)."""
 
     exit_code = 8

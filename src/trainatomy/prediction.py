@@ -10,7 +10,7 @@ from trainatomy.analysis.breakdown import Settlement, settle, verdict
 from trainatomy.analysis.rules import bytes_per_parameter
 from trainatomy.analysis.timeline import timeline as over_steps
 from trainatomy.libraries import installed_versions
-from trainatomy.results.memory import Basis, Fact, GPUSummary, Prediction
+from trainatomy.results.prediction import Basis, Fact, GPUSummary, Prediction
 from trainatomy.units import human_bytes, many
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def prediction_of(
     gpu = workload.resolve_gpu()
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     context = gpu.context(_era(workload)).holding(simulation.libraries)
-    settled = settle(simulation.tape, settings, gpu.memory_bytes, context)
+    settled = settle(simulation.trace, settings, gpu.memory_bytes, context)
     memory = settled.memory
     return Prediction(
         name=name_of(workload),
@@ -52,7 +52,7 @@ def prediction_of(
         facts=_facts(workload, gpu, _era(workload), simulation, settled),
         notes=simulation.notes,
         out_of_memory=settled.out_of_memory,
-        timeline=over_steps(simulation.tape, settled.purposes, settled.sizes) if timeline else (),
+        timeline=over_steps(simulation.trace, settled.purposes, settled.sizes) if timeline else (),
         time=_time(workload, simulation, settled, calibration) if timed else None,
         seconds_taken=time.perf_counter() - started,
         versions=installed_versions(),
@@ -91,7 +91,7 @@ def _facts(workload: Workload, gpu: GPU, era: str, simulation: Simulation, settl
     return (
         Fact(
             "step",
-            f"{many(len(simulation.tape.origins), 'allocation')} in {many(simulation.steps, 'step')}",
+            f"{many(len(simulation.trace.origins), 'allocation')} in {many(simulation.steps, 'step')}",
             "computed",
             "executed on tensors without data",
         ),

@@ -26,7 +26,7 @@ NAMES = sorted(path.name.removesuffix(".json.xz") for path in TAPES.glob("*.json
 class Recording:
     """A recorded run: ``segments`` are (event, bytes, address)."""
 
-    tape: AllocationTrace
+    trace: AllocationTrace
     segments: list[tuple[int, int, int]]
     case: dict[str, Any]
 

@@ -41,15 +41,15 @@ def test_a_plan_that_ran_before_is_tried_twice() -> None:
 
 
 def test_another_convolution_decides_for_itself() -> None:
-    tape = calls_of_one_convolution()
-    tape.choices[SECOND] = 1
-    assert replay(tape, DEFAULT, 69 * MIB).num_alloc_retries == 2
+    trace = calls_of_one_convolution()
+    trace.choices[SECOND] = 1
+    assert replay(trace, DEFAULT, 69 * MIB).num_alloc_retries == 2
 
 
 def test_other_allocations_still_fail() -> None:
-    tape = calls_of_one_convolution()
-    tape.choices.clear()
-    assert replay(tape, DEFAULT, 69 * MIB).out_of_memory_at == 1
+    trace = calls_of_one_convolution()
+    trace.choices.clear()
+    assert replay(trace, DEFAULT, 69 * MIB).out_of_memory_at == 1
 
 
 def test_what_is_asked_of_the_driver_is_known_by_event() -> None:
@@ -74,5 +74,5 @@ def test_a_cache_that_is_given_back_and_pages_are_told_apart() -> None:
         DriverCall(2, "malloc", 40 * MIB),
     )
     expandable = AllocatorSettings.parse("expandable_segments:True", (2, 11))
-    tape = AllocationTrace([Event("alloc", 0, 30 * MIB), Event("free", 0, 0), Event("empty_cache", -1, 0)])
-    assert replay(tape, expandable).driver_calls == (DriverCall(0, "map", 40 * MIB), DriverCall(2, "unmap", 40 * MIB))
+    trace = AllocationTrace([Event("alloc", 0, 30 * MIB), Event("free", 0, 0), Event("empty_cache", -1, 0)])
+    assert replay(trace, expandable).driver_calls == (DriverCall(0, "map", 40 * MIB), DriverCall(2, "unmap", 40 * MIB))

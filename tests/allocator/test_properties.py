@@ -108,10 +108,10 @@ def test_replay_is_the_allocator_event_by_event(
 ) -> None:
     chosen = AllocatorSettings.parse(text, (2, 13))
     twin = CachingAllocator(chosen, capacity)
-    tape, handles, sizes, history, failed = AllocationTrace(), {}, [], [], False
+    trace, handles, sizes, history, failed = AllocationTrace(), {}, [], [], False
     for action, size, stream, choice in steps:
         if action == "a":
-            tape.events.append(Event("alloc", len(sizes), size, stream))
+            trace.events.append(Event("alloc", len(sizes), size, stream))
             sizes.append(0)
             try:
                 handles[len(sizes) - 1] = handle = twin.malloc(size, stream)
@@ -120,15 +120,15 @@ def test_replay_is_the_allocator_event_by_event(
                 failed = True
         elif action == "f" and handles:
             allocation = sorted(handles)[choice % len(handles)]
-            tape.events.append(Event("free", allocation, 0, stream))
+            trace.events.append(Event("free", allocation, 0, stream))
             twin.free(handles.pop(allocation))
         else:
-            tape.events.append(Event("empty_cache", -1, 0))
+            trace.events.append(Event("empty_cache", -1, 0))
             twin.empty_cache()
         history.append((twin.allocated_bytes, twin.reserved_bytes))
         if failed:
             break
-    result = replay(tape, chosen, capacity)
+    result = replay(trace, chosen, capacity)
     assert list(result.block_bytes) == sizes
     assert list(zip(result.allocated_bytes, result.reserved_bytes, strict=True)) == history
     assert result.peak_allocated_bytes == twin.peak_allocated_bytes

@@ -30,7 +30,7 @@ def test_all_recordings_ship() -> None:
 def test_every_segment_is_predicted(name: str, addresses: str) -> None:
     recording = load(name)
     policy = RecordedAddresses(recording.segments) if addresses == "recorded" else None
-    result = replay(recording.tape, SETTINGS, addresses=policy)
+    result = replay(recording.trace, SETTINGS, addresses=policy)
     assert result.peak_allocated_bytes == recording.case["peak_alloc_all"]
     assert result.allocated_bytes[-1] == recording.case.get("end_alloc", result.allocated_bytes[-1])
     assert result.peak_reserved_bytes == recording.case["peak_reserved_all"]
@@ -42,9 +42,9 @@ def test_every_segment_is_predicted(name: str, addresses: str) -> None:
 def test_a_card_that_is_one_segment_too_small(name: str) -> None:
     """Less than the peak of reserved memory is met by giving cached segments back; less than allocated cannot be."""
     recording = load(name)
-    tight = replay(recording.tape, SETTINGS, recording.case["peak_reserved_all"] - 1)
+    tight = replay(recording.trace, SETTINGS, recording.case["peak_reserved_all"] - 1)
     assert tight.num_alloc_retries > 0
-    short = replay(recording.tape, SETTINGS, recording.case["peak_alloc_all"] - 1)
+    short = replay(recording.trace, SETTINGS, recording.case["peak_alloc_all"] - 1)
     assert short.out_of_memory is not None
     assert short.out_of_memory_at == len(short.allocated_bytes) - 1
     assert short.out_of_memory.reserved <= recording.case["peak_alloc_all"] - 1

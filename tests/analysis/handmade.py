@@ -11,27 +11,27 @@ class Hand:
     """Writes a tape: what is taken in a phase, what is given back, what begins and ends."""
 
     def __init__(self) -> None:
-        self.tape = AllocationTrace()
+        self.trace = AllocationTrace()
 
     def take(self, size: int, phase: str = "forward", label: str | None = None, module: str = "", step: int = 0) -> int:
         """An allocation of ``size`` bytes; gives its number."""
-        number = len(self.tape.origins)
-        self.tape.origins.append(Origin("aten::empty", module, phase, step))
-        self.tape.events.append(Event("alloc", number, size))
+        number = len(self.trace.origins)
+        self.trace.origins.append(Origin("aten::empty", module, phase, step))
+        self.trace.events.append(Event("alloc", number, size))
         if label is not None:
-            self.tape.labels[number] = label
+            self.trace.labels[number] = label
         return number
 
     def give(self, *numbers: int) -> None:
         """Give allocations back."""
-        self.tape.events += [Event("free", number, 0) for number in numbers]
+        self.trace.events += [Event("free", number, 0) for number in numbers]
 
     def empty_cache(self) -> None:
-        self.tape.events.append(Event("empty_cache", -1, 0))
+        self.trace.events.append(Event("empty_cache", -1, 0))
 
     def mark(self, name: str, step: int = 0) -> None:
         """Something begins or ends before the next event."""
-        self.tape.marks.append(Mark(len(self.tape.events), name, step))
+        self.trace.marks.append(Mark(len(self.trace.events), name, step))
 
 
 def one_step() -> tuple[AllocationTrace, dict[str, int]]:
@@ -54,4 +54,4 @@ def one_step() -> tuple[AllocationTrace, dict[str, int]]:
     numbers["state"] = hand.take(4 * MIB, "optimizer", "optimizer_state")
     numbers["optimizer"] = hand.take(1 * MIB, "optimizer")
     hand.give(numbers["optimizer"])
-    return hand.tape, numbers
+    return hand.trace, numbers

@@ -23,13 +23,13 @@ def test_held_after_counts_the_event_itself() -> None:
     first, second = hand.take(512), hand.take(512)
     hand.give(first)
     hand.empty_cache()
-    assert [held_after(hand.tape, event) for event in range(-1, 4)] == [[], [0], [0, 1], [second], [second]]
+    assert [held_after(hand.trace, event) for event in range(-1, 4)] == [[], [0], [0, 1], [second], [second]]
 
 
 def test_components_are_sums_of_what_is_held() -> None:
-    tape, numbers = one_step()
-    kinds = purposes(tape, lifetimes(tape))
-    sizes = [event.bytes for event in tape.events if event.action == "alloc"]
+    trace, numbers = one_step()
+    kinds = purposes(trace, lifetimes(trace))
+    sizes = [event.bytes for event in trace.events if event.action == "alloc"]
     held = [numbers[name] for name in ("weight", "saved", "saved too", "passing")]
     totals = by_component(held, kinds, sizes)
     assert list(totals) == list(COMPONENTS)
@@ -47,7 +47,7 @@ def test_lines_are_in_the_order_of_components_and_the_largest_first() -> None:
         (8192, "cublas_workspace"),
     ]:
         hand.take(size, "load", label)
-    kinds = purposes(hand.tape, lifetimes(hand.tape))
+    kinds = purposes(hand.trace, lifetimes(hand.trace))
     assert lines(range(5), kinds, [512, 1024, 4096, 2048, 8192]) == (
         Line("weights", "parameters", 6144, 2),
         Line("weights", "buffers", 1024, 1),
@@ -72,17 +72,17 @@ def test_layers_are_folded(path: str, short: str) -> None:
 
 
 def test_modules_share_activations_only() -> None:
-    tape, numbers = one_step()
-    kinds = purposes(tape, lifetimes(tape))
-    sizes = [event.bytes for event in tape.events if event.action == "alloc"]
+    trace, numbers = one_step()
+    kinds = purposes(trace, lifetimes(trace))
+    sizes = [event.bytes for event in trace.events if event.action == "alloc"]
     held = list(numbers.values())
-    assert by_module(tape, held, kinds, sizes) == (ModuleShare("encoder.layer.*.output", 8 * MIB, 2),)
+    assert by_module(trace, held, kinds, sizes) == (ModuleShare("encoder.layer.*.output", 8 * MIB, 2),)
 
 
 def test_over_time_ends_where_the_held_say() -> None:
-    tape, _ = one_step()
-    kinds = purposes(tape, lifetimes(tape))
-    sizes = [event.bytes for event in tape.events if event.action == "alloc"]
-    for index, totals in over_time(tape, kinds, sizes, start=3):
+    trace, _ = one_step()
+    kinds = purposes(trace, lifetimes(trace))
+    sizes = [event.bytes for event in trace.events if event.action == "alloc"]
+    for index, totals in over_time(trace, kinds, sizes, start=3):
         assert index >= 3
-        assert totals == by_component(held_after(tape, index), kinds, sizes)
+        assert totals == by_component(held_after(trace, index), kinds, sizes)

@@ -10,13 +10,13 @@ from trainatomy.analysis.purposes import LABELLED, Purpose, lifetimes, purposes
 from trainatomy.results.trace import AllocationTrace
 
 
-def kinds(tape: AllocationTrace) -> list[Purpose]:
-    return purposes(tape, lifetimes(tape))
+def kinds(trace: AllocationTrace) -> list[Purpose]:
+    return purposes(trace, lifetimes(trace))
 
 
 def test_everything_in_a_step_has_its_purpose() -> None:
-    tape, numbers = one_step()
-    found = {name: kinds(tape)[number] for name, number in numbers.items()}
+    trace, numbers = one_step()
+    found = {name: kinds(trace)[number] for name, number in numbers.items()}
     assert found == {
         "weight": ("weights", "parameters"),
         "kept by the loop": ("functionality", "kept by the loop"),
@@ -37,14 +37,14 @@ def test_a_label_is_stronger_than_the_phase(label: str, purpose: tuple[str, str]
     hand = Hand()
     hand.take(512, phase, label)
     hand.mark(f"{phase} end")
-    assert kinds(hand.tape) == [purpose]
+    assert kinds(hand.trace) == [purpose]
     assert purpose[0] in COMPONENTS
 
 
 def test_a_label_that_the_bill_does_not_know_is_a_line_of_its_own() -> None:
     hand = Hand()
     hand.take(512, "forward", "cusolver_workspace")
-    assert kinds(hand.tape) == [("functionality", "cusolver_workspace")]
+    assert kinds(hand.trace) == [("functionality", "cusolver_workspace")]
 
 
 def test_each_micro_step_has_its_own_end_of_forward() -> None:
@@ -55,7 +55,7 @@ def test_each_micro_step_has_its_own_end_of_forward() -> None:
     second = hand.take(512)
     hand.give(second)
     hand.mark("forward end")
-    assert kinds(hand.tape) == [("activations", "saved for backward"), ("temporary", "forward")]
+    assert kinds(hand.trace) == [("activations", "saved for backward"), ("temporary", "forward")]
 
 
 def test_freed_by_the_last_event_of_forward_is_not_saved() -> None:
@@ -64,7 +64,7 @@ def test_freed_by_the_last_event_of_forward_is_not_saved() -> None:
     hand.give(freed)
     hand.mark("forward end")
     hand.give(held)
-    assert [kind.component for kind in kinds(hand.tape)] == ["temporary", "activations"]
+    assert [kind.component for kind in kinds(hand.trace)] == ["temporary", "activations"]
 
 
 def test_recomputed_activations_are_told_apart() -> None:
@@ -74,7 +74,7 @@ def test_recomputed_activations_are_told_apart() -> None:
     hand.give(passing)
     hand.mark("recompute end")
     hand.give(saved)
-    assert kinds(hand.tape) == [("temporary", "forward"), ("activations", "saved by recomputation")]
+    assert kinds(hand.trace) == [("temporary", "forward"), ("activations", "saved by recomputation")]
 
 
 def test_a_forward_that_never_ends_saves_what_is_never_released() -> None:
@@ -82,14 +82,14 @@ def test_a_forward_that_never_ends_saves_what_is_never_released() -> None:
     hand = Hand()
     hand.take(512)
     hand.give(hand.take(512))
-    assert [kind.component for kind in kinds(hand.tape)] == ["activations", "temporary"]
+    assert [kind.component for kind in kinds(hand.trace)] == ["activations", "temporary"]
 
 
 def test_lifetimes_are_indices_of_events() -> None:
     hand = Hand()
     first, second = hand.take(512), hand.take(512)
     hand.give(second)
-    lives = lifetimes(hand.tape)
+    lives = lifetimes(hand.trace)
     assert lives.born == [0, 1]
     assert lives.died[second] == 2
-    assert lives.died[first] > len(hand.tape.events)
+    assert lives.died[first] > len(hand.trace.events)

@@ -11,7 +11,8 @@ from handmade import MIB, one_step
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.breakdown import settle
 from trainatomy.analysis.rules import bytes_per_parameter
-from trainatomy.results.memory import BytesPerParameter, Memory
+from trainatomy.results.memory import Memory
+from trainatomy.results.prediction import BytesPerParameter
 from trainatomy.workload import Workload
 
 PARAMETERS = MIB  # of 4 bytes: the weights of the handmade step

@@ -25,8 +25,8 @@ MARKS = ["loaded", "forward end", "recompute end"]
 
 
 def test_the_bill_of_one_step() -> None:
-    tape, _ = one_step()
-    settled = settle(tape, DEFAULT, 10 * GIB, CONTEXT)
+    trace, _ = one_step()
+    settled = settle(trace, DEFAULT, 10 * GIB, CONTEXT)
     memory = settled.memory
     assert memory.peak == Instant(0, "backward", "", "aten::empty")
     parts = {name: size for name, size in memory.components.as_dict().items() if name not in ("cache", "context")}
@@ -48,7 +48,7 @@ def test_the_bill_of_one_step() -> None:
 def test_blocks_are_counted_not_requests() -> None:
     hand = Hand()
     hand.take(1, "load", "weight")
-    memory = settle(hand.tape, DEFAULT, GIB, 0).memory
+    memory = settle(hand.trace, DEFAULT, GIB, 0).memory
     assert (memory.peak_requested_bytes, memory.components.weights, memory.components.cache) == (1, 512, 2 * MIB - 512)
 
 
@@ -65,7 +65,7 @@ def too_much() -> AllocationTrace:
     hand.mark("loaded")
     hand.take(200 * MIB, "forward", module="encoder", step=1)
     hand.take(600 * MIB, "backward", module="head", step=1)
-    return hand.tape
+    return hand.trace
 
 
 def test_what_does_not_fit_names_the_place_and_is_shown_whole() -> None:
@@ -94,7 +94,7 @@ def test_a_training_that_lives_by_retries_is_tight() -> None:
     hand = Hand()
     hand.give(hand.take(400 * MIB))
     hand.take(500 * MIB)
-    roomy, scarce = (settle(hand.tape, DEFAULT, gpu, 0) for gpu in (GIB, 600 * MIB))
+    roomy, scarce = (settle(hand.trace, DEFAULT, gpu, 0) for gpu in (GIB, 600 * MIB))
     assert verdict(roomy.memory, GIB, None) == "fits"
     assert (scarce.out_of_memory, scarce.memory.num_alloc_retries) == (None, 1)
     assert scarce.memory.peak_reserved_bytes == 500 * MIB  # the first segment went back to the driver
@@ -106,13 +106,13 @@ def test_a_training_may_fit_since_a_library_does_without_a_workspace() -> None:
     hand.take(300 * MIB, "load", "weight")
     for step in range(2):
         workspace = hand.take(200 * MIB, "backward", step=step)
-        hand.tape.choices[workspace] = 0
+        hand.trace.choices[workspace] = 0
         hand.give(workspace)
-    settled = settle(hand.tape, DEFAULT, 400 * MIB, 0)
+    settled = settle(hand.trace, DEFAULT, 400 * MIB, 0)
     assert (settled.out_of_memory, settled.forgone) == (None, (2,))  # of the last step
     assert settled.memory.peak_allocated_bytes == settled.memory.peak_requested_bytes == 300 * MIB
     assert verdict(settled.memory, 400 * MIB, None) == "tight"
-    assert settle(hand.tape, DEFAULT, 500 * MIB, 0).forgone == ()
+    assert settle(hand.trace, DEFAULT, 500 * MIB, 0).forgone == ()
 
 
 def test_tight_begins_at_a_share_of_the_card() -> None:
@@ -124,7 +124,7 @@ def test_tight_begins_at_a_share_of_the_card() -> None:
 
 
 @st.composite
-def tapes(draw: Any) -> AllocationTrace:
+def traces(draw: Any) -> AllocationTrace:
     """Any order of requests, releases and marks, with any labels."""
     hand, held = Hand(), []
     sizes = st.integers(0, 4 * KIB) | st.integers(0, 30 * MIB)
@@ -139,13 +139,13 @@ def tapes(draw: Any) -> AllocationTrace:
             hand.mark(draw(st.sampled_from(MARKS)))
         elif action == "e":
             hand.empty_cache()
-    return hand.tape
+    return hand.trace
 
 
-@given(tapes(), st.sampled_from(["", "expandable_segments:True", "roundup_power2_divisions:4"]), st.integers(1, 400))
-def test_components_add_up_to_the_byte(tape: AllocationTrace, conf: str, gpu: int) -> None:
+@given(traces(), st.sampled_from(["", "expandable_segments:True", "roundup_power2_divisions:4"]), st.integers(1, 400))
+def test_components_add_up_to_the_byte(trace: AllocationTrace, conf: str, gpu: int) -> None:
     """Whatever the tape, and whether or not it fits (a card of 1 to 400 MiB, a context of 20 MiB)."""
-    settled = settle(tape, AllocatorSettings.parse(conf, (2, 11)), gpu * MIB, 20 * MIB)
+    settled = settle(trace, AllocatorSettings.parse(conf, (2, 11)), gpu * MIB, 20 * MIB)
     memory = settled.memory
     parts = memory.components.as_dict()
     assert sum(parts.values()) == memory.components.total_bytes == memory.device_bytes
@@ -159,10 +159,10 @@ def test_components_add_up_to_the_byte(tape: AllocationTrace, conf: str, gpu: in
         assert memory.device_bytes <= gpu * MIB
 
 
-@given(tapes(), st.integers(1, 60))
-def test_no_peak_is_lost_in_a_timeline(tape: AllocationTrace, points: int) -> None:
-    settled = settle(tape, DEFAULT, GIB, 0)
-    shown = timeline(tape, settled.purposes, settled.sizes, points)
+@given(traces(), st.integers(1, 60))
+def test_no_peak_is_lost_in_a_timeline(trace: AllocationTrace, points: int) -> None:
+    settled = settle(trace, DEFAULT, GIB, 0)
+    shown = timeline(trace, settled.purposes, settled.sizes, points)
     assert len(shown) <= 2 * points + 1
     assert [point.event for point in shown] == sorted({point.event for point in shown})
     assert max((sum(p.components.values()) for p in shown), default=0) == settled.memory.peak_allocated_bytes
@@ -171,10 +171,10 @@ def test_no_peak_is_lost_in_a_timeline(tape: AllocationTrace, points: int) -> No
 
 @pytest.mark.parametrize("event", range(18))
 def test_points_tell_step_and_phase(event: int) -> None:
-    tape, _ = one_step()
-    settled = settle(tape, DEFAULT, GIB, 0)
-    shown = timeline(tape, settled.purposes, settled.sizes, 10_000)
-    assert len(shown) == len(tape.events)
-    newest = max((e.allocation for e in tape.events[: event + 1] if e.action == "alloc"), default=0)
+    trace, _ = one_step()
+    settled = settle(trace, DEFAULT, GIB, 0)
+    shown = timeline(trace, settled.purposes, settled.sizes, 10_000)
+    assert len(shown) == len(trace.events)
+    newest = max((e.allocation for e in trace.events[: event + 1] if e.action == "alloc"), default=0)
     if event < len(shown):
-        assert (shown[event].event, shown[event].phase) == (event, tape.origins[newest].phase)
+        assert (shown[event].event, shown[event].phase) == (event, trace.origins[newest].phase)

@@ -87,10 +87,10 @@ def test_memory_at_the_peak_by_who_made_it() -> None:
         ("forward", "aten::mm (scratch)"),
         ("forward", "aten::relu"),
     ]
-    tape = AllocationTrace(origins=[Origin(name, "", phase, 0) for phase, name in origins], labels={0: "weight"})
-    tape.events += [Event("alloc", 0, 10), Event("alloc", 1, 20), Event("alloc", 2, 40), Event("free", 2, 0)]
-    tape.events += [Event("alloc", 3, 30), Event("free", 1, 0)]
+    trace = AllocationTrace(origins=[Origin(name, "", phase, 0) for phase, name in origins], labels={0: "weight"})
+    trace.events += [Event("alloc", 0, 10), Event("alloc", 1, 20), Event("alloc", 2, 40), Event("free", 2, 0)]
+    trace.events += [Event("alloc", 3, 30), Event("free", 1, 0)]
     sizes = [512, 1024, 2048, 1536]
-    assert held_at_peak(tape, sizes) == [0, 1, 2]
-    assert held_by_group(tape, [0, 1, 2], sizes) == {"contraction": 3072, "normalisation": 0, "elementwise": 0}
+    assert held_at_peak(trace, sizes) == [0, 1, 2]
+    assert held_by_group(trace, [0, 1, 2], sizes) == {"contraction": 3072, "normalisation": 0, "elementwise": 0}
     assert held_at_peak(AllocationTrace(), []) == []

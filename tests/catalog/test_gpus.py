@@ -138,9 +138,10 @@ def test_a_wrong_description_says_what_is_wrong(mapping, message):
 
 def test_loading_a_card_needs_no_torch_and_reads_one_card():
     code = (
-        "import json, sys; from trainatomy.catalog.gpus import find_gpu; from trainatomy.catalog import files as data; find_gpu('t4');"
+        "import json, sys; from trainatomy.catalog.gpus import find_gpu; from trainatomy.catalog import files;"
+        "find_gpu('t4');"
         "heavy = [m for m in ('torch', 'transformers', 'numpy') if m in sys.modules];"
-        "print(json.dumps([data.read_yaml.cache_info().currsize, heavy]))"
+        "print(json.dumps([files.read_yaml.cache_info().currsize, heavy]))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     read, heavy = json.loads(result.stdout)

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainatomy.results.memory import (
-    Components,
-    Instant,
-    Line,
-    Measurement,
-    Memory,
-    ModuleShare,
-    Neighbour,
-    Stage,
-)
+from trainatomy.results.measurement import Measurement, Neighbour, Stage
+from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleShare
 
 GIB, MIB = 2**30, 2**20
 RESULT = Measurement(

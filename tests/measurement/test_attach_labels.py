@@ -13,7 +13,7 @@ from trainatomy.integrations import notes as attach_notes
 from trainatomy.integrations.notes import Counted, Notes
 from trainatomy.integrations.signals import Signals
 from trainatomy.measurement.traces.labels import label_the_rest
-from trainatomy.measurement.traces.trace import AllocationHistory, Entry, Note, to_tape
+from trainatomy.measurement.traces.trace import AllocationHistory, Entry, Note, to_trace
 from trainatomy.simulator import simulate
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.workload.schema import Workload
@@ -71,7 +71,7 @@ class Watched(Watcher):
         return [number + 1 for number in numbers if number is not None and number >= 0]
 
     def _read(self) -> Counted:
-        events = self._recorder.tape.events
+        events = self._recorder.trace.events
         for event in events[self._seen :]:
             if event.action == "alloc":
                 self._sizes[event.allocation] = -(-event.bytes // GRAIN) * GRAIN
@@ -94,21 +94,21 @@ def watched(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[A
 
     monkeypatch.setattr(simulate, "Watcher", watcher)
     workload = Workload.from_mapping({"gpu": "h200", "model": BERT, "data": {"sequence_length": 32}, **mapping})
-    simulated = simulate.simulate(workload, workload.resolve_gpu()).tape
+    simulated = simulate.simulate(workload, workload.resolve_gpu()).trace
     watch = watchers[0]
     watch.signals.detach()
     watch.noted.unfollow()
     kinds = {"alloc": "alloc", "free": "free_completed", "empty_cache": "segment_free"}
     events = [Entry(kinds[event.action], event.allocation + 1, event.bytes, 0) for event in simulated.events]
-    real = to_tape(AllocationHistory({}, events, [watch.begin, *watch.noted.notes]))
+    real = to_trace(AllocationHistory({}, events, [watch.begin, *watch.noted.notes]))
     sizes = workspaces(workload.resolve_gpu().capability, simulate.torch_version(workload))
     assert watch.noted.followed == [0, 1] and watch.noted.steps == 3
     assert label_the_rest(real, sizes, watch.noted.followed) == ()
     return simulated, real
 
 
-def memory(tape: AllocationTrace) -> Memory:
-    return settle(tape, AllocatorSettings(), 2**40, 0).memory
+def memory(trace: AllocationTrace) -> Memory:
+    return settle(trace, AllocatorSettings(), 2**40, 0).memory
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -116,7 +116,8 @@ def test_a_watch_names_what_a_prediction_names(monkeypatch: pytest.MonkeyPatch, 
     mapping = {**CASES[case], "train": {"per_device_train_batch_size": 2, **CASES[case]["train"]}}
     simulated, real = watched(monkeypatch, mapping)
     copies = [
-        sorted(number for number, label in tape.labels.items() if label == "weight_copy") for tape in (simulated, real)
+        sorted(number for number, label in trace.labels.items() if label == "weight_copy")
+        for trace in (simulated, real)
     ]
     assert copies[0] == copies[1] and copies[0], "also in the step whose modules were not followed"
     ours, theirs = memory(simulated), memory(real)

@@ -6,7 +6,7 @@ from trainatomy.measurement.traces.compare import Difference, alive_at_peak, com
 from trainatomy.results.trace import AllocationTrace, Event, Origin
 
 
-def tape(*sizes: int, step: int = 0, freed: tuple[int, ...] = (), operation: str = "op") -> AllocationTrace:
+def trace(*sizes: int, step: int = 0, freed: tuple[int, ...] = (), operation: str = "op") -> AllocationTrace:
     """Allocations of these sizes in one step; those in ``freed`` (indices) are released at once."""
     made = AllocationTrace()
     for index, size in enumerate(sizes):
@@ -18,23 +18,23 @@ def tape(*sizes: int, step: int = 0, freed: tuple[int, ...] = (), operation: str
 
 
 def test_a_missing_temporary_is_found_with_its_origin() -> None:
-    found = compare_step(tape(512, 1000), tape(512, 1000, 4096, 4096, operation="gemm"), step=0)
+    found = compare_step(trace(512, 1000), trace(512, 1000, 4096, 4096, operation="gemm"), step=0)
     assert found == [Difference(4096, 0, 2, (), ("2 x gemm in layer",))]
     assert found[0].excess_bytes == -8192
 
 
 def test_differences_come_largest_first_and_rounded() -> None:
-    found = compare_step(tape(1, 1, 700), tape(), step=0)
+    found = compare_step(trace(1, 1, 700), trace(), step=0)
     assert [(difference.bytes, difference.excess_bytes) for difference in found] == [(1, 1024), (700, 1024)]
-    assert compare_step(tape(9000, 1), tape(), step=0)[0].bytes == 9000
+    assert compare_step(trace(9000, 1), trace(), step=0)[0].bytes == 9000
 
 
 def test_other_steps_do_not_count_unless_asked_for() -> None:
-    assert compare_step(tape(512, step=1), tape(), step=0) == []
-    assert len(compare_step(tape(512, step=1), tape())) == 1
+    assert compare_step(trace(512, step=1), trace(), step=0) == []
+    assert len(compare_step(trace(512, step=1), trace())) == 1
 
 
 def test_the_peak_holds_what_is_alive_at_its_first_maximum() -> None:
-    made = tape(1024, 4096, 2048, freed=(1,))
+    made = trace(1024, 4096, 2048, freed=(1,))
     assert alive_at_peak(made) == [0, 1]
-    assert compare_peak(made, tape(1024, 4096, 2048, 512, freed=(1,))) == []
+    assert compare_peak(made, trace(1024, 4096, 2048, 512, freed=(1,))) == []

@@ -12,7 +12,7 @@ from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.workspaces import workspaces
 from trainatomy.measurement.step.follow import Follower
 from trainatomy.measurement.traces import labels
-from trainatomy.measurement.traces.trace import AllocationHistory, Entry, Note, to_tape
+from trainatomy.measurement.traces.trace import AllocationHistory, Entry, Note, to_trace
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 from trainatomy.simulator import simulate
 from trainatomy.simulator.watcher import Watcher
@@ -62,7 +62,7 @@ class Noting(Watcher):
         module: str = "",
         copies: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        at = len(self._recorder.tape.events)
+        at = len(self._recorder.trace.events)
         self.notes.append(Note(at, name, self._recorder.step, found or {}, module, copies))
 
     def places(self, tensors: Iterable[torch.Tensor | None]) -> list[int]:
@@ -124,12 +124,12 @@ def run(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[Alloc
 
     monkeypatch.setattr(simulate, "Watcher", watcher)
     workload = Workload.from_mapping({"gpu": "h200", **mapping})
-    simulated = simulate.simulate(workload, workload.resolve_gpu()).tape
+    simulated = simulate.simulate(workload, workload.resolve_gpu()).trace
     events = []
     for event in simulated.events:
         kind = "alloc" if event.action == "alloc" else "free_completed"
         events.append(Entry(kind, event.allocation + 1, event.bytes, 0))
-    real = to_tape(AllocationHistory({}, events, watchers[0].notes))
+    real = to_trace(AllocationHistory({}, events, watchers[0].notes))
     version = simulate.torch_version(workload)
     labels.label_the_rest(real, workspaces(find_gpu("h200").capability, version), (0, 1))
     return simulated, real
@@ -161,7 +161,7 @@ def test_a_real_tape_says_what_a_simulated_one_knows(monkeypatch: pytest.MonkeyP
         del mapping["data"]
     mapping["train"] = {"per_device_train_batch_size": 2, **mapping.get("train", {})}
     simulated, real = run(monkeypatch, mapping)
-    ours, theirs = (purposes(tape, lifetimes(tape)) for tape in (simulated, real))
+    ours, theirs = (purposes(trace, lifetimes(trace)) for trace in (simulated, real))
     wrong = Counter(
         ("/".join(one), "/".join(other), simulated.origins[number].phase, simulated.origins[number].step)
         for number, (one, other) in enumerate(zip(ours, theirs, strict=True))
@@ -182,15 +182,15 @@ def test_a_real_tape_says_what_a_simulated_one_knows(monkeypatch: pytest.MonkeyP
 
 def hand_made() -> AllocationTrace:
     """Two steps that are alike, with a batch before each and a workspace in forward and in backward."""
-    tape = AllocationTrace()
+    trace = AllocationTrace()
 
     def allocate(size: int, phase: str, step: int) -> int:
-        tape.events.append(Event("alloc", len(tape.origins), size))
-        tape.origins.append(Origin("", "", phase, step))
-        return len(tape.origins) - 1
+        trace.events.append(Event("alloc", len(trace.origins), size))
+        trace.origins.append(Origin("", "", phase, step))
+        return len(trace.origins) - 1
 
     def mark(name: str, step: int) -> None:
-        tape.marks.append(Mark(len(tape.events), name, step))
+        trace.marks.append(Mark(len(trace.events), name, step))
 
     mark("loaded", -1)
     for step in (0, 1):
@@ -201,78 +201,78 @@ def hand_made() -> AllocationTrace:
         mark("forward end", step)
         allocate(1000, "backward", step)
         temporary = allocate(64, "backward", step)
-        tape.events.append(Event("free", temporary, 0))
+        trace.events.append(Event("free", temporary, 0))
         mark("backward end", step)
         kept = allocate(8, "other", step)
-        tape.events += [Event("free", batch, 0), Event("free", kept, 0)]
+        trace.events += [Event("free", batch, 0), Event("free", kept, 0)]
         mark("step end", step)
-    return tape
+    return trace
 
 
 def test_workspaces_are_the_first_of_their_size_on_each_thread_that_stay() -> None:
-    tape = hand_made()
-    labels.label_workspaces(tape, lifetimes(tape), "cublas_workspace", 1000)
-    assert tape.labels == {1: "cublas_workspace", 2: "cublas_workspace"}
+    trace = hand_made()
+    labels.label_workspaces(trace, lifetimes(trace), "cublas_workspace", 1000)
+    assert trace.labels == {1: "cublas_workspace", 2: "cublas_workspace"}
 
 
 def test_inputs_come_between_steps_and_are_there_in_forward() -> None:
-    tape = hand_made()
-    labels.label_inputs(tape, lifetimes(tape))
-    assert tape.labels == {0: "input", 5: "input"}
+    trace = hand_made()
+    labels.label_inputs(trace, lifetimes(trace))
+    assert trace.labels == {0: "input", 5: "input"}
 
 
 def test_a_step_that_repeats_a_followed_one_gets_its_modules_and_marks() -> None:
-    tape = hand_made()
-    tape.origins[1] = tape.origins[1]._replace(module="layer")
-    tape.labels[1] = "weight_copy"
-    again = next(mark.event for mark in tape.marks if mark.name == "forward end")
-    tape.marks += [Mark(again, "recompute", 0), Mark(again + 1, "recompute end", 0)]
-    tape.marks.sort(key=lambda mark: mark.event)
-    assert labels.echo(tape, [0]) == ()
-    assert tape.origins[6].module == "layer" and tape.origins[6].step == 1
-    assert tape.labels[6] == "weight_copy"
-    copied = [mark.event for mark in tape.marks if mark.name.startswith("recompute") and mark.step == 1]
+    trace = hand_made()
+    trace.origins[1] = trace.origins[1]._replace(module="layer")
+    trace.labels[1] = "weight_copy"
+    again = next(mark.event for mark in trace.marks if mark.name == "forward end")
+    trace.marks += [Mark(again, "recompute", 0), Mark(again + 1, "recompute end", 0)]
+    trace.marks.sort(key=lambda mark: mark.event)
+    assert labels.echo(trace, [0]) == ()
+    assert trace.origins[6].module == "layer" and trace.origins[6].step == 1
+    assert trace.labels[6] == "weight_copy"
+    copied = [mark.event for mark in trace.marks if mark.name.startswith("recompute") and mark.step == 1]
     assert copied == [again + 8, again + 9], "a step has eight events"
 
 
-def longer(tape: AllocationTrace, number: int, size: int) -> None:
+def longer(trace: AllocationTrace, number: int, size: int) -> None:
     """Let one allocation of the tape be larger."""
-    index = next(index for index, event in enumerate(tape.events) if event.allocation == number)
-    tape.events[index] = tape.events[index]._replace(bytes=size)
+    index = next(index for index, event in enumerate(trace.events) if event.allocation == number)
+    trace.events[index] = trace.events[index]._replace(bytes=size)
 
 
 def test_a_longer_batch_is_the_same_pass() -> None:
-    tape = hand_made()
-    tape.origins[1] = tape.origins[1]._replace(module="layer")
-    longer(tape, 6, 2000)
-    assert labels.echo(tape, [0]) == ()
-    assert tape.origins[6].module == "layer" and tape.origins[6].step == 1
+    trace = hand_made()
+    trace.origins[1] = trace.origins[1]._replace(module="layer")
+    longer(trace, 6, 2000)
+    assert labels.echo(trace, [0]) == ()
+    assert trace.origins[6].module == "layer" and trace.origins[6].step == 1
 
 
 def test_a_copy_of_a_weight_is_as_large_in_every_pass() -> None:
-    tape = hand_made()
-    tape.labels[1] = "weight_copy"
-    longer(tape, 6, 2000)
-    assert labels.echo(tape, [0]) == (1,)
-    assert 6 not in tape.labels
+    trace = hand_made()
+    trace.labels[1] = "weight_copy"
+    longer(trace, 6, 2000)
+    assert labels.echo(trace, [0]) == (1,)
+    assert 6 not in trace.labels
 
 
 def test_a_step_with_a_pass_like_no_other_is_named() -> None:
-    tape = hand_made()
-    begin = next(index for index, event in enumerate(tape.events) if event.allocation == 6)
-    tape.origins.append(Origin("", "", "forward", 1))
-    tape.events.insert(begin, Event("alloc", len(tape.origins) - 1, 64))
-    tape.marks = [mark._replace(event=mark.event + (mark.event > begin)) for mark in tape.marks]
-    assert labels.echo(tape, [0]) == (1,)
+    trace = hand_made()
+    begin = next(index for index, event in enumerate(trace.events) if event.allocation == 6)
+    trace.origins.append(Origin("", "", "forward", 1))
+    trace.events.insert(begin, Event("alloc", len(trace.origins) - 1, 64))
+    trace.marks = [mark._replace(event=mark.event + (mark.event > begin)) for mark in trace.marks]
+    assert labels.echo(trace, [0]) == (1,)
 
 
 def test_a_pass_that_broke_off_is_known_as_far_as_it_went() -> None:
-    tape = hand_made()
-    tape.origins[1] = tape.origins[1]._replace(module="layer")
-    tape.labels[1] = "weight_copy"
-    again = next(index for index, event in enumerate(tape.events) if event.allocation == 6)
-    del tape.events[again + 1 :]
-    del tape.origins[7:]
-    tape.marks = [mark for mark in tape.marks if mark.event <= again]
-    assert labels.echo(tape, [0]) == ()
-    assert tape.origins[6].module == "layer" and tape.labels[6] == "weight_copy"
+    trace = hand_made()
+    trace.origins[1] = trace.origins[1]._replace(module="layer")
+    trace.labels[1] = "weight_copy"
+    again = next(index for index, event in enumerate(trace.events) if event.allocation == 6)
+    del trace.events[again + 1 :]
+    del trace.origins[7:]
+    trace.marks = [mark for mark in trace.marks if mark.event <= again]
+    assert labels.echo(trace, [0]) == ()
+    assert trace.origins[6].module == "layer" and trace.labels[6] == "weight_copy"

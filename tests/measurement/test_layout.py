@@ -15,7 +15,7 @@ from trainatomy.integrations.notes import Counted
 from trainatomy.measurement.traces.layout import Layout, at_their_request, follow
 from trainatomy.measurement.traces.settled import UNEXPLAINED, Place, real_bill
 from trainatomy.measurement.traces.settled import Counted as Totals
-from trainatomy.measurement.traces.trace import AllocationHistory, to_tape
+from trainatomy.measurement.traces.trace import AllocationHistory, to_trace
 
 MIB = 2**20
 NO_WORKSPACES = Workspaces(0, 0, False)
@@ -90,8 +90,8 @@ def test_a_watch_that_begins_in_the_middle_is_exact(
     program.run(150 * (seed % 3))
     window, _ = watched(memory, program, 200)
     history = window.history()
-    tape = to_tape(at_their_request(history))
-    found = follow(history, tape, settings, window.segments)
+    trace = to_trace(at_their_request(history))
+    found = follow(history, trace, settings, window.segments)
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (memory.peak, memory.peak_reserved)
     assert (found.allocated_bytes[-1], found.reserved_bytes[-1]) == (memory.allocated, memory.reserved)
     totals = Totals(memory.peak, memory.peak_reserved, None, None, 0)
@@ -113,7 +113,7 @@ def test_the_peak_is_exact_in_whichever_window_it_is(
     program.run(100)
     window, _ = watched(memory, program, 500)
     history = window.history()
-    found = follow(history, to_tape(at_their_request(history)), settings, window.segments)
+    found = follow(history, to_trace(at_their_request(history)), settings, window.segments)
     assert found.peak_allocated_bytes == memory.peak
 
 
@@ -129,7 +129,7 @@ def test_a_history_of_the_user_s_is_followed_from_the_beginning_of_the_watch(
         window, _ = watched(memory, program, 100)
         assert window.complete
         history = window.history()
-        found = follow(history, to_tape(at_their_request(history)), settings, window.segments)
+        found = follow(history, to_trace(at_their_request(history)), settings, window.segments)
         assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (memory.peak, memory.peak_reserved)
 
 
@@ -149,7 +149,7 @@ def test_segments_that_expand_are_seen_without_being_told(monkeypatch: pytest.Mo
     program.run(100)
     window, _ = watched(memory, program, 200)
     history = window.history()
-    found = follow(history, to_tape(at_their_request(history)), AllocatorSettings(), window.segments)
+    found = follow(history, to_trace(at_their_request(history)), AllocatorSettings(), window.segments)
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (memory.peak, memory.peak_reserved)
 
 
@@ -167,9 +167,9 @@ def test_a_block_that_another_stream_uses_is_neither_allocated_nor_free(monkeypa
     memory.arrive()
     window = recording.window(counted(memory), [], [])
     history = window.history()
-    tape = to_tape(at_their_request(history))
-    found = follow(history, tape, AllocatorSettings(), window.segments)
-    assert [event.action for event in tape.events] == ["alloc"]
+    trace = to_trace(at_their_request(history))
+    found = follow(history, trace, AllocatorSettings(), window.segments)
+    assert [event.action for event in trace.events] == ["alloc"]
     assert found.peak_allocated_bytes == 4 * MIB and found.peak_reserved_bytes == 20 * MIB
 
 
@@ -181,6 +181,6 @@ def test_a_history_with_holes_is_followed_as_far_as_it_goes() -> None:
     layout.shrink(77, 10)
     assert layout.allocated == 1024
     assert (
-        follow(AllocationHistory({}, []), to_tape(AllocationHistory({}, [])), AllocatorSettings()).peak_allocated_at
+        follow(AllocationHistory({}, []), to_trace(AllocationHistory({}, [])), AllocatorSettings()).peak_allocated_at
         is None
     )

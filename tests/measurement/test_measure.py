@@ -18,7 +18,8 @@ from trainatomy.measurement.process import sessions
 from trainatomy.measurement.process.hosting import Host, Limit
 from trainatomy.measurement.process.job import Job, from_plain, read_result, set_environment, to_plain, write_result
 from trainatomy.measurement.process.reporting import Progress
-from trainatomy.results.memory import Instant, Measurement, OutOfMemoryPoint
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.workload.schema import Workload
 
 SAYS = """
@@ -230,7 +231,7 @@ def test_steps_that_a_workload_names_are_run_and_no_more() -> None:
 
 
 def test_a_job_is_the_same_on_the_other_side(tmp_path: Path) -> None:
-    job = Job({"name": "x"}, 3, tmp_path / "tape", "python", record=True, most_steps=9, seconds=1.5)
+    job = Job({"name": "x"}, 3, tmp_path / "trace", "python", record=True, most_steps=9, seconds=1.5)
     assert Job.from_json(job.to_json()) == job
 
 
@@ -248,8 +249,8 @@ def test_a_tape_that_cannot_be_written_is_told_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     session(monkeypatch, "sys.exit(9)")
-    with pytest.raises(WorkloadError, match=r"--tape: .* cannot be written"):
-        measuring.measure(TINY, tape=tmp_path / name)
+    with pytest.raises(WorkloadError, match=r"--trace: .* cannot be written"):
+        measuring.measure(TINY, trace=tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,7 +19,8 @@ from trainatomy.measurement.process.reporting import Progress
 from trainatomy.reporters.json import measurement_to_json
 from trainatomy.reporters.text import measurement_page, render
 from trainatomy.reporters.text.measurement import rate
-from trainatomy.results.memory import Instant, Measurement, OutOfMemoryPoint
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.runs import machine
 
 WORKLOAD = "model: {class: GPT2LMHeadModel, config: {n_layer: 1, n_embd: 8, n_head: 2}}\ndata: {sequence_length: 8}\n"
@@ -96,9 +97,9 @@ def test_what_cannot_be_predicted_is_measured(
     ("answer", "arguments", "code", "said"),
     [
         (replace(FULL, memory=None, notes=("the recorded run failed",)), [], 7, "no measured bill: the recorded run"),
-        (replace(FULL, notes=("No space left",)), ["--tape", "x"], 1, "is not in x: No space left"),
+        (replace(FULL, notes=("No space left",)), ["--trace", "x"], 1, "is not in x: No space left"),
         (replace(FULL, memory=None), ["--no-components"], 0, ""),
-        (replace(FULL, tape_file="x"), ["--tape", "x"], 0, ""),
+        (replace(FULL, tape_file="x"), ["--trace", "x"], 0, ""),
     ],
 )
 def test_what_is_missing_is_told_after_what_is_there(

@@ -18,7 +18,7 @@ from trainatomy.measurement.process.job import Job, read_result
 from trainatomy.measurement.step import on_card
 from trainatomy.measurement.step.here import NO_ENGINE, is_out_of_memory
 from trainatomy.measurement.step.scribe import Scribe
-from trainatomy.measurement.traces import trace as tape
+from trainatomy.measurement.traces import trace as trace_files
 from trainatomy.training import run as steps
 
 TINY = {
@@ -59,12 +59,12 @@ def test_a_measurement_holds_what_cuda_and_the_driver_say(nvml_library: FakeNvml
 def test_the_worker_reads_a_workload_and_writes_a_result(nvml_library: FakeNvml, tmp_path: Path) -> None:
     description, result = tmp_path / "workload.json", tmp_path / "result.json"
     description.write_text(json.dumps(TINY | {"steps": 1}))
-    assert worker.main([str(description), str(result), "--tape", str(tmp_path / "tape.json.gz")]) == 0
+    assert worker.main([str(description), str(result), "--trace", str(tmp_path / "tape.json.gz")]) == 0
     found = read_result(result)
     assert (found.steps, found.step_seconds) == (1, None)
-    history = tape.read(tmp_path / "tape.json.gz")
+    history = trace_files.read(tmp_path / "tape.json.gz")
     assert history.case["name"] == "tiny"
-    tiny = tape.to_tape(history)
+    tiny = trace_files.to_trace(history)
     assert [(origin.phase, origin.step) for origin in tiny.origins] == [("load", -1), ("forward", 0)]
     said = ["loaded", "step", "forward", "forward end", "backward end", "optimizer", "optimizer end"]
     assert [mark.name for mark in tiny.marks] == [*said, "zero_grad", "zero_grad end", "step end"]
@@ -163,8 +163,8 @@ def test_a_tape_that_cannot_be_kept_costs_the_tape_only(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tape, "write", full)
-    found = on_card.run(Job(TINY, record=True, tape=Path("/tmp/x")))
+    monkeypatch.setattr(trace_files, "write", full)
+    found = on_card.run(Job(TINY, record=True, trace=Path("/tmp/x")))
     assert found.tape_file is None and found.memory is not None
     assert any("could not be kept in /tmp/x: No space left on device" in note for note in found.notes)
 

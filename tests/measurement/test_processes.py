@@ -22,7 +22,7 @@ from trainatomy.results.memory import Components, Instant, Memory
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainatomy.results.memory import Measurement
+    from trainatomy.results.measurement import Measurement
 
 MEMORY = Memory(
     peak_allocated_bytes=11,

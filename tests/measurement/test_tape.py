@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trainatomy.measurement.traces import trace as tape
+from trainatomy.measurement.traces import trace as trace_files
 from trainatomy.measurement.traces.stacks import FRAMES_KEPT, shorten
 from trainatomy.measurement.traces.trace import AllocationHistory, Entry, Note
 from trainatomy.results.trace import Event
@@ -31,7 +31,7 @@ def history(*events: tuple[str, int, int]) -> AllocationHistory:
 
 
 def test_an_address_used_again_is_another_allocation() -> None:
-    found = tape.to_tape(
+    found = trace_files.to_trace(
         history(
             ("segment_alloc", 64, 2**21),
             ("alloc", 64, 4),
@@ -45,14 +45,14 @@ def test_an_address_used_again_is_another_allocation() -> None:
 
 
 def test_a_release_from_before_the_history_is_left_out() -> None:
-    assert tape.to_tape(history(("free_completed", 64, 4))).events == []
+    assert trace_files.to_trace(history(("free_completed", 64, 4))).events == []
 
 
 def test_only_segments_returned_without_a_growth_were_an_emptied_cache() -> None:
     emptied = history(("segment_free", 1, 8), ("segment_free", 2, 8), ("alloc", 3, 4))
-    assert [event.action for event in tape.to_tape(emptied).events] == ["empty_cache", "alloc"]
+    assert [event.action for event in trace_files.to_trace(emptied).events] == ["empty_cache", "alloc"]
     retried = history(("segment_free", 1, 8), ("segment_free", 2, 8), ("segment_alloc", 3, 8), ("alloc", 3, 4))
-    assert [event.action for event in tape.to_tape(retried).events] == ["alloc"]
+    assert [event.action for event in trace_files.to_trace(retried).events] == ["alloc"]
 
 
 def test_notes_fall_between_the_allocations_that_they_were_taken_between(tmp_path: Path) -> None:
@@ -70,28 +70,28 @@ def test_notes_fall_between_the_allocations_that_they_were_taken_between(tmp_pat
         Note(3, "forward", 0, {}),
         Note(4, "forward end", 0, {"gradient": [64]}),
     ]
-    tape.write(tape.from_trace({"name": "x"}, trace, notes), tmp_path / "tape.json.gz")
-    found = tape.to_tape(tape.read(tmp_path / "tape.json.gz"))
+    trace_files.write(trace_files.from_trace({"name": "x"}, trace, notes), tmp_path / "tape.json.gz")
+    found = trace_files.to_trace(trace_files.read(tmp_path / "tape.json.gz"))
     assert found.marks == [(2, "loaded", -1), (3, "step", 0), (3, "forward", 0), (4, "forward end", 0)]
     assert found.origins == [("", "", "load", -1), ("", "", "load", -1), ("", "", "forward", 0)]
     assert found.labels == {1: "weight", 2: "gradient"}
 
 
 def test_without_notes_everything_is_one_step() -> None:
-    assert tape.to_tape(history(("alloc", 1, 4))).origins == [("", "", "other", 0)]
+    assert trace_files.to_trace(history(("alloc", 1, 4))).origins == [("", "", "other", 0)]
 
 
 def test_stacks_are_kept_once_each_and_reach_the_origins(tmp_path: Path) -> None:
     trace = [entry("alloc", 1, 4, frames=STACK), entry("alloc", 2, 4), entry("alloc", 3, 4, frames=STACK)]
-    tape.write(tape.from_trace({}, trace), tmp_path / "tape.json.gz")
-    read = tape.read(tmp_path / "tape.json.gz")
+    trace_files.write(trace_files.from_trace({}, trace), tmp_path / "tape.json.gz")
+    read = trace_files.read(tmp_path / "tape.json.gz")
     assert read.stacks == ["nn/functional.py:12 linear < bert/modeling_bert.py:7 forward"]
-    assert [bool(origin.operation) for origin in tape.to_tape(read).origins] == [True, False, True]
+    assert [bool(origin.operation) for origin in trace_files.to_trace(read).origins] == [True, False, True]
 
 
 def test_a_disk_that_is_full_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tape.json.gz"
-    tape.write(history(("alloc", 1, 4)), path)
+    trace_files.write(history(("alloc", 1, 4)), path)
     before = path.read_bytes()
 
     def full(_: object, file: TextIO, **__: object) -> None:
@@ -100,14 +100,14 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("json.dump", full)
     with pytest.raises(OSError, match="No space left"):
-        tape.write(history(("alloc", 1, 8)), path)
+        trace_files.write(history(("alloc", 1, 8)), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_out_of_memory_event_has_no_address() -> None:
     oom = {"action": "oom", "device_free": 5, "size": 10, "stream": 0}
-    assert tape.from_trace({}, [oom]).events == [Entry("oom", 5, 10, 0)]
+    assert trace_files.from_trace({}, [oom]).events == [Entry("oom", 5, 10, 0)]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from trainatomy.reporters.json import difference_to_json
 from trainatomy.reporters.text import difference_page, history_page, render
 from trainatomy.reporters.text.answer import answer
 from trainatomy.results.difference import Change
-from trainatomy.results.memory import Line, Measurement, Memory
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Line, Memory
 from trainatomy.results.record import History, Record, Skipped
 
 GIB = 2**30

@@ -15,7 +15,8 @@ from trainatomy.errors import TrainatomyError
 from trainatomy.records.document import SCHEMA, from_document, to_document
 from trainatomy.reporters.json import record_to_json
 from trainatomy.reporters.schema import record_schema
-from trainatomy.results.memory import ModuleShare, Neighbour, Stage
+from trainatomy.results.measurement import Neighbour, Stage
+from trainatomy.results.memory import ModuleShare
 from trainatomy.results.record import Record
 
 FILES = sorted((Path(__file__).parent / "data").glob("*.json"))

@@ -7,20 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from trainatomy.results.memory import (
-    BytesPerParameter,
-    Components,
-    Fact,
-    GPUSummary,
-    Instant,
-    Line,
-    Measurement,
-    Memory,
-    ModuleShare,
-    OutOfMemoryPoint,
-    Prediction,
-    TimelinePoint,
-)
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleShare, OutOfMemoryPoint, TimelinePoint
+from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction
 from trainatomy.results.time import Time
 from trainatomy.runs import predicting
 

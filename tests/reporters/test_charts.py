@@ -13,7 +13,9 @@ from matplotlib.figure import Figure
 from trainatomy.reporters.charts.comparison import draw, figure
 from trainatomy.reporters.charts.style import COLOURS, drawing
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
-from trainatomy.results.memory import Instant, Measurement, OutOfMemoryPoint, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Instant, OutOfMemoryPoint
+from trainatomy.results.prediction import Prediction
 
 MIB, GIB = 2**20, 2**30
 

@@ -19,7 +19,7 @@ from trainatomy import errors
 from trainatomy.catalog.gpus import gpus
 from trainatomy.cli import main
 from trainatomy.cli.app import app
-from trainatomy.results.memory import Prediction
+from trainatomy.results.prediction import Prediction
 
 COMMAND = [sys.executable, "-m", "trainatomy"]
 TINY = ["--model-class", "GPT2LMHeadModel", "--config", "n_layer=1"]

@@ -19,7 +19,9 @@ from trainatomy.cli import main
 from trainatomy.errors import DeviceError, MissingLibrary, SimulationError
 from trainatomy.records.store import Store
 from trainatomy.reporters.schema import comparison_schema
-from trainatomy.results.memory import Instant, Measurement, OutOfMemoryPoint, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Instant, OutOfMemoryPoint
+from trainatomy.results.prediction import Prediction
 from trainatomy.runs.machine import Machine
 
 MIB, GIB = 2**20, 2**30

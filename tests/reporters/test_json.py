@@ -22,7 +22,9 @@ from trainatomy.reporters.json import (
     to_json,
 )
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
-from trainatomy.results.memory import Components, Measurement, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Components
+from trainatomy.results.prediction import Prediction
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
 

@@ -23,7 +23,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = trainatomy.predicted
 
 
-@pytest.mark.parametrize("statement", ["import trainatomy", "from trainatomy.results.memory import Prediction"])
+@pytest.mark.parametrize("statement", ["import trainatomy", "from trainatomy.results.prediction import Prediction"])
 def test_importing_is_light(statement: str) -> None:
     code = f"import sys; {statement}; print([name for name in {HEAVY} if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,7 +17,9 @@ from trainatomy.reporters.text import comparison_page, measurement_page, predict
 from trainatomy.reporters.text.rendering import bar
 from trainatomy.reporters.text.verdict import verdict_line
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
-from trainatomy.results.memory import Instant, Line, Measurement, OutOfMemoryPoint, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Instant, Line, OutOfMemoryPoint
+from trainatomy.results.prediction import Prediction
 
 PAGES = Path(__file__).parent / "pages"
 GIB = 1024**3

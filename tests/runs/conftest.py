@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainatomy.records.store import Store
-from trainatomy.results.memory import Measurement
+from trainatomy.results.measurement import Measurement
 from trainatomy.runs.machine import Machine
 from trainatomy.runs.plan import Plan
 from trainatomy.workload.schema import Workload

@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, gpu: Any, machine: Machine) -> list[d
         return gpu(workload)
 
     def predict(workload: Workload, **given: Any) -> Any:
-        raise SimulationError(f"not predicted for {workload.card().id}")
+        raise SimulationError(f"not predicted for {workload.resolve_gpu().id}")
 
     monkeypatch.setattr(real_gpu, "measure", measure)
     monkeypatch.setattr(api, "predict", predict)

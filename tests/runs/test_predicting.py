@@ -12,7 +12,7 @@ import pytest
 
 from trainatomy import api
 from trainatomy.errors import TrainatomyError, WorkloadError
-from trainatomy.results.memory import Prediction
+from trainatomy.results.prediction import Prediction
 from trainatomy.runs import predicting
 from trainatomy.runs.predicting import jobs_for, predict_all
 from trainatomy.workload.schema import Workload

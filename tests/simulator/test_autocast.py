@@ -27,10 +27,10 @@ def autocast(dtype: torch.dtype = HALF, **options: Any) -> torch.autocast:
 
 def casts(world: SimulatedProcess, start: int) -> list[int]:
     """Bytes of the copies that were made since event ``start``."""
-    origins = world.tape.origins
+    origins = world.trace.origins
     return [
         event.bytes
-        for event in world.tape.events[start:]
+        for event in world.trace.events[start:]
         if event.action == "alloc" and origins[event.allocation].operation in ("aten::_to_copy", "aten::to")
     ]
 
@@ -107,11 +107,11 @@ def test_integers_doubles_and_the_hosts_tensors_are_left_alone(world: SimulatedP
 def test_weights_are_copied_once_and_labelled(world: SimulatedProcess) -> None:
     weight = nn.Parameter(made(64, 64))
     with autocast():
-        start = len(world.tape.events)
+        start = len(world.trace.events)
         first, second = F.linear(made(8, 64), weight), F.linear(made(8, 64), weight)
         assert first.dtype == second.dtype == HALF
         assert sorted(casts(world, start)) == [1024, 1024, 8192]
-    assert [world.tape.labels[n] for n in world.tape.labels].count("weight_copy") == 1
+    assert [world.trace.labels[n] for n in world.trace.labels].count("weight_copy") == 1
 
 
 def test_copies_go_when_the_outermost_context_ends(world: SimulatedProcess) -> None:
@@ -119,11 +119,11 @@ def test_copies_go_when_the_outermost_context_ends(world: SimulatedProcess) -> N
     with autocast():
         with autocast():
             F.linear(made(8, 64), weight)
-        inside = {e.allocation for e in world.tape.events if e.action == "free"}
-    (copy,) = world.tape.labels
+        inside = {e.allocation for e in world.trace.events if e.action == "free"}
+    (copy,) = world.trace.labels
     assert copy not in inside
-    assert copy in {e.allocation for e in world.tape.events if e.action == "free"}
-    start = len(world.tape.events)
+    assert copy in {e.allocation for e in world.trace.events if e.action == "free"}
+    start = len(world.trace.events)
     with autocast():
         F.linear(made(8, 64), weight)
     assert 8192 in casts(world, start)
@@ -140,17 +140,17 @@ def test_copies_go_when_the_outermost_context_ends(world: SimulatedProcess) -> N
 def test_only_leaves_that_need_gradients_are_kept(world: SimulatedProcess, weight: Any) -> None:
     tensor = weight()
     with autocast():
-        start = len(world.tape.events)
+        start = len(world.trace.events)
         F.linear(made(8, 64), tensor)
         F.linear(made(8, 64), tensor)
         assert casts(world, start).count(8192) == 2
-    assert "weight_copy" not in world.tape.labels.values()
+    assert "weight_copy" not in world.trace.labels.values()
 
 
 def test_the_cache_can_be_switched_off(world: SimulatedProcess) -> None:
     weight = nn.Parameter(made(64, 64))
     with autocast(cache_enabled=False):
-        start = len(world.tape.events)
+        start = len(world.trace.events)
         F.linear(made(8, 64), weight)
         F.linear(made(8, 64), weight)
         assert casts(world, start).count(8192) == 2
@@ -158,7 +158,7 @@ def test_the_cache_can_be_switched_off(world: SimulatedProcess) -> None:
 
 def test_casts_are_made_last_argument_first(world: SimulatedProcess) -> None:
     with autocast():
-        start = len(world.tape.events)
+        start = len(world.trace.events)
         F.linear(made(8, 64), made(32, 64), made(32))
         assert casts(world, start) == [64, 4096, 1024]
 
@@ -167,13 +167,13 @@ def test_nothing_is_cast_inside_a_function_that_is_listed(world: SimulatedProces
     """Attention by products widens 16 bits to 32 itself, and its products stay so: autocast is excluded there."""
     with autocast(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         query = nn.Parameter(made(1, 2, 8, 16))
-        start = len(world.tape.events)
+        start = len(world.trace.events)
         F.scaled_dot_product_attention(query, query, query)
-    origins = world.tape.origins
-    fresh = [event for event in world.tape.events[start:] if event.action == "alloc"]
+    origins = world.trace.origins
+    fresh = [event for event in world.trace.events[start:] if event.action == "alloc"]
     products = [e.bytes for e in fresh if origins[e.allocation].operation == "aten::bmm"]
     assert products == [2 * 8 * 8 * 4, 2 * 8 * 16 * 4]
-    assert (fresh[0].bytes, world.tape.labels[fresh[0].allocation]) == (512, "weight_copy")
+    assert (fresh[0].bytes, world.trace.labels[fresh[0].allocation]) == (512, "weight_copy")
 
 
 def test_disabled_inside_is_disabled(world: SimulatedProcess) -> None:

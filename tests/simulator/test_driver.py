@@ -80,4 +80,4 @@ def test_worlds_may_follow_one_another(closed: SimulatedProcess) -> None:
     for _ in range(2):
         with closed.open():
             torch.ones(256).to("cuda")
-    assert [event.bytes for event in closed.tape.events if event.action == "alloc"] == [1024, 1024]
+    assert [event.bytes for event in closed.trace.events if event.action == "alloc"] == [1024, 1024]

@@ -236,8 +236,8 @@ def test_results_lie_in_the_tapes_allocations(from_factory: Factory) -> None:
         call = found.calls[row.call]
         if call.name == "aten::addmm":
             (number,) = row.outputs
-            assert simulation.tape.origins[number].operation == "aten::addmm"
-            assert simulation.tape.events[row.event].allocation == number
+            assert simulation.trace.origins[number].operation == "aten::addmm"
+            assert simulation.trace.events[row.event].allocation == number
 
 
 def test_only_the_last_step_is_kept_and_nothing_lives_longer(from_factory: Factory) -> None:

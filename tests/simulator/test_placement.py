@@ -15,7 +15,7 @@ CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
 
 
 def taken(world: SimulatedProcess) -> list[int]:
-    return [event.bytes for event in world.tape.events if event.action == "alloc"]
+    return [event.bytes for event in world.trace.events if event.action == "alloc"]
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_a_release_is_on_the_tape(world: SimulatedProcess) -> None:
     first = torch.empty(256, device="cuda")
     view = first.view(16, 16)
     del first
-    assert [event.action for event in world.tape.events] == ["alloc"]
+    assert [event.action for event in world.trace.events] == ["alloc"]
     del view
-    assert [event.action for event in world.tape.events] == ["alloc", "free"]
+    assert [event.action for event in world.trace.events] == ["alloc", "free"]
 
 
 def test_a_model_moves_as_a_whole(world: SimulatedProcess) -> None:
@@ -130,12 +130,12 @@ def test_a_model_moves_as_a_whole(world: SimulatedProcess) -> None:
 
 def test_nothing_is_taken_for_nothing(world: SimulatedProcess) -> None:
     torch.empty(0, 5, device="cuda")
-    assert world.tape.events == []
+    assert world.trace.events == []
 
 
 def test_emptying_the_cache_is_on_the_tape(world: SimulatedProcess) -> None:
     torch.cuda.empty_cache()
-    assert [event.action for event in world.tape.events] == ["empty_cache"]
+    assert [event.action for event in world.trace.events] == ["empty_cache"]
 
 
 def test_lengths_come_back_to_the_host_with_their_values(world: SimulatedProcess) -> None:

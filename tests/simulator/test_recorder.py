@@ -26,7 +26,7 @@ def peak(world: SimulatedProcess, start: int) -> int:
     """Most bytes that were held at once of what was taken since event ``start``."""
     sizes: dict[int, int] = {}
     now = most = 0
-    for event in world.tape.events[start:]:
+    for event in world.trace.events[start:]:
         if event.action == "alloc":
             sizes[event.allocation] = event.bytes
             now += event.bytes
@@ -37,8 +37,8 @@ def peak(world: SimulatedProcess, start: int) -> int:
 
 
 def additions(world: SimulatedProcess, start: int) -> int:
-    origins = world.tape.origins
-    fresh = [e for e in world.tape.events[start:] if e.action == "alloc"]
+    origins = world.trace.origins
+    fresh = [e for e in world.trace.events[start:] if e.action == "alloc"]
     return sum(origins[e.allocation].operation == "aten::add" for e in fresh)
 
 
@@ -46,7 +46,7 @@ def test_the_engine_adds_two_gradients_of_a_tensor_in_place(world: SimulatedProc
     x = torch.empty(256, device="cuda", requires_grad=True)
     y = x * 2
     z = y.sin() + y.cos()
-    start = len(world.tape.events)
+    start = len(world.trace.events)
     z.backward(torch.empty(256, device="cuda"))
     assert additions(world, start) == 0
     assert x.grad is not None and x.grad.device.type == "cuda"
@@ -56,7 +56,7 @@ def test_a_gradient_that_somebody_holds_is_added_out_of_place(world: SimulatedPr
     x = torch.empty(256, device="cuda", requires_grad=True)
     doubled = x + x  # both of its gradients are the one that is given, which the caller holds
     gradient = torch.empty(256, device="cuda")
-    start = len(world.tape.events)
+    start = len(world.trace.events)
     doubled.backward(gradient)
     assert additions(world, start) == 1
 
@@ -73,7 +73,7 @@ def test_python_s_additions_take_memory(world: SimulatedProcess) -> None:
 
     x = torch.empty(256, device="cuda", requires_grad=True)
     y = Twice.apply(x)
-    start = len(world.tape.events)
+    start = len(world.trace.events)
     y.backward(torch.empty(256, device="cuda"))
     assert additions(world, start) == 1
 
@@ -83,13 +83,13 @@ def test_operations_carry_their_module_in_forward_and_backward(world: SimulatedP
     world.recorder.stage = "forward"
     loss = model(torch.empty(8, 64, device="cuda")).sum()
     loss.backward()
-    modules = {phase: {o.module for o in world.tape.origins if o.phase == phase} for phase in ("forward", "backward")}
+    modules = {phase: {o.module for o in world.trace.origins if o.phase == phase} for phase in ("forward", "backward")}
     assert modules["forward"] >= {"0", "1.0", "1.1", "2"}
     assert modules["backward"] >= {"0", "1.0", "1.1", "2"}
     gradient_of = {world.recorder.number_of(p.grad): name for name, p in model.named_parameters() if p.grad is not None}
     for number, name in gradient_of.items():
         assert number is not None
-        assert world.tape.origins[number].module == name.rpartition(".")[0]
+        assert world.trace.origins[number].module == name.rpartition(".")[0]
     assert len(gradient_of) == 6
 
 
@@ -97,7 +97,7 @@ def test_a_tensor_without_name_gets_its_class(world: SimulatedProcess) -> None:
     with torch.device("meta"):
         stranger = nn.Linear(8, 8)
     stranger(torch.empty(2, 8, device="cuda"))
-    assert world.tape.origins[-1].module == "Linear"
+    assert world.trace.origins[-1].module == "Linear"
 
 
 def test_an_exception_leaves_no_module_behind(world: SimulatedProcess) -> None:
@@ -117,16 +117,16 @@ def test_recomputation_is_marked(world: SimulatedProcess, use_reentrant: bool) -
     world.recorder.stage = "forward"
     loss = checkpoint(model, x, use_reentrant=use_reentrant).sum()
     world.recorder.stage = "other"
-    assert "recompute" not in [mark.name for mark in world.tape.marks]
+    assert "recompute" not in [mark.name for mark in world.trace.marks]
     loss.backward()
-    names = [mark.name for mark in world.tape.marks]
+    names = [mark.name for mark in world.trace.marks]
     assert names.count("recompute") == names.count("recompute end") == 1
-    begin, end = (next(m.event for m in world.tape.marks if m.name == n) for n in ("recompute", "recompute end"))
-    born = {e.allocation: i for i, e in enumerate(world.tape.events) if e.action == "alloc"}
-    again = [number for number, origin in enumerate(world.tape.origins) if origin.phase == "recompute"]
+    begin, end = (next(m.event for m in world.trace.marks if m.name == n) for n in ("recompute", "recompute end"))
+    born = {e.allocation: i for i, e in enumerate(world.trace.events) if e.action == "alloc"}
+    again = [number for number, origin in enumerate(world.trace.origins) if origin.phase == "recompute"]
     assert again
     assert all(begin <= born[number] <= end for number in again)
-    assert {world.tape.origins[number].module for number in again} >= {"0", "1.0", "1.1"}
+    assert {world.trace.origins[number].module for number in again} >= {"0", "1.0", "1.1"}
 
 
 def test_checkpointing_holds_less(world: SimulatedProcess) -> None:
@@ -136,7 +136,7 @@ def test_checkpointing_holds_less(world: SimulatedProcess) -> None:
             model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(6)])
         placed(world, model)
         x = torch.empty(512, 256, device="cuda", requires_grad=True)
-        start = len(world.tape.events)
+        start = len(world.trace.events)
         for layer in model:
             x = checkpoint(layer, x, use_reentrant=False) if use else layer(x)
         x.sum().backward()
@@ -151,15 +151,15 @@ def test_labels_stay_as_they_were_first_told(world: SimulatedProcess) -> None:
     assert number is not None
     world.recorder.label(tensor, "gradient")
     world.recorder.label(tensor, "weight")
-    assert world.tape.labels[number] == "gradient"
+    assert world.trace.labels[number] == "gradient"
 
 
 def test_views_take_nothing_and_in_place_operations_neither(world: SimulatedProcess) -> None:
     tensor = torch.empty(16, 16, device="cuda")
-    start = len(world.tape.events)
+    start = len(world.trace.events)
     tensor.view(256).t().unsqueeze(0)[0].mul_(2).add_(1)
     tensor.zero_()
-    assert world.tape.events[start:] == []
+    assert world.trace.events[start:] == []
 
 
 def test_equal_convolutions_of_a_thread_share_their_choice_of_a_plan(world: SimulatedProcess) -> None:
@@ -168,16 +168,16 @@ def test_equal_convolutions_of_a_thread_share_their_choice_of_a_plan(world: Simu
     wide = torch.empty((128, 64, 3, 3), device="cuda", requires_grad=True)
 
     def choices(*weights: torch.Tensor) -> list[int]:
-        start = len(world.tape.origins)
+        start = len(world.trace.origins)
         for weight in weights:
             torch.nn.functional.conv2d(images, weight).sum().backward()
-        return [choice for number, choice in world.tape.choices.items() if number >= start]
+        return [choice for number, choice in world.trace.choices.items() if number >= start]
 
     first = choices(one)
     assert len(first) == len(set(first)) == 3  # forward, both gradients
     assert choices(other) == first
     assert not set(choices(wide)) & set(first)
-    assert {world.tape.origins[number].operation for number in world.tape.choices} == {
+    assert {world.trace.origins[number].operation for number in world.trace.choices} == {
         "aten::convolution (cudnn_workspace)",
         "aten::convolution_backward (cudnn_workspace)",
     }

@@ -10,8 +10,8 @@ from trainatomy.simulator.process import SimulatedProcess
 
 
 def _allocated(world: SimulatedProcess, operation: str) -> list[int]:
-    tape = world.tape
-    return [e.bytes for e in tape.events if e.action == "alloc" and tape.origins[e.allocation].operation == operation]
+    trace = world.trace
+    return [e.bytes for e in trace.events if e.action == "alloc" and trace.origins[e.allocation].operation == operation]
 
 
 def test_a_known_mask_selects_as_many_rows_as_it_has_ones(world: SimulatedProcess) -> None:

@@ -50,10 +50,10 @@ def net(line: str) -> str:
 def test_a_plain_step(from_factory: Factory) -> None:
     found = run(from_factory(net("return self.linear(h)")))
     assert (found.parameters, found.trainable_parameters, found.steps) == (144, 144, 2)
-    labels = list(found.tape.labels.values())
+    labels = list(found.trace.labels.values())
     assert labels.count("weight") == labels.count("gradient") // 2 == 4
     assert labels.count("optimizer_state") >= 8
-    assert {mark.name for mark in found.tape.marks} >= {"loaded", "step", "forward", "forward end", "backward end"}
+    assert {mark.name for mark in found.trace.marks} >= {"loaded", "step", "forward", "forward end", "backward end"}
     assert {"cublas", "cublas_backward", "kernels", "training"} <= found.libraries
 
 
@@ -115,7 +115,7 @@ def batch(size):
 """
     for mask, way in (("ones", "short"), ("zeros", "long")):
         found = run(from_factory(text.replace("MASK", mask)))
-        modules = {origin.module for origin in found.tape.origins if origin.phase == "forward"}
+        modules = {origin.module for origin in found.trace.origins if origin.phase == "forward"}
         assert modules & {"short", "long"} == {way}
 
 
@@ -154,5 +154,5 @@ def test_models_that_ask_for_what_is_known_are_executed(name: str) -> None:
     found = run(
         Workload.from_mapping({"model": {"class": name, "config": ASKING[name]}, "data": {"sequence_length": 32}})
     )
-    labels = set(found.tape.labels.values())
+    labels = set(found.trace.labels.values())
     assert {"weight", "gradient", "optimizer_state"} <= labels

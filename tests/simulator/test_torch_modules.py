@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import trainatomy
 from trainatomy.errors import SimulationError, WorkloadError
-from trainatomy.results.memory import Prediction
+from trainatomy.results.prediction import Prediction
 
 
 class Net(nn.Module):

@@ -114,8 +114,8 @@ def test_ctc_reads_its_lengths_on_the_host(world: SimulatedProcess, known: bool)
     assert logits.grad is not None
     alpha = samples * frames * (2 * (longest if known else 8) + 1) * 4
     sizes = {
-        world.tape.origins[e.allocation].operation: e.bytes
-        for e in world.tape.events
+        world.trace.origins[e.allocation].operation: e.bytes
+        for e in world.trace.events
         if e.action == "alloc" and e.bytes == alpha
     }
     assert list(sizes) == ["aten::_ctc_loss", "aten::_ctc_loss_backward (beta)"]
@@ -131,9 +131,9 @@ def test_a_number_of_the_host_fills_a_tensor_of_the_device(world: SimulatedProce
 
 def test_a_tensor_of_the_device_is_not_made_anew(world: SimulatedProcess) -> None:
     ids = torch.tensor([1, 2, 3]).to("cuda")
-    before = len(world.tape.origins)
+    before = len(world.trace.origins)
     same = torch.as_tensor(ids, device="cuda")
-    assert len(world.tape.origins) == before
+    assert len(world.trace.origins) == before
     assert same.sum().item() == 6
     assert torch.asarray(ids, dtype=torch.float32, device=ids.device).dtype == torch.float32
 

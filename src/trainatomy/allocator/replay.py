@@ -50,7 +50,7 @@ class Replay:
 
 
 def replay(
-    tape: AllocationTrace,
+    trace: AllocationTrace,
     settings: AllocatorSettings,
     capacity_bytes: int | None = None,
     *,
@@ -72,18 +72,18 @@ def replay(
     twin = CachingAllocator(
         settings, capacity_bytes, device_bytes=device_bytes, addresses=addresses, on_driver=on_driver
     )
-    choices = Choices(tape.choices, twin.malloc)
-    count = 1 + max((event[1] for event in tape.events), default=-1)
+    choices = Choices(trace.choices, twin.malloc)
+    count = 1 + max((event[1] for event in trace.events), default=-1)
     sizes, allocated, reserved = array("q", bytes(8 * count)), array("q"), array("q")
     handles: dict[int, int] = {}
     failure: OutOfMemory | None = None
     done = 0
     try:
-        for event, happens in _library_moments(tape, twin):
-            _feed(twin, choices, tape.events[done:event], handles, sizes, allocated, reserved)
+        for event, happens in _library_moments(trace, twin):
+            _feed(twin, choices, trace.events[done:event], handles, sizes, allocated, reserved)
             happens()
             done = event
-        _feed(twin, choices, tape.events[done:], handles, sizes, allocated, reserved)
+        _feed(twin, choices, trace.events[done:], handles, sizes, allocated, reserved)
     except OutOfMemory as error:
         failure = error
         allocated.append(twin.allocated_bytes)
@@ -133,26 +133,26 @@ def _feed(
         reserved.append(twin.reserved_bytes)
 
 
-def _library_moments(tape: AllocationTrace, twin: CachingAllocator) -> list[tuple[int, Callable[[], None]]]:
+def _library_moments(trace: AllocationTrace, twin: CachingAllocator) -> list[tuple[int, Callable[[], None]]]:
     """(event, what to tell the twin before it), in order; a tape without labels has a handle from the first step on."""
-    start = _end_of_loading(tape)
+    start = _end_of_loading(trace)
     moments: list[tuple[int, Callable[[], None]]] = [(start, twin.kernels_loaded)]
-    workspaces = {allocation for allocation, label in tape.labels.items() if label == HANDLE_LABEL}
+    workspaces = {allocation for allocation, label in trace.labels.items() if label == HANDLE_LABEL}
     if not workspaces:
         return [*moments, (start, twin.handle_created)]
-    for index, event in enumerate(tape.events):
+    for index, event in enumerate(trace.events):
         if event.action == "alloc" and event.allocation in workspaces:
             moments.append((index, twin.handle_created))
     return sorted(moments, key=lambda moment: moment[0])
 
 
-def _end_of_loading(tape: AllocationTrace) -> int:
+def _end_of_loading(trace: AllocationTrace) -> int:
     """The index of the first event of the step itself; that of the end without origins."""
-    steps = array("b", (origin.phase not in BEFORE_THE_STEP for origin in tape.origins))
+    steps = array("b", (origin.phase not in BEFORE_THE_STEP for origin in trace.origins))
     if 1 not in steps:
-        return len(tape.events)
+        return len(trace.events)
     first = steps.index(1)
-    return next(index for index, event in enumerate(tape.events) if event.allocation >= first)
+    return next(index for index, event in enumerate(trace.events) if event.allocation >= first)
 
 
 def _first_maximum(series: array[int]) -> int | None:

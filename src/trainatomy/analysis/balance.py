@@ -14,10 +14,10 @@ COMPONENTS = ("weights", "optimizer_states", "gradients", "activations", "tempor
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def held_after(tape: AllocationTrace, event: int) -> list[int]:
+def held_after(trace: AllocationTrace, event: int) -> list[int]:
     """The allocations that are held after the event of that index."""
     held: dict[int, None] = {}
-    for index, (action, allocation, _, _) in enumerate(tape.events):
+    for index, (action, allocation, _, _) in enumerate(trace.events):
         if index > event:
             break
         if action == "alloc":
@@ -52,13 +52,13 @@ def folded(path: str) -> str:
 
 
 def by_module(
-    tape: AllocationTrace, held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]
+    trace: AllocationTrace, held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]
 ) -> tuple[ModuleShare, ...]:
     """Activations by module, layers folded, the largest first."""
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for number in held:
         if purposes[number].component == "activations":
-            entry = totals[folded(tape.origins[number].module)]
+            entry = totals[folded(trace.origins[number].module)]
             entry[0] += sizes[number]
             entry[1] += 1
     shares = (ModuleShare(module, size, count) for module, (size, count) in totals.items())
@@ -66,11 +66,11 @@ def by_module(
 
 
 def over_time(
-    tape: AllocationTrace, purposes: Sequence[Purpose], sizes: Sequence[int], start: int = 0
+    trace: AllocationTrace, purposes: Sequence[Purpose], sizes: Sequence[int], start: int = 0
 ) -> Iterator[tuple[int, dict[str, int]]]:
     """Event index and bytes by component after it, from ``start`` on. The dictionary is the same object each time."""
     totals = dict.fromkeys(COMPONENTS, 0)
-    for index, (action, allocation, _, _) in enumerate(tape.events):
+    for index, (action, allocation, _, _) in enumerate(trace.events):
         if action == "alloc":
             totals[purposes[allocation].component] += sizes[allocation]
         elif action == "free":

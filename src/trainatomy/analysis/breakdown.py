@@ -33,28 +33,28 @@ class Settlement:
     driver_calls: Sequence[DriverCall] = ()
 
 
-def settle(tape: AllocationTrace, settings: AllocatorSettings, card_bytes: int, context_bytes: int) -> Settlement:
+def settle(trace: AllocationTrace, settings: AllocatorSettings, card_bytes: int, context_bytes: int) -> Settlement:
     """Replay the tape on a card of ``card_bytes`` of which the context takes ``context_bytes``.
 
     A training that does not fit is shown as it would be on a card that is large enough.
     """
-    unlimited = replay(tape, settings, device_bytes=card_bytes)
+    unlimited = replay(trace, settings, device_bytes=card_bytes)
     capacity = card_bytes - context_bytes
     enough = unlimited.peak_reserved_bytes <= capacity
-    bounded = unlimited if enough else replay(tape, settings, max(capacity, 0), device_bytes=card_bytes)
+    bounded = unlimited if enough else replay(trace, settings, max(capacity, 0), device_bytes=card_bytes)
     shown = bounded if bounded.out_of_memory is None else unlimited
-    return settle_replayed(tape, shown, context_bytes, _failure(tape, bounded))
+    return settle_replayed(trace, shown, context_bytes, _failure(trace, bounded))
 
 
 def settle_replayed(
-    tape: AllocationTrace, shown: Replay, context_bytes: int, failure: OutOfMemoryPoint | None = None
+    trace: AllocationTrace, shown: Replay, context_bytes: int, failure: OutOfMemoryPoint | None = None
 ) -> Settlement:
     """Settle a tape of which it is known what the allocator made of it."""
-    kinds = purposes(tape, lifetimes(tape))
-    held = held_after(tape, shown.peak_allocated_at) if shown.peak_allocated_at is not None else []
-    memory = _memory(tape, shown, kinds, held, context_bytes)
-    modules = by_module(tape, held, kinds, shown.block_bytes)
-    forgone = _of_last_step(tape, shown.forgone)
+    kinds = purposes(trace, lifetimes(trace))
+    held = held_after(trace, shown.peak_allocated_at) if shown.peak_allocated_at is not None else []
+    memory = _memory(trace, shown, kinds, held, context_bytes)
+    modules = by_module(trace, held, kinds, shown.block_bytes)
+    forgone = _of_last_step(trace, shown.forgone)
     return Settlement(memory, modules, failure, kinds, shown.block_bytes, forgone, shown.driver_calls)
 
 
@@ -66,35 +66,35 @@ def verdict(memory: Memory, card_bytes: int, out_of_memory: OutOfMemoryPoint | N
     return "tight" if scarce or memory.num_alloc_retries else "fits"
 
 
-def _of_last_step(tape: AllocationTrace, allocations: Sequence[int]) -> tuple[int, ...]:
+def _of_last_step(trace: AllocationTrace, allocations: Sequence[int]) -> tuple[int, ...]:
     """Those of the last step that has any: what a library did without once, it does without in every step to come."""
-    last = max((tape.origins[number].step for number in allocations), default=0)
-    return tuple(number for number in allocations if tape.origins[number].step == last)
+    last = max((trace.origins[number].step for number in allocations), default=0)
+    return tuple(number for number in allocations if trace.origins[number].step == last)
 
 
 def _memory(
-    tape: AllocationTrace, shown: Replay, kinds: Sequence[Purpose], held: Sequence[int], context_bytes: int
+    trace: AllocationTrace, shown: Replay, kinds: Sequence[Purpose], held: Sequence[int], context_bytes: int
 ) -> Memory:
     parts = by_component(held, kinds, shown.block_bytes)
     cache = shown.peak_reserved_bytes - shown.peak_allocated_bytes
-    loaded = next((mark.event for mark in tape.marks if mark.name == "loaded"), 0)
+    loaded = next((mark.event for mark in trace.marks if mark.name == "loaded"), 0)
     return Memory(
         peak_allocated_bytes=shown.peak_allocated_bytes,
         peak_reserved_bytes=shown.peak_reserved_bytes,
         device_bytes=shown.peak_reserved_bytes + context_bytes,
-        peak_requested_bytes=_peak_requested(tape, set(shown.forgone)),
+        peak_requested_bytes=_peak_requested(trace, set(shown.forgone)),
         model_bytes=shown.allocated_bytes[loaded - 1] if loaded else 0,
         components=Components(**parts, cache=cache, context=context_bytes),
         lines=lines(held, kinds, shown.block_bytes),
-        peak=_instant(tape, shown.peak_allocated_at),
+        peak=_instant(trace, shown.peak_allocated_at),
         num_alloc_retries=shown.num_alloc_retries,
     )
 
 
-def _peak_requested(tape: AllocationTrace, forgone: set[int]) -> int:
+def _peak_requested(trace: AllocationTrace, forgone: set[int]) -> int:
     sizes: dict[int, int] = {}
     now = peak = 0
-    for action, allocation, size, _ in tape.events:
+    for action, allocation, size, _ in trace.events:
         if action == "alloc":
             sizes[allocation] = size = 0 if allocation in forgone else size
             now += size
@@ -104,16 +104,16 @@ def _peak_requested(tape: AllocationTrace, forgone: set[int]) -> int:
     return peak
 
 
-def _instant(tape: AllocationTrace, event: int | None) -> Instant:
-    if event is None or tape.events[event].action != "alloc":  # nothing was ever held: no event is a peak
+def _instant(trace: AllocationTrace, event: int | None) -> Instant:
+    if event is None or trace.events[event].action != "alloc":  # nothing was ever held: no event is a peak
         return Instant(-1, "load", "", "")
-    origin = tape.origins[tape.events[event].allocation]
+    origin = trace.origins[trace.events[event].allocation]
     return Instant(origin.step, origin.phase, origin.module, origin.operation)
 
 
-def _failure(tape: AllocationTrace, bounded: Replay) -> OutOfMemoryPoint | None:
+def _failure(trace: AllocationTrace, bounded: Replay) -> OutOfMemoryPoint | None:
     failure = bounded.out_of_memory
     if failure is None:
         return None
-    instant = _instant(tape, bounded.out_of_memory_at)
+    instant = _instant(trace, bounded.out_of_memory_at)
     return OutOfMemoryPoint(instant, failure.requested, failure.allocated, failure.reserved)

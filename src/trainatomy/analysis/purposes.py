@@ -42,11 +42,11 @@ class Lifetimes(NamedTuple):
     died: list[int]
 
 
-def lifetimes(tape: AllocationTrace) -> Lifetimes:
+def lifetimes(trace: AllocationTrace) -> Lifetimes:
     """When each allocation of a tape lived."""
-    count = len(tape.origins)
+    count = len(trace.origins)
     born, died = [_FOREVER] * count, [_FOREVER] * count
-    for index, event in enumerate(tape.events):
+    for index, event in enumerate(trace.events):
         if event.action == "alloc":
             born[event.allocation] = index
         elif event.action == "free":
@@ -54,20 +54,20 @@ def lifetimes(tape: AllocationTrace) -> Lifetimes:
     return Lifetimes(born, died)
 
 
-def purposes(tape: AllocationTrace, lives: Lifetimes) -> list[Purpose]:
+def purposes(trace: AllocationTrace, lives: Lifetimes) -> list[Purpose]:
     """The purpose of each allocation, by its number."""
     ends = {
-        "forward": [m.event for m in tape.marks if m.name == "forward end"],
-        "recompute": [m.event for m in tape.marks if m.name == "recompute end"],
+        "forward": [m.event for m in trace.marks if m.name == "forward end"],
+        "recompute": [m.event for m in trace.marks if m.name == "recompute end"],
     }
-    return [_purpose(tape, lives, number, ends) for number in range(len(tape.origins))]
+    return [_purpose(trace, lives, number, ends) for number in range(len(trace.origins))]
 
 
-def _purpose(tape: AllocationTrace, lives: Lifetimes, number: int, ends: dict[str, list[int]]) -> Purpose:
-    label = tape.labels.get(number)
+def _purpose(trace: AllocationTrace, lives: Lifetimes, number: int, ends: dict[str, list[int]]) -> Purpose:
+    label = trace.labels.get(number)
     if label is not None:
         return Purpose(*LABELLED[label]) if label in LABELLED else Purpose("functionality", label)
-    phase = tape.origins[number].phase
+    phase = trace.origins[number].phase
     if phase in ends:
         later = bisect_right(ends[phase], lives.born[number])
         end = ends[phase][later] if later < len(ends[phase]) else _FOREVER

@@ -7,7 +7,8 @@ precision 6.
 
 from __future__ import annotations
 
-from trainatomy.results.memory import BytesPerParameter, Memory
+from trainatomy.results.memory import Memory
+from trainatomy.results.prediction import BytesPerParameter
 from trainatomy.workload.schema import Workload
 
 _NO_RULE = "the guides name no rule for this"

@@ -12,16 +12,16 @@ from trainatomy.results.trace import AllocationTrace
 
 
 def timeline(
-    tape: AllocationTrace, purposes: Sequence[Purpose], sizes: Sequence[int], points: int = 500
+    trace: AllocationTrace, purposes: Sequence[Purpose], sizes: Sequence[int], points: int = 500
 ) -> tuple[TimelinePoint, ...]:
     """At most about ``points`` instants of a whole run; in each stretch of events the highest one is kept, so that no
     peak is lost."""
-    stretch = max(1, len(tape.events) // points)
-    where = _Where(tape)
+    stretch = max(1, len(trace.events) // points)
+    where = _Where(trace)
     kept: list[TimelinePoint] = []
     best: TimelinePoint | None = None
     highest = -1
-    for index, totals in over_time(tape, purposes, sizes):
+    for index, totals in over_time(trace, purposes, sizes):
         total = sum(totals.values())
         if total > highest:
             step, phase = where.at(index)
@@ -37,9 +37,9 @@ def timeline(
 class _Where:
     """Step and phase of an event: those of the newest allocation before it."""
 
-    def __init__(self, tape: AllocationTrace) -> None:
-        self._tape = tape
-        self._born = [(i, e.allocation) for i, e in enumerate(tape.events) if e.action == "alloc"]
+    def __init__(self, trace: AllocationTrace) -> None:
+        self._tape = trace
+        self._born = [(i, e.allocation) for i, e in enumerate(trace.events) if e.action == "alloc"]
         self._indices = [i for i, _ in self._born]
 
     def at(self, index: int) -> tuple[int, str]:

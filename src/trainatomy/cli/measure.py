@@ -28,12 +28,13 @@ from trainatomy.reporters.text import measurement_page
 
 if TYPE_CHECKING:
     from trainatomy.records.store import Store
-    from trainatomy.results.memory import Measurement, Prediction
+    from trainatomy.results.measurement import Measurement
+    from trainatomy.results.prediction import Prediction
     from trainatomy.workload.schema import Workload
 
 AllocationTrace = Annotated[
     Path | None,
-    in_output("--tape", "Keep the recorded run's stream of allocations in this file.", metavar="FILE", dir_okay=False),
+    in_output("--trace", "Keep the recorded run's stream of allocations in this file.", metavar="FILE", dir_okay=False),
 ]
 TimeLimit = Annotated[float | None, in_run("--time-limit", "Give up after so many seconds.", metavar="SECONDS", min=0)]
 Components = Annotated[
@@ -46,7 +47,7 @@ Components = Annotated[
 def measure(
     file: File = None,
     components: Components = True,
-    tape: AllocationTrace = None,
+    trace: AllocationTrace = None,
     time_limit: TimeLimit = None,
     records: Records = None,
     calibration: CalibrationFile = None,
@@ -80,13 +81,13 @@ def measure(
 
         prediction = _predicted(workload, trust_remote_code, calibration)
         with following() as tell:
-            measurement = measured(workload, components=components, tape=tape, time_limit=time_limit, progress=tell)
+            measurement = measured(workload, components=components, trace=trace, time_limit=time_limit, progress=tell)
     unsaved = _keep(measurement, prediction, store, components)
     if json:
         show_json(measurement_to_json(measurement, prediction))
     else:
         show(measurement_page(measurement, prediction))
-    if error := unsaved or _lacking(measurement, components, tape):
+    if error := unsaved or _lacking(measurement, components, trace):
         raise error
 
 
@@ -118,11 +119,11 @@ def _keep(
     return None
 
 
-def _lacking(measurement: Measurement, components: bool, tape: Path | None) -> TrainatomyError | None:
+def _lacking(measurement: Measurement, components: bool, trace: Path | None) -> TrainatomyError | None:
     """What was asked for and is not there; the notes of the page say why."""
     why = f": {measurement.notes[-1]}" if measurement.notes else ""
     if components and measurement.memory is None and measurement.status == "completed":
         return DeviceError(f"there is no measured bill{why}")
-    if tape is not None and measurement.tape_file is None:
-        return TrainatomyError(f"the stream of allocations is not in {tape}{why}")
+    if trace is not None and measurement.tape_file is None:
+        return TrainatomyError(f"the stream of allocations is not in {trace}{why}")
     return None

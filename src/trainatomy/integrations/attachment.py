@@ -24,7 +24,7 @@ from trainatomy.measurement.step.here import driver_version, is_out_of_memory, v
 from trainatomy.measurement.step.stopwatch import Stopwatch
 from trainatomy.measurement.traces.settled import Counted as Totals
 from trainatomy.measurement.traces.settled import Failure
-from trainatomy.results.memory import Measurement, Stage
+from trainatomy.results.measurement import Measurement, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,8 @@ from trainatomy.units import GIB
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trainatomy.results.memory import Measurement, Prediction
+    from trainatomy.results.measurement import Measurement
+    from trainatomy.results.prediction import Prediction
 
 PREFIX = "memory/"
 LOG_SHARE = 0.02

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from trainatomy.results.memory import Measurement, Prediction
+    from trainatomy.results.measurement import Measurement
+    from trainatomy.results.prediction import Prediction
 
 PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 """Settings of ``TrainingArguments`` by the type that autocast computes in."""

@@ -11,7 +11,8 @@ from trainatomy.integrations.watch import Watch
 from trainatomy.reporters.text import measurement_page, prediction_page
 from trainatomy.reporters.text.rendering import console
 from trainatomy.reporters.text.summary import speed_text, summary_page, utilization_text
-from trainatomy.results.memory import Measurement, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

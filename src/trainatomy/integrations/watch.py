@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from trainatomy.results.memory import Measurement, Prediction
+    from trainatomy.results.measurement import Measurement
+    from trainatomy.results.prediction import Prediction
 
 
 class Watch:

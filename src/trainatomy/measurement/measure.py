@@ -27,7 +27,7 @@ from trainatomy.measurement.process.sessions import Sessions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trainatomy.results.memory import Measurement
+    from trainatomy.results.measurement import Measurement
     from trainatomy.workload.schema import Workload
 
 TIMED_STEPS = 8
@@ -42,7 +42,7 @@ __all__ = ["died", "jobs_for", "last_lines", "measure", "require_gpu"]
 def measure(
     workload: Workload,
     *,
-    tape: Path | str | None = None,
+    trace: Path | str | None = None,
     stacks: Stacks = "none",
     steps: int | None = None,
     components: bool = True,
@@ -62,9 +62,9 @@ def measure(
     """
     tell = progress or _printer()
     check_allocator(workload)
-    target = None if tape is None else writable(Path(tape))
+    target = None if trace is None else writable(Path(trace))
     tell(Progress("control", f"starting on {require_gpu()}"))
-    jobs = jobs_for(workload, steps, components=components, tape=target, stacks=stacks)
+    jobs = jobs_for(workload, steps, components=components, trace=target, stacks=stacks)
     limit = None if time_limit is None else Limit(time_limit)
     if sessions is None:
         with Sessions() as own:
@@ -86,16 +86,16 @@ def _measured(
 
 
 def jobs_for(
-    workload: Workload, steps: int | None, *, components: bool, tape: Path | None = None, stacks: Stacks = "none"
+    workload: Workload, steps: int | None, *, components: bool, trace: Path | None = None, stacks: Stacks = "none"
 ) -> list[Job]:
     """The control run, and the recorded one where it is wanted."""
     mapping = workload.to_mapping()
     exact = workload.steps or steps
     count = exact or warm_up_steps(workload) + TIMED_STEPS
     control = Job(mapping, count, most_steps=0 if exact else MOST_STEPS, seconds=0.0 if exact else TIMED_SECONDS)
-    if not components and tape is None:
+    if not components and trace is None:
         return [control]
-    return [control, Job(mapping, count, tape, stacks, record=components)]
+    return [control, Job(mapping, count, trace, stacks, record=components)]
 
 
 def check_allocator(workload: Workload) -> None:
@@ -105,7 +105,7 @@ def check_allocator(workload: Workload) -> None:
         AllocatorSettings.parse(workload.allocator, (int(major), int(minor)))
 
 
-def writable(path: Path, option: str = "--tape") -> Path:
+def writable(path: Path, option: str = "--trace") -> Path:
     """The absolute path, once it is known that a file can be made there; raises ``WorkloadError``, which names the
     ``option``, where it cannot."""
     target = path.expanduser().absolute()

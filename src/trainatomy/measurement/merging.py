@@ -9,7 +9,7 @@ from trainatomy.measurement.traces.settled import counted, reconciled
 from trainatomy.units import exact_bytes
 
 if TYPE_CHECKING:
-    from trainatomy.results.memory import Measurement
+    from trainatomy.results.measurement import Measurement
 
 _COMPARED = (
     ("allocated", "peak_allocated_bytes"),

@@ -10,7 +10,8 @@ from trainatomy.records.key import key_of
 from trainatomy.results.record import Record
 
 if TYPE_CHECKING:
-    from trainatomy.results.memory import Measurement, Prediction
+    from trainatomy.results.measurement import Measurement
+    from trainatomy.results.prediction import Prediction
 
 KEY_DIGITS = 4
 """How many digits of its key a record's id holds, so that a search need not open every file."""

@@ -11,7 +11,8 @@ from trainatomy.catalog.gpus import GPU
 from trainatomy.records.document import SCHEMA
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.difference import Difference
-from trainatomy.results.memory import Measurement, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 from trainatomy.results.record import History, Record
 
 PREDICTION = "trainatomy/prediction/1"

@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from trainatomy.reporters.json import COMPARED, COMPARISON, MEASUREMENT, PREDICTION, RECORD, SPREADS
 from trainatomy.results.comparison import RowStatus, Spread
-from trainatomy.results.memory import Measurement, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 from trainatomy.results.record import Record
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

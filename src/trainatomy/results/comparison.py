@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from trainatomy.results.memory import Measurement, OutOfMemoryPoint, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import OutOfMemoryPoint
+from trainatomy.results.prediction import Prediction
 
 RowStatus = Literal["not measured", "completed", "out of memory", "failed"]
 

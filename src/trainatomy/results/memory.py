@@ -10,10 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from trainatomy.results.time import Time
-
 Verdict = Literal["fits", "tight", "does not fit"]
-Basis = Literal["measured", "computed", "assumed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,34 +72,6 @@ class Instant:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """One thing that the prediction rests on, e.g. ('context', '527 MiB', 'measured', 'H200, driver 580')."""
-
-    name: str
-    value: str
-    basis: Basis
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class BytesPerParameter:
-    """The guide's rule beside what this training holds. Bytes per parameter without activations and temporaries.
-
-    ``rule`` is what the guides say (18 for mixed precision with AdamW, 16 in fp32, 6 for inference in mixed precision,
-    ...; None where they name no rule), ``parts`` what is held by component, ``reasons`` why they differ, one sentence
-    each.
-    """
-
-    parameters: int
-    trainable_parameters: int
-    actual: float
-    parts: dict[str, float]
-    rule: float | None
-    rule_name: str
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Memory:
     """What the allocator and the driver hold, in bytes. ``requested`` is before rounding to blocks."""
 
@@ -128,16 +97,6 @@ class TimelinePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class GPUSummary:
-    """The card that was asked about: id, product name, bytes that CUDA can use, compute capability."""
-
-    id: str
-    name: str
-    memory_bytes: int
-    capability: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
 class OutOfMemoryPoint:
     """Where a training that does not fit would stop: what was asked for and what was held then, bytes."""
 
@@ -145,105 +104,3 @@ class OutOfMemoryPoint:
     requested_bytes: int
     allocated_bytes: int
     reserved_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """One predicted training: the answer first, then what it rests on.
-
-    ``fits`` means that the allocator, with what the card leaves after context and driver, never runs out.
-    ``room_bytes`` is what is left of the card at the peak (negative: what is short); ``verdict`` is ``tight`` when it
-    fits with less than 5 % of the card left, or only because the allocator frees its cache on the way
-    (``num_alloc_retries`` > 0).  ``without_workspace``: calls of convolutions in a step that take another, slower
-    algorithm since the workspace of the first choice does not fit; where it is not 0, the training fits thanks to that.
-    """
-
-    name: str
-    workload: dict[str, object]
-    card: GPUSummary
-    fits: bool
-    verdict: Verdict
-    room_bytes: int
-    memory: Memory
-    modules: tuple[ModuleShare, ...]
-    bytes_per_parameter: BytesPerParameter
-    facts: tuple[Fact, ...]
-    notes: tuple[str, ...]
-    out_of_memory: OutOfMemoryPoint | None
-    timeline: tuple[TimelinePoint, ...]
-    seconds_taken: float
-    versions: dict[str, str]
-    time: Time | None = None
-    without_workspace: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What the card and PyTorch hold at one stage of a measured run, bytes; ``None``: the driver does not say.
-
-    ``name``: idle, first tensor, model loaded, training (its peak). ``device_bytes``: as nvidia-smi shows the process;
-    ``nvml_used_bytes``: the raw ``used`` of the first NVML call, which counts the driver's own share too.
-    """
-
-    name: str
-    device_bytes: int | None
-    nvml_used_bytes: int | None
-    allocated_bytes: int
-    reserved_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbour:
-    """Another process that used the card during the run: its id, its name, and what it held at most, bytes (``None``:
-    the driver does not say)."""
-
-    pid: int
-    name: str
-    bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """The same step on a GPU. ``None`` where it could not be read. ``status``: completed or out of memory.
-
-    ``device_bytes`` is what nvidia-smi shows for the process (NVML, the driver's own reservation taken off);
-    ``process_bytes`` NVML's own figure for the process; ``nvml_used_bytes`` is the raw ``used`` of the first NVML call;
-    ``idle_bytes`` what NVML said before the first tensor; ``context_bytes`` what the first tensor cost outside of
-    PyTorch's allocator.
-
-    ``memory`` is the bill at the measured peak, from the allocations that happened on the GPU; its total is
-    ``device_bytes`` where that is known.  ``step_seconds`` is the median of ``timed_step_seconds``, the steps after
-    the warm-up of a run in which nothing was recorded; ``recorded_step_seconds`` the median of the run whose
-    allocations were (``None``: there was no such run).  ``out_of_memory``: what was held and asked for when it failed.
-    """
-
-    name: str
-    workload: dict[str, object]
-    status: Literal["completed", "out of memory"]
-    gpu: str
-    driver: str
-    versions: dict[str, str]
-    date: str
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    device_bytes: int | None
-    process_bytes: int | None
-    nvml_used_bytes: int | None
-    idle_bytes: int | None
-    context_bytes: int | None
-    model_bytes: int | None
-    num_alloc_retries: int
-    step_seconds: float | None
-    steps: int
-    message: str
-    tape_file: str | None
-    memory: Memory | None = None
-    modules: tuple[ModuleShare, ...] = ()
-    stages: tuple[Stage, ...] = ()
-    timed_step_seconds: tuple[float, ...] = ()
-    recorded_step_seconds: float | None = None
-    samples_per_second: float | None = None
-    tokens_per_second: float | None = None
-    neighbours: tuple[Neighbour, ...] = ()
-    out_of_memory: OutOfMemoryPoint | None = None
-    notes: tuple[str, ...] = ()

@@ -192,3 +192,8 @@ class OperationBreakdown:
     joined: Joined | None = None
     published: PublishedShares | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def gpu(self) -> str:
+        """The GPU; the field keeps the name that version 1 of the JSON gives it."""
+        return self.card

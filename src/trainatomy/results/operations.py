@@ -77,7 +77,7 @@ class Operation(NamedTuple):
     ``Operations.calls``; ``phase``: as in ``Origin`` (forward, recompute, backward, optimizer, zero_grad, other);
     ``module``: path of the module it belongs to; ``micro_step``: from 0 in the step; ``repeats``: how often the real
     step runs it (more than once for a micro-batch that stands for others that were not executed); ``outputs``:
-    the tape's numbers of the allocations that its results live in.
+    the trace's numbers of the allocations that its results live in; ``stream``: the CUDA stream it is launched on.
     """
 
     event: int
@@ -87,6 +87,7 @@ class Operation(NamedTuple):
     micro_step: int
     repeats: int
     outputs: tuple[int, ...] = ()
+    stream: int = 0
 
 
 @dataclass(slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainatomy.results.memory import Measurement, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True)

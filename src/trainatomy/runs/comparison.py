@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from trainatomy.results.comparison import Comparison
-    from trainatomy.results.memory import Measurement, Prediction
+    from trainatomy.results.measurement import Measurement
+    from trainatomy.results.prediction import Prediction
     from trainatomy.runs.machine import Machine
     from trainatomy.workload.schema import Workload
 

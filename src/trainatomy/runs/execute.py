@@ -12,7 +12,8 @@ from trainatomy.records.make import make_record
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from trainatomy.results.memory import Measurement, Prediction
+    from trainatomy.results.measurement import Measurement
+    from trainatomy.results.prediction import Prediction
     from trainatomy.results.record import Record
     from trainatomy.runs.machine import Machine
     from trainatomy.runs.plan import Plan

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainatomy.errors import TrainatomyError
-    from trainatomy.results.memory import Prediction
+    from trainatomy.results.prediction import Prediction
     from trainatomy.runs.execute import Finished
     from trainatomy.workload.schema import Workload
 

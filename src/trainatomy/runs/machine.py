@@ -12,7 +12,7 @@ from trainatomy.measurement.device import nvml
 from trainatomy.measurement.measure import require_gpu
 
 if TYPE_CHECKING:
-    from trainatomy.results.memory import Measurement
+    from trainatomy.results.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True)

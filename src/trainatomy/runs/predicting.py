@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from trainatomy.errors import TrainatomyError, WorkloadError
 
 if TYPE_CHECKING:
-    from trainatomy.results.memory import Prediction
+    from trainatomy.results.prediction import Prediction
     from trainatomy.workload.schema import Workload
 
     Predict = Callable[[Workload], Prediction]

@@ -45,9 +45,9 @@ class SimulatedProcess:
         self.functions = CudaFunctions(self._handlers(), composites(self.processor), self.autocast)
 
     @property
-    def tape(self) -> AllocationTrace:
+    def trace(self) -> AllocationTrace:
         """What was allocated so far."""
-        return self.recorder.tape
+        return self.recorder.trace
 
     def _told(self, functions: Iterable[Any], flag: str) -> dict[Any, Handler]:
         """Handlers that set a flag of the recorder while one of ``functions`` runs."""
@@ -112,7 +112,7 @@ class SimulatedProcess:
     def open(self) -> Iterator[SimulatedProcess]:
         """Everything inside runs in this world."""
         properties = Properties(self.name, self.total_memory, self.processor)
-        empty = lambda: self.recorder.tape.events.append(Event("empty_cache", -1, 0))  # noqa: E731
+        empty = lambda: self.recorder.trace.events.append(Event("empty_cache", -1, 0))  # noqa: E731
         operations = told_to(self.recorder.operations)
         with simulated_driver(properties, empty, self.autocast.clear), operations, flattening():  # noqa: SIM117
             with self.modules, self.recorder, self.functions:

@@ -41,7 +41,7 @@ class Recorder(TorchDispatchMode):
         workspaces: Callable[[str, bool], list[tuple[int, str]]],
     ) -> None:
         super().__init__()
-        self.tape = AllocationTrace()
+        self.trace = AllocationTrace()
         self.step = -1
         self.stage = "load"
         self.python_adds = False
@@ -60,29 +60,29 @@ class Recorder(TorchDispatchMode):
         self._selection = Selection(self.values, self.hold)
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._taken_over = False
-        self.operations = OperationWriter(storages, modules, self._number_at, lambda: len(self.tape.events))
+        self.operations = OperationWriter(storages, modules, self._number_at, lambda: len(self.trace.events))
 
     # -- the tape ------------------------------------------------------------------------------------------------------
 
     def mark(self, name: str) -> None:
         """Note that something began or ended here."""
-        self.tape.marks.append(Mark(len(self.tape.events), name, self.step))
+        self.trace.marks.append(Mark(len(self.trace.events), name, self.step))
 
     def allocate(self, size: int, operation: str) -> int:
         """A request of ``size`` bytes; gives its number on the tape, -1 for an empty one (PyTorch takes nothing for
         it)."""
         if size == 0:
             return -1
-        number = len(self.tape.origins)
+        number = len(self.trace.origins)
         operation = self.operations.whole or operation
-        self.tape.origins.append(Origin(operation, self._modules.current(), self.phase, self.step))
-        self.tape.events.append(Event("alloc", number, size))
+        self.trace.origins.append(Origin(operation, self._modules.current(), self.phase, self.step))
+        self.trace.events.append(Event("alloc", number, size))
         return number
 
     def release(self, number: int) -> None:
         """The allocation of that number is given back."""
         if number >= 0:
-            self.tape.events.append(Event("free", number, 0))
+            self.trace.events.append(Event("free", number, 0))
 
     @property
     def phase(self) -> str:
@@ -128,7 +128,7 @@ class Recorder(TorchDispatchMode):
         """Say what the allocation behind a tensor holds."""
         number = self.number_of(tensor)
         if number is not None and number >= 0:
-            self.tape.labels.setdefault(number, label)
+            self.trace.labels.setdefault(number, label)
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         with _DISABLED():
             name = func._schema.name
-            event, self._taken_over = len(self.tape.events), False
+            event, self._taken_over = len(self.trace.events), False
             result = self._answers.answer(name, args)
             if result is None:
                 result = self._selection.run(name, func, args, kwargs)
@@ -195,7 +195,7 @@ class Recorder(TorchDispatchMode):
         self.libraries.update(libraries_of(name, in_backward))
         for size, what in self._workspaces(name, in_backward):
             number = self.allocate(size, what)
-            self.tape.labels[number] = what
+            self.trace.labels[number] = what
 
     def _accumulates(self, args: tuple[Any, ...], output: torch.Tensor) -> bool:
         """The engine adds two gradients of one tensor in place if nobody else holds the first; under a dispatch mode it
@@ -250,7 +250,7 @@ class Recorder(TorchDispatchMode):
             if isinstance(item, Scratch):
                 scratch.append((item.name, number := self.allocate(item.bytes, f"{name} ({item.name})")))
                 if item.choice is not None:
-                    self.tape.choices[number] = self._choices[item.choice, torch._C._current_graph_task_id() != -1]
+                    self.trace.choices[number] = self._choices[item.choice, torch._C._current_graph_task_id() != -1]
             elif isinstance(item, Out):
                 if item.number < len(outputs):
                     self.hold(outputs[item.number], name, item.bytes)

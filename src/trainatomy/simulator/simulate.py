@@ -42,7 +42,7 @@ class Simulation:
     """The tape of a run, what was trained, which libraries were loaded on the way (see ``facts.cards.Context``), and
     the operations of its last step."""
 
-    tape: AllocationTrace
+    trace: AllocationTrace
     parameters: int
     trainable_parameters: int
     steps: int
@@ -111,7 +111,7 @@ def simulate(
     used = world.recorder.libraries | {"kernels"} | ({"training"} if workload.mode == "training" else set())
     notes, written = _notes(workload, built), world.recorder.operations.operations
     tokens = tokens_per_sample(workload, built)
-    return Simulation(world.tape, *counts, steps, version, frozenset(used), notes, written, tokens)
+    return Simulation(world.trace, *counts, steps, version, frozenset(used), notes, written, tokens)
 
 
 def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:

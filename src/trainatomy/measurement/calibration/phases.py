@@ -1,9 +1,7 @@
-"""How long this machine's host takes over the phases of small trainings: ``python -m
-trainatomy.measurement.calibration.phases``, a process of its own, as a training is: CUPTI, which a profiler attaches and leaves
-attached, may cost every later launch of its process something.
+"""Time the phases of small trainings on this machine's CPU.
 
-Writes a line of JSON: for each training, in order, microseconds by phase.  Other work on a shared machine slows a host
-for seconds or minutes, so the trainings take turns, and the median of the rounds counts.
+Run as ``python -m trainatomy.measurement.calibration.phases``, a process of its own, as a training is: CUPTI, which a
+profiler attaches and leaves attached, may slow down every later launch of its process.
 """
 
 from __future__ import annotations

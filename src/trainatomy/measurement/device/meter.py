@@ -11,7 +11,7 @@ import torch
 
 from trainatomy.measurement.device.nvml import NoAnswer
 from trainatomy.measurement.device.processes import process_name
-from trainatomy.results.memory import Neighbour, Stage
+from trainatomy.results.measurement import Neighbour, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

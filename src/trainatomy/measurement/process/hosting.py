@@ -19,7 +19,7 @@ from trainatomy.errors import DeviceError
 from trainatomy.measurement.process.forks import NVML_CHECK
 from trainatomy.measurement.process.job import Job, from_plain, set_environment
 from trainatomy.measurement.process.reporting import Progress, progress_of
-from trainatomy.results.memory import Measurement
+from trainatomy.results.measurement import Measurement
 
 LOG_LINES = 12
 GRACE_SECONDS = 5.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trainatomy import errors
-from trainatomy.results.memory import Measurement
+from trainatomy.results.measurement import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -42,7 +42,7 @@ class Job:
 
     workload: Mapping[str, Any]
     steps: int = DEFAULT_STEPS
-    tape: Path | None = None
+    trace: Path | None = None
     stacks: Stacks = "none"
     alone: bool = True
     record: bool = False
@@ -52,7 +52,7 @@ class Job:
     @property
     def recorded(self) -> bool:
         """Whether allocations are recorded: for their bill, or to be kept."""
-        return self.record or self.tape is not None
+        return self.record or self.trace is not None
 
     def to_json(self) -> str:
         """One line."""
@@ -62,8 +62,8 @@ class Job:
     def from_json(cls, text: str) -> Job:
         """What ``to_json`` wrote."""
         content = json.loads(text)
-        tape = content.pop("tape")
-        return cls(**content, tape=None if tape is None else Path(tape))
+        trace = content.pop("trace")
+        return cls(**content, trace=None if trace is None else Path(trace))
 
 
 def warm_up_steps(workload: Workload) -> int:

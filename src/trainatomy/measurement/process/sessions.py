@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from trainatomy.measurement.process.job import Job
     from trainatomy.measurement.process.reporting import Progress
-    from trainatomy.results.memory import Measurement
+    from trainatomy.results.measurement import Measurement
 
 SESSION = (sys.executable, "-m", "trainatomy.measurement.process.session")
 

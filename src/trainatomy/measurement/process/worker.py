@@ -1,4 +1,6 @@
-"""The process that uses the GPU: ``python -m trainatomy.measurement.process.worker WORKLOAD.json RESULT.json [--tape FILE]``.
+"""The process that uses the GPU.
+
+Run as ``python -m trainatomy.measurement.process.worker WORKLOAD.json RESULT.json [--trace FILE]``.
 
 Its result, or the error that took its place, is in RESULT.json when it ends; whatever it prints is for the log.  The
 allocator's options are set before PyTorch is imported, because PyTorch reads them once.
@@ -24,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     workload = json.loads(options.workload.read_text(encoding="utf-8"))
     set_environment(os.environ, workload.get("allocator", ""))
-    job = Job(workload, options.steps, options.tape, options.stacks, alone=not options.shared)
+    job = Job(workload, options.steps, options.trace, options.stacks, alone=not options.shared)
     execute(job, options.result)
     return 0
 
@@ -50,8 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps", type=int, default=DEFAULT_STEPS, help="optimizer steps where the workload does not say"
     )
-    parser.add_argument("--tape", type=Path, help="write the stream of allocations here (gzipped JSON)")
-    parser.add_argument("--stacks", choices=STACKS, default="none", help="with --tape: where each allocation came from")
+    parser.add_argument("--trace", type=Path, help="write the stream of allocations here (gzipped JSON)")
+    parser.add_argument(
+        "--stacks", choices=STACKS, default="none", help="with --trace: where each allocation came from"
+    )
     parser.add_argument(
         "--shared", action="store_true", help="other processes use the card: read this one's memory only"
     )

@@ -1,6 +1,7 @@
 """Profile one steady step on the GPU: what each operation costs it, by PyTorch's profiler.
 
-In a process of its own: ``python -m trainatomy.measurement.profiler.profile WORKLOAD.json RESULT.json``.  Kernels go to the
+In a process of its own: ``python -m trainatomy.measurement.profiler.profile WORKLOAD.json RESULT.json``.
+Kernels go to the
 operation that launched them (kineto's correlation), and to that operation's parents.
 """
 

@@ -21,7 +21,8 @@ from trainatomy.measurement.step.recorded import with_bill
 from trainatomy.measurement.step.scribe import Scribe
 from trainatomy.measurement.step.watch import EnoughSteps, Patience, Watch
 from trainatomy.measurement.traces.settled import Failure
-from trainatomy.results.memory import Instant, Measurement
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Instant
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
 from trainatomy.training.throughput import throughput, tokens_per_sample

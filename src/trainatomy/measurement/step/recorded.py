@@ -9,13 +9,13 @@ import torch
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.catalog.workspaces import workspaces
-from trainatomy.measurement.traces import trace as tape
+from trainatomy.measurement.traces import trace as trace_files
 from trainatomy.measurement.traces.settled import Failure, Place, counted, real_bill
 
 if TYPE_CHECKING:
     from trainatomy.measurement.process.job import Job
     from trainatomy.measurement.step.scribe import Scribe
-    from trainatomy.results.memory import Measurement
+    from trainatomy.results.measurement import Measurement
     from trainatomy.workload.schema import Workload
 
 
@@ -23,14 +23,14 @@ def with_bill(
     measurement: Measurement, job: Job, workload: Workload, scribe: Scribe, failure: Failure | None
 ) -> Measurement:
     """The measurement with what the recorded allocations say; they are kept in ``job.tape`` where that is named."""
-    history = tape.from_trace(_case(measurement), _trace(), scribe.notes)
+    history = trace_files.from_trace(_case(measurement), _trace(), scribe.notes)
     notes, tape_file = list(measurement.notes), None
-    if job.tape is not None:
+    if job.trace is not None:
         try:
-            tape.write(history, job.tape)
-            tape_file = str(job.tape)
+            trace_files.write(history, job.trace)
+            tape_file = str(job.trace)
         except OSError as error:
-            notes.append(f"the stream of allocations could not be kept in {job.tape}: {error.strerror or error}")
+            notes.append(f"the stream of allocations could not be kept in {job.trace}: {error.strerror or error}")
     measurement = replace(measurement, tape_file=tape_file)
     if job.record:
         version = _torch_version()

@@ -47,12 +47,12 @@ def compare_peak(simulated: AllocationTrace, real: AllocationTrace) -> list[Diff
     return _differences(simulated, alive_at_peak(simulated), real, alive_at_peak(real))
 
 
-def alive_at_peak(tape: AllocationTrace) -> list[int]:
+def alive_at_peak(trace: AllocationTrace) -> list[int]:
     """The allocations that are alive when the sum of rounded sizes is largest for the first time."""
     held = peak = 0
     at = 0
     sizes: dict[int, int] = {}
-    for index, event in enumerate(tape.events):
+    for index, event in enumerate(trace.events):
         if event.action == "alloc":
             sizes[event.allocation] = -(-event.bytes // BLOCK_BYTES) * BLOCK_BYTES
             held += sizes[event.allocation]
@@ -61,7 +61,7 @@ def alive_at_peak(tape: AllocationTrace) -> list[int]:
         elif event.action == "free":
             held -= sizes[event.allocation]
     alive: dict[int, None] = {}
-    for event in islice(tape.events, at + 1):
+    for event in islice(trace.events, at + 1):
         if event.action == "alloc":
             alive[event.allocation] = None
         elif event.action == "free":
@@ -69,11 +69,11 @@ def alive_at_peak(tape: AllocationTrace) -> list[int]:
     return list(alive)
 
 
-def _allocated(tape: AllocationTrace, step: int | None) -> list[int]:
+def _allocated(trace: AllocationTrace, step: int | None) -> list[int]:
     return [
         event.allocation
-        for event in tape.events
-        if event.action == "alloc" and (step is None or tape.origins[event.allocation].step == step)
+        for event in trace.events
+        if event.action == "alloc" and (step is None or trace.origins[event.allocation].step == step)
     ]
 
 
@@ -89,19 +89,19 @@ def _differences(
     return sorted(found, key=lambda difference: (-abs(difference.excess_bytes), difference.bytes))
 
 
-def _by_size(tape: AllocationTrace, allocations: Iterable[int]) -> dict[int, list[int]]:
-    requested = {event.allocation: event.bytes for event in tape.events if event.action == "alloc"}
+def _by_size(trace: AllocationTrace, allocations: Iterable[int]) -> dict[int, list[int]]:
+    requested = {event.allocation: event.bytes for event in trace.events if event.action == "alloc"}
     groups: dict[int, list[int]] = defaultdict(list)
     for allocation in allocations:
         groups[requested[allocation]].append(allocation)
     return groups
 
 
-def _origins(tape: AllocationTrace, allocations: Iterable[int]) -> tuple[str, ...]:
-    told = Counter(_tell(tape, allocation) for allocation in allocations)
+def _origins(trace: AllocationTrace, allocations: Iterable[int]) -> tuple[str, ...]:
+    told = Counter(_tell(trace, allocation) for allocation in allocations)
     return tuple(f"{count} x {text}" for text, count in told.most_common() if text)
 
 
-def _tell(tape: AllocationTrace, allocation: int) -> str:
-    origin = tape.origins[allocation]
+def _tell(trace: AllocationTrace, allocation: int) -> str:
+    origin = trace.origins[allocation]
     return " ".join(part for part in (origin.operation, origin.module and f"in {origin.module}") if part)

@@ -40,56 +40,56 @@ class Pass:
     is_whole: bool
 
 
-def echo(tape: AllocationTrace, followed: Sequence[int]) -> tuple[int, ...]:
+def echo(trace: AllocationTrace, followed: Sequence[int]) -> tuple[int, ...]:
     """Give every pass that repeats one of a ``followed`` step its origins, copies of weights, and recomputation.
 
     Returns the steps with a pass that is like none.
     """
-    passes = passes_of(tape)
+    passes = passes_of(trace)
     models = [one for one in passes if one.step in followed and one.allocations]
     by_size = {one.sizes: one for one in models}
     by_shape: dict[tuple[int, ...], list[Pass]] = {}
     for one in models:
         by_shape.setdefault(one.shape, []).append(one)
-    again = [mark for mark in tape.marks if mark.name in RECOMPUTATION]
+    again = [mark for mark in trace.marks if mark.name in RECOMPUTATION]
     strangers: dict[int, None] = {}
     marks: list[Mark] = []
     for one in passes:
         if one.step in followed or not one.allocations:
             continue
         if one.is_whole:
-            model = by_size.get(one.sizes) or _like(tape, one, by_shape.get(one.shape, ()))
+            model = by_size.get(one.sizes) or _like(trace, one, by_shape.get(one.shape, ()))
         else:
-            model = _like(tape, one, [other for other in models if other.shape[: len(one.shape)] == one.shape])
+            model = _like(trace, one, [other for other in models if other.shape[: len(one.shape)] == one.shape])
         if model is None:
             strangers[one.step] = None
         else:
-            marks += _repeat(tape, again, model, one)
-    tape.marks += marks
-    tape.marks.sort(key=lambda mark: mark.event)
+            marks += _repeat(trace, again, model, one)
+    trace.marks += marks
+    trace.marks.sort(key=lambda mark: mark.event)
     return tuple(strangers)
 
 
-def passes_of(tape: AllocationTrace) -> list[Pass]:
+def passes_of(trace: AllocationTrace) -> list[Pass]:
     """The passes, in order."""
     found: list[Pass] = []
     begin: Mark | None = None
-    for mark in tape.marks:
+    for mark in trace.marks:
         if begin is not None and mark.name in ENDS:
-            found.append(_pass(tape, begin, mark.event, is_whole=True))
+            found.append(_pass(trace, begin, mark.event, is_whole=True))
             begin = None
         if mark.name == "forward":
             begin = mark
     if begin is not None:
-        found.append(_pass(tape, begin, len(tape.events), is_whole=False))
+        found.append(_pass(trace, begin, len(trace.events), is_whole=False))
     return found
 
 
-def _pass(tape: AllocationTrace, begin: Mark, end: int, *, is_whole: bool) -> Pass:
+def _pass(trace: AllocationTrace, begin: Mark, end: int, *, is_whole: bool) -> Pass:
     places: dict[int, int] = {}
     sizes, events, shape = [], [], []
     for index in range(begin.event, end):
-        event = tape.events[index]
+        event = trace.events[index]
         if event.action == "alloc":
             places[event.allocation] = len(places) + 1
             sizes.append(event.bytes)
@@ -100,21 +100,21 @@ def _pass(tape: AllocationTrace, begin: Mark, end: int, *, is_whole: bool) -> Pa
     return Pass(begin.step, tuple(places), tuple(sizes), tuple(events), tuple(shape), is_whole)
 
 
-def _like(tape: AllocationTrace, one: Pass, models: Iterable[Pass]) -> Pass | None:
+def _like(trace: AllocationTrace, one: Pass, models: Iterable[Pass]) -> Pass | None:
     """The first of ``models``, which have the shape of ``one``, whose copies of weights are as large as there."""
     for model in models:
         pairs = zip(model.allocations, model.sizes, one.sizes, strict=False)
-        if all(own == size for number, size, own in pairs if tape.labels.get(number) == "weight_copy"):
+        if all(own == size for number, size, own in pairs if trace.labels.get(number) == "weight_copy"):
             return model
     return None
 
 
-def _repeat(tape: AllocationTrace, again: Sequence[Mark], model: Pass, one: Pass) -> list[Mark]:
+def _repeat(trace: AllocationTrace, again: Sequence[Mark], model: Pass, one: Pass) -> list[Mark]:
     """Write into ``one`` what is known of ``model``; its marks of recomputation, as ``again`` has them."""
     for original, copy in zip(model.allocations, one.allocations, strict=False):
-        tape.origins[copy] = tape.origins[original]._replace(step=one.step)
-        if tape.labels.get(original) == "weight_copy":
-            tape.labels.setdefault(copy, "weight_copy")
+        trace.origins[copy] = trace.origins[original]._replace(step=one.step)
+        if trace.labels.get(original) == "weight_copy":
+            trace.labels.setdefault(copy, "weight_copy")
     marks = []
     first, last = model.events[0], model.events[-1]
     for mark in again:

@@ -23,61 +23,61 @@ BACKWARD_THREAD = ("backward", "recompute")
 FOREVER = 1 << 62
 
 
-def label_the_rest(tape: AllocationTrace, sizes: Workspaces | None, followed: Sequence[int] = ()) -> tuple[int, ...]:
+def label_the_rest(trace: AllocationTrace, sizes: Workspaces | None, followed: Sequence[int] = ()) -> tuple[int, ...]:
     """Label inputs and workspaces; give passes that repeat one of a ``followed`` step its modules.
 
     ``sizes``: of the workspaces of cuBLAS and cuBLASLt on that card; ``followed``: the steps whose modules were noted.
     Returns the steps whose modules are not known.
     """
-    strangers = echo(tape, followed) if followed else ()
-    lives = lifetimes(tape)
-    label_inputs(tape, lives)
-    label_inputs_of_forward(tape, lives)
+    strangers = echo(trace, followed) if followed else ()
+    lives = lifetimes(trace)
+    label_inputs(trace, lives)
+    label_inputs_of_forward(trace, lives)
     if sizes is not None and not sizes.per_call:
-        label_workspaces(tape, lives, "cublas_workspace", sizes.cublas_bytes)
-        label_workspaces(tape, lives, "cublaslt_workspace", sizes.cublaslt_bytes)
+        label_workspaces(trace, lives, "cublas_workspace", sizes.cublas_bytes)
+        label_workspaces(trace, lives, "cublaslt_workspace", sizes.cublaslt_bytes)
     return strangers
 
 
-def label_inputs(tape: AllocationTrace, lives: Lifetimes) -> None:
+def label_inputs(trace: AllocationTrace, lives: Lifetimes) -> None:
     """What is allocated between steps (or micro-batches) and is there when the next forward begins came as its input.
 
     Only phase ``other`` counts; what another label names (optimizer states that are made before the first step) stays.
     """
-    starts = [mark.event for mark in tape.marks if mark.name == "forward"]
-    places = [mark.event for mark in tape.marks]
-    for number, origin in enumerate(tape.origins):
-        if origin.phase != "other" or number in tape.labels:
+    starts = [mark.event for mark in trace.marks if mark.name == "forward"]
+    places = [mark.event for mark in trace.marks]
+    for number, origin in enumerate(trace.origins):
+        if origin.phase != "other" or number in trace.labels:
             continue
         born = lives.born[number]
         mark, following = bisect_right(places, born), bisect_right(starts, born)
-        between = mark > 0 and tape.marks[mark - 1].name in BETWEEN_STEPS
+        between = mark > 0 and trace.marks[mark - 1].name in BETWEEN_STEPS
         if between and following < len(starts) and lives.died[number] >= starts[following]:
-            tape.labels[number] = "input"
+            trace.labels[number] = "input"
 
 
-def label_inputs_of_forward(tape: AllocationTrace, lives: Lifetimes) -> None:
+def label_inputs_of_forward(trace: AllocationTrace, lives: Lifetimes) -> None:
     """What a forward allocates before its first module is called, and still holds then, came as its input: the loop of
     inference moves its batch there. Says nothing of a forward whose modules are not known."""
-    for mark in tape.marks:
+    for mark in trace.marks:
         if mark.name != "forward":
             continue
         before: list[int] = []
-        for index in range(mark.event, len(tape.events)):
-            event = tape.events[index]
+        for index in range(mark.event, len(trace.events)):
+            event = trace.events[index]
             if event.action != "alloc":
                 continue
-            origin = tape.origins[event.allocation]
+            origin = trace.origins[event.allocation]
             if origin.phase != "forward":
                 break
             if origin.module:
-                held = [number for number in before if lives.died[number] > index and number not in tape.labels]
-                tape.labels |= dict.fromkeys(held, "input")
+                held = [number for number in before if lives.died[number] > index and number not in trace.labels]
+                trace.labels |= dict.fromkeys(held, "input")
                 break
             before.append(event.allocation)
 
 
-def label_workspaces(tape: AllocationTrace, lives: Lifetimes, label: str, size: int) -> None:
+def label_workspaces(trace: AllocationTrace, lives: Lifetimes, label: str, size: int) -> None:
     """The first allocation of exactly ``size`` bytes that is never given back, in forward's thread and in backward's.
 
     A workspace is kept until the process ends, and each thread takes its own at its first matrix product.
@@ -85,11 +85,11 @@ def label_workspaces(tape: AllocationTrace, lives: Lifetimes, label: str, size: 
     if not size:
         return
     found: set[bool] = set()
-    for event in tape.events:
+    for event in trace.events:
         number = event.allocation
-        if event.action != "alloc" or event.bytes != size or lives.died[number] < FOREVER or number in tape.labels:
+        if event.action != "alloc" or event.bytes != size or lives.died[number] < FOREVER or number in trace.labels:
             continue
-        thread = tape.origins[number].phase in BACKWARD_THREAD
+        thread = trace.origins[number].phase in BACKWARD_THREAD
         if thread not in found:
             found.add(thread)
-            tape.labels[number] = label
+            trace.labels[number] = label

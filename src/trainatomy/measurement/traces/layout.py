@@ -177,7 +177,7 @@ def at_their_request(history: AllocationHistory) -> AllocationHistory:
 
 def follow(
     history: AllocationHistory,
-    tape: AllocationTrace,
+    trace: AllocationTrace,
     settings: AllocatorSettings,
     begin: Segments = (),
     num_alloc_retries: int = 0,
@@ -213,17 +213,17 @@ def follow(
         if told:
             held.append(layout.allocated)
             reserved.append(layout.reserved)
-    return _replay(tape, sizes, held, reserved, peak_reserved, num_alloc_retries)
+    return _replay(trace, sizes, held, reserved, peak_reserved, num_alloc_retries)
 
 
 def _replay(
-    tape: AllocationTrace, sizes: array[int], held: array[int], reserved: array[int], peak_reserved: int, retries: int
+    trace: AllocationTrace, sizes: array[int], held: array[int], reserved: array[int], peak_reserved: int, retries: int
 ) -> Replay:
     """The series for each event of the tape, which has an emptied cache besides."""
     both = [0, 0]
     series: tuple[array[int], array[int]] = (array("q"), array("q"))
     told = iter(zip(held, reserved, strict=True))
-    for event in tape.events:
+    for event in trace.events:
         if event.action != "empty_cache":
             both = list(next(told))
         series[0].append(both[0])

@@ -13,8 +13,9 @@ from trainatomy.analysis.balance import by_component, by_module, held_after, lin
 from trainatomy.analysis.breakdown import settle_replayed
 from trainatomy.measurement.traces.labels import label_the_rest
 from trainatomy.measurement.traces.layout import at_their_request, follow
-from trainatomy.measurement.traces.trace import AllocationHistory, to_tape
-from trainatomy.results.memory import Components, Instant, Line, Measurement, Memory, ModuleShare, OutOfMemoryPoint
+from trainatomy.measurement.traces.trace import AllocationHistory, to_trace
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleShare, OutOfMemoryPoint
 from trainatomy.units import exact_bytes
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ def real_bill(
     """
     if failure is not None:
         return _bill_of_failure(history, place, totals, followed, failure, begin)
-    tape = to_tape(at_their_request(history))
-    strangers = label_the_rest(tape, place.workspaces, followed)
-    settled = settle_replayed(tape, follow(history, tape, place.settings, begin), _context(totals))
+    trace = to_trace(at_their_request(history))
+    strangers = label_the_rest(trace, place.workspaces, followed)
+    settled = settle_replayed(trace, follow(history, trace, place.settings, begin), _context(totals))
     memory, notes = reconciled(settled.memory, totals)
     if memory.peak.step not in strangers and followed:
         return RealBill(memory, settled.modules, None, notes)
@@ -123,10 +124,10 @@ def _bill_of_failure(
     end = refusals[-1] if refusals else noted
     notes = [note._replace(at=min(note.at, end)) for note in history.notes if note.at <= end or note.name == "failed"]
     until = replace(history, events=history.events[:end], notes=notes)
-    tape = to_tape(at_their_request(until))
-    strangers = label_the_rest(tape, place.workspaces, followed)
-    settled = settle_replayed(tape, follow(until, tape, place.settings, begin), _context(totals))
-    held = held_after(tape, len(tape.events))
+    trace = to_trace(at_their_request(until))
+    strangers = label_the_rest(trace, place.workspaces, followed)
+    settled = settle_replayed(trace, follow(until, trace, place.settings, begin), _context(totals))
+    held = held_after(trace, len(trace.events))
     parts = by_component(held, settled.purposes, settled.sizes)
     allocated = sum(parts.values())
     reserved = max(failure.reserved_bytes, allocated)
@@ -144,7 +145,7 @@ def _bill_of_failure(
     point = OutOfMemoryPoint(failure.instant, asked, allocated, reserved)
     if failure.instant.step in strangers:
         return RealBill(memory, (), point, (NO_MODULES.format(step=failure.instant.step + 1, what="the failure"),))
-    return RealBill(memory, by_module(tape, held, settled.purposes, settled.sizes), point, ())
+    return RealBill(memory, by_module(trace, held, settled.purposes, settled.sizes), point, ())
 
 
 def reconciled(memory: Memory, totals: Counted) -> tuple[Memory, tuple[str, ...]]:

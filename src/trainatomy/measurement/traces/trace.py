@@ -133,7 +133,7 @@ def read(path: Path) -> AllocationHistory:
     return AllocationHistory(content["case"], events, notes, content.get("stacks", ()), content.get("stack", ()))
 
 
-def to_tape(history: AllocationHistory) -> AllocationTrace:
+def to_trace(history: AllocationHistory) -> AllocationTrace:
     """Number the allocations (an address that is used again is another one), and give them phase, module, step, label.
 
     A block is free for others at ``free_completed`` (with one stream the same moment as ``free_requested``).  Releases
@@ -152,18 +152,18 @@ def to_tape(history: AllocationHistory) -> AllocationTrace:
         elif entry.action == "free_completed":
             reader.free(entry)
         elif entry.action in SHRINKS and _is_last_of_emptying(history.events, index):
-            reader.tape.events.append(Event("empty_cache", -1, 0, entry.stream))
+            reader.trace.events.append(Event("empty_cache", -1, 0, entry.stream))
     while note.name:
         reader.take(note)
         note = next(notes)
-    return reader.tape
+    return reader.trace
 
 
 class _Reader:
     """The tape so far, and where the run is: phase, step, the modules that are being called."""
 
     def __init__(self, *, noted: bool) -> None:
-        self.tape = AllocationTrace()
+        self.trace = AllocationTrace()
         self._live: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._phase, self._step = ("load", -1) if noted else ("other", 0)
@@ -171,19 +171,19 @@ class _Reader:
         self._copied: set[int] = set()
 
     def allocate(self, entry: Entry, stack: str) -> None:
-        number = len(self.tape.origins)
+        number = len(self.trace.origins)
         self._live[entry.address] = number
         self._sizes[number] = entry.bytes
         module = self._called[-1].module if self._called else ""
-        self.tape.events.append(Event("alloc", number, entry.bytes, entry.stream))
-        self.tape.origins.append(Origin(stack, module, self._phase, self._step))
+        self.trace.events.append(Event("alloc", number, entry.bytes, entry.stream))
+        self.trace.origins.append(Origin(stack, module, self._phase, self._step))
         if self._is_copy(entry.bytes):
-            self.tape.labels[number] = "weight_copy"
+            self.trace.labels[number] = "weight_copy"
 
     def free(self, entry: Entry) -> None:
         number = self._live.pop(entry.address, None)
         if number is not None:
-            self.tape.events.append(Event("free", number, 0, entry.stream))
+            self.trace.events.append(Event("free", number, 0, entry.stream))
 
     def take(self, note: Note) -> None:
         """Go where the note says; write its mark and labels."""
@@ -198,7 +198,7 @@ class _Reader:
             self._copied.clear()
         if note.name != "recompute":
             self._called.clear()  # a forward that raised returns from none of its modules
-        self.tape.marks.append(Mark(len(self.tape.events), note.name, note.step))
+        self.trace.marks.append(Mark(len(self.trace.events), note.name, note.step))
         for label, addresses in note.addresses.items():
             self._label(label, addresses)
 
@@ -222,7 +222,7 @@ class _Reader:
         missing = []
         for address in addresses:
             if address in self._live:
-                self.tape.labels.setdefault(self._live[address], label)
+                self.trace.labels.setdefault(self._live[address], label)
             elif address:
                 missing.append(address)
         if not missing:
@@ -232,7 +232,7 @@ class _Reader:
             at = bisect_right(starts, address) - 1
             number = self._live[starts[at]] if at >= 0 else None
             if number is not None and address < starts[at] + self._sizes[number]:
-                self.tape.labels.setdefault(number, label)
+                self.trace.labels.setdefault(number, label)
 
 
 def _is_last_of_emptying(events: Sequence[Entry], index: int) -> bool:

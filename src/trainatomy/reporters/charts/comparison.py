@@ -15,7 +15,8 @@ from matplotlib.ticker import MaxNLocator
 from trainatomy.reporters.charts.style import ALARM, COLOURS, INK, MUTED, PAPER, THROUGHPUT, as_bytes, drawing
 from trainatomy.reporters.text.bill import TITLES
 from trainatomy.results.comparison import Comparison, ComparisonRow
-from trainatomy.results.memory import Measurement, Memory
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Memory
 from trainatomy.units import GIB, human_bytes, signed_percent
 
 WIDTH, ROW, ABOVE, BELOW = 11.0, 0.46, 1.30, 0.50
@@ -83,7 +84,7 @@ def _title(comparison: Comparison) -> tuple[str, str]:
         some = next((each for row in comparison.rows for each in row.measurements), None)
         runs = f"median of {comparison.repeats} runs" if comparison.repeats > 1 else "each in a fresh process"
         return f"Measured on {', '.join(comparison.gpus) or 'a GPU'}", f"{_software(some)}{runs}"
-    cards = dict.fromkeys(prediction.card.name for prediction in comparison.predictions)
+    cards = dict.fromkeys(prediction.gpu.name for prediction in comparison.predictions)
     return f"Predicted for {', '.join(cards)}", "one training step, computed without a GPU; throughput where it fits"
 
 

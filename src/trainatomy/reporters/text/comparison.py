@@ -13,7 +13,9 @@ from trainatomy.reporters.text.published import published_memory, published_time
 from trainatomy.reporters.text.rendering import figures, section
 from trainatomy.reporters.text.verdict import STYLES, instant_phrase, verdict_cell
 from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
-from trainatomy.results.memory import Measurement, OutOfMemoryPoint, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import OutOfMemoryPoint
+from trainatomy.results.prediction import Prediction
 from trainatomy.units import difference, human_bytes, rate, seconds, signed_percent
 
 _OUTCOMES = {"out of memory": "bold red", "failed": "bold red", "not measured": "dim"}
@@ -24,7 +26,7 @@ def comparison_page(comparison: Comparison) -> Group:
     if comparison.measured:
         return _measured_page(comparison)
     predictions = comparison.predictions
-    cards = {prediction.card.name: prediction.card.memory_bytes for prediction in predictions}
+    cards = {prediction.gpu.name: prediction.gpu.memory_bytes for prediction in predictions}
     several = len(cards) > 1
     where = "" if several else "".join(f" on {name} ({human_bytes(memory)})" for name, memory in cards.items())
     table = published_memory(comparison) if comparison.source else _table(predictions, with_card=several)
@@ -71,7 +73,7 @@ def _table(predictions: Sequence[Prediction], *, with_card: bool) -> Table:
         ]
         if with_time:
             cells.append("" if prediction.time is None else seconds(prediction.time.step_seconds))
-        table.add_row(*cells, *([prediction.card.id] if with_card else []))
+        table.add_row(*cells, *([prediction.gpu.id] if with_card else []))
     return table
 
 

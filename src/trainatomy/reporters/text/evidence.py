@@ -10,7 +10,8 @@ from rich.text import Text
 
 from trainatomy.reporters.text.bill import TITLES
 from trainatomy.reporters.text.rendering import bullets
-from trainatomy.results.memory import BytesPerParameter, Fact, ModuleShare
+from trainatomy.results.memory import ModuleShare
+from trainatomy.results.prediction import BytesPerParameter, Fact
 from trainatomy.units import count_of, human_bytes, many, percent
 
 TOP_MODULES = 10

@@ -10,7 +10,8 @@ from trainatomy.reporters.text.bill_beside import BillBeside
 from trainatomy.reporters.text.evidence import modules_table
 from trainatomy.reporters.text.rendering import bullets, figures, section
 from trainatomy.reporters.text.verdict import instant_phrase
-from trainatomy.results.memory import Measurement, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 from trainatomy.units import difference, exact_bytes, human_bytes, many, rate, seconds, signed_percent, times
 
 _FIGURES = (

@@ -57,7 +57,7 @@ def anatomy_page(anatomy: OperationBreakdown) -> Group:
 
 def _title(anatomy: OperationBreakdown) -> str:
     return (
-        f"{anatomy.name} on {anatomy.card}: {anatomy.operations:,} operations in one step, "
+        f"{anatomy.name} on {anatomy.gpu}: {anatomy.operations:,} operations in one step, "
         f"{flop_of(anatomy.flop)}FLOP, {human_bytes(anatomy.bytes)} moved"
     )
 

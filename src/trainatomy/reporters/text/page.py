@@ -11,7 +11,7 @@ from trainatomy.reporters.text.rendering import bullets, section
 from trainatomy.reporters.text.time import time_line, time_table
 from trainatomy.reporters.text.timeline import Timeline
 from trainatomy.reporters.text.verdict import instant_phrase, out_of_memory_line, verdict_line
-from trainatomy.results.memory import Prediction
+from trainatomy.results.prediction import Prediction
 from trainatomy.units import seconds
 
 

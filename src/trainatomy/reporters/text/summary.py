@@ -12,7 +12,8 @@ from rich.text import Text
 from trainatomy.reporters.text.bill import TITLES, Bill
 from trainatomy.reporters.text.rendering import bullets, figures, section
 from trainatomy.reporters.text.verdict import instant_phrase
-from trainatomy.results.memory import Measurement, Prediction
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 from trainatomy.units import exact_bytes, human_bytes, many, mebibytes, rate, seconds, signed_percent
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from trainatomy.results.memory import Instant, OutOfMemoryPoint, Prediction, Verdict
+from trainatomy.results.memory import Instant, OutOfMemoryPoint, Verdict
+from trainatomy.results.prediction import Prediction
 from trainatomy.units import human_bytes, times
 
 STYLES: dict[Verdict, str] = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
@@ -14,7 +15,7 @@ def verdict_line(prediction: Prediction) -> Text:
     """``fits on H200 SXM (139.8 GiB): needs 9.12 GiB, 130.7 GiB to spare``; for what does not fit, what is short."""
     line = Text()
     line.append(prediction.verdict, style=STYLES[prediction.verdict])
-    gpu, needed = prediction.card, prediction.memory.device_bytes
+    gpu, needed = prediction.gpu, prediction.memory.device_bytes
     line.append(f" on {gpu.name} ({human_bytes(gpu.memory_bytes)}): needs {human_bytes(needed)}, {_room(prediction)}")
     return line
 
