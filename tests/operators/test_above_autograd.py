@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import pytest
 import torch
 
-import trainatomy.operators.allocation  # noqa: F401  (its kernels for meta tensors)
 from trainatomy.operators.allocation import above_autograd, recurrent
+from trainatomy.operators.allocation.meta import meta_kernels
 
 LAYERS = recurrent.RecurrentLayers(132).functions()
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[None]:
+    with meta_kernels():
+        yield
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

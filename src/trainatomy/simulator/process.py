@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainatomy.operators.allocation.meta import meta_kernels
 from trainatomy.operators.allocation.plan import Processor, Rule
 from trainatomy.operators.allocation.recurrent import flattening
 from trainatomy.operators.allocation.whole import told_to
@@ -114,7 +115,7 @@ class SimulatedProcess:
         properties = Properties(self.name, self.total_memory, self.processor)
         empty = lambda: self.recorder.trace.events.append(Event("empty_cache", -1, 0))  # noqa: E731
         operations = told_to(self.recorder.operations)
-        with simulated_driver(properties, empty, self.autocast.clear), operations, flattening():  # noqa: SIM117
+        with simulated_driver(properties, empty, self.autocast.clear), operations, flattening(), meta_kernels():  # noqa: SIM117
             with self.modules, self.recorder, self.functions:
                 yield self
 

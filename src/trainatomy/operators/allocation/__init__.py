@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from trainatomy.operators.allocation import meta
 from trainatomy.operators.allocation.plan import Rule
 from trainatomy.operators.allocation.table_a import RULES_A
 from trainatomy.operators.allocation.table_b import RULES_B
 
 RULES: dict[str, Rule] = {**RULES_A, **RULES_B}
-
-_META_KERNELS = meta.register()

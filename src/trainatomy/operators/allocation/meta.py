@@ -1,11 +1,16 @@
-"""Kernels without data for operators to which PyTorch gives none, or one that lays results out as the CPU does."""
+"""Meta kernels for operators that have none in PyTorch, or one that lays out its results as the CPU kernel does.
+
+``meta_kernels`` registers them with PyTorch's dispatcher for as long as it is open and then restores the dispatcher, so
+that a simulation changes nothing for the user's own meta tensors.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import library as operators
 from torch._meta_registrations import calc_conv_nd_return_shape
 
 from trainatomy.operators.allocation import ctc, gradients
@@ -21,44 +26,64 @@ _FAKE_QUANTIZE = (
 _MARGINS = ("multi_margin_loss_backward", "multilabel_margin_loss_backward")
 
 
-def register() -> operators.Library:
-    """Kernels that last as long as the library that is returned."""
-    library = operators.Library("aten", "IMPL")
-    for name in _IN_PLACE:
-        if _lacks_meta(name):
-            library.impl(name, _in_place, "Meta")
-    for name in _FAKE_QUANTIZE:
-        if _lacks_meta(name):
-            library.impl(name, _fake_quantize, "Meta")
-    for name in _MARGINS:
-        if _lacks_meta(name):
-            library.impl(name, _margin_backward, "Meta")
-    if _lacks_meta("_ctc_loss_backward"):
-        library.impl("_ctc_loss_backward", ctc.meta_backward, "Meta")
-    for name, kernel in gradients.KERNELS.items():
-        library.impl(name, kernel, "Meta", allow_override=True)
-    library.impl("convolution", _convolution, "Meta", allow_override=True)
-    library.impl("convolution_backward", _convolution_backward, "Meta", allow_override=True)
-    return library
+@contextlib.contextmanager
+def meta_kernels() -> Iterator[None]:
+    """Register the meta kernels of this package while the context is open.
+
+    The dispatcher belongs to the process: nested contexts are harmless, but threads that use meta tensors meanwhile see
+    these kernels too.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    already_registered = frozenset(torch.library._impls)
+    try:
+        for name, kernel in _kernels().items():
+            library.impl(name, kernel, "Meta", allow_override=True)
+        yield
+    finally:
+        library._op_impls.difference_update(already_registered)  # else PyTorch forgets its own registrations
+        library._destroy()
+
+
+def _kernels() -> dict[str, Callable[..., Any]]:
+    """Return the kernels to register, by operator: the missing ones, and those that replace PyTorch's."""
+    missing: dict[str, Callable[..., Any]] = {
+        **dict.fromkeys(_IN_PLACE, _in_place),
+        **dict.fromkeys(_FAKE_QUANTIZE, _fake_quantize),
+        **dict.fromkeys(_MARGINS, _margin_backward),
+        "_ctc_loss_backward": ctc.meta_backward,
+    }
+    return {
+        **{name: kernel for name, kernel in missing.items() if _lacks_meta(name)},
+        **gradients.KERNELS,
+        "convolution": _convolution,
+        "convolution_backward": _convolution_backward,
+    }
 
 
 def _lacks_meta(name: str) -> bool:
+    """Return whether PyTorch knows the operator but has no Meta kernel for it."""
     known = torch._C._dispatch_has_kernel(f"aten::{name}")
     return known and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta")
 
 
 def _in_place(*args: Any, **kwargs: Any) -> None:
-    """Writes into its arguments and takes nothing (aten/src/ATen/native/cuda/FusedSgdKernel.cu)."""
+    """Write into the arguments and allocate nothing (aten/src/ATen/native/cuda/FusedSgdKernel.cu)."""
 
 
 def _fake_quantize(data: torch.Tensor, *rest: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rounded tensor and where it was not clipped (aten/src/ATen/native/quantized/FakeQuantPer*Affine.cpp)."""
+    """Return the rounded tensor and the mask of unclipped elements.
+
+    Source: aten/src/ATen/native/quantized/FakeQuantPer*Affine.cpp.
+    """
     kept = torch.preserve_format
     return torch.empty_like(data, memory_format=kept), torch.empty_like(data, dtype=torch.bool, memory_format=kept)
 
 
 def _margin_backward(gradient: torch.Tensor, data: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-    """The gradient of ``data`` (aten/src/ATen/native/cuda/{MultiMarginLoss,MultiLabelMarginCriterion}.cu)."""
+    """Return the gradient of ``data``, contiguous.
+
+    Source: aten/src/ATen/native/cuda/{MultiMarginLoss,MultiLabelMarginCriterion}.cu.
+    """
     return torch.empty_like(data, memory_format=torch.contiguous_format)
 
 
@@ -73,7 +98,10 @@ def _convolution(
     output_padding: list[int],
     groups: int,
 ) -> torch.Tensor:
-    """[N, K, ...] in cuDNN's memory format (aten/src/ATen/native/cudnn/ConvShared.cpp, ``cudnn_convolution``)."""
+    """Return [N, K, ...] in cuDNN's memory format.
+
+    Source: aten/src/ATen/native/cudnn/ConvShared.cpp (``cudnn_convolution``).
+    """
     extra = output_padding if transposed else None
     shape = calc_conv_nd_return_shape(data, weight, stride, padding, dilation, transposed, groups, extra)
     return torch.empty(shape, dtype=data.dtype, device="meta", memory_format=memory_format(data, weight))
@@ -92,7 +120,7 @@ def _convolution_backward(
     groups: int,
     output_mask: list[bool],
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of data and weight in cuDNN's memory format, of the bias [K]."""
+    """Return the gradients of data and weight in cuDNN's memory format, and that of the bias [K]."""
     layout = memory_format(data, weight)
     made: list[torch.Tensor | None] = [
         torch.empty(like.shape, dtype=like.dtype, device="meta", memory_format=layout) if wanted else None
