@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from trainatomy.allocator.sizes import LARGE_SEGMENT_BYTES, MIB, OWN_SEGMENT_BYTES
+from trainatomy.catalog.versions import first_release_with, version_text
 from trainatomy.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class AllocatorSettings:
     def parse(cls, text: str, torch_version: tuple[int, int]) -> AllocatorSettings:
         """Read a string such as ``expandable_segments:True,max_split_size_mb:128``; raises WorkloadError."""
         settings = cls(torch_version=torch_version)
-        known = _OPTIONS.keys() - {name for name, since in _SINCE.items() if torch_version < since}
+        added = {name: first_release_with("allocator_options", name) for name in _OPTIONS}
+        known = {name for name, since in added.items() if since is None or since <= torch_version}
         for name, value in _pairs(text):
             if name in WITHOUT_EFFECT:
                 _check_backend(name, value)
@@ -92,9 +94,9 @@ def _wrong(name: str, value: str, expected: str) -> WorkloadError:
 
 
 def _unknown(name: str, known: frozenset[str] | set[str], torch_version: tuple[int, int]) -> str:
-    version = ".".join(map(str, torch_version))
-    if name in _SINCE:
-        return f"allocator option {name}: exists since torch {'.'.join(map(str, _SINCE[name]))}, this is {version}"
+    version, since = version_text(torch_version), first_release_with("allocator_options", name)
+    if since is not None:
+        return f"allocator option {name}: exists since torch {version_text(since)}, this is {version}"
     near = get_close_matches(name, known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(known))}"
     return f"allocator option {name!r} is unknown to torch {version}; {hint}"
@@ -192,9 +194,4 @@ _OPTIONS: Final[dict[str, Callable[[AllocatorSettings, str, str], AllocatorSetti
     "garbage_collection_threshold": _garbage_collection,
     "per_process_memory_fraction": _memory_fraction,
     "large_segment_size_mb": _large_segment,
-}
-
-_SINCE: Final[dict[str, tuple[int, int]]] = {
-    "large_segment_size_mb": (2, 13),
-    "per_process_memory_fraction": (2, 10),
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.catalog.versions import parse_version
 from trainatomy.catalog.workspaces import workspaces
 from trainatomy.measurement.process.job import ALLOCATOR_VARIABLES
 from trainatomy.measurement.traces.settled import Counted, Failure, Place, RealBill, real_bill
@@ -19,18 +20,12 @@ if TYPE_CHECKING:
 def bill_of(window: Window, totals: Counted, device: int, failure: Failure | None) -> RealBill:
     """The bill at the peak or, where memory ran out, at the ``failure``."""
     properties = torch.cuda.get_device_properties(device)
-    version = torch_version()
+    version = parse_version(torch.__version__)
     place = Place(
         AllocatorSettings.parse(options(), version),
         workspaces((properties.major, properties.minor), version),
     )
     return real_bill(window.history(), place, totals, window.followed, failure, window.segments)
-
-
-def torch_version() -> tuple[int, int]:
-    """Major and minor version of the PyTorch that runs."""
-    major, minor = torch.__version__.split("+")[0].split(".")[:2]
-    return int(major), int(minor)
 
 
 def options() -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.libraries import version_of
 from trainatomy.measurement.device.visible import require_gpu
@@ -101,8 +102,7 @@ def jobs_for(
 def check_allocator(workload: Workload) -> None:
     """Raises ``WorkloadError`` for options that the installed PyTorch would refuse, before anything is started."""
     if (installed := version_of("torch")) is not None:
-        major, minor = installed.split(".")[:2]
-        AllocatorSettings.parse(workload.allocator, (int(major), int(minor)))
+        AllocatorSettings.parse(workload.allocator, parse_version(installed))
 
 
 def writable(path: Path, option: str = "--trace") -> Path:

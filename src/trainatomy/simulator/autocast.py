@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trainatomy.catalog.versions import behaviour
 from trainatomy.simulator.storages import Storages
 
 LOWER_PRECISION = (
@@ -58,7 +59,7 @@ class Autocast:
         self._storages = storages
         self._on_copy = on_copy
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        fp32 = [*FP32, "rms_norm"] if torch_version >= (2, 12) else FP32
+        fp32 = [*FP32, "rms_norm"] if behaviour("autocast_runs_rms_norm_in_fp32", torch_version) else FP32
         self._lower = _functions(LOWER_PRECISION)
         self._fp32 = _functions(fp32)
         self._by_dtype = _functions(FP32_BY_DTYPE)

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from trainatomy.catalog.versions import behaviour
+
 _aten = torch.ops.aten
-_SOFTMAX_KEPT_ITS_INPUT_UNTIL = (1, 11)
 
 
 def functions_of(torch_version: tuple[int, int]) -> dict[Any, Callable[..., Tensor]]:
     """Functions that ran otherwise in ``torch_version`` than today, by the builtin that Python calls."""
-    if torch_version >= _SOFTMAX_KEPT_ITS_INPUT_UNTIL:
+    if not behaviour("softmax_saves_its_input", torch_version):
         return {}
     soft = _keeping_input(_aten._softmax, _aten._softmax_backward_data)
     log = _keeping_input(_aten._log_softmax, _aten._log_softmax_backward_data)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trainatomy.catalog.gpus import GPU
+from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import WorkloadError
 from trainatomy.operators.allocation import RULES
 from trainatomy.operators.allocation.plan import Processor
@@ -55,9 +56,7 @@ class Simulation:
 
 def torch_version(workload: Workload) -> tuple[int, int]:
     """The version of PyTorch that is simulated: the workload's, or the installed one."""
-    text = workload.software.torch or torch.__version__
-    major, minor = text.split("+")[0].split(".")[:2]
-    return int(major), int(minor)
+    return parse_version(workload.software.torch or torch.__version__)
 
 
 def steps_needed(workload: Workload) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.catalog.versions import parse_version
 from trainatomy.catalog.workspaces import workspaces
 from trainatomy.measurement.traces import trace as trace_files
 from trainatomy.measurement.traces.settled import Failure, Place, counted, real_bill
@@ -33,7 +34,7 @@ def with_bill(
             notes.append(f"the stream of allocations could not be kept in {job.trace}: {error.strerror or error}")
     measurement = replace(measurement, tape_file=tape_file)
     if job.record:
-        version = _torch_version()
+        version = parse_version(torch.__version__)
         settings = AllocatorSettings.parse(workload.allocator, version)
         sizes = workspaces(torch.cuda.get_device_capability(0), version)
         place = Place(settings, sizes)
@@ -42,11 +43,6 @@ def with_bill(
         point = bill.out_of_memory or measurement.out_of_memory
         measurement = replace(measurement, memory=bill.memory, modules=bill.modules, out_of_memory=point)
     return replace(measurement, notes=tuple(notes))
-
-
-def _torch_version() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 def _case(measurement: Measurement) -> dict[str, Any]:

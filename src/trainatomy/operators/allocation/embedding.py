@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from trainatomy.catalog.versions import behaviour
 from trainatomy.operators.allocation.arguments import (
     bound,
     ceil_div,
@@ -94,11 +95,8 @@ def _summed(call: Call, count: int, index_bytes: int) -> list[Out | Scratch | Fr
 
 
 def _adds_atomically(call: Call, segments: int, partial: int, width: int) -> bool:
-    """Whether few long segments are added with atomics, without partial sums (deterministic algorithms assumed off).
-
-    Since torch 2.11 (pytorch pull request 172454).
-    """
-    if call.processor.torch_version < (2, 11):
+    """Whether few long segments are added with atomics, without partial sums (deterministic algorithms assumed off)."""
+    if not behaviour("embedding_backward_adds_atomically", call.processor.torch_version):
         return False
     wide = round_up(width, _WARP)
     grid = ceil_div(segments * wide, min(wide, _BLOCK_AT_MOST))

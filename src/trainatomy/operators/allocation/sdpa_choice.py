@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
+from trainatomy.catalog.versions import behaviour
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.arguments import HALF_TYPES, deterministic, is_half
 
@@ -23,9 +24,6 @@ _DEFAULT_ORDER: tuple[Backend, ...] = ("flash", "efficient", "math", "cudnn", "o
 _CUDNN_FIRST: tuple[Backend, ...] = ("cudnn", "flash", "efficient", "math")
 _BY_NUMBER: dict[int, Backend] = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
 _OLDEST_CUDNN_PREFERRED = 91500
-_CUDNN_OF_WHEEL = {(2, 9): 91002, (2, 10): 91002, (2, 11): 91900, (2, 12): 92000}
-"""nvidia-cudnn of the Linux wheels on PyPI: 9.10.2, 9.10.2, 9.19.0, 9.20.0 (their metadata); later versions: taken as
-9.20."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +103,9 @@ def _order(processor: Processor, flags: SdpFlags) -> tuple[Backend, ...]:
     """cuDNN goes first on compute capability 9 and 10 with cuDNN above 9.15 (``check_prefer_cudnn_attention``)."""
     if flags.order is not None:
         return flags.order
-    prefer = _cudnn_version(processor) > _OLDEST_CUDNN_PREFERRED and processor.capability[0] in (9, 10)
+    cudnn: int = behaviour("cudnn_of_the_wheel", processor.torch_version)
+    prefer = cudnn > _OLDEST_CUDNN_PREFERRED and processor.capability[0] in (9, 10)
     return _CUDNN_FIRST if prefer else _DEFAULT_ORDER
-
-
-def _cudnn_version(processor: Processor) -> int:
-    return _CUDNN_OF_WHEEL.get(processor.torch_version, 92000)
 
 
 def _flash(call: _Attention) -> bool:
@@ -156,7 +151,7 @@ def _cudnn(call: _Attention) -> bool:
     return (
         call.flags.cudnn
         and not call.flags.deterministic
-        and not (call.dropout > 0 and 91100 < _cudnn_version(call.processor) < 91400)
+        and not (call.dropout > 0 and 91100 < behaviour("cudnn_of_the_wheel", call.processor.torch_version) < 91400)
         and _four_dimensions(call)
         and _same_type(call, HALF_TYPES)
         and _mask_broadcasts(call)
@@ -172,7 +167,7 @@ def _cudnn_shapes(call: _Attention) -> bool:
     """``check_cudnn_tensor_shapes``: heads up to 128, on Hopper 256 and on Blackwell 192 with values of 128, multiples
     of 8."""
     dim, value_dim = call.query.shape[-1], call.value.shape[-1]
-    version = _cudnn_version(call.processor)
+    version = behaviour("cudnn_of_the_wheel", call.processor.torch_version)
     limit = 128
     if version >= 91000 and call.processor.capability == (9, 0):
         limit = 256
