@@ -156,3 +156,15 @@ def test_models_that_ask_for_what_is_known_are_executed(name: str) -> None:
     )
     labels = set(found.trace.labels.values())
     assert {"weight", "gradient", "optimizer_state"} <= labels
+
+
+def test_a_release_that_was_never_checked_is_said() -> None:
+    """A torch newer than all that were checked is simulated, with a note on the prediction."""
+    tiny = {
+        "model": {"class": "GPT2LMHeadModel", "config": {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64}}
+    }
+    sections = {"data": {"sequence_length": 8}, "loop": "pytorch"}
+    for version, said in (("2.11", False), ("2.99", True)):
+        workload = Workload.from_mapping({**tiny, **sections, "software": {"torch": version}})
+        notes = simulate(workload, workload.resolve_gpu()).notes
+        assert any(note.startswith("torch 2.99 is simulated") for note in notes) is said

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from trainatomy.catalog.gpus import GPU
-from trainatomy.catalog.versions import parse_version
+from trainatomy.catalog.versions import parse_version, version_note
 from trainatomy.errors import WorkloadError
+from trainatomy.libraries import version_of
 from trainatomy.operators.allocation import RULES
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import Workspaces
@@ -108,9 +109,21 @@ def simulate(
                 observed(observer=Watcher(world.recorder, steps))
     counts = sum(p.numel() for p in built.parameters()), sum(p.numel() for p in built.parameters() if p.requires_grad)
     used = world.recorder.libraries | {"kernels"} | ({"training"} if workload.mode == "training" else set())
-    notes, written = _notes(workload, built), world.recorder.operations.operations
+    notes = (*_version_notes(version), *_notes(workload, built))
+    written = world.recorder.operations.operations
     tokens = tokens_per_sample(workload, built)
     return Simulation(world.trace, *counts, steps, version, frozenset(used), notes, written, tokens)
+
+
+def _version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
+    """Yield a note for each library whose release was never checked."""
+    for library, version in (
+        ("torch", torch_version),
+        ("transformers", parse_version(version_of("transformers") or "0.0")),
+    ):
+        note = version_note(library, version)
+        if note is not None:
+            yield note
 
 
 def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
