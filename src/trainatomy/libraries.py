@@ -1,9 +1,12 @@
-"""The libraries that a training depends on, in the versions that are installed here.  Nothing of them is imported."""
+"""The libraries that a training depends on: the versions installed here, and optional imports."""
 
 from __future__ import annotations
 
 import platform
-from importlib import metadata
+from importlib import import_module, metadata
+from typing import Any
+
+from trainatomy.errors import MissingLibrary
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchvision", "trainatomy")
 
@@ -22,3 +25,12 @@ def installed_versions() -> dict[str, str]:
     """Python's version, and that of each of ``LIBRARIES`` that is installed."""
     found = {name: version_of(name) for name in ("python", *LIBRARIES)}
     return {name: version for name, version in found.items() if version is not None}
+
+
+def import_library(name: str, purpose: str) -> Any:
+    """Import an optional library that ``purpose`` needs; raise ``MissingLibrary`` with the command that installs it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        message = f"{purpose} needs {name}, which is not installed: pip install {name}"
+        raise MissingLibrary(message, library=name) from error

@@ -64,11 +64,12 @@ def _time(workload: Workload, simulation: Simulation, settled: Settlement, calib
     """The step's time; that of the software of 2022 is uncertain as on a card that nobody calibrated."""
     from trainatomy.timing.step import time_of
     from trainatomy.training.throughput import samples_per_step
+    from trainatomy.workload.loops import loop_of
 
     return time_of(
         simulation.operations,
         workload.resolve_gpu(),
-        loop="inference" if workload.mode == "inference" else workload.loop,
+        loop=loop_of(workload).cpu_costs,
         tf32=bool(workload.train.tf32),
         samples=samples_per_step(workload),
         tokens_per_sample=simulation.tokens_per_sample,

@@ -408,3 +408,12 @@ def quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     yield
     logging.set_verbosity(before)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_plain_loop_keeps_the_models_cache_unless_told_and_the_trainer_drops_it(describe: Any, loop: str) -> None:
+    used = {}
+    for setting in (None, False, True):
+        workload = describe("GPT2LMHeadModel", loop=loop, train={} if setting is None else {"use_cache": setting})
+        used[setting] = go(workload, steps=1).model.config.use_cache
+    assert used == {None: loop == "pytorch", False: False, True: True}

@@ -27,6 +27,7 @@ def training_arguments() -> dict[str, Any]:
 def test_keys_of_train_have_the_defaults_of_training_arguments(training_arguments: dict[str, Any]) -> None:
     ours = {name: field.default for name, field in TrainSpec.model_fields.items()}
     ours["per_device_eval_batch_size"] = ours["per_device_train_batch_size"]  # ours: the same as in training
+    ours["use_cache"] = False  # ours: None, the Trainer's default with loop trainer
     theirs = {name: training_arguments[name] for name in ours}
     assert {**theirs, "optim": str(getattr(theirs["optim"], "value", theirs["optim"]))} == ours
 

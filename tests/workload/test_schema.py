@@ -127,7 +127,7 @@ def test_a_card_may_be_changed() -> None:
         ({"train": {"per_gpu_train_batch_size": 1}}, "train.per_gpu_train_batch_size: is called per_device_train_batch_size today"),
         ({"train": {"gradient_checkpointing_kwargs": {"use_reentrent": True}}}, "train.gradient_checkpointing_kwargs.use_reentrent: unknown key; did you mean use_reentrant?"),
         ({"loop": "torch"}, "loop: must be 'trainer' or 'pytorch', found 'torch'"),
-        ({"loop": "pytorch", "train": {"neftune_noise_alpha": 5}}, "train.neftune_noise_alpha: is something that the Trainer does"),
+        ({"loop": "pytorch", "train": {"neftune_noise_alpha": 5}}, "train.neftune_noise_alpha: is applied by the Hugging Face Trainer"),
         ({"sequence_length": 512}, "sequence_length: unknown key here; it belongs under `data`"),
         ({"output_dir": "x"}, "output_dir: unknown key here; it belongs under `train`"),
         ({"model": {"id": "x", "gpu": "h100"}}, "model.gpu: unknown key here; it belongs under no section"),

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
-from trainatomy.training.process import import_library
+from trainatomy.libraries import import_library
 from trainatomy.workload.arguments import is_class_path
 
 if TYPE_CHECKING:

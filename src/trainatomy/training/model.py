@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from trainatomy.errors import FactoryError, MissingLibrary, WorkloadError
+from trainatomy.libraries import import_library
 from trainatomy.training import factory
 from trainatomy.training.classes import model_class
 from trainatomy.training.configuration import build_configuration
 from trainatomy.training.positions import lengths
-from trainatomy.training.process import import_library
 from trainatomy.workload.nearest import suggestion
 
 if TYPE_CHECKING:
@@ -125,6 +125,23 @@ def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
     for name, parameter in model.named_parameters():
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad_(False)
+
+
+def set_use_cache(model: nn.Module, use_cache: bool | None) -> None:
+    """Set ``model.config.use_cache`` as the workload says; ``None`` leaves the model's own.
+
+    The Trainer does this itself, with false as its default.  Raises ``WorkloadError`` if the model has no such setting.
+    """
+    if use_cache is None:
+        return
+    inner = unwrap(model)
+    config = getattr(inner, "config", None)
+    if config is None or not hasattr(config, "use_cache"):
+        raise WorkloadError(
+            f"train.use_cache: {type(inner).__name__} has no config.use_cache: leave the setting out",
+            key="train.use_cache",
+        )
+    config.use_cache = use_cache
 
 
 def unwrap(model: nn.Module) -> Any:

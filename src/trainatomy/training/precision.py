@@ -1,4 +1,4 @@
-"""Mixed precision, and the settings of a process that a run must give back."""
+"""Precision of a step: autocast, TF32, and the dtype of inference."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def set_tf32(train: TrainSpec) -> None:
-    """Allow or forbid TF32 in products of float32 matrices, as ``TrainingArguments`` does, where the workload says so.
+    """Allow or forbid TF32 in float32 operations, as ``TrainingArguments`` does, if the workload says which.
 
-    Holds for the process, until ``process.own_process_settings`` puts it back.
+    The setting holds for the process until ``process.isolated_process_settings`` restores it.
     """
     if train.tf32 is not None:
         backends: Any = torch.backends
@@ -22,7 +22,7 @@ def set_tf32(train: TrainSpec) -> None:
 
 
 def autocast(train: TrainSpec, device_type: str) -> AbstractContextManager[object]:
-    """Autocast in the precision of ``train``, or nothing."""
+    """Return autocast in the precision of ``train``, or a context manager that does nothing."""
     if train.fp16:
         return torch.autocast(device_type, dtype=torch.float16)
     if train.bf16:
@@ -31,7 +31,7 @@ def autocast(train: TrainSpec, device_type: str) -> AbstractContextManager[objec
 
 
 def full_precision_of_inference(train: TrainSpec) -> torch.dtype | None:
-    """The dtype to which inference casts the whole model, or ``None``."""
+    """Return the dtype to which inference casts the whole model, or ``None``."""
     if train.fp16_full_eval:
         return torch.float16
     return torch.bfloat16 if train.bf16_full_eval else None

@@ -1,6 +1,7 @@
-"""What transformers, accelerate and PyTorch remember for a whole process about its device, and how to make them forget.
+"""Process-wide state of PyTorch, transformers and accelerate: import what a run needs, isolate what it changes.
 
-A run without a GPU must not see what an earlier one was told, nor leave what it was told to a later one.
+The libraries cache what they find out about the device.  A run on a simulated GPU must neither see answers that an
+earlier run cached nor leave its own to a later one.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.errors import MissingLibrary
+from trainatomy.libraries import import_library
 from trainatomy.training.custom import optimizer_class
 from trainatomy.workload.arguments import arguments, is_class_path
+from trainatomy.workload.loops import loop_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,15 +25,15 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 _backends: Any = torch.backends
-_CACHED_MODULES = ("transformers.utils.import_utils", "accelerate.utils.imports", "accelerate.utils.environment")
+_CACHING_MODULES = ("transformers.utils.import_utils", "accelerate.utils.imports", "accelerate.utils.environment")
 
 
 def forget_device() -> None:
-    """Drop cached answers about the device (``is_torch_cuda_available``, …) and accelerate's shared state.
+    """Clear cached answers about the device (``is_torch_cuda_available``, …) and accelerate's shared state.
 
-    Touches only what is already imported.
+    Touches only modules that are already imported.
     """
-    for name in _CACHED_MODULES:
+    for name in _CACHING_MODULES:
         module = sys.modules.get(name)
         for function in list(vars(module).values()) if module is not None else []:
             clear = getattr(function, "cache_clear", None)
@@ -44,8 +46,8 @@ def forget_device() -> None:
 
 
 @contextmanager
-def own_process_settings() -> Iterator[None]:
-    """Forget the device before and after; silence transformers' warnings; put TF32 and the verbosity back."""
+def isolated_process_settings() -> Iterator[None]:
+    """Clear device caches before and after, silence transformers' warnings, and restore TF32 and the log level."""
     precision = _backends.fp32_precision
     forget_device()
     log: Any = sys.modules.get("transformers.utils.logging")
@@ -62,34 +64,30 @@ def own_process_settings() -> Iterator[None]:
 
 
 def preload(workload: Workload) -> None:
-    """Import all that ``run`` will need.
+    """Import everything that ``run`` will need.
 
-    Call it before entering a world that only seems to have a GPU: while they are imported, PyTorch's compiler and
-    bitsandbytes look for functions that only a build with CUDA has.  Raises ``MissingLibrary``, and what
-    ``optimizer_class`` raises.
+    Call it before a simulated GPU appears: while they are imported, PyTorch's compiler and bitsandbytes look for
+    functions that only a CUDA build has.
+
+    Raises:
+        MissingLibrary: A library that the loop, peft or the optimizer needs is not installed.
+        WorkloadError, FactoryError: See ``optimizer_class``.
     """
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells what it cannot do on this CPU
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it logs what it cannot do on a CPU
     import_module("torch._dynamo")
     if workload.model.lora is not None:
         import_library("peft", "model.lora")
-    if workload.mode == "inference":
-        import_module("trainatomy.training.loops.inference")
+    loop = loop_of(workload)
+    for library, purpose in loop.libraries.items():
+        import_library(library, purpose)
+    for module in (*loop.imports, loop.module):
+        import_module(module)
+    if not loop.trains:
         return
-    import_library("accelerate", "the Trainer")
-    import_module("transformers.trainer")
-    import_module(f"trainatomy.training.loops.{workload.loop}")
     if is_class_path(workload.train.optim):
         optimizer_class(workload.train.optim)
         return
     package = arguments().optimizers.get(workload.train.optim)
     if package is not None:
-        with suppress(ImportError):  # the choice of the optimizer tells what is missing
+        with suppress(ImportError):  # choose_optimizer reports what is missing
             import_module(package)
-
-
-def import_library(name: str, key: str) -> Any:
-    """Import an optional library; raises ``MissingLibrary`` with the command that installs it."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingLibrary(f"{key} needs {name}, which is not installed: pip install {name}") from error

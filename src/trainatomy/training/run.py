@@ -1,4 +1,4 @@
-"""Run the step of a workload: the one entry for prediction and for measurement."""
+"""Run the steps of a workload: the one entry point for prediction and for measurement."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from trainatomy.training.factory import user_code
-from trainatomy.training.process import own_process_settings
+from trainatomy.training.process import isolated_process_settings
+from trainatomy.workload.loops import loop_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
     from trainatomy.training.batch import MakeBatch
@@ -29,30 +28,23 @@ def run(
 ) -> None:
     """Run ``steps`` steps of ``workload`` on ``model``, which is moved to ``device``.
 
-    ``device`` is ``"cuda"`` (or ``None``: the same), or ``"cpu"``; the Trainer always takes the first GPU.
-    ``make_batch`` takes a batch size and returns a batch, in place of what ``workload.data`` says.
+    Args:
+        workload: The training or inference to run.
+        model: The model to train, on the CPU or on meta tensors.
+        device: ``"cuda"`` (or ``None``, the same) or ``"cpu"``; the Trainer always takes the first GPU.
+        steps: Optimizer steps; forward passes in inference.
+        observer: Notified of every phase.
+        make_batch: Takes a batch size and returns a batch, in place of what ``workload.data`` says.
 
-    Raises ``WorkloadError``, ``MissingLibrary``, ``FactoryError`` (with the frame of the user's code where that is at
-    fault), and what the step itself raises, out of memory included.
+    Raises:
+        WorkloadError: A setting cannot be applied to this model.
+        MissingLibrary: An optional library is not installed.
+        FactoryError: The user's code failed; the message names its file and line.
+        Exception: Whatever the step itself raises, out of memory included.
     """
-    loop = _loop(workload)
+    loop = loop_of(workload).function()
     with ExitStack() as stack:
-        stack.enter_context(own_process_settings())
+        stack.enter_context(isolated_process_settings())
         if workload.model.factory is not None:
             stack.enter_context(user_code(f"model.factory: {workload.model.factory}: its forward"))
         loop(workload, model, device=device or "cuda", steps=steps, observer=observer, make_batch=make_batch)
-
-
-def _loop(workload: Workload) -> Callable[..., None]:
-    """The loop of ``workload``; each is imported only where it runs."""
-    if workload.mode == "inference":
-        from trainatomy.training.loops import inference
-
-        return inference.infer
-    if workload.loop == "pytorch":
-        from trainatomy.training.loops import pytorch
-
-        return pytorch.train
-    from trainatomy.training.loops import trainer
-
-    return trainer.train

@@ -17,6 +17,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
 from trainatomy.workload.explain import explain
 from trainatomy.workload.gpu import GPUChoice, GPUOverride
+from trainatomy.workload.loops import LOOPS, LoopName, describe_loops, unsupported_settings
 from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
 from trainatomy.workload.section import Count, Path, Problem, Section, Text, number_as_text
 from trainatomy.workload.software import AllocatorSettings, SoftwareSpec
@@ -48,9 +49,7 @@ class Workload(Section):
     name: Text | None = Field(default=None, description="what to call it in tables")
     model: ModelSpec = Field(description="the model")
     data: DataSpec = Field(default_factory=DataSpec, description="the batch")
-    loop: Literal["trainer", "pytorch"] = Field(
-        default="trainer", description="`trainer`: the step of the Hugging Face Trainer; `pytorch`: a plain loop"
-    )
+    loop: LoopName = Field(default="trainer", description=describe_loops())
     mode: Literal["training", "inference"] = Field(default="training", description="`training` or `inference`")
     zero_grad_set_to_none: bool = Field(
         default=True, description="gradients are released after a step, not filled with zeros"
@@ -136,7 +135,7 @@ class Workload(Section):
 
     def contradictions(self) -> list[Problem]:
         """What no section sees alone."""
-        return [*self._unscalable_gradients(), *self._trainer_only(), *self._targets()]
+        return [*self._unscalable_gradients(), *self._refused_by_loop(), *self._targets()]
 
     def _unscalable_gradients(self) -> list[Problem]:
         """GradScaler refuses float16 gradients when it unscales them (torch/amp/grad_scaler.py, ``_unscale_grads_``).
@@ -154,17 +153,11 @@ class Workload(Section):
         )
         return [Problem(("train", "fp16"), message)]
 
-    def _trainer_only(self) -> list[Problem]:
-        """What the Trainer does around the model does not exist in a plain loop."""
-        if self.loop == "trainer":
-            return []
-        given = {
-            "neftune_noise_alpha": self.train.neftune_noise_alpha is not None,
-            "label_smoothing_factor": self.train.label_smoothing_factor > 0,
-            "torch_empty_cache_steps": self.train.torch_empty_cache_steps is not None,
-        }
-        message = "is something that the Trainer does; `loop: pytorch` does not"
-        return [Problem(("train", name), message) for name, is_given in given.items() if is_given]
+    def _refused_by_loop(self) -> list[Problem]:
+        """Return a problem for each setting that the loop cannot apply."""
+        defaults = {name: field.default for name, field in TrainSpec.model_fields.items()}
+        refused = unsupported_settings(LOOPS[self.loop], self.train, defaults)
+        return [Problem(("train", name), reason) for name, reason in refused.items()]
 
     def _targets(self) -> list[Problem]:
         if self.model.lora is not None and self.model.freeze:

@@ -83,7 +83,11 @@ class TrainSpec(Section):
     adam_epsilon: Amount = Field(default=1e-8, description="Adam's epsilon")
     label_smoothing_factor: Fraction = Field(default=0.0, description="label smoothing, computed by the Trainer")
     neftune_noise_alpha: Amount | None = Field(default=None, description="noise that the Trainer adds to embeddings")
-    use_cache: bool = Field(default=False, description="keep keys and values of past tokens (`model.config.use_cache`)")
+    use_cache: bool | None = Field(
+        default=None,
+        description="keep keys and values of past tokens (`model.config.use_cache`); without it, false with "
+        "`loop: trainer` and as the model's configuration says in other loops",
+    )
     average_tokens_across_devices: bool = Field(default=True, description="count tokens over all GPUs for the loss")
     logging_nan_inf_filter: bool = Field(
         default=True, description="leave losses that are not finite out of the logged mean"

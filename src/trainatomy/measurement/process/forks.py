@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from trainatomy.measurement.process.job import Job, set_environment
@@ -36,7 +37,11 @@ def preload() -> bool:
         import torch
 
         from trainatomy.measurement.step import on_card  # noqa: F401
-        from trainatomy.training.loops import inference, observed_trainer, pytorch, trainer  # noqa: F401
+        from trainatomy.workload.loops import LOOPS
+
+        for loop in LOOPS.values():
+            for module in (*loop.imports, loop.module):
+                import_module(module)
     return not torch.cuda.is_initialized()
 
 

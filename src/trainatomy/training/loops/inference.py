@@ -13,6 +13,7 @@ from torch import nn
 
 from trainatomy.training.batch import build_batch
 from trainatomy.training.loops.pytorch import to_device
+from trainatomy.training.model import set_use_cache
 from trainatomy.training.precision import autocast, full_precision_of_inference, set_tf32
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def infer(
     make_batch: MakeBatch | None = None,
 ) -> None:
     """Run the forward of ``model`` ``steps`` times on ``device``."""
+    set_use_cache(model, workload.train.use_cache)
     batch = build_batch(workload, model, make_batch)
     dtype = full_precision_of_inference(workload.train)
     model.to(device) if dtype is None else model.to(device, dtype)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
 from trainatomy.training.gradients import check_checkpointing
+from trainatomy.training.model import set_use_cache
 from trainatomy.training.optimizer import create_optimizer
 from trainatomy.training.outputs import loss_of
 from trainatomy.training.precision import autocast
@@ -41,6 +42,7 @@ def train(
     settings = workload.train
     accumulation = settings.gradient_accumulation_steps
     check_checkpointing(model, settings)
+    set_use_cache(model, settings.use_cache)
     dataset = build_dataset(workload, model, workload.batch_size * steps * accumulation, make_batch)
     batches = _batches(dataset, workload.batch_size, device)
     model.to(device)

@@ -1,0 +1,148 @@
+"""The training loops that a workload can name, one row each.
+
+``LOOPS`` is the only place that lists them: the schema, the flags, the reference page, the process that imports what a
+run needs, the timing model and the measurement all read this table.  To add a loop, write its function (see
+``trainatomy/training/loops``), add a row here and its CPU costs to ``catalog/hosts.yaml``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trainatomy.workload.schema import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One way to run the steps of a workload.
+
+    Every setting of ``train`` is applied by the loop unless it is named in ``refused`` or ``unused``.
+
+    Attributes:
+        name: Value of the workload's key ``loop``, or of ``mode`` for a loop that does not train.
+        run: ``module:function``; the function has the signature of ``trainatomy.training.run.run``.
+        description: One sentence for the reference page.
+        cpu_costs: Key of the loop's costs in ``catalog/hosts.yaml``.
+        libraries: Optional libraries that must be installed, each with what needs it, for the error message.
+        imports: Further modules to import before the simulated GPU appears or the process is forked.
+        trains: Whether the loop runs backward passes and an optimizer.
+        refused: Settings that the loop cannot apply, with the reason: an error if they differ from their default.
+        unused: Settings that have no meaning in this loop and are left aside.
+        needs_process_group: Whether ``torch.distributed`` has to be initialised.
+    """
+
+    name: str
+    run: str
+    description: str
+    cpu_costs: str
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
+    trains: bool = True
+    refused: Mapping[str, str] = field(default_factory=dict)
+    unused: frozenset[str] = frozenset()
+    needs_process_group: bool = False
+
+    @property
+    def module(self) -> str:
+        """The module that defines the loop's function."""
+        return self.run.partition(":")[0]
+
+    def function(self) -> Callable[..., None]:
+        """Import and return the loop's function."""
+        module, _, name = self.run.partition(":")
+        found: Callable[..., None] = getattr(import_module(module), name)
+        return found
+
+
+_BY_TRAINER = "is applied by the Hugging Face Trainer; `loop: pytorch` does not support it"
+
+_HOST_ONLY = frozenset({"dataloader_pin_memory", "dataloader_num_workers", "seed"})
+"""Settings without effect on the GPU's memory or on the operations of a step, in any loop."""
+
+_EVALUATION_ONLY = frozenset({"per_device_eval_batch_size", "fp16_full_eval", "bf16_full_eval"})
+
+LOOPS: Mapping[str, Loop] = {
+    loop.name: loop
+    for loop in (
+        Loop(
+            name="trainer",
+            run="trainatomy.training.loops.trainer:train",
+            description="the step of the Hugging Face Trainer",
+            cpu_costs="trainer",
+            libraries={"accelerate": "the Trainer"},
+            imports=("transformers.trainer", "trainatomy.training.loops.observed_trainer"),
+            unused=_HOST_ONLY | _EVALUATION_ONLY,
+        ),
+        Loop(
+            name="pytorch",
+            run="trainatomy.training.loops.pytorch:train",
+            description="a plain PyTorch loop",
+            cpu_costs="pytorch",
+            libraries={"accelerate": "the Trainer"},
+            imports=("transformers.trainer",),
+            refused={
+                "neftune_noise_alpha": _BY_TRAINER,
+                "label_smoothing_factor": _BY_TRAINER,
+                "torch_empty_cache_steps": _BY_TRAINER,
+                "average_tokens_across_devices": _BY_TRAINER,
+                "logging_nan_inf_filter": _BY_TRAINER,
+            },
+            unused=_HOST_ONLY | _EVALUATION_ONLY,
+        ),
+        Loop(
+            name="inference",
+            run="trainatomy.training.loops.inference:infer",
+            description="the forward pass alone, in evaluation mode and without gradients",
+            cpu_costs="inference",
+            trains=False,
+            unused=_HOST_ONLY
+            | {
+                "gradient_accumulation_steps",
+                "gradient_checkpointing",
+                "gradient_checkpointing_kwargs",
+                "optim",
+                "optim_args",
+                "optim_target_modules",
+                "max_grad_norm",
+                "learning_rate",
+                "weight_decay",
+                "adam_beta1",
+                "adam_beta2",
+                "adam_epsilon",
+                "label_smoothing_factor",
+                "neftune_noise_alpha",
+                "average_tokens_across_devices",
+                "logging_nan_inf_filter",
+                "torch_empty_cache_steps",
+            },
+        ),
+    )
+}
+"""Every loop by its name."""
+
+if TYPE_CHECKING:
+    LoopName = str
+else:
+    LoopName = Literal[tuple(loop.name for loop in LOOPS.values() if loop.trains)]
+    """The values of the workload's key ``loop``."""
+
+
+def describe_loops() -> str:
+    """Return the loops that train as one line of text for help and reference pages."""
+    return "; ".join(f"`{loop.name}`: {loop.description}" for loop in LOOPS.values() if loop.trains)
+
+
+def loop_of(workload: Workload) -> Loop:
+    """Return the loop that runs ``workload``: that of its mode, or the one it names."""
+    return LOOPS.get(workload.mode) or LOOPS[workload.loop]
+
+
+def unsupported_settings(loop: Loop, train: Any, defaults: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of ``train`` that ``loop`` refuses and that differ from their default, with the reason."""
+    return {name: reason for name, reason in loop.refused.items() if getattr(train, name) != defaults[name]}

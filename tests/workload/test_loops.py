@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from trainatomy.catalog.hosts import reference_host
+from trainatomy.errors import WorkloadError
+from trainatomy.workload.loops import LOOPS, loop_of
+from trainatomy.workload.schema import Workload
+from trainatomy.workload.train import TrainSpec
+
+MODEL = {"model": {"class": "BertForMaskedLM"}}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_names_settings_that_exist_and_says_one_thing_of_each(name: str) -> None:
+    loop, known = LOOPS[name], set(TrainSpec.model_fields)
+    assert set(loop.refused) <= known
+    assert loop.unused <= known
+    assert not loop.unused & set(loop.refused)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_can_be_imported_and_has_cpu_costs(name: str) -> None:
+    loop = LOOPS[name]
+    for module in loop.imports:
+        import_module(module)
+    assert callable(loop.function())
+    costs = reference_host().microseconds
+    assert all(loop.cpu_costs in costs[part] for part in ("step", "micro_step", "module_step", "batch_byte"))
+
+
+def test_the_mode_decides_before_the_loop() -> None:
+    assert loop_of(Workload.from_mapping(MODEL)).name == "trainer"
+    assert loop_of(Workload.from_mapping({**MODEL, "loop": "pytorch"})).name == "pytorch"
+    assert loop_of(Workload.from_mapping({**MODEL, "loop": "pytorch", "mode": "inference"})).name == "inference"
+
+
+def test_only_loops_that_train_are_values_of_the_key() -> None:
+    with pytest.raises(WorkloadError, match="loop"):
+        Workload.from_mapping({**MODEL, "loop": "inference"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("neftune_noise_alpha", 5.0),
+        ("label_smoothing_factor", 0.1),
+        ("torch_empty_cache_steps", 4),
+        ("average_tokens_across_devices", False),
+        ("logging_nan_inf_filter", False),
+    ],
+)
+def test_what_a_plain_loop_cannot_apply_is_refused_by_name(name: str, value: object) -> None:
+    assert set(LOOPS["pytorch"].refused) >= {name}
+    with pytest.raises(WorkloadError, match=f"train.{name}"):
+        Workload.from_mapping({**MODEL, "loop": "pytorch", "train": {name: value}})
+    Workload.from_mapping({**MODEL, "train": {name: value}})
