@@ -138,9 +138,18 @@ def _has_tensor_cores(tensor: torch.Tensor, processor: Processor) -> bool:
     otherwise."""
     if tensor.dtype == torch.float16:
         return processor.capability >= (7, 0)
-    return processor.capability >= (8, 0) and (
-        is_half(tensor) or (tensor.dtype == torch.float32 and torch.backends.cudnn.allow_tf32)
-    )
+    return processor.capability >= (8, 0) and (is_half(tensor) or (tensor.dtype == torch.float32 and _allows_tf32()))
+
+
+def _allows_tf32() -> bool:
+    """Return whether cuDNN's convolutions may use TF32.
+
+    ``cudnn.allow_tf32`` raises once ``torch.backends.fp32_precision`` was set, which came with PyTorch 2.9.
+    """
+    convolution: Any = getattr(torch.backends.cudnn, "conv", None)
+    if convolution is None:
+        return bool(torch.backends.cudnn.allow_tf32)
+    return bool(convolution.fp32_precision == "tf32")
 
 
 def _bias_gradient(grad: torch.Tensor, call: Call, index: int) -> list[Out | Scratch | Free]:
