@@ -1,21 +1,19 @@
-"""What the simulation of a workload comes to: memory, time, and what both rest on."""
+"""Assemble a ``Prediction`` from a simulation: memory breakdown, step time, and the evidence for both."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.breakdown import Settlement, settle, verdict
 from trainatomy.analysis.rules import bytes_per_parameter
-from trainatomy.analysis.timeline import timeline as over_steps
+from trainatomy.analysis.timeline import timeline as memory_timeline
 from trainatomy.libraries import installed_versions
 from trainatomy.results.prediction import Basis, Fact, GPUSummary, Prediction
-from trainatomy.units import human_bytes, many
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.catalog.gpus import GPU
     from trainatomy.results.time import Time
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
@@ -30,38 +28,81 @@ def prediction_of(
     timeline: bool,
     started: float,
 ) -> Prediction:
-    """Memory settled and, where ``timed``, the step timed, by ``calibration`` or what ships; ``timeline``: with memory
-    over the steps; ``started``: when it all began, by ``time.perf_counter``."""
-    gpu = workload.resolve_gpu()
+    """Return the prediction for a simulated workload.
+
+    Args:
+        workload: The training that was simulated.
+        simulation: Its allocation trace and operations.
+        calibration: The calibration to predict times with; ``None`` for the one that ships.
+        timed: Whether to predict the time of a step.
+        timeline: Whether to include memory by component over the steps.
+        started: ``time.perf_counter()`` at the start, for ``seconds_taken``.
+    """
+    gpu, software = workload.resolve_gpu(), emulated_software(workload)
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
-    context = gpu.context(_era(workload)).holding(simulation.libraries)
-    settled = settle(simulation.trace, settings, gpu.memory_bytes, context)
-    memory = settled.memory
+    context = context_bytes(workload, simulation)
+    analysis = settle(simulation.trace, settings, gpu.memory_bytes, context)
+    memory = analysis.memory
     return Prediction(
         name=name_of(workload),
         workload=workload.to_mapping(),
         card=GPUSummary(gpu.id, gpu.name, gpu.memory_bytes, gpu.capability),
-        fits=settled.out_of_memory is None,
-        verdict=verdict(memory, gpu.memory_bytes, settled.out_of_memory),
+        fits=analysis.out_of_memory is None,
+        verdict=verdict(memory, gpu.memory_bytes, analysis.out_of_memory),
         room_bytes=gpu.memory_bytes - memory.device_bytes,
         memory=memory,
-        modules=settled.modules,
+        modules=analysis.modules,
         bytes_per_parameter=bytes_per_parameter(
             workload, simulation.parameters, simulation.trainable_parameters, memory
         ),
-        facts=_facts(workload, gpu, _era(workload), simulation, settled),
+        facts=_facts(workload, software, simulation, context),
         notes=simulation.notes,
-        out_of_memory=settled.out_of_memory,
-        timeline=over_steps(simulation.trace, settled.purposes, settled.sizes) if timeline else (),
-        time=_time(workload, simulation, settled, calibration) if timed else None,
+        out_of_memory=analysis.out_of_memory,
+        timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),
+        time=_time(workload, software, simulation, analysis, calibration) if timed else None,
         seconds_taken=time.perf_counter() - started,
         versions=installed_versions(),
-        without_workspace=len(settled.forgone),
+        without_workspace=len(analysis.forgone),
     )
 
 
-def _time(workload: Workload, simulation: Simulation, settled: Settlement, calibration: Calibration | None) -> Time:
-    """The step's time; that of the software of 2022 is uncertain as on a card that nobody calibrated."""
+class EmulatedSoftware(NamedTuple):
+    """The libraries that a prediction emulates.
+
+    ``context`` is the key of the GPU's CUDA context (``GPU.contexts``); ``current`` is whether the timing model was
+    fitted to these libraries.
+    """
+
+    context: str
+    current: bool
+
+
+def emulated_software(workload: Workload) -> EmulatedSoftware:
+    """Return the libraries that the workload's ``era`` stands for: the installed ones, or those of January 2022.
+
+    CUDA 11 loads all kernels with the context; later versions load them lazily.  A GPU that is newer than CUDA 11 has
+    no such context, and the lazy one stands in.
+    """
+    if workload.era != "2022":
+        return EmulatedSoftware("lazy", current=True)
+    eager = "eager-cuda-11" in workload.resolve_gpu().contexts
+    return EmulatedSoftware("eager-cuda-11" if eager else "lazy", current=False)
+
+
+def context_bytes(workload: Workload, simulation: Simulation) -> int:
+    """Return the bytes of the CUDA context with the kernels of the libraries that the simulation used."""
+    context = workload.resolve_gpu().context(emulated_software(workload).context)
+    return context.holding(simulation.libraries)
+
+
+def _time(
+    workload: Workload,
+    software: EmulatedSoftware,
+    simulation: Simulation,
+    analysis: Settlement,
+    calibration: Calibration | None,
+) -> Time:
+    """Return the predicted time of a step."""
     from trainatomy.timing.step import time_of
     from trainatomy.training.throughput import samples_per_step
     from trainatomy.workload.loops import loop_of
@@ -74,44 +115,35 @@ def _time(workload: Workload, simulation: Simulation, settled: Settlement, calib
         samples=samples_per_step(workload),
         tokens_per_sample=simulation.tokens_per_sample,
         calibration=calibration,
-        driver_calls=settled.driver_calls,
-        of_today=workload.era != "2022",
+        driver_calls=analysis.driver_calls,
+        of_today=software.current,
     )
 
 
 def name_of(workload: Workload) -> str:
-    """Its own, or that of its model."""
+    """Return the workload's name, or else that of its model."""
     model = workload.model
     return workload.name or str(model.id or model.class_ or model.factory)
 
 
-def _facts(workload: Workload, gpu: GPU, era: str, simulation: Simulation, settled: Settlement) -> tuple[Fact, ...]:
-    """What the numbers rest on."""
-    version = ".".join(map(str, simulation.torch_version))
-    components = settled.memory.components
+def _facts(workload: Workload, software: EmulatedSoftware, simulation: Simulation, context: int) -> tuple[Fact, ...]:
+    """Return the inputs that the prediction rests on; their titles and sentences are in ``reporters.labels``."""
+    gpu = workload.resolve_gpu()
+    allocator = f"PyTorch {'.'.join(map(str, simulation.torch_version))}"
+    memory_source = gpu.source("memory_bytes")
+    context_source = gpu.source(f"contexts.{software.context}.first_tensor_bytes")
     return (
-        Fact(
-            "step",
-            f"{many(len(simulation.trace.origins), 'allocation')} in {many(simulation.steps, 'step')}",
-            "computed",
-            "executed on tensors without data",
-        ),
-        Fact(
-            "allocator",
-            workload.allocator or "default settings",
-            "computed",
-            f"a twin of PyTorch {version}'s caching allocator",
-        ),
-        _card_fact("card's memory", gpu.memory_bytes, gpu.source("memory_bytes")),
-        _card_fact("context and kernels", components.context, gpu.source(f"contexts.{era}.first_tensor_bytes")),
+        Fact("simulated_steps", "", "computed", "meta tensors", simulation.steps, "steps"),
+        Fact("allocations", "", "computed", "meta tensors", len(simulation.trace.origins), "allocations"),
+        Fact("allocator", workload.allocator or "default settings", "computed", allocator),
+        Fact("gpu_memory", "", _basis(memory_source), _citation(memory_source), gpu.memory_bytes, "bytes"),
+        Fact("context", "", _basis(context_source), _citation(context_source), context, "bytes"),
     )
 
 
-def _card_fact(name: str, size: int, source: str) -> Fact:
-    basis: Basis = "assumed" if source.startswith(("assumed", "unknown")) else "measured"
-    return Fact(name, human_bytes(size), basis, source.removeprefix("assumed: "))
+def _basis(source: str) -> Basis:
+    return "assumed" if source.startswith(("assumed", "unknown")) else "measured"
 
 
-def _era(workload: Workload) -> str:
-    """Which of the card's contexts a process of the workload's software has."""
-    return "eager-cuda-11" if workload.era == "2022" and "eager-cuda-11" in workload.resolve_gpu().contexts else "lazy"
+def _citation(source: str) -> str:
+    return source.removeprefix("assumed: ")

@@ -15,7 +15,7 @@ from trainatomy.analysis.balance import (
     over_time,
 )
 from trainatomy.analysis.purposes import lifetimes, purposes
-from trainatomy.results.memory import Line, ModuleShare
+from trainatomy.results.memory import Line, ModuleActivations
 
 
 def test_held_after_counts_the_event_itself() -> None:
@@ -76,7 +76,7 @@ def test_modules_share_activations_only() -> None:
     kinds = purposes(trace, lifetimes(trace))
     sizes = [event.bytes for event in trace.events if event.action == "alloc"]
     held = list(numbers.values())
-    assert by_module(trace, held, kinds, sizes) == (ModuleShare("encoder.layer.*.output", 8 * MIB, 2),)
+    assert by_module(trace, held, kinds, sizes) == (ModuleActivations("encoder.layer.*.output", 8 * MIB, 2),)
 
 
 def test_over_time_ends_where_the_held_say() -> None:

@@ -64,14 +64,14 @@ def test_the_rule_of_inference() -> None:
 def test_weights_of_16_bits_have_no_rule_but_a_reason(mode: str) -> None:
     found = rule(mode=mode, model={"dtype": "bfloat16"})
     assert found.rule is None
-    assert any("bfloat16" in reason for reason in found.reasons)
+    assert "low_precision_parameters" in found.reasons
 
 
 def test_parts_are_held_bytes_by_parameters() -> None:
     found = rule()
     assert found.parts == {"weights": 4.0, "optimizer_states": 0.0, "gradients": 4.0}
     assert found.actual == 8.0
-    assert any("before the optimizer has made its states" in reason for reason in found.reasons)
+    assert "optimizer_states_not_created" in found.reasons
 
 
 def test_nothing_is_explained_where_everything_is_there() -> None:
@@ -81,13 +81,12 @@ def test_nothing_is_explained_where_everything_is_there() -> None:
 
 def test_what_is_frozen_is_a_reason() -> None:
     reasons = rule(held=memory(optimizer_states=8), trainable=PARAMETERS // 2).reasons
-    assert [reason.split(":")[0] for reason in reasons] == ["only 524,288 of 1,048,576 parameters are trained"]
+    assert reasons == ("frozen_parameters",)
 
 
 def test_copies_that_are_not_there_are_a_reason() -> None:
     reasons = rule({"fp16": True}, held=memory(optimizer_states=8 * MIB)).reasons
-    assert len(reasons) == 1
-    assert "autocast holds 0.00" in reasons[0]
+    assert reasons == ("autocast_copies_not_at_peak",)
 
 
 def test_a_model_without_parameters_divides_by_nothing() -> None:

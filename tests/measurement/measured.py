@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainatomy.results.measurement import Measurement, Neighbour, Stage
-from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleShare
+from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations
 
 GIB, MIB = 2**30, 2**20
 RESULT = Measurement(
@@ -55,7 +55,7 @@ FULL = replace(
     peak_allocated_bytes=MEMORY.peak_allocated_bytes,
     peak_reserved_bytes=MEMORY.peak_reserved_bytes,
     memory=MEMORY,
-    modules=(ModuleShare("layer.*.mlp", 3 * GIB, 12),),
+    modules=(ModuleActivations("layer.*.mlp", 3 * GIB, 12),),
     stages=(Stage("idle", 0, 615 * MIB, 0, 0), Stage("training", 8 * GIB, 9 * GIB, 7 * GIB, 7 * GIB)),
     timed_step_seconds=(0.25, 0.24, 0.27),
     step_seconds=0.25,

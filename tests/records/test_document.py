@@ -16,7 +16,7 @@ from trainatomy.records.document import SCHEMA, from_document, to_document
 from trainatomy.reporters.json import record_to_json
 from trainatomy.reporters.schema import record_schema
 from trainatomy.results.measurement import Neighbour, Stage
-from trainatomy.results.memory import ModuleShare
+from trainatomy.results.memory import ModuleActivations
 from trainatomy.results.record import Record
 
 FILES = sorted((Path(__file__).parent / "data").glob("*.json"))
@@ -28,7 +28,7 @@ def test_everything_comes_back(vanilla: Record, failed: Record) -> None:
     full = replace(
         vanilla.measurement,
         memory=prediction.memory,
-        modules=(ModuleShare("bert.encoder.layer.*", 2**30, 24),),
+        modules=(ModuleActivations("bert.encoder.layer.*", 2**30, 24),),
         stages=(Stage("idle", None, 2**29, 0, 0), Stage("training", 2**33, 2**33, 2**32, 2**32)),
         timed_step_seconds=(0.1, 0.11),
         neighbours=(Neighbour(4711, "python", None),),

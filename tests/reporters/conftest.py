@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleShare, OutOfMemoryPoint, TimelinePoint
+from trainatomy.results.memory import (
+    Components,
+    Instant,
+    Line,
+    Memory,
+    ModuleActivations,
+    OutOfMemoryPoint,
+    TimelinePoint,
+)
 from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction
 from trainatomy.results.time import Time
 from trainatomy.runs import predicting
@@ -62,8 +70,8 @@ def prediction() -> Prediction:
             num_alloc_retries=0,
         ),
         modules=(
-            ModuleShare("bert.encoder.layer.*.attention.self", 2 * GIB, 96),
-            ModuleShare("bert.embeddings", 1 * GIB, 4),
+            ModuleActivations("bert.encoder.layer.*.attention.self", 2 * GIB, 96),
+            ModuleActivations("bert.embeddings", 1 * GIB, 4),
         ),
         bytes_per_parameter=BytesPerParameter(
             parameters=268_435_456,
@@ -72,11 +80,13 @@ def prediction() -> Prediction:
             parts={"weights": 4.0, "optimizer_states": 8.0, "gradients": 4.0},
             rule=18.0,
             rule_name="mixed precision with AdamW",
-            reasons=("the allocator rounds every tensor up to 512 bytes",),
+            reasons=("gradients_not_at_peak", "a sentence that an earlier version recorded"),
         ),
         facts=(
-            Fact("context", "512 MiB", "assumed", "scaled from an H200 by the number of multiprocessors"),
-            Fact("card memory", "16.0 GiB", "measured", "deviceQuery on a card of this kind"),
+            Fact("simulated_steps", "", "computed", "meta tensors", 3, "steps"),
+            Fact("allocator", "default settings", "computed", "PyTorch 2.13"),
+            Fact("context", "", "assumed", "scaled from an H200 by the number of multiprocessors", 512 * MIB, "bytes"),
+            Fact("gpu_memory", "", "measured", "deviceQuery on a GPU of this kind", 16 * GIB, "bytes"),
         ),
         notes=("dropout is drawn from CUDA's generator, as in training",),
         out_of_memory=None,

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from trainatomy.analysis.purposes import Purpose
-from trainatomy.results.memory import Line, ModuleShare
+from trainatomy.results.memory import Line, ModuleActivations
 from trainatomy.results.trace import AllocationTrace
 
 COMPONENTS = ("weights", "optimizer_states", "gradients", "activations", "temporary", "functionality")
@@ -53,7 +53,7 @@ def folded(path: str) -> str:
 
 def by_module(
     trace: AllocationTrace, held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]
-) -> tuple[ModuleShare, ...]:
+) -> tuple[ModuleActivations, ...]:
     """Activations by module, layers folded, the largest first."""
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for number in held:
@@ -61,7 +61,7 @@ def by_module(
             entry = totals[folded(trace.origins[number].module)]
             entry[0] += sizes[number]
             entry[1] += 1
-    shares = (ModuleShare(module, size, count) for module, (size, count) in totals.items())
+    shares = (ModuleActivations(module, size, count) for module, (size, count) in totals.items())
     return tuple(sorted(shares, key=lambda share: -share.activation_bytes))
 
 

@@ -9,7 +9,7 @@ from trainatomy.allocator.replay import Replay, replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.balance import by_component, by_module, held_after, lines
 from trainatomy.analysis.purposes import Purpose, lifetimes, purposes
-from trainatomy.results.memory import Components, Instant, Memory, ModuleShare, OutOfMemoryPoint, Verdict
+from trainatomy.results.memory import Components, Instant, Memory, ModuleActivations, OutOfMemoryPoint, Verdict
 from trainatomy.results.trace import AllocationTrace, DriverCall
 
 #: A training that leaves less of the card than this is called tight.
@@ -25,7 +25,7 @@ class Settlement:
     """
 
     memory: Memory
-    modules: tuple[ModuleShare, ...]
+    modules: tuple[ModuleActivations, ...]
     out_of_memory: OutOfMemoryPoint | None
     purposes: Sequence[Purpose]
     sizes: Sequence[int]
@@ -84,7 +84,7 @@ def _memory(
         device_bytes=shown.peak_reserved_bytes + context_bytes,
         peak_requested_bytes=_peak_requested(trace, set(shown.forgone)),
         model_bytes=shown.allocated_bytes[loaded - 1] if loaded else 0,
-        components=Components(**parts, cache=cache, context=context_bytes),
+        components=Components.from_dict({**parts, "cache": cache, "context": context_bytes}),
         lines=lines(held, kinds, shown.block_bytes),
         peak=_instant(trace, shown.peak_allocated_at),
         num_alloc_retries=shown.num_alloc_retries,

@@ -7,18 +7,19 @@ precision 6.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from trainatomy.results.memory import Memory
-from trainatomy.results.prediction import BytesPerParameter
+from trainatomy.results.prediction import BytesPerParameter, ReasonCode
 from trainatomy.workload.schema import Workload
 
-_NO_RULE = "the guides name no rule for this"
 _KEPT = ("weights", "optimizer_states", "gradients")
 
 
 def bytes_per_parameter(workload: Workload, parameters: int, trainable: int, memory: Memory) -> BytesPerParameter:
     """Weights, optimizer states and gradients at the peak, per parameter, beside the guides' rule where they have
     one."""
-    parts = {name: memory.components.as_dict()[name] / max(parameters, 1) for name in _KEPT}
+    parts = {name: memory.components[name] / max(parameters, 1) for name in _KEPT}
     copies = sum(line.bytes for line in memory.lines if line.name == "16-bit copies kept by autocast")
     rule, name = _rule(workload)
     return BytesPerParameter(
@@ -28,7 +29,7 @@ def bytes_per_parameter(workload: Workload, parameters: int, trainable: int, mem
         parts,
         rule,
         name,
-        _reasons(workload, parameters, trainable, memory, copies, rule, sum(parts.values())),
+        tuple(_reasons(workload, parameters, trainable, memory, copies, rule)),
     )
 
 
@@ -38,14 +39,14 @@ def _mixed(workload: Workload) -> bool:
 
 def _rule(workload: Workload) -> tuple[float | None, str]:
     if workload.model.dtype != "float32":
-        return None, _NO_RULE
+        return None, ""
     weights = 6.0 if _mixed(workload) else 4.0
     kind = "mixed precision" if _mixed(workload) else "fp32"
     if workload.mode == "inference":
         return weights, f"inference in {kind}"
     states = _states(workload)
     if states is None:
-        return None, _NO_RULE
+        return None, ""
     size, label = states
     return weights + 4.0 + size, f"{kind} with {label}"
 
@@ -63,33 +64,17 @@ def _states(workload: Workload) -> tuple[float, str] | None:
 
 
 def _reasons(
-    workload: Workload, parameters: int, trainable: int, memory: Memory, copies: int, rule: float | None, actual: float
-) -> tuple[str, ...]:
-    reasons: list[str] = []
+    workload: Workload, parameters: int, trainable: int, memory: Memory, copies: int, rule: float | None
+) -> Iterator[ReasonCode]:
+    """Yield why the bytes per parameter differ from the rule."""
+    training, single = workload.mode == "training", workload.model.dtype == "float32"
     if _mixed(workload) and rule is not None and copies < 1.9 * parameters:
-        reasons.append(
-            "the rule counts a 16-bit copy of all weights (2 bytes); at the peak autocast holds "
-            f"{copies / max(parameters, 1):.2f}: copies are made of matrix weights when they are used, "
-            "and dropped when the forward pass ends"
-        )
+        yield "autocast_copies_not_at_peak"
     if trainable < parameters:
-        reasons.append(
-            f"only {trainable:,} of {parameters:,} parameters are trained: "
-            "the others need no gradients and no optimizer states"
-        )
-    if (
-        memory.components.gradients < 3.9 * trainable
-        and workload.mode == "training"
-        and workload.model.dtype == "float32"
-    ):
-        reasons.append(
-            "gradients are not all there at the peak, which is in the "
-            f"{memory.peak.phase} of step {memory.peak.step + 1}"
-        )
-    if workload.model.dtype != "float32":
-        reasons.append(
-            f"weights, gradients and the optimizer's states are kept in {workload.model.dtype}: 2 bytes a number, not 4"
-        )
-    if memory.components.optimizer_states == 0 and workload.mode == "training" and memory.peak.step == 0:
-        reasons.append("the peak is in the first step, before the optimizer has made its states")
-    return tuple(reasons)
+        yield "frozen_parameters"
+    if training and single and memory.components.gradients < 3.9 * trainable:
+        yield "gradients_not_at_peak"
+    if not single:
+        yield "low_precision_parameters"
+    if training and memory.components.optimizer_states == 0 and memory.peak.step == 0:
+        yield "optimizer_states_not_created"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from trainatomy.records.settings import settings, stated
 from trainatomy.records.summary import summary_of
 from trainatomy.results.difference import About, Change, Difference, Pace, Shift, Source
-from trainatomy.results.memory import Components, Memory
+from trainatomy.results.memory import Memory
 from trainatomy.results.record import Record
 
 FIGURES = ("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes", "model_bytes")
@@ -44,14 +45,18 @@ def _bills(before: Record, after: Record) -> tuple[Source | None, tuple[Memory, 
 
 
 def _components(before: Memory, after: Memory) -> tuple[Shift, ...]:
-    first, second = before.components.as_dict(), after.components.as_dict()
-    return tuple(Shift(name, "", first[name], second[name]) for name in first)
+    return tuple(Shift(name, "", before.components[name], after.components[name]) for name in _names(before, after))
+
+
+def _names(before: Memory, after: Memory) -> list[str]:
+    """Return the components that either side has, in display order."""
+    return list(replace(before.components, others={**before.components.others, **after.components.others}).as_dict())
 
 
 def _lines(before: Memory, after: Memory) -> Iterator[Shift]:
     """Those that differ: by component, in the order of the bill, then the largest difference first."""
     first, second = _by_line(before), _by_line(after)
-    order = list(Components.__dataclass_fields__)
+    order = _names(before, after)
     found = [Shift(*line, first.get(line, 0), second.get(line, 0)) for line in {**first, **second}]
     differing = [line for line in found if line.change]
     yield from sorted(differing, key=lambda line: (order.index(line.component), -abs(line.change or 0)))

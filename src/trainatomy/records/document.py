@@ -7,11 +7,13 @@ key has a default, so that every document of this version can be read.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import TrainatomyError
+from trainatomy.results.memory import STANDARD_COMPONENTS, Components
 from trainatomy.results.record import Record
 
 if TYPE_CHECKING:
@@ -25,8 +27,36 @@ SCHEMA = f"{FAMILY}{VERSION}"
 def to_document(record: Record) -> bytes:
     """UTF-8 JSON, one object with its ``schema`` first; text in place of what JSON cannot hold, such as a class that a
     live training was described with: better than no record."""
-    content = {"schema": SCHEMA, **asdict(record)}
-    return (json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n").encode("utf-8", errors="replace")
+    content = {"schema": SCHEMA, **to_plain(record)}
+    return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", errors="replace")
+
+
+def to_plain(value: Any) -> Any:
+    """Convert a result value to JSON types: dataclasses to objects, tuples to lists, anything else unknown to text.
+
+    Memory components become one flat object, those of ``Components.others`` included.
+    """
+    if isinstance(value, Components):
+        return value.as_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _gather_others(value: Any) -> Any:
+    """Undo the flattening of ``Components`` in parsed JSON: move components that are not standard to ``others``."""
+    if isinstance(value, list):
+        return [_gather_others(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if not value.keys() >= set(STANDARD_COMPONENTS):
+        return {key: _gather_others(item) for key, item in value.items()}
+    others = {name: size for name, size in value.items() if name not in STANDARD_COMPONENTS}
+    return {**{name: value[name] for name in STANDARD_COMPONENTS}, "others": others}
 
 
 def from_document(data: bytes) -> Record:
@@ -58,7 +88,7 @@ def _body(data: bytes) -> dict[str, Any]:
         raise TrainatomyError(f"not a record: {kind}, where a record has {SCHEMA!r}")
     if schema != SCHEMA:
         raise TrainatomyError(_other_version(schema))
-    return {key: value for key, value in content.items() if key != "schema"}
+    return {key: _gather_others(value) for key, value in content.items() if key != "schema"}
 
 
 def _where(error: ValueError | RecursionError) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
-from trainatomy.records.document import SCHEMA
+from trainatomy.records.document import SCHEMA, to_plain
+from trainatomy.reporters.sentences import fact_source, fact_value, reasons
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.difference import Difference
 from trainatomy.results.measurement import Measurement
@@ -36,8 +36,9 @@ def to_json(value: Prediction | Measurement | Comparison) -> dict[str, Any]:
     ``comparison_to_json`` has it."""
     if isinstance(value, Comparison):
         return comparison_to_json(value)
-    schema = PREDICTION if isinstance(value, Prediction) else MEASUREMENT
-    return {"schema": schema, **_plain(value)}
+    if isinstance(value, Prediction):
+        return {"schema": PREDICTION, **_predicted(value)}
+    return {"schema": MEASUREMENT, **to_plain(value)}
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
@@ -54,14 +55,14 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
 
 def _row(row: ComparisonRow, *, measured: bool) -> dict[str, Any]:
     """A prediction, and in a measured comparison more keys; without a prediction those and what was asked for."""
-    made = to_json(row.prediction) if row.prediction else {"name": row.name, "workload": _plain(row.workload)}
+    made = to_json(row.prediction) if row.prediction else {"name": row.name, "workload": to_plain(row.workload)}
     if not measured:
         return made
     return {
         **made,
         "name": row.name,
         "status": row.status,
-        "measured": {name: _plain(row.spread(name)) for name in SPREADS},
+        "measured": {name: to_plain(row.spread(name)) for name in SPREADS},
         "gap": {name: row.gap(name) for name in COMPARED},
         "measurements": [to_json(each) for each in row.measurements],
         "errors": list(row.errors),
@@ -96,38 +97,37 @@ def relative_gap(measurement: Measurement, prediction: Prediction, name: str) ->
 
 def record_to_json(record: Record) -> dict[str, Any]:
     """A record as its file has it."""
-    return {"schema": RECORD, **_plain(record)}
+    prediction = record.prediction and _predicted(record.prediction)
+    return {"schema": RECORD, **to_plain(record), "prediction": prediction}
 
 
 def history_to_json(history: History) -> dict[str, Any]:
     """Rows under ``records``, oldest first, and what could not be read under ``skipped``."""
-    return {"schema": HISTORY, **_plain(history)}
+    return {"schema": HISTORY, **to_plain(history)}
 
 
 def difference_to_json(difference: Difference) -> dict[str, Any]:
     """What changed between two records, with the change of each figure beside its values."""
     shifts = ("components", "lines", "figures", "nvml")
-    changes = {name: [{**_plain(each), "change": each.change} for each in getattr(difference, name)] for name in shifts}
-    paces = [{**_plain(each), "ratio": each.ratio} for each in difference.paces]
-    return {"schema": DIFFERENCE, **_plain(difference), **changes, "paces": paces}
+    changes = {
+        name: [{**to_plain(each), "change": each.change} for each in getattr(difference, name)] for name in shifts
+    }
+    paces = [{**to_plain(each), "ratio": each.ratio} for each in difference.paces]
+    return {"schema": DIFFERENCE, **to_plain(difference), **changes, "paces": paces}
 
 
 def cards_to_json(cards: Sequence[GPU]) -> dict[str, Any]:
     """Cards under ``rows``, each with its sources and assumptions by field."""
-    return {"schema": CARDS, "rows": [_plain(gpu) for gpu in cards]}
+    return {"schema": CARDS, "rows": [to_plain(gpu) for gpu in cards]}
 
 
 def architectures_to_json(entries: Sequence[ArchitectureEntry]) -> dict[str, Any]:
     """Architectures under ``rows``."""
-    return {"schema": ARCHITECTURES, "rows": [_plain(entry) for entry in entries]}
+    return {"schema": ARCHITECTURES, "rows": [to_plain(entry) for entry in entries]}
 
 
-def _plain(value: Any) -> Any:
-    """Dataclasses and mappings as objects, tuples as lists, and text for what JSON cannot hold, such as a path."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+def _predicted(prediction: Prediction) -> dict[str, Any]:
+    """Return a prediction as plain JSON types, with the sentences that version 1 gives as text."""
+    facts = [{**to_plain(fact), "value": fact_value(fact), "source": fact_source(fact)} for fact in prediction.facts]
+    figures = {**to_plain(prediction.bytes_per_parameter), "reasons": reasons(prediction)}
+    return {**to_plain(prediction), "bytes_per_parameter": figures, "facts": facts}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainatomy.reporters.json import _plain
+from trainatomy.records.document import to_plain
 from trainatomy.reporters.schema import _document, _tagged
 from trainatomy.results.operation_breakdown import OperationBreakdown
 
@@ -13,7 +13,7 @@ ANATOMY = "trainatomy/operations/1"
 
 def anatomy_to_json(anatomy: OperationBreakdown) -> dict[str, Any]:
     """An object of plain JSON types; the keys are those of the dataclass."""
-    return {"schema": ANATOMY, **_plain(anatomy)}
+    return {"schema": ANATOMY, **to_plain(anatomy)}
 
 
 def anatomy_schema() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from trainatomy.reporters.json import COMPARED, COMPARISON, MEASUREMENT, PREDICTION, RECORD, SPREADS
 from trainatomy.results.comparison import RowStatus, Spread
 from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import STANDARD_COMPONENTS, Components
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.record import Record
 
@@ -90,7 +91,11 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 def _dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(kind)
     body = _object({field.name: _of(hints[field.name], definitions) for field in fields(kind)})
-    return {"description": re.sub(r"\s+", " ", inspect.getdoc(kind) or "").replace("``", "`"), **body}
+    return _dataclass_body(kind, body["properties"])
+
+
+def _dataclass_body(kind: type, properties: dict[str, Any]) -> dict[str, Any]:
+    return {"description": re.sub(r"\s+", " ", inspect.getdoc(kind) or "").replace("``", "`"), **_object(properties)}
 
 
 def _of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -109,10 +114,18 @@ def _of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if origin is tuple:
         return _tuple(arguments, definitions)
     if is_dataclass(hint) and isinstance(hint, type):
+        if hint is Components:
+            definitions["Components"] = _components()
         if hint.__name__ not in definitions:
             definitions[hint.__name__] = _dataclass(hint, definitions)
         return {"$ref": f"#/$defs/{hint.__name__}"}
     raise TypeError(f"no JSON type is known for {hint!r}")
+
+
+def _components() -> dict[str, Any]:
+    """Return the schema of the flat object that components are written as."""
+    body = _dataclass_body(Components, {name: {"type": "integer"} for name in STANDARD_COMPONENTS})
+    return {**body, "additionalProperties": {"type": "integer"}}
 
 
 def _tuple(arguments: tuple[Any, ...], definitions: dict[str, Any]) -> dict[str, Any]:

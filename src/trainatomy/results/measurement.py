@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainatomy.results.memory import Memory, ModuleShare, OutOfMemoryPoint
+from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Measurement:
     message: str
     tape_file: str | None
     memory: Memory | None = None
-    modules: tuple[ModuleShare, ...] = ()
+    modules: tuple[ModuleActivations, ...] = ()
     stages: tuple[Stage, ...] = ()
     timed_step_seconds: tuple[float, ...] = ()
     recorded_step_seconds: float | None = None

@@ -1,13 +1,14 @@
-"""The bill: what every part of GPU memory holds at the instant of the peak, as plain values.
+"""The memory breakdown: what every part of GPU memory holds at its peak.
 
-Device memory is what ``nvidia-smi`` shows for the process.  It is the sum of ``Components.as_dict()`` exactly: what
-PyTorch's allocator has handed out at its peak (weights ... functionality), what it holds besides (``cache``), and what
-lies outside of it (``context``).
+Device memory is what ``nvidia-smi`` shows for the process.  It equals the sum of ``Components`` to the byte: what
+PyTorch's allocator has handed out at its peak (``weights`` to ``functionality``), what it reserves beyond that
+(``cache``), and what lies outside of it (``context``).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -15,34 +16,56 @@ Verdict = Literal["fits", "tight", "does not fit"]
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """Bytes by what they are for. All but ``cache`` and ``context`` are allocator blocks, rounding included.
+    """Bytes by purpose, for the eight standard components and any ``others``.
 
-    ``weights`` includes ``weight_copies``: the 16-bit copies that autocast keeps while a forward pass runs.
+    All but ``cache`` and ``context`` are blocks of the allocator, rounding included.  ``weights`` includes the 16-bit
+    copies that autocast keeps during a forward pass.  ``functionality`` holds inputs and library workspaces.
+    ``others`` holds components that only some trainings have (communication buffers, gathered weights), by name.
     """
 
-    weights: int
-    optimizer_states: int
-    gradients: int
-    activations: int
-    temporary: int
-    functionality: int
-    cache: int
-    context: int
+    weights: int = 0
+    optimizer_states: int = 0
+    gradients: int = 0
+    activations: int = 0
+    temporary: int = 0
+    functionality: int = 0
+    cache: int = 0
+    context: int = 0
+    others: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if clash := set(self.others) & set(STANDARD_COMPONENTS):
+            raise ValueError(f"others repeats standard components: {', '.join(sorted(clash))}")
+
+    @classmethod
+    def from_dict(cls, sizes: Mapping[str, int]) -> Components:
+        """Return the components for bytes by name; names that are not standard become ``others``."""
+        others = {name: size for name, size in sizes.items() if name not in STANDARD_COMPONENTS}
+        standard = {name: sizes.get(name, 0) for name in STANDARD_COMPONENTS}
+        return cls(**standard, others=others)
+
+    def __getitem__(self, name: str) -> int:
+        """Return the bytes of one component, 0 for one that this training does not have."""
+        return int(getattr(self, name)) if name in STANDARD_COMPONENTS else self.others.get(name, 0)
 
     def as_dict(self) -> dict[str, int]:
-        """The components by name, in the order in which they are shown."""
-        return asdict(self)
+        """Return bytes by name in display order: the standard components with ``others`` before the cache."""
+        tensors = {name: self[name] for name in STANDARD_COMPONENTS[:-2]}
+        return {**tensors, **self.others, "cache": self.cache, "context": self.context}
 
     @property
     def total_bytes(self) -> int:
-        """What ``nvidia-smi`` shows for the process, in bytes."""
+        """Bytes that ``nvidia-smi`` shows for the process."""
         return sum(self.as_dict().values())
+
+
+STANDARD_COMPONENTS = tuple(each.name for each in fields(Components) if each.name != "others")
+"""Names of the components that every training has, in display order; the last two lie outside of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A part of one component: what it is (``16-bit copies kept by autocast``, ``cuBLAS workspaces``), bytes, number of
-    tensors."""
+    """A part of one component, such as ``16-bit copies kept by autocast`` or ``cuBLAS workspaces``."""
 
     component: str
     name: str
@@ -51,9 +74,8 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleShare:
-    """A module (path in the model, layers folded to ``encoder.layer.*``) and the activations that it holds at the
-    peak."""
+class ModuleActivations:
+    """Activations that a module holds at the peak; layers of one kind are folded: ``encoder.layer.*``."""
 
     module: str
     activation_bytes: int
@@ -62,8 +84,11 @@ class ModuleShare:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """When and where: optimizer step (from 0), phase (load, forward, recompute, backward, optimizer), module,
-    operation."""
+    """A point in a training: where in the step, in which module, during which operation.
+
+    ``step`` is the optimizer step from 0, or -1 before the first one; ``phase`` is load, forward, recompute, backward
+    or optimizer.
+    """
 
     step: int
     phase: str
@@ -73,7 +98,11 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the allocator and the driver hold, in bytes. ``requested`` is before rounding to blocks."""
+    """Memory held by the allocator and the driver at the peak, in bytes.
+
+    ``peak_requested_bytes`` is before rounding to the allocator's blocks; ``model_bytes`` is allocated once the model
+    is loaded; ``lines`` are the parts of the components.
+    """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -88,7 +117,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class TimelinePoint:
-    """Bytes allocated by component after an event; ``event`` counts allocations and releases from the start."""
+    """Bytes allocated by component after one event; ``event`` counts allocations and releases from the start."""
 
     event: int
     step: int
@@ -98,7 +127,7 @@ class TimelinePoint:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryPoint:
-    """Where a training that does not fit would stop: what was asked for and what was held then, bytes."""
+    """The allocation that fails in a training that does not fit, and the memory held at that instant."""
 
     instant: Instant
     requested_bytes: int

@@ -1,33 +1,48 @@
-"""A predicted training: the verdict, the memory breakdown, the time of a step, and what they rest on."""
+"""A predicted training: the verdict, the memory breakdown, the time of a step, and the evidence for them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from trainatomy.results.memory import Memory, ModuleShare, OutOfMemoryPoint, TimelinePoint, Verdict
+from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint, TimelinePoint, Verdict
 from trainatomy.results.time import Time
 
 Basis = Literal["measured", "computed", "assumed"]
+Unit = Literal["", "bytes", "allocations", "steps"]
+
+ReasonCode = Literal[
+    "autocast_copies_not_at_peak",
+    "frozen_parameters",
+    "gradients_not_at_peak",
+    "low_precision_parameters",
+    "optimizer_states_not_created",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that the prediction rests on, e.g. ('context', '527 MiB', 'measured', 'H200, driver 580')."""
+    """One input that the prediction rests on, with its source.
+
+    ``amount`` in ``unit`` is the value of a quantity; ``value`` is the value of a setting, as text.
+    """
 
     name: str
     value: str
     basis: Basis
     source: str
+    amount: int | None = None
+    unit: Unit = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BytesPerParameter:
-    """The guide's rule beside what this training holds. Bytes per parameter without activations and temporaries.
+    """Bytes per parameter at the peak, without activations and temporaries, compared with the rule of thumb.
 
-    ``rule`` is what the guides say (18 for mixed precision with AdamW, 16 in fp32, 6 for inference in mixed precision,
-    ...; None where they name no rule), ``parts`` what is held by component, ``reasons`` why they differ, one sentence
-    each.
+    ``rule`` is the figure of Hugging Face's guides (18 for mixed precision with AdamW, 16 in fp32, 6 for inference in
+    mixed precision; ``None`` where they give none) and ``rule_name`` the case it is for.  ``parts`` are bytes per
+    parameter by component.  ``reasons`` explain the difference: each is a ``ReasonCode``, or a sentence in predictions
+    that an earlier version recorded.
     """
 
     parameters: int
@@ -41,7 +56,7 @@ class BytesPerParameter:
 
 @dataclass(frozen=True, slots=True)
 class GPUSummary:
-    """The card that was asked about: id, product name, bytes that CUDA can use, compute capability."""
+    """The GPU of a prediction: id, product name, bytes that CUDA can use, compute capability."""
 
     id: str
     name: str
@@ -50,14 +65,30 @@ class GPUSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """One predicted training: the answer first, then what it rests on.
+class RankPrediction:
+    """Memory of one process of a training; ranks count from 0.  The fields are those of ``Prediction``."""
 
-    ``fits`` means that the allocator, with what the card leaves after context and driver, never runs out.
-    ``room_bytes`` is what is left of the card at the peak (negative: what is short); ``verdict`` is ``tight`` when it
-    fits with less than 5 % of the card left, or only because the allocator frees its cache on the way
-    (``num_alloc_retries`` > 0).  ``without_workspace``: calls of convolutions in a step that take another, slower
-    algorithm since the workspace of the first choice does not fit; where it is not 0, the training fits thanks to that.
+    rank: int
+    fits: bool
+    verdict: Verdict
+    room_bytes: int
+    memory: Memory
+    modules: tuple[ModuleActivations, ...]
+    out_of_memory: OutOfMemoryPoint | None
+    timeline: tuple[TimelinePoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One predicted training: the answer first, then the evidence.
+
+    ``fits`` means that the allocator never runs out of the memory that the context and the driver leave on the GPU.
+    ``room_bytes`` is the headroom at the peak (negative: the shortfall). ``verdict`` is ``tight`` when the training
+    fits with less than 5 % of the GPU's memory left, or only because the allocator frees its cache on the way
+    (``num_alloc_retries`` > 0).  ``without_workspace`` counts the convolutions of a step that fall back to a slower
+    algorithm because the workspace of their first choice does not fit.
+
+    The memory fields describe rank 0; ``other_ranks`` holds further ranks of a training on several GPUs.
     """
 
     name: str
@@ -67,7 +98,7 @@ class Prediction:
     verdict: Verdict
     room_bytes: int
     memory: Memory
-    modules: tuple[ModuleShare, ...]
+    modules: tuple[ModuleActivations, ...]
     bytes_per_parameter: BytesPerParameter
     facts: tuple[Fact, ...]
     notes: tuple[str, ...]
@@ -77,8 +108,24 @@ class Prediction:
     versions: dict[str, str]
     time: Time | None = None
     without_workspace: int = 0
+    other_ranks: tuple[RankPrediction, ...] = ()
 
     @property
     def gpu(self) -> GPUSummary:
         """The GPU; the field keeps the name that version 1 of the JSON gives it."""
         return self.card
+
+    @property
+    def ranks(self) -> dict[int, RankPrediction]:
+        """The memory of every rank by its number; a training on one GPU has rank 0 only."""
+        first = RankPrediction(
+            rank=0,
+            fits=self.fits,
+            verdict=self.verdict,
+            room_bytes=self.room_bytes,
+            memory=self.memory,
+            modules=self.modules,
+            out_of_memory=self.out_of_memory,
+            timeline=self.timeline,
+        )
+        return {each.rank: each for each in (first, *self.other_ranks)}

@@ -15,7 +15,7 @@ from trainatomy.measurement.traces.labels import label_the_rest
 from trainatomy.measurement.traces.layout import at_their_request, follow
 from trainatomy.measurement.traces.trace import AllocationHistory, to_trace
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleShare, OutOfMemoryPoint
+from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint
 from trainatomy.units import exact_bytes
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class RealBill:
     """The measured bill, at the peak or at the failure."""
 
     memory: Memory
-    modules: tuple[ModuleShare, ...]
+    modules: tuple[ModuleActivations, ...]
     out_of_memory: OutOfMemoryPoint | None
     notes: tuple[str, ...]
 
@@ -136,7 +136,7 @@ def _bill_of_failure(
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + _context(totals),
-        components=Components(**parts, cache=reserved - allocated, context=_context(totals)),
+        components=Components.from_dict({**parts, "cache": reserved - allocated, "context": _context(totals)}),
         lines=lines(held, settled.purposes, settled.sizes),
         peak=failure.instant,
         num_alloc_retries=totals.num_alloc_retries,

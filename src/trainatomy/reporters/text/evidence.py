@@ -8,17 +8,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trainatomy.reporters.sentences import fact_name, fact_source, fact_value, reasons
 from trainatomy.reporters.text.bill import TITLES
 from trainatomy.reporters.text.rendering import bullets
-from trainatomy.results.memory import ModuleShare
-from trainatomy.results.prediction import BytesPerParameter, Fact
+from trainatomy.results.memory import ModuleActivations
+from trainatomy.results.prediction import BytesPerParameter, Fact, Prediction
 from trainatomy.units import count_of, human_bytes, many, percent
 
 TOP_MODULES = 10
 _BASIS_STYLES = {"measured": "green", "computed": "", "assumed": "yellow"}
 
 
-def modules_table(modules: Sequence[ModuleShare], activations: int, top: int = TOP_MODULES) -> Table:
+def modules_table(modules: Sequence[ModuleActivations], activations: int, top: int = TOP_MODULES) -> Table:
     """The modules that hold most activations at the peak; the rest in one line."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(overflow="fold")
@@ -49,14 +50,15 @@ def parameters_title(figures: BytesPerParameter) -> str:
     return f"Bytes per parameter: {figures.actual:.2f}{rule}"
 
 
-def parameters_body(figures: BytesPerParameter) -> RenderableType:
+def parameters_body(prediction: Prediction) -> RenderableType:
     """How many parameters, what each of them costs by component, and why that is not the guide's rule."""
+    figures = prediction.bytes_per_parameter
     trainable = figures.trainable_parameters
     share = percent(trainable, figures.parameters, 2)
     trained = "all trained" if trainable == figures.parameters else f"{count_of(trainable)} of them trained ({share})"
     parts = ", ".join(f"{TITLES.get(name, name)} {count:.2f}" for name, count in figures.parts.items() if count)
     held = [Text(f"{count_of(figures.parameters)} parameters, {trained}: {parts}")]
-    return Group(*held, *([bullets(figures.reasons)] if figures.reasons else []))
+    return Group(*held, *([bullets(reasons(prediction))] if figures.reasons else []))
 
 
 def facts_table(facts: Sequence[Fact]) -> Table:
@@ -68,9 +70,9 @@ def facts_table(facts: Sequence[Fact]) -> Table:
     table.add_column(overflow="fold", ratio=1)
     for fact in facts:
         table.add_row(
-            fact.name,
-            fact.value,
+            fact_name(fact),
+            fact_value(fact),
             Text(fact.basis, style=_BASIS_STYLES[fact.basis]),
-            Text(fact.source.removeprefix(f"{fact.basis}: "), style="dim"),
+            Text(fact_source(fact).removeprefix(f"{fact.basis}: "), style="dim"),
         )
     return table

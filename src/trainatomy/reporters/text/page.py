@@ -30,7 +30,7 @@ def prediction_page(prediction: Prediction) -> Group:
         table = modules_table(prediction.modules, memory.components.activations)
         parts.append(section("Activations at the peak, by module", table))
     figures = prediction.bytes_per_parameter
-    parts.append(section(parameters_title(figures), parameters_body(figures)))
+    parts.append(section(parameters_title(figures), parameters_body(prediction)))
     if prediction.timeline:
         parts.append(section("Allocated over the steps, at the largest of each phase", Timeline(prediction.timeline)))
     if prediction.time is not None:
