@@ -1,19 +1,21 @@
-# Contributors and CI share these targets. Every one of them makes .venv first, once.
+# Contributors and CI run the same targets. Each one creates .venv first, once.
 #
-#   make setup     .venv with the package (editable) and the pinned versions of constraints.txt
-#   make demo      the main job: the notebook's table, a card of today, and one full bill
-#   make test      install what the tests need and run them        (TESTS="tests/faces -k json" for a part)
-#   make check     lint, format, types, import contract, generated documentation
-#   make format    rewrite the code in the house style
-#   make docs      rewrite the generated documentation
-#   make accuracy  predict every training that was measured on a GPU, rewrite docs/accuracy.md and its figure, and
-#                  fail where errors grew (some minutes)
-#   make rivals    ask other tools about the same trainings anew (installs them; MemTracker needs a GPU)
-#   make walls     predict anew where the batch meets the end of cards of 8 to 80 GB (many minutes)
-#   make times     predict every step time that others published for cards without a calibration (many minutes)
-#   make speed     time the command line beside importing the libraries
+#   make setup     .venv with the package (editable) at the versions in constraints.txt
+#   make demo      the nine trainings of Hugging Face's guide on two GPUs, and one full memory breakdown
+#   make test      install the test requirements and run the tests   (TESTS="tests/reporters -k json" runs some)
+#   make check     lint, formatting, spelling, types, import layers, generated documentation
+#   make coverage  run the tests with coverage; fails below the floor in pyproject.toml
+#   make format    format the code and apply safe lint fixes
+#   make docs      rewrite the generated pages in docs/
+#   make site      build the documentation site in site/ (mkdocs-material)
+#   make accuracy  predict every training that was measured on a GPU, rewrite docs/accuracy.md and its figures, and
+#                  fail if errors grew (several minutes)
+#   make rivals    run other tools on the same trainings (installs them; MemTracker needs a GPU)
+#   make walls     predict again which batches fit GPUs of 8 to 80 GB (many minutes)
+#   make times     predict published step times of GPUs without a calibration (many minutes)
+#   make speed     time the command line and compare it with importing the libraries
 #
-# PIP_ARGS reaches every installation. On Linux, torch without CUDA is a much smaller download:
+# PIP_ARGS is passed to every pip install. On Linux, torch without CUDA is a much smaller download:
 #   make setup PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
 SHELL := /bin/bash
@@ -30,8 +32,10 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --co
 SETUP := $(VENV)/.setup-done
 TEST_SETUP := $(VENV)/.test-setup-done
 DEV_SETUP := $(VENV)/.dev-setup-done
+DOCS_SETUP := $(VENV)/.docs-setup-done
+TORCHVISION := build/torchvision
 
-.PHONY: help setup demo test check format docs accuracy rivals walls times speed clean
+.PHONY: help setup demo test check coverage format docs site accuracy rivals walls times speed clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -54,24 +58,39 @@ $(DEV_SETUP): $(TEST_SETUP)
 	$(INSTALL) --editable '.[dev]'
 	@touch $@
 
+$(DOCS_SETUP): $(SETUP)
+	$(INSTALL) --editable '.[docs]'
+	@touch $@
+
+# For the rows of the accuracy benchmark that need them, outside .venv: PyPI's torchvision is a CUDA build that fails to
+# import beside a CPU build of torch, which breaks transformers. benchmarks/accuracy/torchvision_path.py loads it.
+$(TORCHVISION)/.done: constraints.txt $(TEST_SETUP)
+	$(INSTALL) --no-deps --upgrade --target $(TORCHVISION) torchvision scipy pillow
+	@touch $@
+
 demo: $(SETUP)
-	@echo '== The notebook of 2022 on its own card: predicted beside published =='
+	@echo '== The nine trainings of the 2022 guide on its GPU: predicted and published =='
 	@$(BIN)/trainatomy compare notebook --gpu v100-16gb --era 2022
 	@echo
-	@echo '== The same nine trainings on a card of today =='
+	@echo '== The same nine trainings on a current GPU =='
 	@$(BIN)/trainatomy compare notebook --gpu h200
 	@echo
-	@echo '== The full bill of the first row =='
+	@echo '== The full memory breakdown of the first training =='
 	@$(BIN)/trainatomy predict --model google-bert/bert-large-uncased --model-class BertForSequenceClassification \
 		--sequence-length 512 --per-device-train-batch-size 4 --gpu h200
 
 test: $(TEST_SETUP)
 	$(BIN)/python -m pytest $(TESTS)
 
+coverage: $(TEST_SETUP)
+	$(BIN)/python -m pytest --cov --cov-report=term $(TESTS)
+
 check: $(DEV_SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
+	for folder in accuracy clock context; do $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/$$folder; done
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 
@@ -82,24 +101,24 @@ format: $(DEV_SETUP)
 docs: $(DEV_SETUP)
 	$(BIN)/python docs/generate.py
 
-accuracy: $(TEST_SETUP)
-	$(INSTALL) torchvision
+site: $(DOCS_SETUP)
+	$(BIN)/mkdocs build --strict
+
+accuracy: $(TORCHVISION)/.done
 	$(BIN)/python benchmarks/accuracy/report.py --check
 
-rivals: $(TEST_SETUP)
-	$(INSTALL) torchvision fitcheck-llm canifinetune fitscout
+rivals: $(TORCHVISION)/.done
+	$(INSTALL) fitcheck-llm canifinetune fitscout
 	$(BIN)/python benchmarks/accuracy/run_rivals.py accelerate_estimate fitcheck canifinetune fitscout
 
-walls: $(TEST_SETUP)
-	$(INSTALL) torchvision
+walls: $(TORCHVISION)/.done
 	$(BIN)/python benchmarks/accuracy/plan_walls.py --again
 
-times: $(TEST_SETUP)
-	$(INSTALL) torchvision
+times: $(TORCHVISION)/.done
 	$(BIN)/python benchmarks/clock/published.py
 
 speed: $(SETUP)
 	$(BIN)/python benchmarks/speed.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site .coverage*

@@ -1,17 +1,29 @@
-"""Tests marked slow run where they are asked for: ``pytest -m slow``."""
+"""Select tests by marker: ``unit`` (set by folder), ``slow`` (only with ``-m slow``) and ``gpu`` (only with CUDA)."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes a good part of a minute; run with `-m slow`")
+HERE = Path(__file__).parent
+UNIT_FOLDERS = {"allocator", "analysis", "catalog", "records", "timing", "workload"}
+"""Folders whose tests simulate no training; ``pytest -m unit`` runs them."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("-m"):
-        return
+    slow_selected = "slow" in config.getoption("-m")
     for item in items:
-        if item.get_closest_marker("slow"):
+        slow = item.get_closest_marker("slow")
+        if not slow and item.path.relative_to(HERE).parts[0] in UNIT_FOLDERS:
+            item.add_marker("unit")
+        if slow and not slow_selected:
             item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
+        if item.get_closest_marker("gpu") and not _has_cuda():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

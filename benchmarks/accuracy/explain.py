@@ -16,7 +16,7 @@ from outcomes import workload_of
 
 from trainatomy.measurement.traces import trace as trace_files
 from trainatomy.measurement.traces.compare import Difference, compare_peak, compare_step
-from trainatomy.measurement.traces.trace import History
+from trainatomy.measurement.traces.trace import AllocationHistory
 from trainatomy.simulator.simulate import simulate
 from trainatomy.workload.reading import read
 from trainatomy.workload.schema import Workload
@@ -38,7 +38,7 @@ def table(title: str, differences: Sequence[Difference], count: int) -> str:
     return "\n".join(lines)
 
 
-def _recorded(history: History, gpu: str) -> Workload:
+def _recorded(history: AllocationHistory, gpu: str) -> Workload:
     """The training whose description lies in the tape."""
     return workload_of({"family": "", "alone": False, "held_out": False, **history.case}, gpu)
 

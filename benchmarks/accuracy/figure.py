@@ -41,7 +41,8 @@ def draw(run: Run, lines: Sequence[Line]) -> bytes:
     heights = [0.34 * len(tools) + 0.7, 0.3 * max(len(families), len(methods)) + 0.8]
     with drawing():
         figure = Figure(figsize=(11, sum(heights)), layout="constrained")
-        top, below = figure.subfigures(2, 1, height_ratios=heights, hspace=0.03)
+        panels: Any = figure.subfigures(2, 1, height_ratios=heights, hspace=0.03)
+        top, below = panels
         _tools(top.subplots(), tools)
         left, right = below.subplots(1, 2)
         _groups(left, families, "trainatomy, by family (rows)")

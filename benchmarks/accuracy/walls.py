@@ -57,7 +57,7 @@ def limit(capacity_bytes: int) -> None:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction((capacity_bytes + 0.5) / total, 0)
 
-    torch.cuda._lazy_call(set_fraction)  # type: ignore[no-untyped-call]
+    torch.cuda._lazy_call(set_fraction)
 
 
 def job_of(planned: Planned) -> Job:

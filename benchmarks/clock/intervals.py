@@ -32,7 +32,7 @@ RECORDS = Path(__file__).parent / "records" / "h200-steps.jsonl"
 SHARE = 0.9
 
 
-def predicted(row: str, small: bool) -> trainatomy.Time:
+def predicted(row: str, small: bool) -> Any:
     """The time of a row of the grid on an H200, with the PyTorch that measured it."""
     mapping = next(one for one in grid.rows() if one.name == row).workload().to_mapping()
     mapping = {**(tiny(mapping) if small else mapping), "gpu": "h200", "software": {"torch": "2.11"}}

@@ -115,17 +115,17 @@ def child(sequence: str) -> None:
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     used: Callable[[], int] = lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used  # noqa: E731
-    idle = figures(pynvml, handle)
+    idle, idle_bytes = figures(pynvml, handle), used()
     space: dict[str, object] = {}
     exec(PRELUDE, space)
     import torch
 
-    found = []
+    found: list[tuple[str, object]] = []
     for stage in SEQUENCES[sequence]:
         try:
             exec(STAGES[stage], space)
             torch.cuda.synchronize()
-            found.append((stage, used() - idle["used"] - torch.cuda.memory_reserved()))
+            found.append((stage, used() - idle_bytes - torch.cuda.memory_reserved()))
         except Exception as error:
             found.append((stage, f"{type(error).__name__}: {str(error)[:100]}"))
     environment = {

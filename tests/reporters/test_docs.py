@@ -6,7 +6,6 @@ import importlib.util
 import itertools
 import re
 import shlex
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +18,6 @@ from trainatomy.workload.flags import FLAGS
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024**2
-sys.path.insert(0, str(ROOT / "docs"))  # as `python docs/generate.py` has it
 
 
 @pytest.fixture(scope="module")

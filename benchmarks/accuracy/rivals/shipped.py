@@ -76,4 +76,5 @@ def _shipped(text: str) -> Shipped:
     bare = workload.model.model_copy(update={"lora": None, "freeze": (), "dtype": "float32"})
     with torch.device("meta"):
         model = build_model(workload.model_copy(update={"model": bare}))
-    return Shipped(workload, model, model.config.to_dict())
+    config: Any = model.config
+    return Shipped(workload, model, config.to_dict())
