@@ -83,7 +83,7 @@ def test_the_drivers_name_and_all_aliases_lead_to_the_card(one):
 
 
 def test_unknown_card_offers_the_nearest():
-    with pytest.raises(WorkloadError, match=r"unknown card 'h10'.*h100"):
+    with pytest.raises(WorkloadError, match=r"unknown GPU 'h10'.*h100"):
         find_gpu("h10")
     with pytest.raises(WorkloadError, match="known: k80, "):
         find_gpu("zzzzzz")

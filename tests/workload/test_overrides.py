@@ -133,7 +133,7 @@ def test_a_factory_takes_the_place_of_what_the_file_names_and_back(
 )  # fmt: skip
 def test_mistakes_name_the_flag(overrides: dict[str, Any], expected: list[str] | None) -> None:
     found = refusal(BASE, overrides)
-    assert found == expected if expected else found[0].startswith("--gpu: unknown card 'h1000'; did you mean h100")
+    assert found == expected if expected else found[0].startswith("--gpu: unknown GPU 'h1000'; did you mean h100")
 
 
 def test_without_a_model_the_flags_that_name_one_are_told() -> None:

@@ -119,7 +119,7 @@ def test_model_folders_lie_beside_the_file_and_hub_ids_do_not(file: Path) -> Non
         ("model: {id: gpt2}\ntrain:\n  fp16: true\n\n  bf16: true\n", "workload.yaml:3: train.fp16: cannot stand beside bf16: choose one precision"),
         ("model: {id: gpt2}\ntrain: {per_device_train_batch_size: 0}\n", "workload.yaml:2: train.per_device_train_batch_size: must be at least 1, found 0"),
         ("model:\n  id:\n", "workload.yaml:1: model: names no model: give `id`, or `class` with `config`, or `factory`"),
-        ("model: {id: gpt2}\ngpu: 4080\n", "workload.yaml:2: gpu: unknown card '4080'; did you mean 4090"),
+        ("model: {id: gpt2}\ngpu: 4095\n", "workload.yaml:2: gpu: unknown GPU '4095'; did you mean 4090"),
         ("model: {id: gpt2}\nsoftware: {torch: 2.10}\n", 'workload.yaml:2: software.torch: is read as a number: put it in quotes, as in torch: "2.10"'),
         ("model: !!python/object:os.system {}\n", "workload.yaml:1:8: malformed YAML: could not determine a constructor"),
         ("model: {id: gpt2}\nname: 2024-13-45\n", "workload.yaml: holds a value that YAML cannot read: month must be in 1..12"),

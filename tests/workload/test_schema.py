@@ -131,7 +131,7 @@ def test_a_card_may_be_changed() -> None:
         ({"sequence_length": 512}, "sequence_length: unknown key here; it belongs under `data`"),
         ({"output_dir": "x"}, "output_dir: unknown key here; it belongs under `train`"),
         ({"model": {"id": "x", "gpu": "h100"}}, "model.gpu: unknown key here; it belongs under no section"),
-        ({"gpu": "h1000"}, "gpu: unknown card 'h1000'; did you mean h100"),
+        ({"gpu": "h1000"}, "gpu: unknown GPU 'h1000'; did you mean h100"),
         ({"gpu": {"memory": 3}}, "gpu.memory: unknown key; did you mean memory_bytes?"),
         ({"gpu": {"memory_bytes": "80 GB"}}, 'gpu.memory_bytes: must be bytes, or a size such as "80 GiB" (KiB, MiB, GiB or TiB)'),
         ({"gpu": {"memory_bytes": 5, "context_bytes": 5}}, "gpu.context_bytes: is as large as the card's memory"),

@@ -1,4 +1,4 @@
-"""Facts about cards, architectures, libraries and published runs, as data files that say where each number comes from.
+"""Facts about GPUs, architectures, software releases and published runs: data files with the source of each number.
 
-Nothing here imports torch or transformers, and each loader reads only the file that it was asked for.
+Nothing here imports torch or transformers, and each loader reads only the file that it needs.
 """

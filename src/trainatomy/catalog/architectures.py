@@ -1,7 +1,7 @@
-"""Architectures: configurations of well-known models, so that they can be built without network.
+"""Configurations of well-known models, so that they can be built without a network.
 
-One file each in ``architectures/`` holds what the hub's config.json says (the fields that shape the model);
-``index.json`` lists them with class, number of parameters and source, and is all that a listing reads.
+Each file in ``architectures/`` holds the fields of the hub's config.json that shape the model.  ``index.json`` lists
+them with class, number of parameters and source, and is all that a listing reads.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureEntry:
-    """A line of the index.
+    """An entry of the index.
 
-    ``class_name`` is the transformers class of the checkpoint.  ``parameters`` counts that class built from the
-    configuration (shared tensors once); ``parameters_published`` is the hub's figure, where there is one.
-    ``also``: hub ids of the same architecture (chat versions, old names).
+    Attributes:
+        class_name: The transformers class of the checkpoint.
+        parameters: Parameters of that class built from the configuration; shared tensors count once.
+        parameters_published: The hub's figure, where there is one.
+        also: Hub ids of the same architecture (chat versions, old names).
     """
 
     hub_id: str
@@ -61,7 +63,7 @@ class Architecture:
 
 
 def architecture(name: str) -> Architecture | None:
-    """The architecture of a hub id or of its last part alone ("gpt2"), whatever the case; None if none ships."""
+    """Return the architecture with a hub id or its last part ("gpt2"), ignoring case; None if none ships."""
     hub_id = _ids_by_name().get(name.strip().lower())
     if hub_id is None:
         return None
@@ -70,12 +72,12 @@ def architecture(name: str) -> Architecture | None:
 
 
 def architectures() -> tuple[ArchitectureEntry, ...]:
-    """All that ship, by family and size, from the index alone."""
+    """Return all architectures that ship, by family and size, from the index alone."""
     return tuple(_entries().values())
 
 
 def nearest(name: str, count: int = 4) -> list[str]:
-    """Hub ids whose names resemble ``name``, nearest first."""
+    """Return hub ids whose names resemble ``name``, nearest first."""
     found = close_names(name.strip().lower(), _ids_by_name(), 3 * count)
     return list(dict.fromkeys(_ids_by_name()[key] for key in found))[:count]
 

@@ -1,4 +1,4 @@
-"""Calibrations: what ``trainatomy calibrate`` measured on a machine. Those that ship lie in ``calibrations/``."""
+"""Calibrations: measurements that ``trainatomy calibrate`` made on a machine.  Some ship, in ``calibrations/``."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ SCHEMA = "trainatomy/calibration/1"
 
 
 class Point(NamedTuple):
-    """One operator that was timed: microseconds of its kernels again on the same tensors and, where measured, with the
-    L2 cache full of other things; how many kernels; whether fp32 products could use TF32."""
+    """One operator call that was timed.
+
+    Attributes:
+        hot: Microseconds of its kernels, repeated on the same tensors.
+        cold: Microseconds with the L2 cache full of other data, where measured.
+        kernels: Number of kernels.
+        tf32: fp32 products could use TF32.
+    """
 
     call: Call
     hot: float
@@ -33,9 +39,16 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """``environment``: card, driver, versions, processor, date; ``points``: operators; ``sections``: the file's other
-    parts as they stand there (``device``: launches, waits, memory); ``left_out``: what could not be measured;
-    ``content``: the whole file."""
+    """A calibration file.
+
+    Attributes:
+        environment: GPU, driver, versions, processor, date.
+        points: Operator calls that were timed.
+        sections: The other parts of the file, unchanged (``device``: launches, waits, memory; ``host``: the CPU).
+        source: File name, or ``shipped: NAME``.
+        left_out: Operators that could not be measured.
+        content: The whole file.
+    """
 
     environment: Mapping[str, Any]
     points: tuple[Point, ...]
@@ -46,26 +59,28 @@ class Calibration:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Of the card's compute."""
+        """Compute capability of the GPU."""
         major, minor = self.environment["capability"]
         return int(major), int(minor)
 
     @property
     def gpu(self) -> str:
-        """The card's name, as its driver gives it."""
+        """Name of the GPU, as its driver gives it."""
         return str(self.environment["gpu"])
 
     @property
     def known_gpu(self) -> GPU | None:
-        """What is known of the card; ``None`` where it is not in the list."""
+        """The GPU's entry in the catalogue; ``None`` where it is not listed."""
         try:
             return find_gpu(self.gpu)
         except WorkloadError:
             return None
 
     def is_of(self, wanted: GPU) -> bool:
-        """Whether it was measured on such a card.  One that a user described (``gpu: {base: ...}``) may be a card that
-        is not in the list."""
+        """Return whether it was measured on such a GPU.
+
+        A GPU that the user described (``gpu: {base: ...}``) may be one that the catalogue does not list.
+        """
         known = self.known_gpu
         if known is not None:
             same = (known.device_name, known.capability, known.multiprocessors)
@@ -73,19 +88,25 @@ class Calibration:
         return wanted.capability == self.capability and "given by the user" in wanted.assumed.values()
 
     def check(self, wanted: GPU) -> None:
-        """Raises ``WorkloadError``, which names both cards, unless it says something about ``wanted``: it is of such a
-        card, or of one of the same compute capability, whose kernels are the same, with a data sheet to scale by."""
+        """Check that the calibration applies to ``wanted``.
+
+        It applies to GPUs of its own kind, and to those of the same compute capability (their kernels are the same)
+        where a data sheet is known to scale by.
+
+        Raises:
+            WorkloadError: It does not apply; the message names both GPUs.
+        """
         if self.is_of(wanted) or (self.known_gpu is not None and self.capability == wanted.capability):
             return
         known, ours, theirs = self.known_gpu, _dotted(self.capability), _dotted(wanted.capability)
         measured = f"calibration {self.source}: it was measured on {self.gpu} (compute capability {ours})"
         instead = f"Predict for gpu {known.id}, or" if known is not None else "Either"
-        why = "whose kernels are others" if ours != theirs else "and no data sheet of the former is known to scale by"
+        why = "which runs other kernels" if ours != theirs else "and no data sheet of the former is known to scale by"
         if known is None and ours == theirs:
-            instead = f"Describe that card (gpu: {{base: {wanted.id}, memory_bytes: ...}}), or"
+            instead = f"Describe that GPU (gpu: {{base: {wanted.id}, memory_bytes: ...}}), or"
         raise WorkloadError(
             f"{measured}, and the prediction is for {wanted.name} ({theirs}), {why}. {instead} run `trainatomy "
-            "calibrate` on the card that you ask about, or leave the calibration out."
+            "calibrate` on the GPU that you predict for, or leave the calibration out."
         )
 
 
@@ -94,27 +115,28 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def given(calibration: Calibration | Path | str | None) -> Calibration | None:
-    """A calibration, its file read where it is one."""
+    """Return a calibration, loading it where a file is given."""
     return load(Path(calibration)) if isinstance(calibration, Path | str) else calibration
 
 
 def load(path: Path) -> Calibration:
-    """A calibration file; WorkloadError where it is none."""
+    """Load a calibration file; raises ``WorkloadError`` where it is not one."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise WorkloadError(f"calibration {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise WorkloadError(f"calibration {path}: not a file that `trainatomy calibrate` wrote (no text)") from None
+        why = "it is not text"
+        raise WorkloadError(f"calibration {path}: not a file that `trainatomy calibrate` wrote ({why})") from None
     return parse(text, str(path))
 
 
 def parse(text: str, source: str) -> Calibration:
-    """What a calibration file holds; ``source`` names it in errors."""
+    """Parse a calibration file; ``source`` names it in errors."""
     try:
         content = json.loads(text)
         if not isinstance(content, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         schema = content["schema"]
         if schema != SCHEMA:
             raise WorkloadError(
@@ -132,7 +154,7 @@ def parse(text: str, source: str) -> Calibration:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         if isinstance(error, json.JSONDecodeError):
-            what = f"it is no JSON: {error}"
+            what = f"it is not JSON: {error}"
         raise WorkloadError(f"calibration {source}: not a file that `trainatomy calibrate` wrote ({what})") from None
 
 
@@ -140,7 +162,7 @@ _DEVICE_ROWS = {"launches": ("bytes", "period_us"), "memory": ("bytes", "malloc_
 
 
 def _check_numbers(sections: Mapping[str, Any]) -> None:
-    """Raises what ``parse`` explains, unless numbers are where the clock reads them."""
+    """Check that there are numbers where the timing model reads them; raises what ``parse`` explains."""
     device, host = sections.get("device", {}), sections.get("host", {})
     for name, keys in _DEVICE_ROWS.items():
         for row in device.get(name, ()):
@@ -162,7 +184,7 @@ def _point(entry: Mapping[str, Any]) -> Point:
 
 
 def _microseconds(value: Any) -> float:
-    """A measured number; raises ``ValueError`` for what cannot be one."""
+    """Convert a measured number; raises ``ValueError`` for a value that cannot be one."""
     found = float(value)
     if not 0 <= found < math.inf:
         raise ValueError(f"{value} cannot have been measured")
@@ -171,7 +193,7 @@ def _microseconds(value: Any) -> float:
 
 @cache
 def shipped() -> Mapping[str, Calibration]:
-    """The calibrations that ship, by the id of their card."""
+    """Return the calibrations that ship, by the id of their GPU."""
     found = {}
     for entry in sorted(files(__package__).joinpath("calibrations").iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".json"):

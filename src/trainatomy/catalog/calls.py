@@ -1,10 +1,11 @@
-"""A call of an operator as one line of text, and back: how calibration files name what was timed.
+"""Text form of an operator call, which calibration files use to name what was timed.
 
-``aten::mm(bf16[512,1024],bf16[1024,4096|1,1024])->bf16[512,4096];k=v``: types by short names, sizes, after a bar the
-strides where the tensor is not contiguous, ``@2`` where it shares memory with the tensor at position 2 of all that are
-written, ``h`` in front of one that lies on the host, ``*3`` behind one that is repeated with memory of its own, ``!``
-behind one that is written to.  ``#`` precedes the lengths of lists.  The count of floating-point operations is not
-kept.
+Example: ``aten::mm(bf16[512,1024],bf16[1024,4096|1,1024])->bf16[512,4096];k=v``.
+
+- A tensor is its type's short name and its sizes; strides follow after a bar where it is not contiguous.
+- ``@2``: shares memory with the tensor at position 2 of the line.  ``*3``: three equal tensors with memory of their own.
+- ``h`` in front: lies in host memory.  ``!`` behind: is written to.
+- ``#`` precedes the lengths of list arguments.  The FLOP count is not kept.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _ARRAY = re.compile(r"(h?)(\w+)\[([\d,]*)(?:\|([\d,]*))?\](?:@(\d+))?(?:\*(\d+))
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, of a tensor of that shape whose numbers lie one after the other."""
+    """Return the strides, in elements, of a contiguous tensor of that shape."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def array(dtype: str, *shape: int, strides: tuple[int, ...] | None = None, storage: int = -1) -> Array:
-    """A tensor by the short or the long name of its type; contiguous unless ``strides`` (in elements) say otherwise."""
+    """Make a tensor from the short or long name of its type; contiguous unless ``strides`` (in elements) are given."""
     short = SHORT.get(dtype, dtype)
     return Array(
         shape, contiguous(shape) if strides is None else strides, LONG.get(short, dtype), BYTES.get(short, 1), storage
@@ -41,7 +42,7 @@ def array(dtype: str, *shape: int, strides: tuple[int, ...] | None = None, stora
 
 
 def to_text(call: Call) -> str:
-    """The line that stands for ``call``."""
+    """Return the line for ``call``."""
     first: dict[int, int] = {}
     words = []
     for position, tensor in enumerate((*call.inputs, *call.outputs)):
@@ -64,7 +65,7 @@ def _word(tensor: Array, shared: int | None, written: bool) -> str:
 
 
 def _joined(words: list[str]) -> str:
-    """Words that follow each other and are equal are told once, with their count before the mark of writing."""
+    """Join words; equal neighbours are written once, with their count before the ``!``."""
     parts = []
     for word, run in groupby(words):
         count = len(list(run))
@@ -75,7 +76,7 @@ def _joined(words: list[str]) -> str:
 
 @cache
 def from_text(text: str) -> Call:
-    """The call that ``to_text`` wrote; ``ValueError`` where the line is not one."""
+    """Parse a line of ``to_text``; raises ``ValueError`` for any other text."""
     head, *pairs = text.split(";")
     matched = re.fullmatch(r"([\w:.]+)\((.*)\)->([^#]*)(?:#([\d,]*))?", head)
     if matched is None:

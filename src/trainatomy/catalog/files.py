@@ -1,4 +1,4 @@
-"""How a data file of this package is found and read, installed or from a checkout."""
+"""Reading the data files of this package, installed or from a checkout."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# A safe loader, in C where there is one.
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_text(*path: str) -> str:
-    """The text of a data file below this package; raises FileNotFoundError."""
+    """Return the text of a data file below this package; raises ``FileNotFoundError``."""
     return files(__package__).joinpath(*path).read_text(encoding="utf-8")
 
 
 @cache
 def read_yaml(*path: str) -> Any:
-    """The contents of a YAML file below this package, read once; treat them as read-only."""
+    """Return the contents of a YAML file below this package, read once; treat them as read-only."""
     return yaml.load(read_text(*path), Loader=_Loader)
 
 
 def close_names(asked: str, known: Iterable[str], count: int = 4) -> list[str]:
-    """Known names that resemble ``asked``, nearest first, whatever their case."""
+    """Return known names that resemble ``asked``, nearest first, ignoring case."""
     by_key = {name.lower(): name for name in known}
     return [by_key[key] for key in difflib.get_close_matches(asked.lower(), by_key, n=count, cutoff=0.5)]

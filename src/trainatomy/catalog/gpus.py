@@ -1,6 +1,6 @@
-"""Cards: what trainatomy knows of a GPU, with the source of every number.
+"""GPUs: their memory, compute and links, with the source of every number.
 
-A card is one file in ``cards/``; its name is the card's id, and ``cards/index.yaml`` holds the aliases.
+Each GPU is one file in ``gpus/``, named by its id; ``gpus/index.yaml`` holds the aliases.
 Units: bytes, bytes per second, floating-point operations per second.
 """
 
@@ -21,13 +21,14 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Memory that a process holds on the card outside PyTorch's allocator: the CUDA context and what libraries load on
-    the way.
+    """Memory that a process holds outside PyTorch's allocator: the CUDA context and the libraries that it loads.
 
-    ``loads_bytes``: what each first use adds. ``kernels``: PyTorch's own kernels; ``cublas`` and ``cublas_backward``:
-    cuBLAS' handle of the thread that runs forward, and of autograd's; ``cudnn`` and ``cudnn_backward``: cuDNN's
-    attention or convolution; ``convolution``: what a convolution adds to that; ``training``: kernels of backward and
-    optimizer.
+    Attributes:
+        first_tensor_bytes: Held once the first tensor exists.
+        loads_bytes: Added by the first use of each library.  ``kernels``: PyTorch's own kernels; ``cublas`` and
+            ``cublas_backward``: cuBLAS' handle of the forward thread and of autograd's; ``cudnn`` and
+            ``cudnn_backward``: cuDNN's attention or convolution; ``convolution``: added by a convolution to that;
+            ``training``: kernels of backward and optimizer.
     """
 
     era: str
@@ -36,7 +37,7 @@ class Context:
     environment: str
 
     def holding(self, libraries: Iterable[str]) -> int:
-        """Bytes held once all of ``libraries`` (keys of ``loads_bytes``; others cost nothing) have been used."""
+        """Return the bytes held once ``libraries`` (keys of ``loads_bytes``; others cost nothing) have been used."""
         return self.first_tensor_bytes + sum(self.loads_bytes.get(name, 0) for name in set(libraries))
 
 
@@ -44,11 +45,14 @@ class Context:
 class GPU:
     """One GPU.
 
-    ``memory_bytes`` is what CUDA offers to processes (``total_memory`` of torch's device properties),
-    ``nvidia_smi_bytes`` the total that nvidia-smi shows; what the driver keeps for itself is the difference,
-    or ``driver_reserved_bytes`` where it was measured.  ``rates`` are dense peaks by precision (fp64 and fp32
-    without tensor cores; tf32, fp16, bf16, fp8 with them); one that is missing is not offered.
-    ``sources`` and ``assumed`` are keyed by dotted field name; a field's parent speaks for it.
+    Attributes:
+        memory_bytes: Memory that CUDA offers to processes (``total_memory`` of torch's device properties).
+        nvidia_smi_bytes: Total that nvidia-smi shows; the driver keeps the difference for itself.
+        driver_reserved_bytes: Memory that the driver keeps, where it was measured.
+        rates: Dense peaks in FLOP/s by precision (fp64 and fp32 without tensor cores; tf32, fp16, bf16, fp8 with
+            them); a missing one is not offered.
+        sources: Source of each field by its dotted name; an entry holds for all fields below it.
+        assumed: Reason for each assumed value, keyed in the same way.
     """
 
     id: str
@@ -69,7 +73,7 @@ class GPU:
     assumed: Mapping[str, str] = field(default_factory=lambda: _EMPTY, hash=False, repr=False)
 
     def context(self, era: str = "lazy") -> Context:
-        """The context under an era's software: ``lazy`` (today's), or ``eager-cuda-11``; WorkloadError if not known."""
+        """Return the context under the software of an era: ``lazy`` (today's) or ``eager-cuda-11``."""
         try:
             return self.contexts[era]
         except KeyError:
@@ -77,7 +81,7 @@ class GPU:
             raise WorkloadError(f"no context of {self.id} is known for {era!r}; known: {known}") from None
 
     def source(self, name: str) -> str:
-        """Where a field comes from, by its own or its nearest parent's entry; ``assumed: …`` or ``unknown`` if so."""
+        """Return the source of a field by its own or its nearest parent's entry, ``assumed: …`` or ``unknown``."""
         while name:
             if name in self.assumed:
                 return f"assumed: {self.assumed[name]}"
@@ -88,38 +92,44 @@ class GPU:
 
 
 def find_gpu(name: str) -> GPU:
-    """The card of that id or alias, whatever case, spaces and underscores; WorkloadError names the nearest ones."""
+    """Return the GPU with that id or alias, ignoring case, spaces and underscores.
+
+    Raises:
+        WorkloadError: No GPU has that name; the message suggests the nearest ones.
+    """
     gpu_id = _ids_by_name().get(_normal(name))
     if gpu_id is None:
         near = close_names(_normal(name), _ids_by_name())
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_index())}"
-        raise WorkloadError(f"unknown card {name!r}; {hint} (`trainatomy gpus` lists all)")
+        raise WorkloadError(f"unknown GPU {name!r}; {hint} (`trainatomy gpus` lists all)", key="gpu")
     return _load(gpu_id)
 
 
 def gpus() -> tuple[GPU, ...]:
-    """All cards that ship, oldest first."""
+    """Return all GPUs that ship as data, oldest first."""
     return tuple(_load(gpu_id) for gpu_id in _index())
 
 
 def gpu_from_mapping(mapping: Mapping[str, Any], base: str | GPU | None = None) -> GPU:
-    """A card that the user describes: keys as in the files of ``cards/``, the rest from ``base`` (default: the H200).
+    """Make a GPU from keys as in the files of ``gpus/``; the rest comes from ``base`` (default: the H200).
 
-    Every key that is given counts as assumed, "given by the user".  With ``memory_bytes`` of its own, the card no
-    longer has the base's ``nvidia_smi_bytes`` and ``driver_reserved_bytes``.
-    Raises WorkloadError for an unknown key or a value that is not of the key's kind.
+    Every given key counts as assumed, "given by the user".  With ``memory_bytes`` of its own, the GPU drops the base's
+    ``nvidia_smi_bytes`` and ``driver_reserved_bytes``.
+
+    Raises:
+        WorkloadError: A key is unknown, or a value is not of the key's kind.
     """
     origin = base if isinstance(base, GPU) else find_gpu(base or "h200")
     unknown = [key for key in mapping if key not in _KEYS]
     if unknown:
         near = close_names(unknown[0], _KEYS, 1) or list(_KEYS)
-        raise WorkloadError(f"a card has no key {unknown[0]!r}; did you mean {' or '.join(near)}?")
+        raise WorkloadError(f"a GPU has no key {unknown[0]!r}; did you mean {' or '.join(near)}?")
     given: dict[str, Any] = {}
     for key, value in mapping.items():
         try:
             given[_field(key)] = _KEYS[key](value)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise WorkloadError(f"card: {key}: {value!r} is not a valid value ({error})") from None
+            raise WorkloadError(f"gpu: {key}: {value!r} is not a valid value ({error})") from None
     if "memory_bytes" in given:
         given.setdefault("nvidia_smi_bytes", None)
         given.setdefault("driver_reserved_bytes", None)
@@ -186,7 +196,7 @@ def _contexts(value: Mapping[str, Any]) -> Mapping[str, Context]:
     return MappingProxyType({era: one(era, entry) for era, entry in value.items()})
 
 
-# What a card's file may hold, and how each value is read; fields of Card whose name is shorter than the file's key.
+# Keys of a GPU's file with the function that reads each value, and the fields of GPU whose name differs from the key.
 _KEYS: dict[str, Callable[[Any], Any]] = {
     "name": str,
     "device_name": str,

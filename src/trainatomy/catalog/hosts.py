@@ -1,4 +1,4 @@
-"""Hosts whose costs of issuing operations are known (``hosts.yaml``)."""
+"""Machines whose CPU cost of launching operations was measured (``hosts.yaml``)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from trainatomy.catalog.files import read_yaml
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host: its id and name, microseconds by the names of ``clock.issue.HostCosts``, and where they come from.
+    """A machine, as far as launching operations depends on it.
 
-    ``occasions``: how many times as long it took on each occasion on which it was timed; machines are shared, and other
-    work on them takes its part.
+    Attributes:
+        microseconds: Costs by the field names of ``timing.launch.HostCosts``.
+        occasions: Slowdown against ``microseconds`` in each measurement session; shared machines are slowed by other
+            work.
+        source: Origin of the figures.
     """
 
     id: str
@@ -25,13 +28,13 @@ class Host:
 
     @property
     def quiet(self) -> float:
-        """The least of the occasions: other work slows a host and never quickens it, and no prediction knows of any."""
+        """Least slowdown of all sessions: other work only ever slows a machine, and a prediction assumes none."""
         return min(self.occasions)
 
 
 @cache
 def hosts() -> dict[str, Host]:
-    """All hosts by id."""
+    """Return all machines by id."""
     found = read_yaml("hosts.yaml")["hosts"]
     return {key: _host(key, one) for key, one in found.items()}
 
@@ -42,5 +45,5 @@ def _host(key: str, one: dict[str, Any]) -> Host:
 
 
 def reference_host() -> Host:
-    """The host that others are compared with, and that is assumed where none is named."""
+    """Return the machine that others are compared with, assumed where none is named."""
     return hosts()[read_yaml("hosts.yaml")["reference"]]

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class PublishedRun:
     """One row of the guide's table.
 
-    ``train``: settings by the names of TrainingArguments.  ``memory_bytes``: what NVML reported as used, which the
-    source rounds down to a MiB.
+    Attributes:
+        train: Settings by the names of ``TrainingArguments``.
+        memory_bytes: Memory in use as NVML reported it, rounded down to a MiB by the source.
     """
 
     name: str
@@ -29,9 +30,12 @@ class PublishedRun:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """The guide's runs of one model on one card.
+    """The guide's runs of one model on one GPU.
 
-    Before training the card held ``idle_bytes``, then ``context_bytes`` in all, then ``model_bytes`` in all.
+    Attributes:
+        idle_bytes: Memory in use before the process started.
+        context_bytes: Memory in use once the CUDA context existed.
+        model_bytes: Memory in use once the model was loaded.
     """
 
     source: str
@@ -59,7 +63,7 @@ class MixedPrecisionRow:
 
 @dataclass(frozen=True, slots=True)
 class OperatorShare:
-    """Share of a group of operators in the floating-point operations and in the time of a layer, in percent."""
+    """Share of a group of operators in a layer's floating-point operations and time, in percent."""
 
     name: str
     flop_percent: float
@@ -67,7 +71,7 @@ class OperatorShare:
 
 
 def notebook() -> PublishedTable:
-    """The guide's nine runs of BERT-large on a V100-16GB in January 2022."""
+    """Return the guide's nine runs of BERT-large on a V100-16GB in January 2022."""
     data = read_yaml("published.yaml")["notebook"]
     software = {key: str(value) for key, value in data["software"].items() if key != "assumed"}
     return PublishedTable(
@@ -87,23 +91,23 @@ def notebook() -> PublishedTable:
 
 
 def mixed_precision_by_batch() -> tuple[str, tuple[MixedPrecisionRow, ...]]:
-    """The guide's table of memory by batch size, without and with fp16: its source and its rows."""
+    """Return the guide's table of memory by batch size, without and with fp16: its source and its rows."""
     data = read_yaml("published.yaml")["mixed_precision_by_batch"]
     return data["source"], tuple(MixedPrecisionRow(**row) for row in data["rows"])
 
 
 def mixed_precision_remark() -> str:
-    """What is known, and what is not, of the setting of ``mixed_precision_by_batch``."""
+    """Return a remark on the setting of ``mixed_precision_by_batch``: known and unknown."""
     return str(read_yaml("published.yaml")["mixed_precision_by_batch"]["remark"])
 
 
 def mixed_precision_machine() -> str:
-    """What ``mixed_precision_by_batch`` was measured on."""
+    """Return the machine that ``mixed_precision_by_batch`` was measured on."""
     return str(read_yaml("published.yaml")["mixed_precision_by_batch"]["machine"])
 
 
 def operator_shares() -> tuple[str, tuple[OperatorShare, ...]]:
-    """Shares of the three groups of operators in a BERT-large encoder layer: their source and the groups."""
+    """Return the shares of the three operator groups in a BERT-large encoder layer: their source and the groups."""
     data = read_yaml("published.yaml")["operator_shares"]
     return f"{data['source']}: {data['setting']}", tuple(OperatorShare(**group) for group in data["groups"])
 
