@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 CLASSES = 1000
+
+
+def torchvision_models() -> Any:
+    """Return ``torchvision.models``, also beside a CPU build of torch; this file is imported by its path alone."""
+    sys.path.append(str(Path(__file__).parent))
+    from torchvision_path import models
+
+    return models()
 
 
 class WithLoss(nn.Module):
@@ -24,9 +35,7 @@ class WithLoss(nn.Module):
 
 def resnet50() -> nn.Module:
     """ResNet-50 (arXiv 1512.03385) for 1000 classes, random weights."""
-    from torchvision.models import resnet50 as build
-
-    return WithLoss(build(weights=None))
+    return WithLoss(torchvision_models().resnet50(weights=None))
 
 
 @cache
@@ -89,9 +98,7 @@ def vectors(batch_size: int) -> dict[str, Tensor]:
 
 def resnet18() -> nn.Module:
     """ResNet-18 (arXiv 1512.03385) for 1000 classes, random weights."""
-    from torchvision.models import resnet18 as build
-
-    return WithLoss(build(weights=None))
+    return WithLoss(torchvision_models().resnet18(weights=None))
 
 
 class UNet(nn.Module):

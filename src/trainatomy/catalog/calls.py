@@ -3,7 +3,7 @@
 Example: ``aten::mm(bf16[512,1024],bf16[1024,4096|1,1024])->bf16[512,4096];k=v``.
 
 - A tensor is its type's short name and its sizes; strides follow after a bar where it is not contiguous.
-- ``@2``: shares memory with the tensor at position 2 of the line.  ``*3``: three equal tensors with memory of their own.
+- ``@2``: shares memory with the tensor at position 2 of the line.  ``*3``: three equal tensors, each with own memory.
 - ``h`` in front: lies in host memory.  ``!`` behind: is written to.
 - ``#`` precedes the lengths of list arguments.  The FLOP count is not kept.
 """
