@@ -65,7 +65,8 @@ $(DOCS_SETUP): $(SETUP)
 # For the rows of the accuracy benchmark that need them, outside .venv: PyPI's torchvision is a CUDA build that fails to
 # import beside a CPU build of torch, which breaks transformers. benchmarks/accuracy/torchvision_path.py loads it.
 $(TORCHVISION)/.done: constraints.txt $(TEST_SETUP)
-	$(INSTALL) --no-deps --upgrade --target $(TORCHVISION) torchvision scipy pillow
+	$(INSTALL) scipy pillow
+	$(INSTALL) --no-deps --upgrade --target $(TORCHVISION) torchvision
 	@touch $@
 
 demo: $(SETUP)

@@ -35,8 +35,8 @@ SCHEMAS = (
     f"ps_roi_pool(Tensor input, Tensor rois, {_ROI}) -> (Tensor, Tensor)",
     f"_ps_roi_pool_backward(Tensor grad, Tensor rois, Tensor channel_mapping, {_ROI}, {_SIZES}) -> Tensor",
     f"deform_conv2d(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, {_DEFORM}) -> Tensor",
-    f"_deform_conv2d_backward(Tensor grad, Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, {_DEFORM})"
-    f" -> {_FIVE}",
+    "_deform_conv2d_backward(Tensor grad, Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, "
+    f"{_DEFORM}) -> {_FIVE}",
 )
 """Schemas of torchvision's operators (torchvision/csrc/ops, 0.24 to 0.29)."""
 
