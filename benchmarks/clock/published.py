@@ -37,7 +37,7 @@ from trainatomy.timing.step import bound_by
 from trainatomy.timing.timeline import run
 from trainatomy.workload.factory import resolve
 from trainatomy.workload.notebook import notebook
-from trainatomy.workload.reading import overlay
+from trainatomy.workload.overlay import overlay
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:

@@ -116,7 +116,7 @@ def test_model_folders_lie_beside_the_file_and_hub_ids_do_not(file: Path) -> Non
         ("model: {id: gpt2}\ntrain:\n  fp16: true\n  fp16: false\n", "workload.yaml:4: train.fp16: is given twice (first in line 3)"),
         ("model: {id: gpt2}\n1: 2\n", "workload.yaml:2: a key must be a word, found '1'"),
         ("model: {id: gpt2}\ntrain:\n  fp61: true\n", "workload.yaml:3: train.fp61: unknown key; did you mean fp16?"),
-        ("model: {id: gpt2}\ntrain:\n  fp16: true\n\n  bf16: true\n", "workload.yaml:3: train.fp16: cannot stand beside bf16: choose one precision"),
+        ("model: {id: gpt2}\ntrain:\n  fp16: true\n\n  bf16: true\n", "workload.yaml:3: train.fp16: cannot be combined with bf16: choose one precision"),
         ("model: {id: gpt2}\ntrain: {per_device_train_batch_size: 0}\n", "workload.yaml:2: train.per_device_train_batch_size: must be at least 1, found 0"),
         ("model:\n  id:\n", "workload.yaml:1: model: names no model: give `id`, or `class` with `config`, or `factory`"),
         ("model: {id: gpt2}\ngpu: 4095\n", "workload.yaml:2: gpu: unknown GPU '4095'; did you mean 4090"),
@@ -126,7 +126,7 @@ def test_model_folders_lie_beside_the_file_and_hub_ids_do_not(file: Path) -> Non
         ("model: &m\n  config: *m\n", "workload.yaml:1: is nested too deeply to be a workload"),
         ("[" * 5000, "workload.yaml: is nested too deeply to be a workload"),
         (b"\x80\x04\x95\xff", "workload.yaml: is not a text file; a workload is a YAML file"),
-        (b"PK\x03\x04", "workload.yaml: is not text that YAML can hold: unacceptable character"),
+        (b"PK\x03\x04", "workload.yaml: is not valid YAML text: unacceptable character"),
     ],
 )  # fmt: skip
 def test_mistakes_have_a_place(file: Path, text: str | bytes, message: str) -> None:

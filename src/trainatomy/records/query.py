@@ -69,7 +69,7 @@ def _parts(condition: str) -> tuple[str, str]:
 
 def _check(condition: str) -> None:
     """Raises ``TrainatomyError`` for a condition that no record could meet."""
-    from trainatomy.workload.keys import leaves
+    from trainatomy.workload.section import leaves
     from trainatomy.workload.schema import Workload
 
     key, _ = _parts(condition)

@@ -1,7 +1,8 @@
-"""What is trained: the description of a training as a value, and the ways to write one.
+"""The description of a training as a value, and the ways to write one.
 
-A YAML file (``read``), flags over it (``merge``), a mapping (``Workload.from_mapping``), the notebook's nine rows
-(``notebook``).  Nothing here imports torch or transformers, and no code of the user's is loaded.
+A YAML file (``read``), command-line flags over it (``merge``), a mapping (``Workload.from_mapping``), a changed copy
+(``Workload.replace``), the nine trainings of Hugging Face's guide (``notebook``). Nothing here imports torch or
+transformers, and no user code is loaded.
 """
 
 from trainatomy.workload.flags import FLAGS, Flag

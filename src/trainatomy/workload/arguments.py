@@ -1,4 +1,4 @@
-"""Names of ``TrainingArguments`` and optimizers, and what trainatomy does with each (``arguments.yaml``)."""
+"""Names of ``TrainingArguments`` and optimizers, and how trainatomy handles each (``arguments.yaml``)."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The facts of ``arguments.yaml``; every mapping goes from a name to a reason or a replacement."""
+    """The content of ``arguments.yaml``; every mapping goes from a name to a reason or a replacement."""
 
     ignored: Mapping[str, str]
     refused: Mapping[str, str]
     renamed: Mapping[str, str]
+    synonyms: Mapping[str, str]
     optimizers: Mapping[str, str | None]
     refused_optimizers: Mapping[str, str]
 
     def sets_aside(self, name: str, value: Any) -> bool:
-        """Whether ``name`` may be given and changes nothing: ignored, or refused but empty or false."""
+        """Return whether ``name`` may be given and changes nothing: ignored, or refused but empty or false."""
         return name in self.ignored or (name in self.refused and _is_off(value))
 
     def package_of(self, optim: str) -> str | None:
-        """The package beside PyTorch that an optimizer needs: by its name, or the root of the path of its class."""
+        """Return the package beside PyTorch that an optimizer needs, from its name or from the path of its class."""
         if is_class_path(optim):
             root = optim.partition(".")[0]
             return None if root == "torch" else root
         return self.optimizers.get(optim)
 
     def names(self) -> tuple[str, ...]:
-        """Names that are known without being keys of ``train``."""
+        """Return names that are known without being keys of ``train``."""
         return (*self.ignored, *self.refused, *self.renamed)
 
 
 def is_class_path(optim: str) -> bool:
-    """Whether ``optim`` is the path of a class (``package.module.Class``) and not one of the Trainer's names."""
+    """Return whether ``optim`` is the path of a class (``package.module.Class``), not a name that the Trainer has."""
     parts = optim.split(".")
     return len(parts) > 1 and all(part.isidentifier() for part in parts)
 
@@ -57,6 +58,7 @@ def arguments() -> Arguments:
         ignored={name: reason for reason, names in raw["ignored"].items() for name in names},
         refused=raw["refused"],
         renamed=raw["renamed"],
+        synonyms=raw["synonyms"],
         optimizers=raw["optimizers"],
         refused_optimizers=raw["refused_optimizers"],
     )

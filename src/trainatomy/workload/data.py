@@ -1,4 +1,4 @@
-"""The batch of a workload."""
+"""The batch of a workload: the ``data`` section."""
 
 from __future__ import annotations
 
@@ -8,49 +8,48 @@ from trainatomy.workload.factory import Factory  # pydantic reads annotations wh
 from trainatomy.workload.section import Count, Problem, Section
 
 DEFAULT_SEQUENCE_LENGTH = 512
-"""Tokens in a sample where the workload does not say; a model with fewer positions gets what it has."""
+"""Tokens in a sample unless the workload says otherwise; a model with fewer positions gets as many as it has."""
 
 
 class DataSpec(Section):
-    """What one sample looks like.  Images and audio follow the model's configuration."""
+    """The shape of one sample. Images and audio follow the model's configuration."""
 
     sequence_length: Count | None = Field(
         default=None,
-        description="tokens in a sample of text; without it, "
-        f"{DEFAULT_SEQUENCE_LENGTH}, or the model's positions where it has fewer",
+        description=f"tokens in a text sample (default: {DEFAULT_SEQUENCE_LENGTH}, or the model's maximum if smaller)",
     )
     target_length: Count | None = Field(
-        default=None, description="tokens of the decoder in an encoder-decoder; without it, `sequence_length`"
+        default=None, description="tokens on the decoder side of an encoder-decoder (default: `sequence_length`)"
     )
     attention_mask: bool = Field(
-        default=False, description="the batch has an attention mask (all ones), as a tokenizer returns it"
+        default=False, description="include an attention mask of ones in the batch, as tokenizers do"
     )
     padding: bool = Field(
-        default=False, description="samples are padded, so that the mask has zeros and attention cannot ignore it"
+        default=False, description="pad the samples, so that the mask has zeros and attention cannot skip it"
     )
     factory: Factory | None = Field(
         default=None,
-        description="`package.module:batch` or `path/to/file.py:batch`, a function that takes the batch size "
+        description="`package.module:batch` or `path/to/file.py:batch`: a function that takes the batch size "
         "and returns a dict of tensors",
     )
 
     @property
     def has_mask(self) -> bool:
-        """Whether the batch carries an attention mask: padded samples always do."""
+        """Return whether the batch has an attention mask; padded samples always do."""
         return self.attention_mask or self.padding
 
     def contradictions(self) -> list[Problem]:
-        """A factory decides alone what a batch holds."""
+        """Refuse other keys beside a factory, which makes the whole batch."""
         if self.factory is None:
             return []
-        decided = {
+        given = {
             "sequence_length": self.sequence_length is not None,
             "target_length": self.target_length is not None,
             "attention_mask": self.attention_mask,
             "padding": self.padding,
         }
         return [
-            Problem((key,), "cannot stand beside `factory`, which makes the batch itself")
-            for key, given in decided.items()
-            if given
+            Problem((key,), "cannot be combined with `factory`, which makes the batch")
+            for key, is_given in given.items()
+            if is_given
         ]

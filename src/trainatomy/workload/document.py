@@ -1,4 +1,4 @@
-"""YAML (and so JSON) as plain values, with the line of every key."""
+"""YAML (and so JSON) documents as plain values, with the line of every key."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.section import Path, Problem
 
-_DEEPEST = 40
-_LARGEST = 100_000
+_MAX_DEPTH = 40
+_MAX_NODES = 100_000
 
 
 @dataclass(frozen=True)
 class Document:
-    """What a file says.  ``lines`` gives the line (from 1) of every key and list item by its path."""
+    """A parsed file. ``lines`` maps the path of every key and list item to its line (from 1)."""
 
     source: str
     value: Any
     lines: dict[Path, int]
 
     def line(self, path: Path) -> int:
-        """The line of ``path``, or of the nearest key around it that the file has."""
+        """Return the line of ``path``, or of the nearest enclosing key in the file."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
     def places(self, row: Path = ()) -> dict[Path, str]:
-        """Where every key is written (``file.yaml:7: train.fp16``): in the file, or in one row and above the rows."""
+        """Return where every key of the file, or of one row and above the rows, is written (``file.yaml:7: train.fp16``)."""
         keys = {path: line for path, line in self.lines.items() if path and path[0] != (row or (None,))[0]}
         keys |= {path[len(row) :]: line for path, line in self.lines.items() if row and path[: len(row)] == row != path}
         return {path: f"{self.source}:{line}: {'.'.join(map(str, path))}" for path, line in keys.items()}
 
     def error(self, path: Path, message: str) -> str:
-        """One line of an error message: ``file.yaml:7: train.fp16: message``."""
+        """Return one line of an error message: ``file.yaml:7: train.fp16: message``."""
         return f"{self.source}:{self.line(path)}: {Problem(path, message)}"
 
 
 def parse(text: str, source: str) -> Document:
-    """Read one YAML document.
+    """Parse one YAML document.
 
-    Raises ``WorkloadError`` with line and column for what is not YAML, and for keys given twice or that are no words.
+    Raises:
+        WorkloadError: Gives line and column of invalid YAML, of duplicate keys and of keys that are not words.
     """
     try:
         loader = yaml.SafeLoader(text)
@@ -58,7 +59,7 @@ def parse(text: str, source: str) -> Document:
     except yaml.MarkedYAMLError as error:
         raise WorkloadError(_malformed(error, text, source)) from None
     except yaml.YAMLError as error:
-        raise WorkloadError(f"{source}: is not text that YAML can hold: {str(error).splitlines()[0]}") from None
+        raise WorkloadError(f"{source}: is not valid YAML text: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise WorkloadError(f"{source}: is nested too deeply to be a workload") from None
     except ValueError as error:  # SafeLoader on a date such as 2024-13-45
@@ -66,7 +67,7 @@ def parse(text: str, source: str) -> Document:
 
 
 class _Walk:
-    """Collects the lines of keys, and what YAML lets pass that a workload must not hold."""
+    """Collects the lines of keys, and problems that YAML accepts and a workload does not."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -75,9 +76,9 @@ class _Walk:
         self.visited = 0
 
     def visit(self, node: Node, path: Path) -> None:
-        """Note the line of ``node`` and of everything in it."""
+        """Record the line of ``node`` and of everything in it."""
         self.visited += 1
-        if len(path) > _DEEPEST or self.visited > _LARGEST:
+        if len(path) > _MAX_DEPTH or self.visited > _MAX_NODES:
             raise WorkloadError(f"{self.source}:{_line(node)}: is nested too deeply to be a workload")
         self.lines.setdefault(path, _line(node))
         if isinstance(node, SequenceNode):
@@ -111,7 +112,7 @@ def _line(node: Node) -> int:
 
 
 def _malformed(error: yaml.MarkedYAMLError, text: str, source: str) -> str:
-    """Line, column, what YAML says, and the text with a mark under the place."""
+    """Return line, column and YAML's message, with the offending line and a mark under the place."""
     mark, said = error.problem_mark or error.context_mark, error.problem or "malformed"
     lines = text.splitlines()
     began = error.context_mark

@@ -1,6 +1,6 @@
-"""The ready workload ``encoder-layer``: the layer whose operators were published, forward and backward.
+"""The built-in workload ``encoder-layer``: forward and backward of the layer whose operators were published.
 
-The paper has no optimizer; the loop's (SGD) is a phase of its own and no part of what is compared.
+The paper has no optimizer; the loop's SGD step is a separate phase and not part of the comparison.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import yaml
 from trainatomy.workload.schema import Workload
 
 ENCODER_LAYER = "encoder-layer"
-#: Modules and phases that the paper counts.
+#: The module and the phases that the paper covers.
 MODULE, PHASES = "layer", ("forward", "backward")
 
 
 def encoder_layer() -> Workload:
-    """The workload; its card is the paper's."""
+    """Return the workload, on the paper's GPU."""
     text = files(__package__).joinpath(f"{ENCODER_LAYER}.yaml").read_text(encoding="utf-8")
     return Workload.from_mapping(yaml.safe_load(text))
 
 
 def is_encoder_layer(workload: Workload) -> bool:
-    """Whether a workload trains that layer, whatever its card and settings are."""
+    """Return whether a workload trains that layer, on any GPU and with any settings."""
     return workload.model.factory == encoder_layer().model.factory

@@ -1,16 +1,16 @@
-"""What is wrong with a description, in our words: pydantic's errors as problems, each with its key."""
+"""Pydantic's validation errors as problems, each with its key and a message in our words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from trainatomy.errors import WorkloadError
 from trainatomy.workload.arguments import arguments
-from trainatomy.workload.keys import keys, section_at
 from trainatomy.workload.nearest import nearest, suggestion
-from trainatomy.workload.section import Path, Problem, Section
+from trainatomy.workload.section import Path, Problem, Section, keys, section_at
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -19,7 +19,7 @@ _KINDS = {
     "bool": "true or false",
     "int": "a whole number",
     "float": "a number",
-    "string": "a text",
+    "string": "a string",
     "dict": "a mapping of names to values",
     "model": "a mapping of names to values",
     "tuple": "a list",
@@ -29,10 +29,16 @@ _KINDS = {
 _BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le"), "less_than": ("below", "lt")}
 
 
-def explain(error: ValidationError, given: Any, root: type[Section]) -> list[Problem]:
-    """Every problem in ``given`` once; paths are keys of ``given``.
+def workload_error(messages: Iterable[str], problems: Sequence[Problem] = ()) -> WorkloadError:
+    """Return an error with one line a message, and with the key of the problem where there is only one."""
+    key = ".".join(map(str, problems[0].path)) if len(problems) == 1 else ""
+    return WorkloadError("\n".join(messages), key=key or None)
 
-    Contradictions are looked for between valid keys only, so what is invalid is taken out and the rest checked again.
+
+def explain(error: ValidationError, given: Any, root: type[Section]) -> list[Problem]:
+    """Return every problem in ``given`` once; paths are keys of ``given``.
+
+    Contradictions are looked for between valid keys only, so invalid keys are removed and the rest is checked again.
     """
     found: dict[Path, list[str]] = {}
     while True:
@@ -54,7 +60,7 @@ def explain(error: ValidationError, given: Any, root: type[Section]) -> list[Pro
 
 
 def without(given: Any, paths: list[Path]) -> Any:
-    """``given`` less the keys at ``paths``."""
+    """Return ``given`` without the keys at ``paths``."""
     if not isinstance(given, Mapping):
         return given
     below = {key: [path[1:] for path in paths if path and path[0] == key and len(path) > 1] for key in given}
@@ -73,7 +79,7 @@ def _problems(error: ValidationError, given: Any, root: type[Section]) -> list[P
 
 
 def _keys_in(detail: ErrorDetails, given: Any) -> Path:
-    """The parts of pydantic's location that are keys of ``given`` (it also names the members of unions)."""
+    """Return the parts of pydantic's location that are keys of ``given``; it also names the members of unions."""
     path: list[str | int] = []
     *inner, last = detail["loc"] or ("",)
     for part in (*inner, last):
@@ -111,12 +117,14 @@ def _message(detail: ErrorDetails, path: Path, root: type[Section]) -> str:
 
 
 def _unknown(name: str, section: Path, root: type[Section]) -> str:
-    """A key that does not exist: why, where it lies instead, or the nearest names."""
+    """Return the message for an unknown key: the reason, the right section, or the nearest names."""
     known = arguments()
     if section == ("train",) and (reason := known.refused.get(name)):
         return f"not supported: {reason}"
     if section == ("train",) and (replacement := known.renamed.get(name)):
         return f"is called {replacement} today"
+    if section == ("train",) and (meant := known.synonyms.get(name)):
+        return f"unknown key; did you mean {meant}?"
     here = section_at(root, section)
     names = list(keys(here)) if here else []
     if not nearest(name, names) and (place := _elsewhere(name, section, root)):
@@ -125,7 +133,7 @@ def _unknown(name: str, section: Path, root: type[Section]) -> str:
 
 
 def _elsewhere(name: str, section: Path, root: type[Section]) -> str | None:
-    """The section that does have this key."""
+    """Return the section that has this key."""
     if section != ("train",) and name in arguments().names():
         return "`train`"
     places: list[Path] = [("train",), ("model",), ("data",), ("model", "lora"), ("software",), ()]
@@ -137,7 +145,7 @@ def _elsewhere(name: str, section: Path, root: type[Section]) -> str | None:
 
 
 def _meant(found: Any, expected: str) -> str:
-    """The nearest of ``'a', 'b' or 'c'``."""
+    """Return a suggestion from ``'a', 'b' or 'c'``, or an empty string."""
     choices = [choice.strip("'\" ") for choice in expected.replace(" or ", ",").split(",")]
     close = nearest(found, choices, limit=1) if isinstance(found, str) and len(choices) > 2 else []
     return f"; did you mean {close[0]}?" if close else ""
@@ -157,7 +165,7 @@ def _found(value: Any) -> str:
 
 
 def _either(messages: list[str]) -> str:
-    """One message from those of a union's members: ``must be a text, found 3`` or ``must be a list, found 3``."""
+    """Join the messages of a union's members: ``must be a string or a list, found 3``."""
     unique = list(dict.fromkeys(messages))
     parts = [message.removeprefix("must be ").rpartition(", found ") for message in unique]
     if len(unique) > 1 and all(m.startswith("must be ") and ", found " in m for m in unique):

@@ -1,6 +1,6 @@
-"""References to the user's own code: ``package.module:build`` or ``path/to/file.py:build``.
+"""References to the user's code: ``package.module:build`` or ``path/to/file.py:build``.
 
-Only the form is checked here; ``training/`` imports and calls it.
+Only the syntax is checked here; ``training/`` imports and calls the function.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def _check(reference: str) -> str:
 
 
 Factory = Annotated[str, AfterValidator(_check)]
-"""A reference to a function of the user's."""
+"""A reference to a function in the user's code."""
 
 
 def is_file(place: str) -> bool:
-    """Whether the part before the colon names a file rather than a module."""
+    """Return whether the part before the colon is a file rather than a module."""
     return place.endswith(".py")
 
 
 def resolve(reference: str, folder: Path) -> str:
-    """Make a relative file of a reference absolute, starting from ``folder``; a module stays as it is."""
+    """Return a reference with its file as an absolute path, starting from ``folder``; modules are unchanged."""
     place, colon, name = reference.rpartition(":")
     if not colon or not is_file(place):
         return reference

@@ -1,12 +1,12 @@
-"""Every key of a workload as a flag, derived from the schema: the one list that the command line is built from."""
+"""Command-line flags for every key of a workload, derived from the schema."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from trainatomy.workload.keys import leaves, members
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.section import leaves, members
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -28,9 +28,9 @@ _METAVARS: dict[str, str] = {"integer": "INT", "number": "FLOAT", "text": "TEXT"
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag.  ``name`` has underscores (``per_device_train_batch_size``); ``path`` says which key it sets.
+    """One flag. ``name`` has underscores (``per_device_train_batch_size``); ``path`` is the key that it sets.
 
-    A ``switch`` is given as ``--fp16``, ``--no-fp16`` or ``--fp16 false``; a ``list`` and ``pairs`` may be repeated.
+    A ``switch`` is written ``--fp16``, ``--no-fp16`` or ``--fp16 false``; ``list`` and ``pairs`` may be repeated.
     """
 
     name: str
@@ -43,28 +43,28 @@ class Flag:
 
     @property
     def option(self) -> str:
-        """``--per-device-train-batch-size``."""
+        """Return the flag as an option: ``--per-device-train-batch-size``."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The flag and its aliases with hyphens and, where that differs, with underscores."""
+        """Return the flag and its aliases, with hyphens and with underscores."""
         names = (self.name, *self.aliases)
         return tuple(dict.fromkeys(f"--{form}" for name in names for form in (name.replace("_", "-"), name)))
 
     @property
     def repeatable(self) -> bool:
-        """Whether several values may be given."""
+        """Return whether several values may be given."""
         return self.kind in ("list", "pairs")
 
     @property
     def metavar(self) -> str:
-        """What to call the value in help."""
+        """Return the placeholder for the value in help texts."""
         return "|".join(self.choices) if self.choices else _METAVARS.get(self.kind, "BOOL")
 
 
 def _name(path: Path) -> str:
-    """The flag of a key: its own name, with its section's in front where that alone would not say enough."""
+    """Return the name of the flag of a key; a name that would be ambiguous is prefixed with its section."""
     section, key = (path[-2] if len(path) > 1 else "", str(path[-1]))
     if path in _NAMES:
         return _NAMES[path]
@@ -116,7 +116,7 @@ def _flag(path: Path, field: FieldInfo) -> Flag:
 
 
 FLAGS: tuple[Flag, ...] = tuple(_flag(path, field) for path, field in leaves(Workload) if path not in _FILE_ONLY)
-"""Every flag, in the order of the schema; keys that only a file can say plainly are left out."""
+"""Every flag, in the order of the schema; keys that are awkward on a command line are left out."""
 
 BY_NAME: dict[str, Flag] = {name: flag for flag in FLAGS for name in (flag.name, *flag.aliases)}
-"""Flags by name and by alias."""
+"""Flags by name and alias."""

@@ -1,9 +1,10 @@
-"""The card of a workload: one of the list, or one with some facts changed."""
+"""The GPU of a workload: one that ships as data, or one of those with some facts changed."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
@@ -18,7 +19,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def _bytes(value: Any) -> Any:
-    """``80 GiB`` in bytes; a number without a unit is bytes already."""
+    """Convert ``80 GiB`` to bytes; a number without a unit is bytes already."""
     if not isinstance(value, str):
         return value
     found = _SIZE.fullmatch(value.strip().replace("_", ""))
@@ -28,7 +29,7 @@ def _bytes(value: Any) -> Any:
 
 
 def _capability(value: Any) -> Any:
-    """``9.0``, which YAML reads as a number, is the text ``9.0``."""
+    """Return a compute capability as a string; YAML reads ``9.0`` as a number."""
     text = str(value) if isinstance(value, float) else value
     if not isinstance(text, str) or not re.fullmatch(r"\d+\.\d", text):
         raise PydanticCustomError("capability", "must be a compute capability such as 9.0")
@@ -36,27 +37,28 @@ def _capability(value: Any) -> Any:
 
 
 def _known(name: str) -> str:
-    """Refuse the name of a card that is not in the list, with the nearest names."""
+    """Refuse an unknown GPU, with the nearest names."""
     try:
         find_gpu(name)
     except WorkloadError as error:
-        raise PydanticCustomError("card", "{reason}", {"reason": str(error)}) from None
+        raise PydanticCustomError("gpu", "{reason}", {"reason": str(error)}) from None
     return name
 
 
 GPUName = Annotated[Text, AfterValidator(_known)]
-"""The id or an alias of a card that ships as data."""
+"""The id or an alias of a GPU that ships as data."""
 
 
 class GPUOverride(Section):
-    """A card of the list with some facts changed; what is left out is the card's own."""
+    """A known GPU with some facts changed."""
 
-    base: GPUName = Field(default="h200", description="the card to start from")
+    base: GPUName = Field(default="h200", description="the GPU to start from")
     memory_bytes: Annotated[Count, BeforeValidator(_bytes)] | None = Field(
-        default=None, description='memory that CUDA offers: bytes, or a text such as `"80 GiB"`'
+        default=None, description='memory that CUDA offers: bytes, or a size such as `"80 GiB"`'
     )
     context_bytes: Annotated[Index, BeforeValidator(_bytes)] | None = Field(
-        default=None, description="what the process holds outside PyTorch's allocator: bytes or a text"
+        default=None,
+        description="memory of the process outside PyTorch's allocator (CUDA context, kernels): bytes or a size",
     )
     multiprocessors: Count | None = Field(default=None, description="number of streaming multiprocessors")
     capability: Annotated[str, BeforeValidator(_capability)] | None = Field(
@@ -64,13 +66,13 @@ class GPUOverride(Section):
     )
 
     def contradictions(self) -> list[Problem]:
-        """A context that fills the card leaves no room for anything."""
+        """Refuse a context that fills the memory."""
         if self.memory_bytes is not None and (self.context_bytes or 0) >= self.memory_bytes:
-            return [Problem(("context_bytes",), "is as large as the card's memory")]
+            return [Problem(("context_bytes",), "is as large as the GPU's memory")]
         return []
 
     def resolve_gpu(self) -> GPU:
-        """The card with these changes."""
+        """Return the GPU with these changes."""
         changes = self.model_dump(exclude_none=True, exclude={"base", "context_bytes"})
         if self.context_bytes is not None:
             changes["context"] = {era: _context(self.context_bytes) for era in find_gpu(self.base).contexts}
@@ -78,7 +80,7 @@ class GPUOverride(Section):
 
 
 def _context(size: int) -> dict[str, Any]:
-    """A context that does not grow while kernels load."""
+    """Return a context that does not grow when kernels are loaded."""
     return {"first_tensor_bytes": size, "loads_bytes": {}, "environment": "given by the user"}
 
 
@@ -87,4 +89,10 @@ def _kind(value: Any) -> str:
 
 
 GPUChoice = Annotated[Annotated[GPUName, Tag("named")] | Annotated[GPUOverride, Tag("changed")], Discriminator(_kind)]
-"""A card by name, or a mapping that changes one."""
+"""A GPU by name, or a mapping that changes one."""
+
+
+@lru_cache
+def resolve_gpu(choice: str | GPUOverride) -> GPU:
+    """Return the GPU that a workload names, with the workload's changes."""
+    return find_gpu(choice) if isinstance(choice, str) else choice.resolve_gpu()

@@ -1,4 +1,4 @@
-"""Names near a misspelt one."""
+"""Suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Up to ``limit`` of the ``known`` names spelt like ``name``, nearest first; case and hyphens do not count."""
+    """Return up to ``limit`` of the ``known`` names that are spelt like ``name``; case and hyphens do not count."""
     folded = {_fold(each): each for each in reversed(list(known))}
     return [folded[match] for match in get_close_matches(_fold(name), folded, n=limit, cutoff=0.6)]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest names, or all where they are few, or nothing."""
+    """Return the end of a message about an unknown name: the nearest names, all if they are few, or nothing."""
     names = list(known)
     if close := nearest(name, names):
         return f"; did you mean {_either(close)}?"

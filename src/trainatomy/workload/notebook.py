@@ -1,14 +1,19 @@
-"""Ready comparisons: the nine trainings that trainatomy is measured against (``notebook.yaml``), and the guide's table
-of fp16 against fp32 by batch size (``notebook-fp16.yaml``)."""
+"""Built-in comparisons from Hugging Face's guide of January 2022.
+
+``notebook.yaml`` holds its nine trainings of BERT-large, ``notebook-fp16.yaml`` its table of fp16 against fp32.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, Literal
 
 import yaml
 
-from trainatomy.workload.reading import ROWS, overlay
+from trainatomy.workload.overlay import overlay
+from trainatomy.workload.overrides import RawWorkload, validate_all
+from trainatomy.workload.reading import ROWS
 from trainatomy.workload.schema import Workload
 
 Era = Literal["today", "2022"]
@@ -16,23 +21,32 @@ Era = Literal["today", "2022"]
 NOTEBOOK = "notebook"
 NOTEBOOK_FP16 = "notebook-fp16"
 READY = (NOTEBOOK, NOTEBOOK_FP16)
-"""The names of the ready comparisons; each is a data file beside this module."""
+"""The names of the built-in comparisons; each is a data file beside this module."""
 
 
 def notebook(era: Era = "today", gpu: str | None = None) -> tuple[Workload, ...]:
-    """The notebook's rows in its order, with today's software or with that of its day; ``gpu`` replaces the card."""
+    """Return the nine trainings of the guide (see ``ready``)."""
     return ready(NOTEBOOK, era, gpu)
 
 
-def ready(name: str, era: Era = "today", gpu: str | None = None) -> tuple[Workload, ...]:
-    """The rows of one of ``READY``, with today's software or with that of January 2022; ``gpu`` replaces the card."""
+def ready(
+    name: str, era: Era = "today", gpu: str | None = None, flags: Mapping[str, Any] | None = None
+) -> tuple[Workload, ...]:
+    """Return the rows of a built-in comparison.
+
+    Args:
+        name: One of ``READY``.
+        era: ``"2022"`` emulates the libraries of January 2022.
+        gpu: Replaces the comparison's own GPU.
+        flags: Command-line flags to lay over every row (see ``RawWorkload.with_flags``).
+    """
     document = _data(f"{name}.yaml")
     rows = document.pop(ROWS)
     if era == "2022":
         document = overlay(document, _data("notebook-2022.yaml"))
     if gpu is not None:
         document["gpu"] = gpu
-    return tuple(Workload.from_mapping(overlay(document, row)) for row in rows)
+    return validate_all(RawWorkload(overlay(document, row)).with_flags(flags or {}) for row in rows)
 
 
 def _data(name: str) -> dict[str, Any]:

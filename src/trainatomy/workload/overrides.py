@@ -1,79 +1,149 @@
-"""Flags over a workload: ``--per-device-train-batch-size 4`` sets ``train.per_device_train_batch_size``."""
+"""Workloads that are not validated yet, and command-line flags laid over them.
+
+A file, flags and keywords are overlaid as plain mappings and validated once, when everything is known.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from trainatomy.errors import WorkloadError
 from trainatomy.workload.arguments import arguments
-from trainatomy.workload.explain import explain
+from trainatomy.workload.explain import explain, workload_error
 from trainatomy.workload.factory import resolve
 from trainatomy.workload.flags import BY_NAME, Flag
 from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.overlay import get_key, overlay, remove_replaced, set_key
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.section import Path, Problem
 
-_SWITCHED = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
-_FACTORY_DECIDES = ("id", "class", "config", "attn_implementation", "dtype")
-_BATCH_DECIDES = ("sequence_length", "target_length", "attention_mask", "padding")
-_DISPLACES: dict[Path, tuple[Path, ...]] = {
-    ("model", "id"): (("model", "factory"),),
-    ("model", "class"): (("model", "factory"),),
-    ("model", "factory"): tuple(("model", key) for key in _FACTORY_DECIDES),
-    ("data", "factory"): tuple(("data", key) for key in _BATCH_DECIDES),
-    **{("data", key): (("data", "factory"),) for key in _BATCH_DECIDES},
-    ("train", "fp16"): (("train", "bf16"),),
-    ("train", "bf16"): (("train", "fp16"),),
-    ("train", "fp16_full_eval"): (("train", "bf16_full_eval"),),
-    ("train", "bf16_full_eval"): (("train", "fp16_full_eval"),),
-}
-"""A flag overrides what the file says even where the two could not stand together in one file."""
+_BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+_NO_MODEL = "no model: give --model, or --model-class with --config, or --model-factory, or a workload file"
 
 
-def merge(base: Workload | None, overrides: Mapping[str, Any]) -> Workload:
-    """``base`` (or nothing) with flags over it.
+def _plain(path: Path, message: str) -> str:
+    return str(Problem(path, message))
 
-    ``overrides`` goes from names (hyphens or underscores, with or without ``--``) to values, as Python's or as typed in
-    a shell; None means that the flag was not given.  Names of ``TrainingArguments`` that change nothing are accepted.
-    Raises ``WorkloadError`` that names the flag.
+
+@dataclass(frozen=True, slots=True)
+class RawWorkload:
+    """A workload before validation.
+
+    Attributes:
+        mapping: Nested mappings with the keys of a workload file.
+        places: Where each key was written, for messages: ``file.yaml:9: train.fp16`` or ``--fp16``.
+        flags: The flag that set a key.
+        problems: Messages about flags that could not be read.
+        describe: Returns the message for a problem with a key that no flag set.
     """
-    given = {_plain(name): value for name, value in overrides.items() if value is not None and value not in ((), [])}
-    mapping = base.to_mapping() if base else {}
-    problems, placed = [], dict[Path, Flag]()
-    for name, value in given.items():
-        flag = BY_NAME.get(name)
+
+    mapping: Mapping[str, Any]
+    places: Mapping[Path, str] = field(default_factory=dict)
+    flags: Mapping[Path, Flag] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    describe: Callable[[Path, str], str] = field(default=_plain, repr=False)
+
+    @classmethod
+    def of(cls, workload: Workload | None) -> RawWorkload:
+        """Return an existing workload as a raw one, or an empty one for None."""
+        if workload is None:
+            return cls({}, describe=lambda path, message: _NO_MODEL if path == ("model",) else _plain(path, message))
+        return cls(workload.to_raw_mapping(), workload.places)
+
+    def with_flags(self, flags: Mapping[str, Any]) -> RawWorkload:
+        """Return a copy with flags laid over it.
+
+        Args:
+            flags: Values by name (hyphens or underscores, with or without ``--``), as Python values or as typed in a
+                shell; None, () and [] mean that the flag was not given. Names of ``TrainingArguments`` that change
+                nothing are accepted.
+        """
+        given = {
+            _plain_name(name): value for name, value in flags.items() if value is not None and value not in ((), [])
+        }
+        mapping = overlay({}, self.mapping)
+        problems, used = list(self.problems), dict(self.flags)
+        for name, value in given.items():
+            flag = BY_NAME.get(name)
+            try:
+                path = ("train", _ignored_argument(name, value)) if flag is None else flag.path
+                read = None if flag is None else _parse(flag, value)
+            except ValueError as error:
+                problems.append(f"--{name.replace('_', '-')}: {error}")
+                continue
+            if flag is not None:
+                used[path] = flag
+            if not _is_malformed(mapping, path):
+                set_key(mapping, path, overlay(get_key(mapping, path), read))
+        remove_replaced(mapping, [path for path in used if path not in self.flags])
+        places = {**self.places, **{path: flag.option for path, flag in used.items()}}
+        return replace(self, mapping=mapping, places=places, flags=used, problems=tuple(problems))
+
+    def check(self) -> Workload | list[str]:
+        """Validate, and return the workload or every message about what is wrong."""
+        messages = list(self.problems)
         try:
-            if flag is None:
-                _place(mapping, ("train", _argument(name, value)), value)
-            else:
-                placed[flag.path] = flag
-                _place(mapping, flag.path, _read(flag, value))
-        except ValueError as error:
-            problems.append(f"--{name.replace('_', '-')}: {error}")
-    _displace(mapping, placed)
-    try:
-        workload = Workload.model_validate(mapping)
-    except ValidationError as error:
-        problems += [_say(problem, placed) for problem in explain(error, mapping, Workload)]
-    if problems:
-        raise WorkloadError("\n".join(problems))
-    if base:
-        workload.train._ignored = tuple(dict.fromkeys((*base.train.ignored, *workload.train.ignored)))
-    return workload.placed((base._places if base else {}) | {path: flag.option for path, flag in placed.items()})
+            workload = Workload.model_validate(self.mapping)
+        except ValidationError as error:
+            return messages + [self._message(*problem) for problem in explain(error, self.mapping, Workload)]
+        return messages or workload.placed(self.places)
+
+    def validate(self) -> Workload:
+        """Validate, and return the workload.
+
+        Raises:
+            WorkloadError: One line for each problem, with the flag or the line of the file that caused it.
+        """
+        return validate_all([self])[0]
+
+    def _message(self, path: Path, message: str) -> str:
+        """Return a message that names the flag that set the key, or the place in the file."""
+        for length in range(len(path), 0, -1):
+            if flag := self.flags.get(path[:length]):
+                inner = ".".join(map(str, path[length:]))
+                return f"{flag.option}: {inner}: {message}" if inner else f"{flag.option}: {message}"
+        return self.describe(path, message)
 
 
-def _plain(name: str) -> str:
+def validate_all(raw: Iterable[RawWorkload]) -> tuple[Workload, ...]:
+    """Validate several raw workloads.
+
+    Raises:
+        WorkloadError: Lists every problem of all of them, each once.
+    """
+    checked = [each.check() for each in raw]
+    if messages := [message for each in checked if isinstance(each, list) for message in each]:
+        raise workload_error(dict.fromkeys(messages))
+    return tuple(each for each in checked if isinstance(each, Workload))
+
+
+def merge(base: Workload | None, flags: Mapping[str, Any]) -> Workload:
+    """Return ``base`` with flags over it, or the workload that flags alone describe (see ``RawWorkload.with_flags``).
+
+    Raises:
+        WorkloadError: Names the flags that are wrong.
+    """
+    return RawWorkload.of(base).with_flags(flags).validate()
+
+
+def _plain_name(name: str) -> str:
     return name.removeprefix("--").replace("-", "_")
 
 
-def _argument(name: str, value: Any) -> str:
-    """A name of ``TrainingArguments`` that is no key: accepted where it changes nothing."""
+def _is_malformed(mapping: Mapping[str, Any], path: Path) -> bool:
+    """Return whether the file has something else where ``path`` needs a section; validation will say so."""
+    section = mapping.get(str(path[0]))
+    return len(path) > 1 and path[0] != "gpu" and section is not None and not isinstance(section, Mapping)
+
+
+def _ignored_argument(name: str, value: Any) -> str:
+    """Return the name of a ``TrainingArguments`` setting that changes nothing here; raise ValueError for others."""
     known = arguments()
     if known.sets_aside(name, value):
         return name
@@ -81,53 +151,26 @@ def _argument(name: str, value: Any) -> str:
         raise ValueError(f"not supported: {known.refused[name]}")
     if name in known.renamed:
         raise ValueError(f"is called {known.renamed[name]} today")
+    if name in known.synonyms:
+        raise ValueError(f"unknown flag; did you mean {known.synonyms[name]}?")
     raise ValueError(f"unknown flag{suggestion(name, BY_NAME)}")
 
 
-def _place(mapping: dict[str, Any], path: Path, value: Any) -> None:
-    """Set ``path`` in nested mappings; a mapping goes over what is there key by key."""
-    here = mapping
-    for key in map(str, path[:-1]):
-        if key == "gpu" and isinstance(here.get(key), str):
-            here[key] = {"base": here[key]}
-        inner = here.get(key)
-        here[key] = dict(inner) if isinstance(inner, Mapping) else {}
-        here = here[key]
-    last = str(path[-1])
-    here[last] = _over(here.get(last), value)
-
-
-def _over(below: Any, above: Any) -> Any:
-    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
-        return above
-    return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
-
-
-def _displace(mapping: dict[str, Any], placed: Mapping[Path, Flag]) -> None:
-    """Take out what the file says and a flag replaces; two flags that contradict each other stay, and are refused."""
-    for path in placed:
-        section, key = str(path[0]), str(path[-1])
-        if path in _DISPLACES and mapping[section].get(key) is not False:
-            for other in _DISPLACES[path]:
-                if other not in placed:
-                    mapping[section].pop(str(other[-1]), None)
-
-
-def _read(flag: Flag, value: Any) -> Any:
-    """A value as typed in a shell; what is no text is taken as it is."""
+def _parse(flag: Flag, value: Any) -> Any:
+    """Return the value of a flag as typed in a shell; values that are not strings are returned as they are."""
     if flag.kind == "switch" and isinstance(value, str):
-        return _SWITCHED.get(value.lower(), value)
+        return _BOOLEANS.get(value.lower(), value)
     if flag.kind == "pairs":
-        return value if isinstance(value, Mapping) else _pairs([value] if isinstance(value, str) else value)
+        return value if isinstance(value, Mapping) else _parse_pairs([value] if isinstance(value, str) else value)
     if flag.kind == "list":
-        return _names(value)
+        return _parse_names(value)
     if flag.path[-1] == "factory" and isinstance(value, str):
         return resolve(value, FilePath.cwd())
     return value
 
 
-def _names(value: Any) -> Any:
-    """``q_proj,v_proj``, or several values; a regular expression, or ``all-linear``, stays one text."""
+def _parse_names(value: Any) -> Any:
+    """Split ``q_proj,v_proj`` into names; a regular expression and ``all-linear`` stay one string."""
     if isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     if not isinstance(value, str):
@@ -137,10 +180,11 @@ def _names(value: Any) -> Any:
     return [part for part in value.split(",") if part]
 
 
-def _pairs(texts: Iterable[str]) -> dict[str, Any]:
-    """``["num_labels=3", "vision_config.hidden_size=64"]`` as nested mappings; values are YAML, so 3 is a number.
+def _parse_pairs(texts: Iterable[str]) -> dict[str, Any]:
+    """Parse ``["num_labels=3", "vision_config.hidden_size=64"]`` into nested mappings; values are YAML.
 
-    Raises ``ValueError`` for a text that is not KEY=VALUE.
+    Raises:
+        ValueError: A string is not KEY=VALUE.
     """
     pairs: dict[str, Any] = {}
     for text in texts:
@@ -151,17 +195,5 @@ def _pairs(texts: Iterable[str]) -> dict[str, Any]:
             value = yaml.safe_load(raw)
         except yaml.YAMLError:
             raise ValueError(f"the value of {key} cannot be read: {raw!r}") from None
-        _place(pairs, tuple(key.split(".")), value)
+        set_key(pairs, tuple(key.split(".")), value)
     return pairs
-
-
-def _say(problem: Problem, placed: Mapping[Path, Flag]) -> str:
-    """A problem with the flag that caused it, or with its key where the file did."""
-    path, message = problem
-    for length in range(len(path), 0, -1):
-        if flag := placed.get(path[:length]):
-            inner = ".".join(map(str, path[length:]))
-            return f"{flag.option}: {inner}: {message}" if inner else f"{flag.option}: {message}"
-    if path == ("model",):
-        return "no model: give --model, or --model-class with --config, or --model-factory, or a workload file"
-    return str(problem)

@@ -2,78 +2,87 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.document import Document, parse
-from trainatomy.workload.explain import explain
 from trainatomy.workload.factory import resolve
-from trainatomy.workload.schema import Workload
+from trainatomy.workload.overlay import overlay
+from trainatomy.workload.overrides import RawWorkload, validate_all
 
 if TYPE_CHECKING:
+    from trainatomy.workload.schema import Workload
     from trainatomy.workload.section import Path
 
+_FILE_SUFFIXES = (".yaml", ".yml", ".json", ".py")
 ROWS = "rows"
 """The key of a file that describes several workloads: each row changes what stands above it."""
 
 
-def read(path: str | FilePath) -> Workload:
+def read(path: str | FilePath, flags: Mapping[str, Any] | None = None) -> Workload:
     """Read the one workload that a file describes.
 
-    Relative files of factories and model folders that begin with ``./`` or ``../`` are looked for beside the file.
-    Raises ``WorkloadError`` with one line a problem: ``file.yaml:7: train.fp16: ...``.
+    Relative paths of factories, and of model folders that begin with ``./`` or ``../``, start from the file's folder.
+
+    Args:
+        path: The file.
+        flags: Command-line flags to lay over it (see ``RawWorkload.with_flags``).
+
+    Raises:
+        WorkloadError: One line for each problem, such as ``file.yaml:7: train.fp16: ...``.
     """
-    workloads = read_all(path)
-    if len(workloads) != 1:
-        raise WorkloadError(f"{path}: describes {len(workloads)} workloads; here one is wanted (compare takes several)")
-    return workloads[0]
+    raw = read_raw(path)
+    if len(raw) != 1:
+        validate_all(raw)
+        raise WorkloadError(
+            f"{path}: describes {len(raw)} workloads, but one is needed here; `trainatomy compare` takes several"
+        )
+    return raw[0].with_flags(flags or {}).validate()
 
 
-def read_all(path: str | FilePath) -> tuple[Workload, ...]:
-    """Read every workload that a file describes: itself, or each entry of ``rows`` on top of the file's other keys."""
+def read_all(path: str | FilePath, flags: Mapping[str, Any] | None = None) -> tuple[Workload, ...]:
+    """Read every workload that a file describes: itself, or each entry of ``rows`` over the file's other keys.
+
+    Arguments and errors are those of ``read``.
+    """
+    return validate_all(raw.with_flags(flags or {}) for raw in read_raw(path))
+
+
+def read_raw(path: str | FilePath) -> list[RawWorkload]:
+    """Read every workload that a file describes, without validating it."""
     path = FilePath(path)
     document = parse(_text(path), str(path))
-    if not isinstance(document.value, Mapping):
+    content = document.value
+    if not isinstance(content, Mapping):
         raise WorkloadError(document.error((), "a workload is a mapping of keys (model, data, train, …) to values"))
-    if ROWS not in document.value:
-        return _valid([_workload(document, document.value, (), path.parent)])
-    rows = document.value[ROWS]
+    if ROWS not in content:
+        return [_raw_workload(document, content, (), path.parent)]
+    rows = content[ROWS]
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
         raise WorkloadError(document.error((ROWS,), "must be a list of workloads, each a mapping of keys to values"))
-    common = {key: value for key, value in document.value.items() if key != ROWS}
-    return _valid(
-        [_workload(document, overlay(common, row), (ROWS, index), path.parent) for index, row in enumerate(rows)]
-    )
+    common = {key: value for key, value in content.items() if key != ROWS}
+    return [_raw_workload(document, overlay(common, row), (ROWS, index), path.parent) for index, row in enumerate(rows)]
 
 
-def _valid(read: list[Workload | list[str]]) -> tuple[Workload, ...]:
-    """The workloads, or one error with everything that is wrong in any of them."""
-    problems = [problem for each in read if isinstance(each, list) for problem in each]
-    if problems:
-        raise WorkloadError("\n".join(dict.fromkeys(problems)))
-    return tuple(each for each in read if isinstance(each, Workload))
-
-
-def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``below`` with the values of ``above``; mappings are laid over each other key by key."""
-    merged = dict(copy.deepcopy(dict(below)))
-    for key, value in above.items():
-        lower = merged.get(key)
-        merged[key] = overlay(lower, value) if isinstance(lower, Mapping) and isinstance(value, Mapping) else value
-    return merged
+def _model_hint(path: FilePath) -> str:
+    """Return a suggestion where a missing file looks like the name of a model: ``gpt2``, ``google-bert/bert-base``."""
+    return "" if path.suffix in _FILE_SUFFIXES else f"; for a model of that name write --model {path}"
 
 
 def _text(path: FilePath) -> str:
-    """The file's text, or the reason why there is none."""
+    """Return the text of a file, or raise WorkloadError with the reason why it cannot be read."""
+    if path.suffix == ".py":
+        raise WorkloadError(
+            f"{path}: is a Python script; a workload is a YAML file. To predict the training of a script, call "
+            "trainatomy.predict(model, batch=…) in it, or write a function that builds the model and pass "
+            f"--model-factory {path}:FUNCTION (and --data-factory {path}:FUNCTION for its batch)"
+        )
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise WorkloadError(f"{path}: no such file") from None
+        raise WorkloadError(f"{path}: no such file{_model_hint(path)}") from None
     except IsADirectoryError:
         raise WorkloadError(f"{path}: is a folder; a workload is a YAML file") from None
     except UnicodeDecodeError:
@@ -82,26 +91,27 @@ def _text(path: FilePath) -> str:
         raise WorkloadError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _workload(document: Document, given: Mapping[str, Any], row: Path, folder: FilePath) -> Workload | list[str]:
-    """One workload, or what is wrong: shown in the row where the row has the key's section, else above the rows."""
-    try:
-        return Workload.model_validate(_beside(given, folder)).placed(document.places(row))
-    except ValidationError as error:
-        problems = explain(error, given, Workload)
-        return [
-            document.error((*row, *path) if not path or (*row, path[0]) in document.lines else path, message)
-            for path, message in problems
-        ]
+def _raw_workload(document: Document, mapping: Mapping[str, Any], row: Path, folder: FilePath) -> RawWorkload:
+    """Return a workload of a file; problems are shown in its row if the row has the key, else above the rows."""
+
+    def describe(path: Path, message: str) -> str:
+        is_in_row = not path or (*row, path[0]) in document.lines
+        return document.error((*row, *path) if is_in_row else path, message)
+
+    return RawWorkload(_normalized(mapping, folder), document.places(row), describe=describe)
 
 
-def _beside(given: Mapping[str, Any], folder: FilePath) -> dict[str, Any]:
-    """Relative places as absolute ones, starting from the folder of the file."""
-    placed = overlay(given, {})
+def _normalized(mapping: Mapping[str, Any], folder: FilePath) -> dict[str, Any]:
+    """Return a copy with absolute paths, which start from the file's folder, and with ``class`` for ``class_``."""
+    copied: dict[str, Any] = overlay({}, mapping)
     for section in ("model", "data"):
-        keys = placed.get(section)
+        keys = copied.get(section)
         if isinstance(keys, dict) and isinstance(reference := keys.get("factory"), str):
             keys["factory"] = resolve(reference, folder)
-    model = placed.get("model")
-    if isinstance(model, dict) and isinstance(name := model.get("id"), str) and name.startswith(("./", "../")):
-        model["id"] = str((folder / name).resolve())
-    return placed
+    model = copied.get("model")
+    if isinstance(model, dict):
+        if isinstance(name := model.get("id"), str) and name.startswith(("./", "../")):
+            model["id"] = str((folder / name).resolve())
+        if "class_" in model and "class" not in model:
+            model["class"] = model.pop("class_")
+    return copied

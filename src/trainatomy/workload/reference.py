@@ -1,4 +1,4 @@
-"""The page of all keys, ``docs/workload.md``, from the schema: ``python -m trainatomy.workload.reference``."""
+"""The reference of all keys, ``docs/workload.md``, generated from the schema."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from pydantic_core import PydanticUndefined
 
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.flags import FLAGS
-from trainatomy.workload.keys import keys, section_of
 from trainatomy.workload.schema import Workload
-from trainatomy.workload.section import Section
+from trainatomy.workload.section import Section, keys, section_of
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from trainatomy.workload.section import Path
 
-_TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", dict: "mapping", tuple: "list"}
+_TYPES = {bool: "true or false", int: "integer", float: "number", str: "string", dict: "mapping", tuple: "list"}
 
 _CLASSES = (
-    "Or the path of a class, such as `torch.optim.RMSprop`, `bitsandbytes.optim.Adam8bit` or one of your own (modules",
-    "in the working directory are found): it is built over the model's parameters as in a script that hands its",
-    "optimizer to the Trainer, `optimizers=(optimizer, None)`. Parameters lie in the Trainer's two groups, with weight",
-    "decay and without. `learning_rate`, `weight_decay`, `adam_beta1`, `adam_beta2` and `adam_epsilon` are passed on",
-    "as far as the constructor has `lr`, `weight_decay`, `betas` and `eps`; `optim_args` comes last, and may hold",
-    "tuples and lists. The Trainer's own name need not be the same: `adamw_bnb_8bit` keeps the states of embeddings",
-    "in 32 bits, and `bitsandbytes.optim.Adam8bit` does not.",
+    "Or the path of a class, such as `torch.optim.RMSprop`, `bitsandbytes.optim.Adam8bit` or your own (modules in the",
+    "working directory are found). It is built over the model's parameters as in a script that passes",
+    "`optimizers=(optimizer, None)` to the Trainer: with the Trainer's two parameter groups, with and without weight",
+    "decay. `learning_rate`, `weight_decay`, `adam_beta1`, `adam_beta2` and `adam_epsilon` are passed on if the",
+    "constructor has `lr`, `weight_decay`, `betas` and `eps`; `optim_args` is applied last, and may hold tuples and lists.",
+    "The Trainer's own name may differ: `adamw_bnb_8bit` keeps the states of embeddings in 32 bits,",
+    "`bitsandbytes.optim.Adam8bit` does not.",
 )
 
 
 def reference() -> str:
-    """The whole page as Markdown."""
+    """Return the page as Markdown."""
     head = files(__package__).joinpath("reference.md").read_text(encoding="utf-8")
     sections = "\n".join(_table(path, section) for path, section in _sections(Workload, ()))
     return f"{head.rstrip()}\n\n{sections}\n{_aside()}"
@@ -59,7 +58,7 @@ def _table(path: Path, section: type[Section]) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """A type in words: ``true or false``, ``text or list``, a link to a section's table."""
+    """Return a type in words: ``true or false``, ``string or list``."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "section"
     origin = get_origin(annotation)
@@ -85,20 +84,20 @@ def _code(option: str | None) -> str:
 
 
 def _aside() -> str:
-    """What may stand under ``train`` without being a key, and what may not."""
+    """List the ``TrainingArguments`` that are not keys: accepted, refused, and the optimizers."""
     known = arguments()
     lines = [
         "## `TrainingArguments` that change nothing here",
         "",
-        "They may stand under `train`, and are set aside.",
+        "Accepted under `train`, so that arguments can be pasted.",
         "",
     ]
     for reason in dict.fromkeys(known.ignored.values()):
         names = ", ".join(f"`{name}`" for name, why in known.ignored.items() if why == reason)
         lines.append(f"- {reason[0].upper()}{reason[1:]}: {names}.")
-    lines += ["", "## `TrainingArguments` that are refused", "", "Unless they are empty or false.", ""]
+    lines += ["", "## `TrainingArguments` that are refused", "", "Accepted only if empty or false.", ""]
     lines += [f"- `{name}`: {reason}." for name, reason in known.refused.items()]
-    lines += ["", "## Optimizers", "", "Names of `optim`, with the package that each needs beside PyTorch.", ""]
+    lines += ["", "## Optimizers", "", "Names of `optim` by the package that each needs beside PyTorch.", ""]
     for package in dict.fromkeys(known.optimizers.values()):
         names = ", ".join(f"`{name}`" for name, needs in known.optimizers.items() if needs == package)
         lines.append(f"- {f'`{package}`' if package else 'none'}: {names}.")

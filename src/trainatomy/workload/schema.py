@@ -1,6 +1,6 @@
-"""A workload: one training (or inference) on one card, as a value.
+"""The description of one training (or inference) on one GPU, as a value.
 
-``Workload`` is frozen, is made from a mapping with the keys of the YAML file, and can be written as one again.
+``Workload`` is frozen. It is validated from a mapping with the keys of the YAML file, and can be written as one again.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator
 
-from trainatomy.catalog.gpus import GPU, find_gpu
-from trainatomy.errors import WorkloadError
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
-from trainatomy.workload.explain import explain
-from trainatomy.workload.gpu import GPUChoice, GPUOverride
+from trainatomy.workload.explain import explain, workload_error
+from trainatomy.workload.gpu import GPUChoice, GPUOverride, resolve_gpu
 from trainatomy.workload.loops import LOOPS, LoopName, describe_loops, unsupported_settings
 from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
+from trainatomy.workload.overlay import overlay, remove_replaced, set_key
 from trainatomy.workload.section import Count, Path, Problem, Section, Text, number_as_text
 from trainatomy.workload.software import AllocatorSettings, SoftwareSpec
 from trainatomy.workload.train import TrainSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from trainatomy.catalog.gpus import GPU
 
 __all__ = [
     "DEFAULT_SEQUENCE_LENGTH",
@@ -40,34 +41,39 @@ __all__ = [
 
 _LINE_BREAKS = frozenset("\x85\u2028\u2029")
 
+MAX_STEPS = 10_000
+"""Steps are executed one by one, so more of them would take hours; the peak is reached after two or three."""
+MAX_BATCH_ELEMENTS = 2**28
+"""Samples times tokens in a batch. One activation of 256 float32 values for each would take 256 GiB."""
+
 FUSED_OPTIMIZERS = frozenset({"adamw_torch_fused"})
 
 
 class Workload(Section):
     """The description of a training."""
 
-    name: Text | None = Field(default=None, description="what to call it in tables")
+    name: Text | None = Field(default=None, description="name in tables and records")
     model: ModelSpec = Field(description="the model")
     data: DataSpec = Field(default_factory=DataSpec, description="the batch")
     loop: LoopName = Field(default="trainer", description=describe_loops())
     mode: Literal["training", "inference"] = Field(default="training", description="`training` or `inference`")
     zero_grad_set_to_none: bool = Field(
-        default=True, description="gradients are released after a step, not filled with zeros"
+        default=True, description="release gradients after a step instead of filling them with zeros"
     )
-    train: TrainSpec = Field(default_factory=TrainSpec, description="the training's settings")
+    train: TrainSpec = Field(default_factory=TrainSpec, description="the settings of the training")
     gpu: GPUChoice = Field(
-        default="h200", description="a card (`trainatomy gpus` lists them), or a mapping that changes one"
+        default="h200", description="a GPU (`trainatomy gpus` lists them), or a mapping that changes one"
     )
     allocator: AllocatorSettings = Field(
         default="",
-        description='PyTorch\'s allocator settings (`PYTORCH_ALLOC_CONF`), such as `"expandable_segments:True"`',
+        description='settings of PyTorch\'s allocator (`PYTORCH_ALLOC_CONF`), such as `"expandable_segments:True"`',
     )
     software: SoftwareSpec = Field(default_factory=SoftwareSpec, description="the software that is simulated")
-    steps: Count | None = Field(
-        default=None, description="optimizer steps to execute; without it, as many as the peak needs"
+    steps: Annotated[Count, Field(le=MAX_STEPS)] | None = Field(
+        default=None, description="optimizer steps to execute (default: as many as the peak needs)"
     )
     era: Annotated[Literal["2022"], BeforeValidator(number_as_text)] | None = Field(
-        default=None, description="`\"2022\"`: what the software of the notebook's day did; without it, today's"
+        default=None, description='`"2022"`: emulate the libraries of January 2022 (default: today\'s)'
     )
 
     _places: dict[Path, str] = PrivateAttr(default_factory=dict)
@@ -75,72 +81,117 @@ class Workload(Section):
     @field_validator("data", "train", "software", mode="before")
     @classmethod
     def _empty_section(cls, section: Any) -> Any:
-        """``train:`` with nothing under it is a section without keys."""
+        """Return an empty section (``train:`` with nothing under it) as one without keys."""
         return {} if section is None else section
 
     @property
     def batch_size(self) -> int:
-        """Samples in one forward: of training, or of inference, where the training's is the default."""
+        """Return the samples in one forward pass, of training or of inference."""
         train = self.train
         if self.mode == "inference" and train.per_device_eval_batch_size is not None:
             return train.per_device_eval_batch_size
         return train.per_device_train_batch_size
 
+    @property
+    def display_name(self) -> str:
+        """Return the workload's name, or that of its model."""
+        return self.name or str(self.model.id or self.model.class_ or self.model.factory)
+
     def resolve_gpu(self) -> GPU:
-        """The card: one that ships as data, or one of those with the changes that the workload names."""
-        return find_gpu(self.gpu) if isinstance(self.gpu, str) else self.gpu.resolve_gpu()
+        """Return the GPU with all its facts, including the workload's changes."""
+        return resolve_gpu(self.gpu)
 
     def where(self, *path: str | int) -> str:
-        """Where a key was written, for messages: ``file.yaml:9: train.fp16``, ``--fp16``, or ``train.fp16``."""
+        """Return where a key was written, for messages: ``file.yaml:9: train.fp16``, ``--fp16``, or ``train.fp16``."""
         return self._places.get(path, ".".join(map(str, path)))
 
     def placed(self, places: Mapping[Path, str]) -> Self:
-        """The same workload, which knows where its keys were written."""
+        """Record where keys were written (see ``where``), and return the workload itself."""
         self._places.update(places)
         return self
 
+    @property
+    def places(self) -> Mapping[Path, str]:
+        """Return where keys were written."""
+        return self._places
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Make a workload from nested mappings with the keys of the YAML file.
+        """Validate nested mappings with the keys of the YAML file.
 
-        Raises ``WorkloadError`` that lists every problem, one a line.
+        Raises:
+            WorkloadError: Lists every problem, one a line.
         """
         try:
             return cls.model_validate(mapping)
         except ValidationError as error:
-            raise WorkloadError("\n".join(map(str, explain(error, mapping, cls)))) from None
+            problems = explain(error, mapping, cls)
+            raise workload_error(map(str, problems), problems) from None
+
+    def replace(self, changes: str | Mapping[str, Any], value: Any = None, /) -> Self:
+        """Return a validated copy with some keys changed.
+
+        ``workload.replace("train.per_device_train_batch_size", 8)`` changes one key,
+        ``workload.replace({"train.bf16": True, "gpu": "h100"})`` several. As on the command line, a key that
+        contradicts one of this workload takes its place: ``train.bf16`` switches ``train.fp16`` off.
+
+        Args:
+            changes: A dotted key of the workload file, or a mapping from such keys to values.
+            value: The value for a single key.
+
+        Raises:
+            WorkloadError: A key does not exist, or a value is not valid; names the key and suggests the nearest one.
+        """
+        settings = {changes: value} if isinstance(changes, str) else changes
+        mapping = self.to_raw_mapping()
+        paths = [tuple(key.split(".")) for key in settings]
+        for path, setting in zip(paths, settings.values(), strict=True):
+            set_key(mapping, path, overlay(None, setting))
+        remove_replaced(mapping, paths)
+        places = {path: place for path, place in self._places.items() if path not in paths}
+        return type(self).from_mapping(mapping).placed(places)
 
     def to_mapping(self) -> dict[str, Any]:
-        """What differs from the defaults, with the keys of the YAML file; ``from_mapping`` gives the workload back."""
+        """Return the values that differ from the defaults, with the keys of the YAML file (see ``from_mapping``)."""
         mapping = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return {key: value for key, value in mapping.items() if value != {} or key not in ("data", "train", "software")}
 
+    def to_raw_mapping(self) -> dict[str, Any]:
+        """Return ``to_mapping`` with the names, but not the values, of settings that change nothing."""
+        mapping = self.to_mapping()
+        if self.train.ignored:
+            mapping["train"] = {**mapping.get("train", {}), **dict.fromkeys(self.train.ignored)}
+        return mapping
+
     def to_yaml(self) -> str:
-        """``to_mapping`` as the text of a workload file.  Unicode's own line breaks are escaped: PyYAML loses them."""
+        """Return ``to_mapping`` as the text of a workload file.
+
+        Unicode's own line breaks are escaped, because PyYAML loses them.
+        """
         mapping = self.to_mapping()
         plain = not _LINE_BREAKS & set(json.dumps(mapping, ensure_ascii=False))
         return yaml.safe_dump(mapping, sort_keys=False, allow_unicode=plain)
 
     def digest(self) -> str:
-        """SHA-256 (hex) of what a prediction depends on: equal for equal trainings, whatever their name."""
+        """Return a SHA-256 (hex) of what a prediction depends on: equal for equal trainings with different names."""
         mapping = {key: value for key, value in self.to_mapping().items() if key != "name"}
         return hashlib.sha256(json.dumps(mapping, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:
-        """Equal descriptions, wherever they were written."""
+        """Return whether two workloads describe the same training, wherever they were written."""
         return isinstance(other, Workload) and self.to_mapping() == other.to_mapping()
 
     def __hash__(self) -> int:
         return hash(self.digest())
 
     def contradictions(self) -> list[Problem]:
-        """What no section sees alone."""
-        return [*self._unscalable_gradients(), *self._refused_by_loop(), *self._targets()]
+        """Return problems between keys of different sections."""
+        return [*self._unscalable_gradients(), *self._refused_by_loop(), *self._targets(), *self._oversized_batch()]
 
     def _unscalable_gradients(self) -> list[Problem]:
-        """GradScaler refuses float16 gradients when it unscales them (torch/amp/grad_scaler.py, ``_unscale_grads_``).
+        """Refuse float16 gradients that GradScaler would unscale (torch/amp/grad_scaler.py, ``_unscale_grads_``).
 
-        It does so before clipping, and before the step of every optimizer that does not unscale inside its kernel.
+        It unscales before clipping, and before the step of every optimizer that does not unscale inside its kernel.
         """
         model, train = self.model, self.train
         trains_halves = model.dtype == "float16" and model.lora is None
@@ -149,7 +200,7 @@ class Workload(Section):
             return []
         message = (
             "gradient scaling cannot unscale the float16 gradients of float16 weights "
-            "(PyTorch raises `Attempting to unscale FP16 gradients.`): use dtype float32, or bf16, or leave fp16 out"
+            "(PyTorch raises `Attempting to unscale FP16 gradients.`): use dtype float32, or bf16, or remove fp16"
         )
         return [Problem(("train", "fp16"), message)]
 
@@ -159,7 +210,19 @@ class Workload(Section):
         refused = unsupported_settings(LOOPS[self.loop], self.train, defaults)
         return [Problem(("train", name), reason) for name, reason in refused.items()]
 
+    def _oversized_batch(self) -> list[Problem]:
+        """Refuse batches that fit on no GPU, whose tensors would take minutes to make on the CPU."""
+        tokens = 1 if self.data.factory else self.data.sequence_length or 1
+        if self.batch_size * tokens <= MAX_BATCH_ELEMENTS:
+            return []
+        is_eval = self.mode == "inference" and self.train.per_device_eval_batch_size is not None
+        name = "per_device_eval_batch_size" if is_eval else "per_device_train_batch_size"
+        message = f"is too large for any GPU: {self.batch_size:,} samples"
+        return [Problem(("train", name), message + (f" of {tokens:,} tokens" if tokens > 1 else ""))]
+
     def _targets(self) -> list[Problem]:
         if self.model.lora is not None and self.model.freeze:
-            return [Problem(("model", "freeze"), "cannot stand beside lora, which freezes all but the adapters")]
+            return [
+                Problem(("model", "freeze"), "cannot be combined with lora, which freezes everything but the adapters")
+            ]
         return []

@@ -1,19 +1,22 @@
-"""What every section of a workload shares: strictness, the small number types, and how a contradiction is reported."""
+"""The base class of a workload's sections, its number types, and which keys a section has."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 Path = tuple[str | int, ...]
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong: the key it is about (``("train", "fp16")``) and what to say."""
+    """A mistake in a workload: the path of its key (``("train", "fp16")``) and a message."""
 
     path: Path
     message: str
@@ -24,28 +27,28 @@ class Problem(NamedTuple):
 
 
 class Section(BaseModel):
-    """A frozen group of keys; a key that it does not have is an error."""
+    """A frozen group of keys; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, allow_inf_nan=False)
 
     def contradictions(self) -> list[Problem]:
-        """Keys that are each valid but cannot stand together; paths are relative to this section."""
+        """Return problems between keys that are valid one by one; paths are relative to this section."""
         return []
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse contradictions.  Raises ``PydanticCustomError`` that carries every ``Problem``."""
+        """Raise a ``PydanticCustomError`` that carries every contradiction."""
         if problems := self.contradictions():
             refuse(problems)
 
 
 def refuse(problems: Sequence[Problem]) -> None:
-    """Raise one pydantic error that carries all ``problems`` (``explain.py`` unpacks them)."""
+    """Raise one pydantic error that carries all ``problems``, which ``explain.py`` unpacks."""
     text = "; ".join(problem.message for problem in problems)
     raise PydanticCustomError("contradiction", "{text}", {"text": text, "problems": list(problems)})
 
 
 def _number(value: Any) -> Any:
-    """Python takes True for 1; a description that says ``per_device_train_batch_size: true`` is a mistake."""
+    """Refuse booleans, which Python counts as integers, and NaN."""
     if isinstance(value, bool):
         raise PydanticCustomError("number", "must be a number")
     if isinstance(value, float) and math.isnan(value):
@@ -54,25 +57,25 @@ def _number(value: Any) -> Any:
 
 
 def number_as_text(value: Any) -> Any:
-    """YAML reads ``name: 2022`` as a number; where a text is wanted, it is that text."""
+    """Return an integer as a string: YAML reads ``name: 2022`` as a number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _listed(value: Any) -> Any:
-    """One name where several are allowed is a list of one."""
+    """Return a single name as a tuple of one."""
     return (value,) if isinstance(value, str) else value
 
 
 def _plain(value: Any) -> Any:
-    """A mapping becomes a plain dict, so that a workload can be written as YAML and JSON again."""
+    """Return a mapping as a plain dict, which can be written as YAML and JSON."""
     return dict(value) if isinstance(value, Mapping) else value
 
 
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
-"""How many: 1 or more."""
+"""An integer of at least 1."""
 
 Index = Annotated[int, BeforeValidator(_number), Field(ge=0)]
-"""0 or more."""
+"""An integer of at least 0."""
 
 Integer = Annotated[int, BeforeValidator(_number)]
 
@@ -86,10 +89,53 @@ Decay = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1)]
 """From 0 to just below 1, as the betas of Adam."""
 
 Text = Annotated[str, BeforeValidator(number_as_text), Field(min_length=1)]
-"""A text that is not empty."""
+"""A string that is not empty."""
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 """A list of names; a single name is a list of one."""
 
 Settings = Annotated[dict[str, Any], BeforeValidator(_plain)]
 """A mapping whose keys are checked by the library that takes them."""
+
+
+def key_of(name: str, field: FieldInfo) -> str:
+    """Return the key of a field in a workload file: ``class`` for ``class_``."""
+    return field.serialization_alias or name
+
+
+def keys(section: type[Section]) -> dict[str, FieldInfo]:
+    """Return every key of a section with its field, in order."""
+    return {key_of(name, field): field for name, field in section.model_fields.items()}
+
+
+def section_of(annotation: Any) -> type[Section] | None:
+    """Return the section inside an annotation such as ``LoraSpec | None``, or None."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next(filter(None, map(section_of, get_args(annotation))), None)
+
+
+def section_at(root: type[Section], path: Path) -> type[Section] | None:
+    """Return the section at ``path`` under ``root``, or None if there is none."""
+    section: type[Section] | None = root
+    for key in path:
+        field = keys(section).get(str(key)) if section else None
+        section = section_of(field.annotation) if field else None
+    return section
+
+
+def leaves(section: type[Section], prefix: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
+    """Yield every key that holds a value; one that may also be a section (``gpu``) comes before its keys."""
+    for key, field in keys(section).items():
+        inner = section_of(field.annotation)
+        if inner is None or str in members(field.annotation):
+            yield (*prefix, key), field
+        if inner is not None:
+            yield from leaves(inner, (*prefix, key))
+
+
+def members(annotation: Any) -> set[type]:
+    """Return all types in an annotation: tuple, str and NoneType for ``tuple[str, ...] | None``."""
+    origin = get_origin(annotation)
+    found = {each for each in (annotation, origin) if isinstance(each, type)}
+    return found.union(*map(members, get_args(annotation)))

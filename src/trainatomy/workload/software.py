@@ -1,4 +1,4 @@
-"""The software that a workload runs on: PyTorch's version and its allocator's settings."""
+"""The software of a workload: PyTorch's version and the settings of its allocator."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from trainatomy.catalog.versions import parse_version, version_note
+from trainatomy.errors import WorkloadError
 from trainatomy.workload.section import Section
 
 _VERSION = re.compile(r"\d+\.\d+(\.\d+)?([a-z+.-]\S*)?")
@@ -15,16 +17,21 @@ _SETTING = re.compile(r"\s*\w+\s*:\s*(\[[^\[\]]*\]|[^,\[\]\s]+)\s*")
 
 
 def _version(value: Any) -> Any:
-    """A version must be quoted in YAML, which reads 2.10 as the number 2.1."""
+    """Refuse numbers (YAML reads 2.10 as 2.1), malformed versions, and releases whose rules are not known."""
     if isinstance(value, int | float):
         raise PydanticCustomError("version", 'is read as a number: put it in quotes, as in torch: "2.10"')
     if isinstance(value, str) and not _VERSION.fullmatch(value):
         raise PydanticCustomError("version", 'must be a version such as "2.11" or "2.11.0"')
+    if isinstance(value, str):
+        try:
+            version_note("torch", parse_version(value))
+        except WorkloadError as error:
+            raise PydanticCustomError("version", "{reason}", {"reason": str(error)}) from None
     return value
 
 
 def _settings(text: str) -> str:
-    """Only the form is checked: which settings exist depends on PyTorch's version, which the allocator twin knows."""
+    """Check the syntax; which settings exist depends on PyTorch's version and is checked by the simulated allocator."""
     for setting in re.split(r",(?![^\[]*\])", text.rstrip(", ")) if text.strip() else ():
         if not _SETTING.fullmatch(setting):
             message = 'must look like "expandable_segments:True,max_split_size_mb:128", found {setting}'
@@ -33,13 +40,13 @@ def _settings(text: str) -> str:
 
 
 AllocatorSettings = Annotated[str, AfterValidator(_settings)]
-"""A text as in ``PYTORCH_ALLOC_CONF``."""
+"""Allocator settings in the syntax of ``PYTORCH_ALLOC_CONF``."""
 
 
 class SoftwareSpec(Section):
-    """The software whose rules are simulated."""
+    """The versions of libraries whose rules are simulated."""
 
     torch: Annotated[str, BeforeValidator(_version)] | None = Field(
         default=None,
-        description='version of PyTorch whose allocator is simulated, such as `"2.11"`; without it, the installed',
+        description='version of PyTorch to simulate, such as `"2.11"` (default: the installed one)',
     )

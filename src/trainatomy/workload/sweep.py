@@ -1,4 +1,4 @@
-"""Sweeps: the same training once for each value of a setting, ``per_device_train_batch_size=1,2,4,8``."""
+"""Sweeps: one training for each value of a setting, such as ``per_device_train_batch_size=1,2,4,8``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.overrides import merge
 from trainatomy.workload.schema import Workload
 
-MOST_ROWS = 1000
-"""More trainings than anybody reads side by side: a mistyped sweep."""
+MAX_ROWS = 1000
+"""More trainings than anybody compares: a mistyped sweep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """A setting and its values.
 
-    ``key`` as it was typed, for the names of rows; ``values``: as typed, and as ``workload.overrides.merge`` takes
-    them.
+    Attributes:
+        key: The setting as it was typed, for the names of rows.
+        values: Each value as it was typed, and as flags (see ``RawWorkload.with_flags``).
     """
 
     key: str
@@ -33,25 +34,30 @@ class Sweep:
 
 
 def sweep(workloads: Sequence[Workload], texts: Sequence[str]) -> tuple[Workload, ...]:
-    """Every workload with every combination of values, the last setting changing fastest; rows are named by them.
+    """Return every workload with every combination of values, the last setting changing fastest.
 
-    ``texts``: ``KEY=V1,V2,…`` with a name of TrainingArguments, a flag's name, or a key of a workload file with dots
-    (``data.sequence_length``, ``model.config.num_hidden_layers``).  A value that holds commas stands in brackets
-    (``lora_target_modules=[q_proj,v_proj],all-linear``).  Raises ``WorkloadError`` that names the sweep.
+    Args:
+        workloads: The workloads to vary. The rows are named by their values.
+        texts: ``KEY=V1,V2,…``, where KEY is a name of TrainingArguments, a flag, or a dotted key of a workload file
+            (``data.sequence_length``, ``model.config.num_hidden_layers``). A value with commas is put in brackets
+            (``lora_target_modules=[q_proj,v_proj],all-linear``).
+
+    Raises:
+        WorkloadError: Names the sweep.
     """
     sweeps = [parse(text) for text in texts]
     if not sweeps:
         return tuple(workloads)
     _refuse_repeats(sweeps)
     combinations = list(product(*(each.values for each in sweeps)))
-    if (count := len(workloads) * len(combinations)) > MOST_ROWS:
-        raise WorkloadError(f"--sweep: {count:,} trainings are more than a table can show ({MOST_ROWS:,}); sweep less")
+    if (count := len(workloads) * len(combinations)) > MAX_ROWS:
+        raise WorkloadError(f"--sweep: {count:,} trainings are more than {MAX_ROWS:,}; sweep fewer values")
     several = len(workloads) > 1
     return tuple(_set(workload, sweeps, values, several) for workload in workloads for values in combinations)
 
 
 def parse(text: str) -> Sweep:
-    """Read ``KEY=V1,V2``; raises ``WorkloadError`` where the key is unknown or there is no value."""
+    """Parse ``KEY=V1,V2``; raise ``WorkloadError`` for an unknown key or a missing value."""
     key, equals, raw = text.partition("=")
     key = key.strip().removeprefix("--").replace("-", "_")
     if not equals or not key or not raw.strip():
@@ -63,7 +69,7 @@ def parse(text: str) -> Sweep:
 
 
 def _values(text: str, raw: str) -> list[Any]:
-    """The values as they were typed, in the grammar of a YAML list: 4 stays "4", [a, b] is a list of texts."""
+    """Return the values as they were typed, in the syntax of a YAML list: ``4`` stays "4", ``[a, b]`` is a list."""
     try:
         node = yaml.compose(f"[{raw}]", Loader=yaml.SafeLoader)
         values = _typed(node)
@@ -87,7 +93,7 @@ def _shown(value: Any) -> str:
 
 
 def _override(text: str, key: str, value: Any) -> dict[str, Any]:
-    """What ``merge`` is to set: a flag by its name, or the flag of a key that was written with dots."""
+    """Return the flag for a setting, given by its name or as a dotted key, with its value."""
     if key in BY_NAME:
         return {key: value}
     path = tuple(key.split("."))
@@ -98,9 +104,11 @@ def _override(text: str, key: str, value: Any) -> dict[str, Any]:
         if flag.kind == "pairs" and path[:depth] == flag.path and all(path):
             return {flag.name: [f"{'.'.join(path[depth:])}={_shown(value)}"]}
     if key.removeprefix("train.") in arguments().names():
-        return {key.removeprefix("train."): value}  # accepted, or refused with its reason, by `merge`
+        return {key.removeprefix("train."): value}  # accepted, or refused with a reason, by `with_flags`
+    if meant := arguments().synonyms.get(key):
+        raise WorkloadError(f"--sweep {text}: unknown setting {key!r}; did you mean {meant}?", key=key)
     known = [*BY_NAME, *(".".join(map(str, flag.path)) for flag in FLAGS)]
-    raise WorkloadError(f"--sweep {text}: unknown setting {key!r}{suggestion(key, known)}")
+    raise WorkloadError(f"--sweep {text}: unknown setting {key!r}{suggestion(key, known)}", key=key)
 
 
 def _refuse_repeats(sweeps: Sequence[Sweep]) -> None:
@@ -119,15 +127,14 @@ def _set(
     values: Sequence[tuple[str, Mapping[str, Any]]],
     several: bool,
 ) -> Workload:
-    """``workload`` with these values, named by them; behind its own name where other workloads are swept too."""
+    """Return ``workload`` with these values and named by them, after its own name where there are several workloads."""
     overrides: dict[str, Any] = {}
     for _, override in values:
         for name, value in override.items():
             below = overrides.get(name)
             overrides[name] = [*below, *value] if isinstance(below, list) and isinstance(value, list) else value
     label = ", ".join(f"{each.key}={shown}" for each, (shown, _) in zip(sweeps, values, strict=True))
-    own = workload.name or workload.model.id or workload.model.class_ or workload.model.factory
     try:
-        return merge(workload, {**overrides, "name": f"{own}, {label}" if several else label})
+        return merge(workload, {**overrides, "name": f"{workload.display_name}, {label}" if several else label})
     except WorkloadError as error:
         raise WorkloadError(f"--sweep, {label}: {error}") from None

@@ -1,4 +1,4 @@
-"""The settings of the training: names, meaning and defaults of transformers' ``TrainingArguments`` (5.17)."""
+"""The ``train`` section: names, meaning and defaults of transformers' ``TrainingArguments`` (5.17)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainatomy.workload.section import Amount, Count, Decay, Fraction, Index, P
 
 
 def _optimizer(name: str) -> str:
-    """Check a name of ``optim``; of the path of a class only the form, for no code is loaded here."""
+    """Check the name of an optimizer; for the path of a class only its syntax, as no code is loaded here."""
     known = arguments()
     if name in known.optimizers or is_class_path(name):
         return name
@@ -27,7 +27,7 @@ def _optimizer(name: str) -> str:
 
 
 def _optimizer_arguments(text: str) -> str:
-    """Check the form of ``optim_args``."""
+    """Check the syntax of ``optim_args``."""
     for part in _parts(text):
         name, equals, value = part.partition("=")
         if not (name.isidentifier() and equals and value):
@@ -37,84 +37,84 @@ def _optimizer_arguments(text: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """``"eps=(1e-30,0.001), foreach=True"`` without blanks, cut at the commas that stand outside brackets."""
+    """Split ``"eps=(1e-30,0.001), foreach=True"`` at the commas outside brackets, without blanks."""
     return [part for part in re.split(r",(?![^(\[]*[)\]])", text.replace(" ", "")) if part]
 
 
 class TrainSpec(Section):
-    """``TrainingArguments``: those that change what a step holds or how long it takes.
+    """The ``TrainingArguments`` that change memory or time of a step.
 
-    Others that exist (``output_dir``, ``logging_steps``, …) are accepted and set aside in ``ignored``.
+    Others (``output_dir``, ``logging_steps``, …) are accepted, and their names are kept in ``ignored``.
     """
 
-    per_device_train_batch_size: Count = Field(default=8, description="samples in a batch")
+    per_device_train_batch_size: Count = Field(default=8, description="samples per batch")
     per_device_eval_batch_size: Count | None = Field(
-        default=None, description="samples in a batch of inference; without it, `per_device_train_batch_size`"
+        default=None, description="samples per batch in inference (default: `per_device_train_batch_size`)"
     )
     gradient_accumulation_steps: Count = Field(
-        default=1, description="batches whose gradients are summed before a step"
+        default=1, description="batches whose gradients are accumulated before an optimizer step"
     )
-    gradient_checkpointing: bool = Field(
-        default=False, description="forget activations and compute them again in backward"
-    )
+    gradient_checkpointing: bool = Field(default=False, description="recompute activations in the backward pass")
     gradient_checkpointing_kwargs: Settings | None = Field(
-        default=None, description="`{use_reentrant: true}` or false: which of PyTorch's two ways of checkpointing"
+        default=None, description="arguments of PyTorch's checkpointing, such as `{use_reentrant: true}`"
     )
-    fp16: bool = Field(default=False, description="mixed precision: float16 autocast with gradient scaling")
-    bf16: bool = Field(default=False, description="mixed precision: bfloat16 autocast")
-    tf32: bool | None = Field(default=None, description="TF32 matrix multiplications; without it, PyTorch's default")
-    fp16_full_eval: bool = Field(default=False, description="inference with the weights in float16")
-    bf16_full_eval: bool = Field(default=False, description="inference with the weights in bfloat16")
+    fp16: bool = Field(default=False, description="mixed precision: autocast to float16 with gradient scaling")
+    bf16: bool = Field(default=False, description="mixed precision: autocast to bfloat16")
+    tf32: bool | None = Field(default=None, description="TF32 for float32 matrix products (default: PyTorch's)")
+    fp16_full_eval: bool = Field(default=False, description="cast the weights to float16 for inference")
+    bf16_full_eval: bool = Field(default=False, description="cast the weights to bfloat16 for inference")
     optim: Annotated[str, AfterValidator(_optimizer)] = Field(
         default="adamw_torch_fused",
-        description="the optimizer: a name that the Trainer has, or the path of a class, `package.module.Class`",
+        description="optimizer: a name that the Trainer knows, or the path of a class, `package.module.Class`",
     )
     optim_args: Annotated[str, AfterValidator(_optimizer_arguments)] | None = Field(
-        default=None, description='arguments of the optimizer, such as `"momentum=0.9"` or `"foreach=True"`'
+        default=None, description='further arguments of the optimizer, such as `"momentum=0.9"` or `"foreach=True"`'
     )
     optim_target_modules: str | tuple[str, ...] | None = Field(
-        default=None, description="modules that GaLore and APOLLO project: names, a regular expression, or `all-linear`"
+        default=None, description="modules for GaLore and APOLLO: names, a regular expression, or `all-linear`"
     )
-    max_grad_norm: Amount = Field(default=1.0, description="gradients are clipped to this norm; 0: no clipping")
-    learning_rate: Amount = Field(default=5e-5, description="step size")
+    max_grad_norm: Amount = Field(default=1.0, description="clip gradients to this norm; 0 switches clipping off")
+    learning_rate: Amount = Field(default=5e-5, description="learning rate")
     weight_decay: Amount = Field(default=0.0, description="weight decay")
-    adam_beta1: Decay = Field(default=0.9, description="Adam's first decay")
-    adam_beta2: Decay = Field(default=0.999, description="Adam's second decay")
+    adam_beta1: Decay = Field(default=0.9, description="Adam's beta1")
+    adam_beta2: Decay = Field(default=0.999, description="Adam's beta2")
     adam_epsilon: Amount = Field(default=1e-8, description="Adam's epsilon")
-    label_smoothing_factor: Fraction = Field(default=0.0, description="label smoothing, computed by the Trainer")
-    neftune_noise_alpha: Amount | None = Field(default=None, description="noise that the Trainer adds to embeddings")
+    label_smoothing_factor: Fraction = Field(default=0.0, description="label smoothing in the Trainer's loss")
+    neftune_noise_alpha: Amount | None = Field(
+        default=None, description="scale of the NEFTune noise that the Trainer adds to embeddings"
+    )
     use_cache: bool | None = Field(
         default=None,
-        description="keep keys and values of past tokens (`model.config.use_cache`); without it, false with "
-        "`loop: trainer` and as the model's configuration says in other loops",
+        description="keep the key/value cache, `model.config.use_cache` (default: false with `loop: trainer`, the "
+        "model's configuration in other loops)",
     )
-    average_tokens_across_devices: bool = Field(default=True, description="count tokens over all GPUs for the loss")
+    average_tokens_across_devices: bool = Field(
+        default=True, description="average the loss over the tokens of all GPUs"
+    )
     logging_nan_inf_filter: bool = Field(
-        default=True, description="leave losses that are not finite out of the logged mean"
+        default=True, description="leave NaN and infinite losses out of the logged mean"
     )
-    torch_empty_cache_steps: Count | None = Field(
-        default=None, description="empty the allocator's cache every so many steps"
-    )
-    dataloader_pin_memory: bool = Field(default=True, description="batches are copied from pinned host memory")
-    dataloader_num_workers: Index = Field(default=0, description="processes that load batches")
-    seed: Index = Field(default=42, description="seed of the random numbers")
+    torch_empty_cache_steps: Count | None = Field(default=None, description="empty the allocator's cache every N steps")
+    dataloader_pin_memory: bool = Field(default=True, description="copy batches from pinned host memory")
+    dataloader_num_workers: Index = Field(default=0, description="worker processes that load batches")
+    seed: Index = Field(default=42, description="random seed")
 
     _ignored: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Names of ``TrainingArguments`` that were given and change nothing in a prediction."""
+        """Return names of ``TrainingArguments`` that were given and change nothing in a prediction."""
         return self._ignored
 
     def optimizer_arguments(self) -> dict[str, Any]:
-        """``optim_args`` as values: ``"foreach=False,momentum=0.9"`` gives ``{"foreach": False, "momentum": 0.9}``."""
+        """Parse ``optim_args``: ``"foreach=False,momentum=0.9"`` gives ``{"foreach": False, "momentum": 0.9}``."""
         pairs = (part.partition("=") for part in _parts(self.optim_args or ""))
         return {name: _literal(value) for name, _, value in pairs}
 
     @model_validator(mode="wrap")
     @classmethod
     def _set_aside(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Take out what changes nothing before the rest is checked; its values (a token may be one) are dropped."""
+        """Drop settings that change nothing before the rest is checked; only their names are kept (a value may be a token)."""
         if not isinstance(given, Mapping):
             return handler(given)
         aside = tuple(name for name, value in given.items() if arguments().sets_aside(name, value))
@@ -123,14 +123,18 @@ class TrainSpec(Section):
         return train
 
     def contradictions(self) -> list[Problem]:
-        """One precision at a time, and only the keyword arguments that PyTorch's checkpointing has."""
+        """Refuse two precisions, and arguments that PyTorch's checkpointing does not have."""
         problems = []
         if self.fp16 and self.bf16:
-            problems.append(Problem(("fp16",), "cannot stand beside bf16: choose one precision"))
+            problems.append(Problem(("fp16",), "cannot be combined with bf16: choose one precision"))
         if self.fp16_full_eval and self.bf16_full_eval:
-            problems.append(Problem(("fp16_full_eval",), "cannot stand beside bf16_full_eval: choose one precision"))
+            problems.append(
+                Problem(("fp16_full_eval",), "cannot be combined with bf16_full_eval: choose one precision")
+            )
         if not is_class_path(self.optim) and re.search(r"[(\[]", self.optim_args or ""):
-            message = "transformers reads no tuples or lists here; the path of a class as `optim` does take them"
+            message = (
+                "transformers reads no tuples or lists here; use the path of a class as `optim`, which accepts them"
+            )
             problems.append(Problem(("optim_args",), message))
         return problems + self._checkpointing_problems()
 
@@ -142,13 +146,13 @@ class TrainSpec(Section):
             if name not in allowed:
                 problems.append(Problem((here, name), f"unknown key{suggestion(name, allowed)}"))
             elif not isinstance(value, allowed[name]):
-                wanted = "true or false" if allowed[name] is bool else "a text"
+                wanted = "true or false" if allowed[name] is bool else "a string"
                 problems.append(Problem((here, name), f"must be {wanted}, found {value!r}"))
         return problems
 
 
 def _literal(text: str) -> Any:
-    """``0.9``, ``True`` and ``(0.9, 0.99)`` are values; everything else is a text."""
+    """Return ``0.9``, ``True`` and ``(0.9, 0.99)`` as Python values, anything else as a string."""
     try:
         return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text, text))
     except (ValueError, SyntaxError):

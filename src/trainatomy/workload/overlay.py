@@ -1,0 +1,68 @@
+"""Nested mappings laid over each other, before anything is validated."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainatomy.workload.section import Path
+
+_SET_BY_MODEL_FACTORY = ("id", "class", "config", "attn_implementation", "dtype")
+_SET_BY_DATA_FACTORY = ("sequence_length", "target_length", "attention_mask", "padding")
+_REPLACES: dict[Path, tuple[Path, ...]] = {
+    ("model", "id"): (("model", "factory"),),
+    ("model", "class"): (("model", "factory"),),
+    ("model", "factory"): tuple(("model", key) for key in _SET_BY_MODEL_FACTORY),
+    ("data", "factory"): tuple(("data", key) for key in _SET_BY_DATA_FACTORY),
+    **{("data", key): (("data", "factory"),) for key in _SET_BY_DATA_FACTORY},
+    ("train", "fp16"): (("train", "bf16"),),
+    ("train", "bf16"): (("train", "fp16"),),
+    ("train", "fp16_full_eval"): (("train", "bf16_full_eval"),),
+    ("train", "bf16_full_eval"): (("train", "fp16_full_eval"),),
+}
+"""Keys that a later source removes from an earlier one, because both in one workload would be a contradiction."""
+
+
+def overlay(below: Any, above: Any) -> Any:
+    """Return ``above`` laid over ``below`` key by key; anything but two mappings is replaced by a copy of ``above``."""
+    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
+        return copy.deepcopy(above)
+    merged = copy.deepcopy(dict(below))
+    for key, value in above.items():
+        merged[key] = overlay(merged.get(key), value)
+    return merged
+
+
+def set_key(mapping: dict[str, Any], path: Path, value: Any) -> None:
+    """Set the value at ``path`` in nested dictionaries, which are created where they are missing."""
+    here = mapping
+    for key in map(str, path[:-1]):
+        inner = here.get(key)
+        if key == "gpu" and isinstance(inner, str):
+            inner = {"base": inner}
+        here[key] = dict(inner) if isinstance(inner, Mapping) else {}
+        here = here[key]
+    here[str(path[-1])] = value
+
+
+def get_key(mapping: Mapping[str, Any], path: Path) -> Any:
+    """Return the value at ``path`` in nested mappings, or None where there is none."""
+    here: Any = mapping
+    for key in map(str, path):
+        here = here.get(key) if isinstance(here, Mapping) else None
+    return here
+
+
+def remove_replaced(mapping: dict[str, Any], changed: Collection[Path]) -> None:
+    """Remove keys that contradict a changed one: ``train.bf16`` where ``train.fp16`` was switched on.
+
+    Two changed keys that contradict each other both stay, and validation refuses them.
+    """
+    for path in changed:
+        if path in _REPLACES and get_key(mapping, path) not in (None, False):
+            for other in _REPLACES[path]:
+                section = mapping.get(str(other[0]))
+                if other not in changed and isinstance(section, dict):
+                    section.pop(str(other[-1]), None)
