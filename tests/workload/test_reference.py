@@ -7,8 +7,8 @@ from pathlib import Path
 import yaml
 
 from trainatomy.workload import Workload
-from trainatomy.workload.keys import leaves
 from trainatomy.workload.reference import reference
+from trainatomy.workload.section import leaves
 
 PAGE = Path(__file__).parents[2] / "docs" / "workload.md"
 

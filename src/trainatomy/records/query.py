@@ -69,8 +69,8 @@ def _parts(condition: str) -> tuple[str, str]:
 
 def _check(condition: str) -> None:
     """Raises ``TrainatomyError`` for a condition that no record could meet."""
-    from trainatomy.workload.section import leaves
     from trainatomy.workload.schema import Workload
+    from trainatomy.workload.section import leaves
 
     key, _ = _parts(condition)
     if "=" not in condition or not key:

@@ -30,7 +30,7 @@ class Document:
         return self.lines.get(path, 1)
 
     def places(self, row: Path = ()) -> dict[Path, str]:
-        """Return where every key of the file, or of one row and above the rows, is written (``file.yaml:7: train.fp16``)."""
+        """Return where keys of the file, or of one row and above the rows, are written: ``file.yaml:7: train.fp16``."""
         keys = {path: line for path, line in self.lines.items() if path and path[0] != (row or (None,))[0]}
         keys |= {path[len(row) :]: line for path, line in self.lines.items() if row and path[: len(row)] == row != path}
         return {path: f"{self.source}:{line}: {'.'.join(map(str, path))}" for path, line in keys.items()}

@@ -25,8 +25,8 @@ _CLASSES = (
     "working directory are found). It is built over the model's parameters as in a script that passes",
     "`optimizers=(optimizer, None)` to the Trainer: with the Trainer's two parameter groups, with and without weight",
     "decay. `learning_rate`, `weight_decay`, `adam_beta1`, `adam_beta2` and `adam_epsilon` are passed on if the",
-    "constructor has `lr`, `weight_decay`, `betas` and `eps`; `optim_args` is applied last, and may hold tuples and lists.",
-    "The Trainer's own name may differ: `adamw_bnb_8bit` keeps the states of embeddings in 32 bits,",
+    "constructor has `lr`, `weight_decay`, `betas` and `eps`; `optim_args` is applied last, and may hold tuples and",
+    "lists. The Trainer's own name may differ: `adamw_bnb_8bit` keeps the states of embeddings in 32 bits,",
     "`bitsandbytes.optim.Adam8bit` does not.",
 )
 

@@ -114,7 +114,7 @@ class TrainSpec(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _set_aside(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Drop settings that change nothing before the rest is checked; only their names are kept (a value may be a token)."""
+        """Drop settings that change nothing, and keep their names; a value may be a secret, such as a token."""
         if not isinstance(given, Mapping):
             return handler(given)
         aside = tuple(name for name, value in given.items() if arguments().sets_aside(name, value))
