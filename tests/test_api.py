@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import trainatomy
-from trainatomy.analysis.balance import COMPONENTS
+from trainatomy.analysis.memory import COMPONENTS
 from trainatomy.errors import FactoryError, SimulationError, WorkloadError
 from trainatomy.results.prediction import Prediction
 from trainatomy.workload import Workload

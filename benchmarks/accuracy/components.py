@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from outcomes import workload_of
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.breakdown import settle
+from trainatomy.analysis.memory import analyze_memory
 from trainatomy.catalog.workspaces import workspaces
 from trainatomy.measurement.traces import trace as trace_files
 from trainatomy.measurement.traces.labels import label_the_rest
@@ -23,7 +23,7 @@ from trainatomy.simulator.simulate import simulate
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trainatomy.analysis.breakdown import Settlement
+    from trainatomy.analysis.memory import MemoryAnalysis
     from trainatomy.workload.schema import Workload
 
 LIMIT = 0.01
@@ -31,7 +31,7 @@ LIMIT = 0.01
 OUTSIDE = ("cache", "context")
 
 
-def both(path: Path, gpu: str) -> tuple[Settlement, Settlement]:
+def both(path: Path, gpu: str) -> tuple[MemoryAnalysis, MemoryAnalysis]:
     """The recorded tape settled, and the simulated one."""
     history = trace_files.read(path)
     workload = workload_of({"family": "", "alone": False, "held_out": False, **history.case}, gpu)
@@ -41,7 +41,9 @@ def both(path: Path, gpu: str) -> tuple[Settlement, Settlement]:
     label_the_rest(real, workspaces(workload.resolve_gpu().capability, version), sorted(followed))
     settings = AllocatorSettings.parse(workload.allocator, version)
     size = workload.resolve_gpu().memory_bytes
-    return settle(real, settings, size, 0), settle(simulate(workload, workload.resolve_gpu()).trace, settings, size, 0)
+    return analyze_memory(real, settings, size, 0), analyze_memory(
+        simulate(workload, workload.resolve_gpu()).trace, settings, size, 0
+    )
 
 
 def _version(workload: Workload) -> tuple[int, int]:
@@ -49,19 +51,19 @@ def _version(workload: Workload) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def gaps(real: Settlement, simulated: Settlement) -> dict[str, float]:
+def gaps(real: MemoryAnalysis, simulated: MemoryAnalysis) -> dict[str, float]:
     """Predicted less measured bytes of each component in PyTorch's allocator, as a share of what is allocated."""
     measured, predicted = _parts(real), _parts(simulated)
     total = real.memory.peak_allocated_bytes
     return {name: (predicted[name] - size) / total for name, size in measured.items()}
 
 
-def _parts(settled: Settlement) -> Mapping[str, int]:
+def _parts(settled: MemoryAnalysis) -> Mapping[str, int]:
     components = settled.memory.components.as_dict()
     return {name: size for name, size in components.items() if name not in OUTSIDE}
 
 
-def describe(name: str, real: Settlement, simulated: Settlement) -> str:
+def describe(name: str, real: MemoryAnalysis, simulated: MemoryAnalysis) -> str:
     """A line for the row, and one for each line of the bill that differs."""
     differences = gaps(real, simulated)
     worst = max(differences, key=lambda key: abs(differences[key]))

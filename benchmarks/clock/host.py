@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "accuracy"))
 import grid
 from probe import WARM, tiny
 
-from trainatomy.timing.launch import KINDS, batch_bytes, checkpointed_regions, kind_of, listed, place_of
+from trainatomy.timing.launch import KINDS, batch_bytes, checkpointed_regions, kind_of, launch_context, list_length
 from trainatomy.workload.schema import Workload
 
 PRIOR = {
@@ -48,7 +48,7 @@ STEP_MICROSECONDS = 300.0
 LEAST_MICROSECONDS = 200
 """Shorter phases say more of the stamps than of the host."""
 LOOP = ("step", "micro_step", "module_step", "module_micro_step", "batch_byte")
-"""What a loop costs besides: `clock.issue.HostCosts`."""
+"""What a loop costs besides: `clock.issue.CPUCosts`."""
 
 
 class Phase(NamedTuple):
@@ -110,9 +110,9 @@ def counts(operations: Any) -> dict[str, Counter[str]]:
         call = operations.calls[operation.call]
         phase = {"recompute": "backward", "zero_grad": "other"}.get(operation.phase, operation.phase)
         kind = kind_of(call)
-        found[phase][f"{place_of(operation, graph=graph)}.{kind}"] += operation.repeats
+        found[phase][f"{launch_context(operation, graph=graph)}.{kind}"] += operation.repeats
         if kind == "list" or call.name == "aten::stack":
-            found[phase]["list_item"] += listed(call) * operation.repeats
+            found[phase]["list_item"] += list_length(call) * operation.repeats
         found[phase]["bytes"] += batch_bytes(call) * operation.repeats
     for phase, calls in operations.module_calls.items():
         found["backward" if phase == "recompute" else phase]["module_call"] += calls

@@ -29,8 +29,7 @@ from trainatomy.catalog.gpus import gpus  # noqa: E402
 from trainatomy.measurement.profiler.calls import read_trace  # noqa: E402
 from trainatomy.results.operations import Call, Operations  # noqa: E402
 from trainatomy.simulator.simulate import simulate  # noqa: E402
-from trainatomy.timing.cost_model import CostModel, cost_model_of  # noqa: E402
-from trainatomy.timing.kernels import kernel_seconds, work_of  # noqa: E402
+from trainatomy.timing.cost_model import CostModel, cost_model_of, kernel_cost, work_of  # noqa: E402  # noqa: E402
 
 SUFFIX = ".trace.json.gz"
 REAL = {f"aten::native_batch_norm{way}": f"aten::cudnn_batch_norm{way}" for way in ("", "_backward")}
@@ -139,16 +138,16 @@ def report(every: list[tuple[Matched, CostModel]], by: str, worst: int) -> None:
     """Rows, then classes by what their error makes of a step, then the calls that are furthest off."""
     table: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     calls, off = [], []
-    for one, prices in every:
+    for one, cost_models in every:
         measured = predicted = 0.0
         kernels: Counter[str] = Counter()
         for call, runs in one.runs.items():
-            cost = kernel_seconds(call, prices)
+            cost = kernel_cost(call, cost_models)
             real = sum(sum(span.durations) for span in runs)
             ours = cost.seconds * 1e6 * len(runs)
             measured, predicted = measured + real, predicted + ours
             kernels.update(real=sum(len(span.durations) for span in runs), ours=cost.launches * len(runs))
-            entry = table[work_of(call, prices.chip).family if by == "family" else call.name]
+            entry = table[work_of(call, cost_models.chip).family if by == "family" else call.name]
             for place, value in enumerate((real, ours, abs(ours - real))):
                 entry[place] += value / one.total
             calls.append(
@@ -181,13 +180,13 @@ def main() -> int:
     options = parser.parse_args()
     card = next(card for card in gpus() if card.device_name == options.gpu)
     calibration = load(options.calibration) if options.calibration else None
-    prices = {tf32: cost_model_of(card, calibration, tf32=tf32) for tf32 in (False, True)}
+    cost_models = {tf32: cost_model_of(card, calibration, tf32=tf32) for tf32 in (False, True)}
     every = []
     for row, path in rows_in(options.folder):
         workload = row.workload()
         simulation = simulate(workload.model_copy(update={"gpu": card.id}), card)
         joined = matched(row.name, simulation.operations, read_trace(path))
-        every.append((joined, prices[bool(workload.train.tf32)]))
+        every.append((joined, cost_models[bool(workload.train.tf32)]))
     report(every, options.by, options.worst)
     return 0
 

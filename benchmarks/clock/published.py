@@ -30,11 +30,10 @@ from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.catalog.published import notebook as published_notebook
-from trainatomy.timing.cost_model import cost_model_of
-from trainatomy.timing.kernels import kernel_seconds
-from trainatomy.timing.launch import PARTS, from_microseconds, issue_seconds, loop_seconds
+from trainatomy.timing.cost_model import cost_model_of, kernel_cost
+from trainatomy.timing.launch import PARTS, cpu_costs, launch_seconds, loop_seconds
 from trainatomy.timing.step import bound_by
-from trainatomy.timing.timeline import run
+from trainatomy.timing.timeline import replay_step
 from trainatomy.workload.factory import resolve
 from trainatomy.workload.notebook import notebook
 from trainatomy.workload.overlay import overlay
@@ -152,23 +151,23 @@ def operations_of(row: Row, cache: Path | None = None) -> Operations:
 
 
 def predict(row: Row, operations: Operations) -> Outcome:
-    """The clock's answer for a row, as ``clock.step.time_of`` gives it, without the phases that were not timed."""
+    """Predict the time of a row as ``predict_step_time`` does, without the phases that were not timed."""
     workload, known = row.workload, reference_host()
     loop = "inference" if workload.mode == "inference" else workload.loop
-    costs = from_microseconds(known.microseconds, dict.fromkeys(PARTS, known.quiet))
-    issue = list(issue_seconds(operations, costs, loop))
+    costs = cpu_costs(known.microseconds, dict.fromkeys(PARTS, known.quiet))
+    issue = list(launch_seconds(operations, costs, loop))
     timed = [index for index, one in enumerate(operations.operations) if one.phase not in row.without]
     left = replace(operations, operations=[operations.operations[index] for index in timed])
-    prices = cost_model_of(find_gpu(row.card), tf32=bool(workload.train.tf32))
-    kernels = [kernel_seconds(call, prices) for call in operations.calls]
-    busy = [(prices.busy_seconds(kernel), kernel.launches) for kernel in kernels]
-    course = run(left, [issue[index] for index in timed], busy, costs, loop_seconds(left, costs, loop))
+    cost_model = cost_model_of(find_gpu(row.card), tf32=bool(workload.train.tf32))
+    kernels = [kernel_cost(call, cost_model) for call in operations.calls]
+    busy = [(cost_model.busy_seconds(kernel), kernel.launches) for kernel in kernels]
+    course = replay_step(left, [issue[index] for index in timed], busy, costs, loop_seconds(left, costs, loop))
     bound = bound_by(left, kernels, course)
     low, high = read_yaml("intervals.yaml")["uncalibrated"]["host" if bound == "host" else "gpu"]
     interval = (course.seconds * low, course.seconds * high)
     return Outcome(
         row.name, row.group, row.card, row.held_out, row.seconds, course.seconds, interval, bound,
-        course.host_seconds, course.gpu_seconds,
+        course.cpu_seconds, course.gpu_seconds,
     )  # fmt: skip
 
 

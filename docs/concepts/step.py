@@ -1,4 +1,4 @@
-"""Numbers and tables of docs/time.md: the commands' own output, the clock's prices, and the data they rest on."""
+"""Numbers and tables of docs/time.md: the commands' own output, the clock's cost_model, and the data they rest on."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from trainatomy.reporters.text.rendering import render
 from trainatomy.results.operation_breakdown import TITLES, GroupShare, OperationBreakdown
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.time import Time
-from trainatomy.timing.cost_model import cost_model_of, gap_seconds
-from trainatomy.timing.kernels import kernel_seconds
-from trainatomy.timing.timeline import QUEUE
+from trainatomy.timing.cost_model import cost_model_of, gap_seconds, kernel_cost
+from trainatomy.timing.timeline import LAUNCH_QUEUE_DEPTH
 from trainatomy.workload import Workload
 from trainatomy.workload.encoder_layer import encoder_layer
 
@@ -65,7 +64,7 @@ def time_page() -> str:
             "host": host,
             "us": host.microseconds,
             "gap": gap_seconds(calibration) * 1e6,
-            "queue": QUEUE,
+            "queue": LAUNCH_QUEUE_DEPTH,
             "intervals": intervals_table(),
             "interval_sources": interval_sources(),
             "attainable": attainable(),
@@ -188,7 +187,7 @@ def whole_step(anatomy: OperationBreakdown) -> dict[str, GroupShare]:
 def _product(m: int, n: int, k: int) -> float:
     """Predicted seconds of a product [m, k] x [k, n] in bfloat16."""
     call = from_text(f"aten::mm(bf16[{m},{k}],bf16[{k},{n}])->bf16[{m},{n}]")
-    return kernel_seconds(call, cost_model_of(find_gpu(CARD))).seconds
+    return kernel_cost(call, cost_model_of(find_gpu(CARD))).seconds
 
 
 def _product_row(what: str, m: int, n: int, k: int) -> tuple[str, ...]:

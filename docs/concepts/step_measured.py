@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from concepts.page import table
 from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.timing.cost_model import priced_by, seconds_of
-from trainatomy.timing.kernels import kernel_seconds
+from trainatomy.timing.cost_model import cost_model_from, kernel_cost, point_microseconds
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "clock"
 LEAST_MICROSECONDS = 10.0
@@ -58,11 +57,11 @@ def padding_table() -> str:
 
 
 def carried() -> Carried:
-    """The calibration of one card, carried over to another, beside that one's own."""
+    """The calibration of one card, extrapolated to another, beside that one's own."""
     there = find_gpu(TO)
-    prices = {tf32: priced_by(there, shipped()[FROM], tf32=tf32) for tf32 in (False, True)}
+    cost_models = {tf32: cost_model_from(there, shipped()[FROM], tf32=tf32) for tf32 in (False, True)}
     off = sorted(
-        abs(kernel_seconds(point.call, prices[point.tf32]).seconds / (seconds_of(point) * 1e-6) - 1)
+        abs(kernel_cost(point.call, cost_models[point.tf32]).seconds / (point_microseconds(point) * 1e-6) - 1)
         for point in shipped()[TO].points
         if point.hot > LEAST_MICROSECONDS
     )

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.breakdown import settle
+from trainatomy.analysis.memory import analyze_memory
 from trainatomy.errors import TrainatomyError, WorkloadError
-from trainatomy.prediction import name_of, prediction_of
+from trainatomy.prediction import context_bytes, name_of, prediction_of
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
 from trainatomy.workload.schema import Workload
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from trainatomy.analysis.operations import OperationTimes
+    from trainatomy.analysis.operations import PredictedTimes
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.measurement.process.reporting import Progress
     from trainatomy.records.store import Store
@@ -201,8 +201,7 @@ def ops(
 
     Raises what ``predict`` raises, and ``DeviceError`` where there is no GPU to profile on.
     """
-    from trainatomy.analysis.operations import anatomise
-    from trainatomy.analysis.peak import held_at_peak, held_by_group
+    from trainatomy.analysis.operations import analyze_operations, bytes_by_group
     from trainatomy.analysis.published_layer import SCOPE, published_notes, published_shares
     from trainatomy.simulator.simulate import simulate
     from trainatomy.timing.cost_model import cost_model_of
@@ -215,24 +214,25 @@ def ops(
         require_gpu()
     simulation = simulate(workload, gpu, trust_remote_code=trust_remote_code)
     trace, operations = simulation.trace, simulation.operations
-    settled = settle(trace, AllocatorSettings.parse(workload.allocator, simulation.torch_version), gpu.memory_bytes, 0)
+    settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
+    analysis = analyze_memory(trace, settings, gpu.memory_bytes, context_bytes(workload, simulation))
     profile = None
     if measured:
         from trainatomy.measurement.profiler.join import joined
         from trainatomy.measurement.profiler.profile import profile as run_profile
 
         profile = joined(operations, run_profile(workload))
-    prices = cost_model_of(gpu, priced, tf32=bool(workload.train.tf32))
-    clock = _clock(operations, prices)
-    told = f"predicted times are priced by: {prices.source}"
+    cost_model = cost_model_of(gpu, priced, tf32=bool(workload.train.tf32))
+    clock = _clock(operations, cost_model)
+    told = f"predicted times are priced by: {cost_model.source}"
     published = is_encoder_layer(workload)
-    return anatomise(
+    return analyze_operations(
         name_of(workload),
         workload.to_mapping(),
         gpu,
         operations,
-        peak=held_by_group(trace, held_at_peak(trace, settled.sizes), settled.sizes),
-        clock=clock,
+        peak=bytes_by_group(trace, analysis.held_at_peak, analysis.sizes),
+        predicted=clock,
         profile=profile,
         scope=SCOPE if published else None,
         tf32=bool(workload.train.tf32),
@@ -242,17 +242,17 @@ def ops(
     )
 
 
-def _clock(operations: Operations, prices: CostModel) -> OperationTimes:
+def _clock(operations: Operations, cost_model: CostModel) -> PredictedTimes:
     """GPU seconds of each operation."""
-    from trainatomy.analysis.operation_table import Timed
-    from trainatomy.analysis.operations import OperationTimes
-    from trainatomy.timing.kernels import kernel_seconds
+    from trainatomy.analysis.operation_table import PredictedTime
+    from trainatomy.analysis.operations import PredictedTimes
+    from trainatomy.timing.cost_model import kernel_cost
 
-    costs = [kernel_seconds(call, prices) for call in operations.calls]
+    costs = [kernel_cost(call, cost_model) for call in operations.calls]
     bounds = ["arithmetic" if cost.flop_seconds > cost.bytes_seconds else "memory bandwidth" for cost in costs]
-    by_call = [Timed(cost.seconds, bound) for cost, bound in zip(costs, bounds, strict=True)]
-    return OperationTimes(
-        [by_call[one.call] for one in operations.operations], lambda call: kernel_seconds(call, prices).seconds
+    by_call = [PredictedTime(cost.seconds, bound) for cost, bound in zip(costs, bounds, strict=True)]
+    return PredictedTimes(
+        [by_call[one.call] for one in operations.operations], lambda call: kernel_cost(call, cost_model).seconds
     )
 
 

@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.breakdown import Settlement, settle, verdict
-from trainatomy.analysis.rules import bytes_per_parameter
-from trainatomy.analysis.timeline import timeline as memory_timeline
+from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
+from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
+from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.libraries import installed_versions
 from trainatomy.results.prediction import Basis, Fact, GPUSummary, Prediction
 
@@ -41,7 +41,7 @@ def prediction_of(
     gpu, software = workload.resolve_gpu(), emulated_software(workload)
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     context = context_bytes(workload, simulation)
-    analysis = settle(simulation.trace, settings, gpu.memory_bytes, context)
+    analysis = analyze_memory(simulation.trace, settings, gpu.memory_bytes, context)
     memory = analysis.memory
     return Prediction(
         name=name_of(workload),
@@ -62,7 +62,7 @@ def prediction_of(
         time=_time(workload, software, simulation, analysis, calibration) if timed else None,
         seconds_taken=time.perf_counter() - started,
         versions=installed_versions(),
-        without_workspace=len(analysis.forgone),
+        without_workspace=len(analysis.skipped_workspaces),
     )
 
 
@@ -99,15 +99,15 @@ def _time(
     workload: Workload,
     software: EmulatedSoftware,
     simulation: Simulation,
-    analysis: Settlement,
+    analysis: MemoryAnalysis,
     calibration: Calibration | None,
 ) -> Time:
     """Return the predicted time of a step."""
-    from trainatomy.timing.step import time_of
+    from trainatomy.timing.step import predict_step_time
     from trainatomy.training.throughput import samples_per_step
     from trainatomy.workload.loops import loop_of
 
-    return time_of(
+    return predict_step_time(
         simulation.operations,
         workload.resolve_gpu(),
         loop=loop_of(workload).cpu_costs,
@@ -116,7 +116,7 @@ def _time(
         tokens_per_sample=simulation.tokens_per_sample,
         calibration=calibration,
         driver_calls=analysis.driver_calls,
-        of_today=software.current,
+        current_software=software.current,
     )
 
 

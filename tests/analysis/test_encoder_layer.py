@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainatomy.analysis.operations import anatomise
+from trainatomy.analysis.operations import analyze_operations
 from trainatomy.analysis.published_layer import SCOPE, published_notes, published_shares, shares_as_published
 from trainatomy.results.operation_breakdown import OperationBreakdown
 from trainatomy.results.operations import Operations
@@ -21,7 +21,9 @@ def operations() -> Operations:
 
 @pytest.fixture(scope="module")
 def anatomy(operations: Operations) -> OperationBreakdown:
-    return anatomise("layer", {}, encoder_layer().resolve_gpu(), operations, scope=SCOPE, published=published_shares())
+    return analyze_operations(
+        "layer", {}, encoder_layer().resolve_gpu(), operations, scope=SCOPE, published=published_shares()
+    )
 
 
 def test_shares_of_flop_are_the_papers_to_a_tenth_of_a_percent(anatomy: OperationBreakdown) -> None:

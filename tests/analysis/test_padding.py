@@ -7,22 +7,23 @@ from typing import Any
 import pytest
 from anatomy_by_hand import array, call, product, step
 
-from trainatomy.analysis.operation_table import Step
+from trainatomy.analysis.matmul_shapes import wasteful_shapes
+from trainatomy.analysis.operation_table import OperationTable
 from trainatomy.analysis.padding import paddings
-from trainatomy.analysis.shapes import wasteful_shapes
+from trainatomy.reporters.sentences import padding_advice
 from trainatomy.results.operation_breakdown import Padding
 from trainatomy.results.operations import Call
 
 LOOKUP = call("embedding", [array(50257, 768), array(8, 1024, dtype="int64", storage=1)], [array(8, 1024, 768)])
 
 
-def found(*calls: Call, price: Any = None, **workload: Any) -> tuple[Padding, ...]:
-    whole = Step(step(*((one, "forward", "head") for one in calls)))
-    return paddings(wasteful_shapes(whole, (9, 0), 132), whole, workload, price)
+def found(*calls: Call, gpu_seconds: Any = None, **workload: Any) -> tuple[Padding, ...]:
+    whole = OperationTable(step(*((one, "forward", "head") for one in calls)))
+    return paddings(wasteful_shapes(whole, (9, 0), 132), whole, workload, gpu_seconds)
 
 
 def aligned(one: Call) -> float:
-    """A price that punishes sizes which are no multiples of 8, threefold."""
+    """A cost that punishes sizes which are no multiples of 8, threefold."""
     sizes = {size for tensor in one.inputs for size in tensor.shape}
     return (one.flop or 0) * (3.0 if any(size % 8 for size in sizes) else 1.0)
 
@@ -30,19 +31,19 @@ def aligned(one: Call) -> float:
 def test_a_vocabulary_is_known_by_its_table() -> None:
     (one,) = found(LOOKUP, product(8192, 50257, 768), product(50257, 768, 8192))
     assert (one.setting, one.size, one.padded, one.products) == ("model.config.vocab_size", 50257, 50304, 2)
-    assert "resize_token_embeddings(pad_to_multiple_of=64)" in one.how and one.gain_seconds is None
+    assert "resize_token_embeddings(pad_to_multiple_of=64)" in padding_advice(one) and one.gain_seconds is None
 
 
 def test_a_factory_has_no_configuration_to_change() -> None:
     (one,) = found(LOOKUP, product(8192, 50257, 768), model={"factory": "mine:model"})
-    assert one.setting == "" and "resize_token_embeddings" in one.how
+    assert one.setting == "" and "resize_token_embeddings" in padding_advice(one)
 
 
 def test_rows_are_the_batch_times_the_length() -> None:
     (one,) = found(product(6 * 333, 3072, 768), data={"sequence_length": 333}, train={"per_device_train_batch_size": 6})
     assert (one.setting, one.value, one.padded_value) == ("data.sequence_length", 333, 384)
     assert (one.size, one.padded) == (6 * 333, 6 * 384)
-    assert one.how.startswith("rows are 6 x 333: pad the 333; tokenizer(")
+    assert padding_advice(one).startswith("rows are 6 x 333: pad the 333; tokenizer(")
 
 
 def test_inference_has_a_batch_of_its_own() -> None:
@@ -53,21 +54,21 @@ def test_inference_has_a_batch_of_its_own() -> None:
 
 def test_widths_of_a_known_architecture() -> None:
     (one,) = found(product(4096, 1234, 768), model={"id": "gpt2", "config": {"n_inner": 1234}})
-    assert (one.setting, one.padded_value) == ("model.config.n_inner", 1280) and "from scratch" in one.how
+    assert (one.setting, one.padded_value) == ("model.config.n_inner", 1280) and "from scratch" in padding_advice(one)
 
 
 def test_what_no_setting_decides_says_so() -> None:
     (one,) = found(product(4096, 1234, 768))
-    assert (one.setting, one.modules) == ("", ("head",)) and "no setting" in one.how
+    assert (one.setting, one.modules) == ("", ("head",)) and "no setting" in padding_advice(one)
 
 
 def test_the_larger_multiple_where_it_gains_as_much() -> None:
     """50304 computes 0.1 % more than 50264; 384 in place of 336 computes 14 % more."""
-    assert found(LOOKUP, product(8192, 50257, 768), price=aligned)[0].padded == 50304
-    short = found(product(8192, 333, 768), data={"sequence_length": 333}, price=aligned)
+    assert found(LOOKUP, product(8192, 50257, 768), gpu_seconds=aligned)[0].padded == 50304
+    short = found(product(8192, 333, 768), data={"sequence_length": 333}, gpu_seconds=aligned)
     assert short[0].padded_value == 336
     assert short[0].gain_seconds == pytest.approx(2 * 8192 * 768 * (3 * 333 - 336))
 
 
 def test_what_gains_nothing_is_not_said() -> None:
-    assert found(LOOKUP, product(8192, 50257, 768), price=lambda one: float(one.flop or 0)) == ()
+    assert found(LOOKUP, product(8192, 50257, 768), gpu_seconds=lambda one: float(one.flop or 0)) == ()

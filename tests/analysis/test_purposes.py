@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from handmade import Hand, one_step
 
-from trainatomy.analysis.balance import COMPONENTS
+from trainatomy.analysis.memory import COMPONENTS
 from trainatomy.analysis.purposes import LABELLED, Purpose, lifetimes, purposes
 from trainatomy.results.trace import AllocationTrace
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from anatomy_by_hand import array, call, product, step
 
+from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.claims import claims
-from trainatomy.analysis.operation_table import Step, Timed, folded
-from trainatomy.analysis.peak import held_at_peak, held_by_group
+from trainatomy.analysis.memory import analyze_memory, fold_layers
+from trainatomy.analysis.operation_table import OperationTable, PredictedTime
+from trainatomy.analysis.operations import bytes_by_group
+from trainatomy.reporters.sentences import claim_sentence
 from trainatomy.results.trace import AllocationTrace, Event, Origin
 
 MM = product(64, 64, 64)
@@ -27,57 +30,58 @@ PLAIN = step(
 
 
 def test_groups_by_phase_add_up() -> None:
-    found = {(row.phase, row.group): row for row in Step(PLAIN).groups()}
+    found = {(row.phase, row.group): row for row in OperationTable(PLAIN).groups()}
     whole = found["step", "contraction"]
     assert (whole.operations, whole.flop) == (6, 6 * 2 * 64**3)
     assert whole.flop == found["forward", "contraction"].flop + found["backward", "contraction"].flop
     assert sum(row.flop_share for row in found.values() if row.phase == "backward") == pytest.approx(1)
     assert whole.intensity == pytest.approx(64**3 * 2 / (3 * 2 * 64 * 64))
     assert found["step", "normalisation"].operations == 0 and ("forward", "normalisation") not in found
-    assert Step(PLAIN).aside() == {"views": 1, "host": 0, "reads_by_host": 0, "transfers": 0}
+    assert OperationTable(PLAIN).aside() == {"views": 1, "host": 0, "reads_by_host": 0, "transfers": 0}
 
 
 def test_what_has_no_formula_is_named() -> None:
-    (row,) = Step(PLAIN).unformulated()
+    (row,) = OperationTable(PLAIN).unformulated()
     assert (row.operation, row.calls, row.bytes) == ("aten::sort", 1, 2 * 2 * 64)
 
 
 def test_the_heaviest_by_module_with_layers_folded() -> None:
-    first, *_ = Step(PLAIN).heaviest(3)
+    first, *_ = OperationTable(PLAIN).heaviest(3)
     assert (first.operation, first.module, first.phase, first.calls) == ("aten::mm", "layer.*.linear", "backward", 4)
-    assert len(Step(PLAIN).heaviest(2)) == 2
-    assert [folded(path) for path in ("h.3.mlp", "0.mlp", "layer10")] == ["h.*.mlp", "*.mlp", "layer10"]
+    assert len(OperationTable(PLAIN).heaviest(2)) == 2
+    assert [fold_layers(path, root=True) for path in ("h.3.mlp", "0.mlp", "layer10")] == ["h.*.mlp", "*.mlp", "layer10"]
 
 
 def test_time_of_a_clock_and_of_a_profile() -> None:
     times = [
-        Timed(1.0, "arithmetic"),
+        PredictedTime(1.0, "arithmetic"),
         None,
-        Timed(2.0, "memory"),
-        Timed(3.0, "memory"),
+        PredictedTime(2.0, "memory"),
+        PredictedTime(3.0, "memory"),
         None,
         None,
-        Timed(5.0, "arithmetic"),
+        PredictedTime(5.0, "arithmetic"),
     ]
     measured = [None, None, 2.5, None, None, None, 1.0]
-    found = {(row.phase, row.group): row for row in Step(PLAIN, times, measured).groups()}
+    found = {(row.phase, row.group): row for row in OperationTable(PLAIN, times, measured).groups()}
     whole = found["step", "contraction"]
     assert (whole.seconds, whole.bound_by, whole.measured_seconds) == (1 + 3 + 4 * 5, "arithmetic", 4.0)
     assert whole.seconds_share == pytest.approx(24 / 26) and whole.measured_share == pytest.approx(4 / 6.5)
     assert found["forward", "elementwise"].measured_seconds == 2.5
-    assert Step(PLAIN).groups()[0].seconds is None
+    assert OperationTable(PLAIN).groups()[0].seconds is None
 
 
 def test_a_scope_leaves_the_rest_out() -> None:
-    kept = Step(PLAIN, keep=[operation.phase == "backward" for operation in PLAIN.operations])
+    kept = OperationTable(PLAIN, keep=[operation.phase == "backward" for operation in PLAIN.operations])
     assert kept.total().calls == 5 and {row.phase for row in kept.groups()} == {"step", "backward"}
 
 
 def test_backward_costs_twice_and_activations_move_half_as_much_again() -> None:
-    flop, activation = claims(Step(PLAIN))
+    flop, activation = claims(OperationTable(PLAIN))
     assert flop.ratio == pytest.approx((4 * 2 * 64**3 + 64 * 64) / (2 * 2 * 64**3))
-    assert activation.ratio == 1.5 and "relu, threshold_backward" in activation.sentence
-    assert claims(Step(step((MM, "forward")))) == ()
+    assert activation.ratio == 1.5 and "relu, threshold_backward" in claim_sentence(activation)
+    assert f"{flop.ratio:.2f} times the FLOP of forward (" in claim_sentence(flop)
+    assert claims(OperationTable(step((MM, "forward")))) == ()
 
 
 def test_memory_at_the_peak_by_who_made_it() -> None:
@@ -90,7 +94,9 @@ def test_memory_at_the_peak_by_who_made_it() -> None:
     trace = AllocationTrace(origins=[Origin(name, "", phase, 0) for phase, name in origins], labels={0: "weight"})
     trace.events += [Event("alloc", 0, 10), Event("alloc", 1, 20), Event("alloc", 2, 40), Event("free", 2, 0)]
     trace.events += [Event("alloc", 3, 30), Event("free", 1, 0)]
+    analysis = analyze_memory(trace, AllocatorSettings(), 2**30, 0)
+    assert list(analysis.sizes) == [512, 512, 512, 512]
+    assert analysis.held_at_peak == [0, 1, 2]
     sizes = [512, 1024, 2048, 1536]
-    assert held_at_peak(trace, sizes) == [0, 1, 2]
-    assert held_by_group(trace, [0, 1, 2], sizes) == {"contraction": 3072, "normalisation": 0, "elementwise": 0}
-    assert held_at_peak(AllocationTrace(), []) == []
+    assert bytes_by_group(trace, [0, 1, 2], sizes) == {"contraction": 3072, "normalisation": 0, "elementwise": 0}
+    assert analyze_memory(AllocationTrace(), AllocatorSettings(), 2**30, 0).held_at_peak == []

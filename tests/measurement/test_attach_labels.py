@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.breakdown import settle
+from trainatomy.analysis.memory import analyze_memory
 from trainatomy.catalog.workspaces import workspaces
 from trainatomy.integrations import notes as attach_notes
 from trainatomy.integrations.notes import Counted, Notes
@@ -108,7 +108,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[A
 
 
 def memory(trace: AllocationTrace) -> Memory:
-    return settle(trace, AllocatorSettings(), 2**40, 0).memory
+    return analyze_memory(trace, AllocatorSettings(), 2**40, 0).memory
 
 
 @pytest.mark.parametrize("case", CASES)

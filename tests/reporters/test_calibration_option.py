@@ -54,7 +54,7 @@ def test_predict_is_priced_by_it(calibration: Callable[..., str], capsys: pytest
     assert slow["priced_by"] == "calibration of NVIDIA H200, 2026-11-20"
     assert slow["gpu_seconds"] > 100 * shipped["gpu_seconds"]
     far = of(["predict", *TINY, "--calibration", calibration("NVIDIA H100 80GB HBM3")], capsys)["time"]
-    assert "NVIDIA H100 80GB HBM3" in far["priced_by"] and "carried over to the data sheet of H200" in far["priced_by"]
+    assert "NVIDIA H100 80GB HBM3" in far["priced_by"] and "extrapolated to the data sheet of H200" in far["priced_by"]
     width = [high / low for low, high in (each["interval_seconds"] for each in (far, slow))]
     assert width[0] > width[1]
 

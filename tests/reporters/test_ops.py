@@ -32,7 +32,7 @@ def timed(anatomy: OperationBreakdown) -> OperationBreakdown:
     heaviest = tuple(replace(row, seconds=5e-5, measured_seconds=1.5e-3) for row in anatomy.heaviest)
     shapes = tuple(replace(row, gain_seconds=2e-5) for row in anatomy.shapes)
     modules = tuple(replace(row, seconds=3e-4, measured_seconds=3.25e-3) for row in anatomy.modules)
-    padding = Padding(50257, 50304, 64, 3, ("lm_head",), "model.config.vocab_size", 50257, 50304, "resize it", 1e-1)
+    padding = Padding(50257, 50304, 64, 3, ("lm_head",), "model.config.vocab_size", 50257, 50304, "vocab", 1, 1e-1)
     joined = Joined(50, 52, 0.9, 1.0, {"aten::zeros": 2}, {"aten::topk": 1})
     return replace(
         anatomy,

@@ -15,9 +15,8 @@ from trainatomy.catalog.calls import from_text, to_text
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpu_from_mapping, gpus
 from trainatomy.errors import WorkloadError
-from trainatomy.timing.cost_model import cost_model_of, gap_seconds, seconds_of
+from trainatomy.timing.cost_model import cost_model_of, gap_seconds, kernel_cost, point_microseconds
 from trainatomy.timing.findings import findings
-from trainatomy.timing.kernels import kernel_seconds
 
 TEXT = "aten::baddbmm(f32[8,1]!,bf16[4,8,2|16,1,8]*2,hi64[3])->f32[8,1]@0#2;beta=1"
 
@@ -50,9 +49,9 @@ def test_shipped_files_are_calibrations_of_known_cards():
 @pytest.mark.parametrize("gpu_id", list(shipped()))
 def test_points_price_themselves(gpu_id):
     calibration = shipped()[gpu_id]
-    prices = {tf32: cost_model_of(find_gpu(gpu_id), tf32=tf32) for tf32 in (False, True)}
+    cost_models = {tf32: cost_model_of(find_gpu(gpu_id), tf32=tf32) for tf32 in (False, True)}
     off = [
-        abs(kernel_seconds(point.call, prices[point.tf32]).seconds / (seconds_of(point) * 1e-6) - 1)
+        abs(kernel_cost(point.call, cost_models[point.tf32]).seconds / (point_microseconds(point) * 1e-6) - 1)
         for point in calibration.points
         if point.hot > 20
     ]
@@ -66,7 +65,7 @@ def test_points_price_themselves(gpu_id):
 )
 def test_a_card_without_a_calibration_is_priced_by_the_nearest(gpu_id, gpu):
     source = cost_model_of(find_gpu(gpu_id)).source
-    assert source.startswith(f"calibration of {gpu}") and "carried over" in source
+    assert source.startswith(f"calibration of {gpu}") and "extrapolated" in source
 
 
 def test_a_gap_that_was_measured_replaces_the_general_one():
@@ -125,26 +124,26 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path):
 
 def test_a_calibration_of_the_card_speaks_for_it():
     slow, fast = (parse(measured_on("NVIDIA H200", us=us), "f.json") for us in (1000.0, 200.0))
-    prices = cost_model_of(find_gpu("h200"), slow)
-    assert prices.calibrated and prices.source == "calibration of NVIDIA H200, 2026-11-21"
+    cost_models = cost_model_of(find_gpu("h200"), slow)
+    assert cost_models.calibrated and cost_models.source == "calibration of NVIDIA H200, 2026-11-21"
     call = slow.points[0].call
-    assert kernel_seconds(call, prices).seconds == pytest.approx(1000e-6, rel=0.01)
-    assert kernel_seconds(call, cost_model_of(find_gpu("h200"), fast)).seconds == pytest.approx(200e-6, rel=0.01)
-    assert cost_model_of(find_gpu("h200"), slow) is prices
+    assert kernel_cost(call, cost_models).seconds == pytest.approx(1000e-6, rel=0.01)
+    assert kernel_cost(call, cost_model_of(find_gpu("h200"), fast)).seconds == pytest.approx(200e-6, rel=0.01)
+    assert cost_model_of(find_gpu("h200"), slow) is cost_models
 
 
 def test_another_card_of_the_same_kernels_is_scaled_by_its_data_sheet_and_says_so():
     h200 = parse(measured_on("NVIDIA H200", us=200.0), "f.json")
-    prices = cost_model_of(find_gpu("h100-pcie"), h200)
-    assert not prices.calibrated
+    cost_models = cost_model_of(find_gpu("h100-pcie"), h200)
+    assert not cost_models.calibrated
     assert (
-        "NVIDIA H200" in prices.source
-        and f"carried over to the data sheet of {find_gpu('h100-pcie').name}" in prices.source
+        "NVIDIA H200" in cost_models.source
+        and f"extrapolated to the data sheet of {find_gpu('h100-pcie').name}" in cost_models.source
     )
     attained = read_yaml("efficiency.yaml")["attained"]
     ratio = find_gpu("h200").rates["bf16"] * attained["h200"]["half"]
     ratio /= find_gpu("h100-pcie").rates["bf16"] * attained["h100-pcie"]["half"]
-    assert kernel_seconds(h200.points[0].call, prices).seconds == pytest.approx(200e-6 * ratio, rel=0.15)
+    assert kernel_cost(h200.points[0].call, cost_models).seconds == pytest.approx(200e-6 * ratio, rel=0.15)
 
 
 def test_a_card_with_other_kernels_is_refused_with_both_names():
@@ -158,7 +157,7 @@ def test_a_card_that_is_not_in_the_list_has_to_be_described():
         cost_model_of(find_gpu("rtx-4090"), unlisted)
     described = cost_model_of(gpu_from_mapping({"memory_bytes": 16 * 2**30}, "rtx-4090"), unlisted)
     assert described.calibrated
-    assert kernel_seconds(unlisted.points[0].call, described).seconds == pytest.approx(1000e-6, rel=0.01)
+    assert kernel_cost(unlisted.points[0].call, described).seconds == pytest.approx(1000e-6, rel=0.01)
     with pytest.raises(WorkloadError, match="which runs other kernels"):
         unlisted.check(gpu_from_mapping({"memory_bytes": 16 * 2**30}, "h200"))
 
@@ -166,8 +165,8 @@ def test_a_card_that_is_not_in_the_list_has_to_be_described():
 def test_a_calibration_of_a_host_alone_leaves_the_kernels_that_ship():
     content = json.loads(measured_on("NVIDIA H200"))
     content["sections"] = {"host": {"reference": "x", "factors": {"forward": 2.0}}}
-    prices = cost_model_of(find_gpu("h200"), parse(json.dumps(content), "f.json"))
-    assert prices.ratios and prices.source == cost_model_of(find_gpu("h200")).source
+    cost_models = cost_model_of(find_gpu("h200"), parse(json.dumps(content), "f.json"))
+    assert cost_models.points and cost_models.source == cost_model_of(find_gpu("h200")).source
 
 
 @pytest.mark.parametrize(
@@ -191,4 +190,4 @@ def test_sections_without_their_numbers_are_refused(sections):
 def test_a_memory_size_of_ones_own_leaves_a_card_its_calibration():
     assert cost_model_of(gpu_from_mapping({"memory_bytes": 100 * 2**30}, "h200")).calibrated
     assert not cost_model_of(gpu_from_mapping({"multiprocessors": 100}, "h200")).calibrated
-    assert "carried over" in cost_model_of(find_gpu("v100")).source
+    assert "extrapolated" in cost_model_of(find_gpu("v100")).source

@@ -6,8 +6,7 @@ import pytest
 
 from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.timing.cost_model import chip_of
-from trainatomy.timing.kernels import work_of
+from trainatomy.timing.cost_model import chip_of, work_of
 
 CHIP = chip_of(find_gpu("h200"), tf32=False)
 

@@ -11,18 +11,25 @@ from trainatomy.catalog.calls import array, from_text
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.operators.cost.lists import launches_of
 from trainatomy.results.operations import Call
-from trainatomy.timing.cost_model import chip_of, cost_model_of
-from trainatomy.timing.kernels import Work, general_rule_only, kernel_seconds, precision_of, work_of
+from trainatomy.timing.cost_model import (
+    Work,
+    chip_of,
+    cost_model_of,
+    general_rule_only,
+    kernel_cost,
+    precision_of,
+    work_of,
+)
 
 H200 = cost_model_of(find_gpu("h200"))
 
 
-def seconds(text: str, prices=H200) -> float:
-    return kernel_seconds(from_text(text), prices).seconds
+def seconds(text: str, cost_model=H200) -> float:
+    return kernel_cost(from_text(text), cost_model).seconds
 
 
 def test_a_large_product_reaches_what_the_card_attains():
-    cost = kernel_seconds(from_text("aten::mm(bf16[8192,8192],bf16[8192,8192])->bf16[8192,8192]"), H200)
+    cost = kernel_cost(from_text("aten::mm(bf16[8192,8192],bf16[8192,8192])->bf16[8192,8192]"), H200)
     assert cost.flop_seconds == pytest.approx(2 * 8192**3 / 989.4e12)
     assert 0.7 < cost.flop_seconds / cost.seconds < 0.9
     assert cost.bytes_seconds < cost.flop_seconds
@@ -78,7 +85,7 @@ def test_views_and_the_hosts_own_work_cost_nothing():
         "aten::add(hf32[8],hf32[8])->hf32[8]",
         "aten::_foreach_add_(hf32[]*300!)->#300",
     ):
-        assert kernel_seconds(from_text(text), H200) == (0.0, 0.0, 0.0, 0), text
+        assert kernel_cost(from_text(text), H200) == (0.0, 0.0, 0.0, 0), text
 
 
 def test_types_and_layouts_that_copy_slowly():
@@ -116,10 +123,10 @@ def test_what_nothing_is_known_of_is_named():
 
 @pytest.mark.parametrize("one", gpus(), ids=lambda one: one.id)
 def test_every_card_prices_every_calibrated_call(one):
-    prices = cost_model_of(one)
-    assert prices.calibrated == (one.id in shipped())
+    cost_model = cost_model_of(one)
+    assert cost_model.calibrated == (one.id in shipped())
     for point in shipped()["h200"].points[::9]:
-        cost = kernel_seconds(point.call, prices)
+        cost = kernel_cost(point.call, cost_model)
         assert 0 <= cost.seconds < 10
         assert cost.launches > 0
 
@@ -134,15 +141,15 @@ def test_a_slower_card_is_slower():
 
 def test_a_step_of_bert_large_is_priced_at_once():
     calls = [point.call for point in shipped()["h200"].points[:300]]
-    prices = cost_model_of(find_gpu("h200"))
+    cost_model = cost_model_of(find_gpu("h200"))
     began = time.perf_counter()
     for call in calls:
-        kernel_seconds(call, prices)
+        kernel_cost(call, cost_model)
     first = time.perf_counter() - began
     began = time.perf_counter()
     for _ in range(15):
         for call in calls:
-            kernel_seconds(call, prices)
+            kernel_cost(call, cost_model)
     again = time.perf_counter() - began
     assert first < 0.6
     assert again < 0.1

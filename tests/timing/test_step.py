@@ -13,10 +13,10 @@ from trainatomy.results.operations import Array, Call, Operations
 from trainatomy.results.time import Time
 from trainatomy.results.trace import DriverCall
 from trainatomy.simulator.simulate import simulate
-from trainatomy.timing.extrapolation import attained
-from trainatomy.timing.launch import HostCosts, from_microseconds, host_seconds, issue_seconds, kind_of, loop_seconds
-from trainatomy.timing.step import time_of
-from trainatomy.timing.timeline import run, waits
+from trainatomy.timing.extrapolation import attainable_share
+from trainatomy.timing.launch import CPUCosts, cpu_costs, cpu_seconds_by_phase, kind_of, launch_seconds, loop_seconds
+from trainatomy.timing.step import predict_step_time
+from trainatomy.timing.timeline import blocks_cpu, replay_step
 from trainatomy.workload.schema import Workload
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
@@ -31,7 +31,9 @@ def step() -> Operations:
 
 
 def seconds(step: Operations, *calls: DriverCall) -> float:
-    found = time_of(step, H200, loop="trainer", tf32=False, samples=1, tokens_per_sample=8, driver_calls=calls)
+    found = predict_step_time(
+        step, H200, loop="trainer", tf32=False, samples=1, tokens_per_sample=8, driver_calls=calls
+    )
     return found.step_seconds
 
 
@@ -40,19 +42,19 @@ def test_every_micro_batch_costs_the_loop_its_part(micro_batches: int) -> None:
     train = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": micro_batches}
     workload = Workload.from_mapping({"model": MODEL, "data": {"sequence_length": 8}, "train": train})
     operations = simulate(workload, H200).operations
-    costs = from_microseconds(reference_host().microseconds)
+    costs = cpu_costs(reference_host().microseconds)
     free = replace(costs, micro_step={"trainer": 0.0}, module_micro_step={"trainer": 0.0})
     dear = replace(free, micro_step={"trainer": 1.0})
-    host = [sum(host_seconds(operations, one, "trainer").values()) for one in (free, dear)]
+    host = [sum(cpu_seconds_by_phase(operations, one, "trainer").values()) for one in (free, dear)]
     assert host[1] - host[0] == pytest.approx(micro_batches)
     course = [course_of(operations, one) for one in (free, dear)]
     assert course[1] - course[0] == pytest.approx(micro_batches)
 
 
-def course_of(operations: Operations, costs: HostCosts) -> float:
-    issue = list(issue_seconds(operations, costs, "trainer"))
+def course_of(operations: Operations, costs: CPUCosts) -> float:
+    issue = list(launch_seconds(operations, costs, "trainer"))
     kernels = [(0.0, 0)] * len(operations.calls)
-    return run(operations, issue, kernels, costs, loop_seconds(operations, costs, "trainer")).host_seconds
+    return replay_step(operations, issue, kernels, costs, loop_seconds(operations, costs, "trainer")).cpu_seconds
 
 
 def test_memory_that_goes_back_to_the_driver_costs_time(step: Operations) -> None:
@@ -74,7 +76,7 @@ def test_utilisation_counts_the_models_flop_at_the_precision_of_its_products() -
         mapping = {"model": MODEL, "data": {"sequence_length": 64}, "train": train}
         found = simulate(Workload.from_mapping(mapping), H200).operations
         tf32 = bool(precision.get("tf32"))
-        return time_of(found, H200, loop="trainer", tf32=tf32, samples=8, tokens_per_sample=64)
+        return predict_step_time(found, H200, loop="trainer", tf32=tf32, samples=8, tokens_per_sample=64)
 
     def ideal(found: Time) -> float:
         assert found.model_flop_utilisation is not None
@@ -87,15 +89,15 @@ def test_utilisation_counts_the_models_flop_at_the_precision_of_its_products() -
     assert ideal(half) == pytest.approx(half.flop / H200.rates["bf16"], rel=0.02)  # the loss stays in fp32
     assert half.attainable_utilisation and half.model_flop_utilisation
     assert half.attainable_utilisation / half.model_flop_utilisation == pytest.approx(
-        1 / attained(H200, "bf16"), rel=0.02
+        1 / attainable_share(H200, "bf16"), rel=0.02
     )
 
 
 def test_the_host_waits_after_each_update_of_bitsandbytes() -> None:
     tensor = Array((16,), (1,), "float32", 4, 0)
     update = Call("bitsandbytes::optimizer_update_8bit_blockwise", (tensor,), ())
-    assert waits(update) and kind_of(update) == "library"
-    assert not waits(Call("aten::_fused_adamw_", (tensor,), ()))
+    assert blocks_cpu(update) and kind_of(update) == "library"
+    assert not blocks_cpu(Call("aten::_fused_adamw_", (tensor,), ()))
 
 
 @pytest.mark.parametrize(
@@ -111,10 +113,10 @@ def test_the_host_waits_after_each_update_of_bitsandbytes() -> None:
     ],
 )
 def test_the_host_waits_for_values_and_batches_and_not_for_its_own_numbers(text: str, expected: bool) -> None:
-    assert waits(from_text(text)) is expected
+    assert blocks_cpu(from_text(text)) is expected
 
 
 def test_shares_that_nobody_published_are_not_taken_from_other_precisions() -> None:
     v100 = find_gpu("v100-16gb")
-    assert attained(H200, "fp64") is None and attained(H200, "fp8") is None
-    assert attained(v100, "bf16") == attained(v100, "fp32") != attained(v100, "fp16")
+    assert attainable_share(H200, "fp64") is None and attainable_share(H200, "fp8") is None
+    assert attainable_share(v100, "bf16") == attainable_share(v100, "fp32") != attainable_share(v100, "fp16")

@@ -1,34 +1,32 @@
-"""The tables: FLOP, bytes and time by group and phase, and the heaviest operations."""
+"""Tabulate the operations of a step: FLOP, bytes and time by group and phase, module and operator."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from trainatomy.analysis.memory import fold_layers
 from trainatomy.operators.groups import GROUPS
 from trainatomy.operators.work import Work, work_of
-from trainatomy.results.operation_breakdown import GroupShare, HeavyOperation, ModuleShare, Unformulated
+from trainatomy.results.operation_breakdown import GroupShare, HeavyOperation, ModuleOperations, Unformulated
 from trainatomy.results.operations import Operation, Operations
 
 STEP = "step"
 PHASES = ("forward", "recompute", "backward", "optimizer", "zero_grad", "other")
-_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 
 
-class Timed(NamedTuple):
-    """What the clock, or a profile, says of an operation: seconds of the GPU, and what bounds them (``''``: not
-    known). Both for one run of it, not for its repeats."""
+class PredictedTime(NamedTuple):
+    """GPU seconds of one run of an operation (not of its repeats), and what bounds them (``''``: unknown)."""
 
     seconds: float
     bound_by: str = ""
 
 
 @dataclass(slots=True)
-class _Sum:
-    """A total over operations."""
+class _Total:
+    """A total over operations; ``formula``: all of them have a FLOP formula."""
 
     calls: int = 0
     flop: int = 0
@@ -38,7 +36,7 @@ class _Sum:
     measured: float = 0.0
     bounds: Counter[str] = field(default_factory=Counter)
 
-    def add(self, work: Work, repeats: int, timed: Timed | None, measured: float | None) -> None:
+    def add(self, work: Work, repeats: int, timed: PredictedTime | None, measured: float | None) -> None:
         self.calls += repeats
         self.flop += (work.flop or 0) * repeats
         self.bytes += work.bytes * repeats
@@ -50,20 +48,24 @@ class _Sum:
 
     @property
     def bound_by(self) -> str | None:
-        """What bounds most of the time."""
+        """The resource that bounds most of the time."""
         return (self.bounds.most_common(1)[0][0] or None) if self.bounds else None
 
 
-class Step:
-    """The operations of a step with what each does; ``times`` and ``measured`` in their order, where they are known.
+class OperationTable:
+    """The operations of one step with the work that each does, and totals over them.
 
-    ``keep`` selects operations (all of them unless it is given).
+    Args:
+        operations: The operations of the step.
+        times: Predicted time of each, in order.
+        measured: Measured GPU seconds of each, in order.
+        keep: Whether to include each; all of them by default.
     """
 
     def __init__(
         self,
         operations: Operations,
-        times: Sequence[Timed | None] | None = None,
+        times: Sequence[PredictedTime | None] | None = None,
         measured: Sequence[float | None] | None = None,
         keep: Iterable[bool] | None = None,
     ) -> None:
@@ -78,11 +80,11 @@ class Step:
         ]
 
     def kernels(self) -> Iterable[tuple[int, Operation, Work]]:
-        """Those that run a kernel of a group."""
+        """Return index, operation and work of the operations that run a kernel of a group."""
         return (row for row in self.rows if row[2].group is not None)
 
     def aside(self) -> dict[str, int]:
-        """How many run none, by kind."""
+        """Count the operations that run no such kernel, by kind."""
         names = {"view": "views", "host": "host", "read": "reads_by_host", "transfer": "transfers"}
         found = dict.fromkeys(names.values(), 0)
         for _, operation, work in self.rows:
@@ -91,24 +93,24 @@ class Step:
         return found
 
     def groups(self, peak: dict[str, int] | None = None) -> tuple[GroupShare, ...]:
-        """Each group in the whole step and in each phase that has operations; ``peak``: bytes by group at the peak."""
-        sums: dict[tuple[str, str], _Sum] = defaultdict(_Sum)
+        """Return the share of each group in the step and each of its phases; ``peak``: bytes by group at the peak."""
+        sums: dict[tuple[str, str], _Total] = defaultdict(_Total)
         for index, operation, work in self.kernels():
             for phase in (STEP, operation.phase):
                 sums[phase, work.group or ""].add(work, operation.repeats, self._timed(index), self._measured(index))
         found = []
         for phase in (STEP, *PHASES):
-            whole = _total([sums[phase, group] for group in GROUPS if (phase, group) in sums])
+            whole = _sum_totals([sums[phase, group] for group in GROUPS if (phase, group) in sums])
             if not whole.calls:
                 continue
             for group in GROUPS:
                 if phase != STEP and (phase, group) not in sums:
                     continue
                 held = (peak or {}).get(group, 0) if phase == STEP and peak is not None else None
-                found.append(self._share(group, phase, sums.get((phase, group), _Sum()), whole, held))
+                found.append(self._share(group, phase, sums.get((phase, group), _Total()), whole, held))
         return tuple(found)
 
-    def _share(self, group: str, phase: str, part: _Sum, whole: _Sum, held: int | None) -> GroupShare:
+    def _share(self, group: str, phase: str, part: _Total, whole: _Total, held: int | None) -> GroupShare:
         timed, measured = self.times is not None, self.measured is not None
         return GroupShare(
             group,
@@ -127,26 +129,29 @@ class Step:
             _ratio(part.measured, whole.measured) if measured else None,
         )
 
-    def total(self) -> _Sum:
-        """All kernels together."""
-        whole = _Sum()
+    def total(self) -> _Total:
+        """Return the total over all kernels."""
+        whole = _Total()
         for index, operation, work in self.kernels():
             whole.add(work, operation.repeats, self._timed(index), self._measured(index))
         return whole
 
     def heaviest(self, top: int) -> tuple[HeavyOperation, ...]:
-        """The ``top`` heaviest by operator, module and phase: by time where it is known, else by the larger of their
-        shares of FLOP and of bytes."""
-        sums: dict[tuple[str, str, str, str], _Sum] = defaultdict(_Sum)
+        """Return the ``top`` heaviest combinations of operator, module and phase.
+
+        They are ordered by measured or else predicted time; without either by the larger of their shares of FLOP and
+        of bytes.
+        """
+        sums: dict[tuple[str, str, str, str], _Total] = defaultdict(_Total)
         for index, operation, work in self.kernels():
             name = self.operations.calls[operation.call].name
-            key = (name, folded(operation.module), operation.phase, work.group or "")
+            key = (name, fold_layers(operation.module, root=True), operation.phase, work.group or "")
             sums[key].add(work, operation.repeats, self._timed(index), self._measured(index))
         whole = self.total()
         found = [self._heavy(key, part, whole) for key, part in sums.items()]
         return tuple(sorted(found, key=_weight, reverse=True)[:top])
 
-    def _heavy(self, key: tuple[str, str, str, str], part: _Sum, whole: _Sum) -> HeavyOperation:
+    def _heavy(self, key: tuple[str, str, str, str], part: _Total, whole: _Total) -> HeavyOperation:
         timed = self.times is not None
         return HeavyOperation(
             *key,
@@ -161,16 +166,16 @@ class Step:
             part.measured if self.measured is not None else None,
         )
 
-    def modules(self, top: int) -> tuple[ModuleShare, ...]:
-        """The ``top`` heaviest modules, in the order of ``heaviest``."""
-        sums: dict[str, _Sum] = defaultdict(_Sum)
+    def modules(self, top: int) -> tuple[ModuleOperations, ...]:
+        """Return the ``top`` heaviest modules, ordered as in ``heaviest``."""
+        sums: dict[str, _Total] = defaultdict(_Total)
         for index, operation, work in self.kernels():
-            part = sums[folded(operation.module)]
+            part = sums[fold_layers(operation.module, root=True)]
             part.add(work, operation.repeats, self._timed(index), self._measured(index))
         whole = self.total()
         timed, measured = self.times is not None, self.measured is not None
         found = [
-            ModuleShare(
+            ModuleOperations(
                 module,
                 part.calls,
                 part.flop,
@@ -187,8 +192,8 @@ class Step:
         return tuple(sorted(found, key=_weight, reverse=True)[:top])
 
     def unformulated(self) -> tuple[Unformulated, ...]:
-        """Operators whose FLOP nobody knows, the largest first."""
-        sums: dict[str, _Sum] = defaultdict(_Sum)
+        """Return the operators without a FLOP formula, those that move the most bytes first."""
+        sums: dict[str, _Total] = defaultdict(_Total)
         reasons: dict[str, str] = {}
         for _, operation, work in self.kernels():
             if work.flop is None and work.rule is not None:
@@ -203,7 +208,7 @@ class Step:
         return tuple(sorted(found, key=lambda row: -row.bytes))
 
     def by_rule(self) -> tuple[str, ...]:
-        """Operators that were assigned by their form."""
+        """Return the operators that no table names, whose group was derived from their form."""
         return tuple(
             sorted(
                 {
@@ -214,20 +219,15 @@ class Step:
             )
         )
 
-    def _timed(self, index: int) -> Timed | None:
+    def _timed(self, index: int) -> PredictedTime | None:
         return self.times[index] if self.times is not None else None
 
     def _measured(self, index: int) -> float | None:
         return self.measured[index] if self.measured is not None else None
 
 
-def folded(path: str) -> str:
-    """``encoder.layer.7.attention`` as ``encoder.layer.*.attention``: the same module of every layer."""
-    return _LAYER.sub("*", path)
-
-
-def _total(parts: Iterable[_Sum]) -> _Sum:
-    whole = _Sum()
+def _sum_totals(parts: Iterable[_Total]) -> _Total:
+    whole = _Total()
     for part in parts:
         whole.calls += part.calls
         whole.flop += part.flop
@@ -241,7 +241,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _weight(row: HeavyOperation | ModuleShare) -> float:
+def _weight(row: HeavyOperation | ModuleOperations) -> float:
     if row.measured_seconds is not None:
         return row.measured_seconds
     return row.seconds if row.seconds is not None else max(row.flop_share, row.bytes_share)

@@ -1,4 +1,4 @@
-"""From a step's operations to its anatomy."""
+"""Analyze the operations of a step: groups, the heaviest operations and modules, and shapes that waste the GPU."""
 
 from __future__ import annotations
 
@@ -6,27 +6,40 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainatomy.analysis.claims import claims
-from trainatomy.analysis.operation_table import Step, Timed
+from trainatomy.analysis.matmul_shapes import wasteful_shapes, with_gains
+from trainatomy.analysis.operation_table import OperationTable, PredictedTime
 from trainatomy.analysis.padding import paddings
-from trainatomy.analysis.shapes import wasteful_shapes, with_gains
 from trainatomy.catalog.gpus import GPU
+from trainatomy.operators.groups import GROUPS, group_of
 from trainatomy.results.operation_breakdown import Joined, OperationBreakdown, PublishedShares
 from trainatomy.results.operations import Call, Operations
+from trainatomy.results.trace import AllocationTrace
+
+_NOT_RESULTS = frozenset({"weight", "buffer", "optimizer_state", "input", "cublas_workspace", "cublaslt_workspace"})
+"""Labels of allocations that no operation of the step computes."""
 
 
 @dataclass(frozen=True, slots=True)
-class OperationTimes:
-    """What a clock says of a step: ``times``, one for each operation in order, and the ``price`` of any call (GPU
-    seconds)."""
+class PredictedTimes:
+    """The timing model's answers for a step.
 
-    times: Sequence[Timed | None]
-    price: Callable[[Call], float]
+    Attributes:
+        times: The time of each operation, in order.
+        gpu_seconds: Function that predicts the GPU seconds of any call.
+    """
+
+    times: Sequence[PredictedTime | None]
+    gpu_seconds: Callable[[Call], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a profiler measured: GPU ``seconds``, one for each operation in order (``None``: it did not find it), and
-    how it was joined."""
+    """A profiler's measurements of a step.
+
+    Attributes:
+        seconds: GPU seconds of each operation, in order (``None``: not found in the profile).
+        joined: How the profile was matched with the operations.
+    """
 
     seconds: Sequence[float | None]
     joined: Joined
@@ -34,27 +47,27 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which operations are looked at: phases, modules whose path begins so; all of them where nothing is said."""
+    """The operations to look at: those of some phases and of modules whose path starts with ``module``."""
 
     phases: tuple[str, ...] = ()
     module: str = ""
 
-    def keeps(self, operations: Operations) -> list[bool]:
-        """Whether each operation is in it."""
+    def selects(self, operations: Operations) -> list[bool]:
+        """Return whether each operation is in the scope; without ``phases``, all phases are."""
         return [
             (not self.phases or operation.phase in self.phases) and operation.module.startswith(self.module)
             for operation in operations.operations
         ]
 
 
-def anatomise(
+def analyze_operations(
     name: str,
     workload: Mapping[str, object],
     gpu: GPU,
     operations: Operations,
     *,
     peak: dict[str, int] | None = None,
-    clock: OperationTimes | None = None,
+    predicted: PredictedTimes | None = None,
     profile: Profile | None = None,
     scope: Scope | None = None,
     tf32: bool = False,
@@ -62,32 +75,68 @@ def anatomise(
     published: PublishedShares | None = None,
     notes: tuple[str, ...] = (),
 ) -> OperationBreakdown:
-    """The anatomy of ``operations`` on ``card``; ``peak``: bytes by group at the peak; ``top``: how many of the
-    heaviest operations are kept."""
-    times = clock.times if clock is not None else None
+    """Break a step down into its operations.
+
+    Args:
+        name: Name of the workload.
+        workload: Its description.
+        gpu: The GPU it runs on.
+        operations: The operations of one rank's step.
+        peak: Bytes by group at the peak of memory (see ``bytes_by_group``).
+        predicted: Predicted times.
+        profile: Measured times.
+        scope: The operations to look at; all of them by default.
+        tf32: Whether fp32 matrix products may use tensor cores.
+        top: Number of heaviest operations and modules to keep.
+        published: Published shares to show beside these.
+        notes: Notes to attach.
+    """
+    times = predicted.times if predicted is not None else None
     measured = profile.seconds if profile is not None else None
-    step = Step(operations, times, measured, (scope or Scope()).keeps(operations))
-    whole = step.total()
-    shapes = wasteful_shapes(step, gpu.capability, gpu.multiprocessors, tf32)
+    table = OperationTable(operations, times, measured, (scope or Scope()).selects(operations))
+    total = table.total()
+    shapes = wasteful_shapes(table, gpu.capability, gpu.multiprocessors, tf32)
     return OperationBreakdown(
         name=name,
         workload=dict(workload),
         card=gpu.id,
-        operations=whole.calls,
-        flop=whole.flop,
-        bytes=whole.bytes,
-        groups=step.groups(peak),
-        heaviest=step.heaviest(top),
-        unformulated=step.unformulated(),
-        by_rule=step.by_rule(),
-        aside=step.aside(),
-        claims=claims(step),
-        shapes=with_gains(shapes, step, clock.price) if clock is not None else shapes,
-        paddings=paddings(shapes, step, workload, clock.price if clock is not None else None),
-        modules=step.modules(top),
-        seconds=whole.seconds if times is not None else None,
-        measured_seconds=whole.measured if measured is not None else None,
+        operations=total.calls,
+        flop=total.flop,
+        bytes=total.bytes,
+        groups=table.groups(peak),
+        heaviest=table.heaviest(top),
+        unformulated=table.unformulated(),
+        by_rule=table.by_rule(),
+        aside=table.aside(),
+        claims=claims(table),
+        shapes=with_gains(shapes, table, predicted.gpu_seconds) if predicted is not None else shapes,
+        paddings=paddings(shapes, table, workload, predicted.gpu_seconds if predicted is not None else None),
+        modules=table.modules(top),
+        seconds=total.seconds if times is not None else None,
+        measured_seconds=total.measured if measured is not None else None,
         joined=profile.joined if profile is not None else None,
         published=published,
         notes=notes,
     )
+
+
+def bytes_by_group(trace: AllocationTrace, held: Sequence[int], sizes: Sequence[int]) -> dict[str, int]:
+    """Sum the allocations that are results of a step's operations by the group of the operation.
+
+    Weights, optimizer states, inputs and workspaces are not results of operations; the weight copies that autocast
+    keeps are, of element-wise operators.
+
+    Args:
+        trace: The trace they belong to.
+        held: Numbers of the allocations to count, such as those held at the peak.
+        sizes: Block size of each allocation of the trace, bytes.
+    """
+    found: dict[str, int] = dict.fromkeys(GROUPS, 0)
+    for number in held:
+        origin = trace.origins[number]
+        if origin.phase == "load" or trace.labels.get(number) in _NOT_RESULTS:
+            continue
+        group = group_of(origin.operation)
+        if group is not None:
+            found[group] += sizes[number]
+    return found

@@ -1,7 +1,7 @@
-"""Which setting to change so that a dimension becomes one that tensor cores take whole, and what the products gain.
+"""Find the setting to change so that a dimension suits tensor cores, and predict what its products gain.
 
-A size is looked up among what decides sizes: the vocabulary (rows of an embedding's table), lengths of samples (alone,
-or times the batch: the rows of most products), the widths of the model's configuration, the batch.
+A dimension is traced to a setting of the same size: the vocabulary (rows of an embedding table), the length of a
+sample (alone, or times the batch: the rows of most products), a width in the model's configuration, or the batch size.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainatomy.analysis.operation_table import Step
-from trainatomy.analysis.shapes import calls_by_shape, padded_call
+from trainatomy.analysis.matmul_shapes import calls_by_shape, padded_call
+from trainatomy.analysis.operation_table import OperationTable
 from trainatomy.catalog.architectures import architecture
 from trainatomy.results.operation_breakdown import Padding, WastefulShape
 from trainatomy.results.operations import Call
@@ -22,20 +22,16 @@ _WIDTHS = (
     "hidden_size n_embd d_model dim hidden_dim intermediate_size n_inner d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim "
     "moe_intermediate_size head_dim d_kv".split()
 )
-_NEARLY = 0.95
-"""The best multiple is taken where it gains so much of what the least one does: cuBLAS likes it more than the clock
-knows."""
-_HOW = {
-    "vocab": "a checkpoint: model.resize_token_embeddings(pad_to_multiple_of={multiple})",
-    "length": "tokenizer(..., padding=True, pad_to_multiple_of={multiple}), or the collator's pad_to_multiple_of",
-    "batch": "a batch of {padded} samples",
-    "width": "a model that is trained from scratch: another width; a checkpoint's is what it is",
-    "rows": "rows are {factor} x {value}: pad the {value}",
-}
+_PREFER_LARGER = 0.95
+"""A larger multiple is preferred if it gains at least this share of the best gain: cuBLAS benefits from it more than
+the timing model knows."""
 
 
 class _Role(NamedTuple):
-    """``value`` is what the setting ``key`` has; a dimension is ``factor`` times that."""
+    """A setting that decides a dimension: ``factor`` times the ``value`` of the setting ``key``.
+
+    ``kind``: vocab, length, width or batch.
+    """
 
     key: str
     value: int
@@ -45,14 +41,20 @@ class _Role(NamedTuple):
 
 def paddings(
     shapes: Sequence[WastefulShape],
-    step: Step,
+    table: OperationTable,
     workload: Mapping[str, Any],
-    price: Callable[[Call], float] | None = None,
+    gpu_seconds: Callable[[Call], float] | None = None,
 ) -> tuple[Padding, ...]:
-    """One line for each size among ``shapes`` that is no good multiple, the largest gain first; without those that
-    would gain nothing by the clock's ``price`` (GPU seconds of a call)."""
-    calls = calls_by_shape(step)
-    roles = list(_roles(workload, step))
+    """Suggest a padded size for each misaligned size among ``shapes``, the largest gain first.
+
+    Args:
+        shapes: The wasteful shapes of the step.
+        table: The step's operations.
+        workload: The description, whose settings are searched for the sizes.
+        gpu_seconds: Predicts the GPU seconds of a call; suggestions that gain nothing are left out.
+    """
+    calls = calls_by_shape(table)
+    roles = list(_roles(workload, table))
     by_size: dict[int, list[WastefulShape]] = defaultdict(list)
     for shape in shapes:
         if shape.kind in (_NEEDED, _BEST):
@@ -60,10 +62,10 @@ def paddings(
     found = []
     for size, rows in by_size.items():
         role = next((role for role in roles if role.value * role.factor == size), None)
-        choices = [_padding(size, rows, role, multiple, calls, price) for multiple in _multiples(rows)]
+        choices = [_padding(size, rows, role, multiple, calls, gpu_seconds) for multiple in _multiples(rows)]
         most = max(choice.gain_seconds or 0.0 for choice in choices)
-        if price is None or most > 0:
-            found.append([choice for choice in choices if (choice.gain_seconds or 0.0) >= _NEARLY * most][-1])
+        if gpu_seconds is None or most > 0:
+            found.append([choice for choice in choices if (choice.gain_seconds or 0.0) >= _PREFER_LARGER * most][-1])
     return tuple(sorted(found, key=lambda one: (-(one.gain_seconds or 0.0), -one.products)))
 
 
@@ -73,22 +75,17 @@ def _padding(
     role: _Role | None,
     multiple: int,
     calls: Mapping[tuple[str, tuple[int, int, int, int]], Call],
-    price: Callable[[Call], float] | None,
+    gpu_seconds: Callable[[Call], float] | None,
 ) -> Padding:
     value, factor = (role.value, role.factor) if role is not None else (size, 1)
     padded = -(-value // multiple) * multiple
     gain = None
-    if price is not None:
+    if gpu_seconds is not None:
         gain = 0.0
         for row in rows:
             call = calls[row.operation, row.shape]
-            gain += (price(call) - price(padded_call(call, row.dimension, padded * factor))) * row.calls
+            gain += (gpu_seconds(call) - gpu_seconds(padded_call(call, row.dimension, padded * factor))) * row.calls
     modules = tuple(dict.fromkeys(row.module for row in rows))
-    how = "no setting of the description is this size"
-    if role is not None:
-        how = _HOW[role.kind].format(multiple=multiple, padded=padded)
-        if factor > 1:
-            how = f"{_HOW['rows'].format(factor=factor, value=value)}; {how}"
     return Padding(
         size,
         padded * factor,
@@ -98,20 +95,21 @@ def _padding(
         role.key if role is not None else "",
         value,
         padded,
-        how,
+        role.kind if role is not None else "",
+        factor,
         gain,
     )
 
 
 def _multiples(rows: Sequence[WastefulShape]) -> list[int]:
-    """What the size should be a multiple of at least, and what is best; the latter alone where the first is given."""
+    """Return the multiples to try: the required one, and the best one for every row that misses the required one."""
     return sorted({row.multiple for row in rows} | {8 * row.multiple for row in rows if row.kind == _NEEDED})
 
 
-def _roles(workload: Mapping[str, Any], step: Step) -> Iterator[_Role]:
-    """What decides sizes, the most particular first."""
+def _roles(workload: Mapping[str, Any], table: OperationTable) -> Iterator[_Role]:
+    """Yield the settings that decide dimensions, the most specific first."""
     model, data, train = (workload.get(section) or {} for section in ("model", "data", "train"))
-    for call in step.operations.calls:
+    for call in table.operations.calls:
         if call.name == "aten::embedding":
             yield _Role("" if model.get("factory") else "model.config.vocab_size", call.inputs[0].shape[0], "vocab")
     sized_by = "per_device_train_batch_size"

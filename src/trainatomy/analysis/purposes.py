@@ -1,9 +1,9 @@
-"""What every allocation on a tape is for.
+"""Assign every allocation of a trace to a component of the memory breakdown.
 
-Labels say it where the run knew (weights, gradients, optimizer states, inputs, workspaces).  The rest follows from when
-an allocation was made and what became of it: made in a forward pass (or its recomputation) and still held when that
-pass ends, it is an activation saved for backward; anything else made in forward, backward or the optimizer is
-temporary.
+Labels decide where the run knew the purpose (weights, gradients, optimizer states, inputs, workspaces).  The rest
+follows from when an allocation was made and freed: one that was made in a forward pass (or its recomputation) and is
+still held when that pass ends is an activation saved for backward; anything else made in forward, backward or the
+optimizer is temporary.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from trainatomy.results.trace import AllocationTrace
 
-_FOREVER = 1 << 62
+_NEVER = 1 << 62
 
-#: label -> (component, line of the bill)
 LABELLED = {
     "weight": ("weights", "parameters"),
     "buffer": ("weights", "buffers"),
@@ -26,26 +25,27 @@ LABELLED = {
     "cublas_workspace": ("functionality", "cuBLAS workspaces"),
     "cublaslt_workspace": ("functionality", "cuBLASLt workspaces"),
 }
+"""Component and line of the memory breakdown by label."""
 
 
 class Purpose(NamedTuple):
-    """Component of the bill, and the line within it."""
+    """A component of the memory breakdown, and a line within it."""
 
     component: str
     line: str
 
 
 class Lifetimes(NamedTuple):
-    """Index of the event that made each allocation, and of the one that released it (a huge number: never)."""
+    """Index of the events that made and that freed each allocation (a huge number if never)."""
 
     born: list[int]
     died: list[int]
 
 
 def lifetimes(trace: AllocationTrace) -> Lifetimes:
-    """When each allocation of a tape lived."""
+    """Return when each allocation of a trace was made and freed."""
     count = len(trace.origins)
-    born, died = [_FOREVER] * count, [_FOREVER] * count
+    born, died = [_NEVER] * count, [_NEVER] * count
     for index, event in enumerate(trace.events):
         if event.action == "alloc":
             born[event.allocation] = index
@@ -55,7 +55,7 @@ def lifetimes(trace: AllocationTrace) -> Lifetimes:
 
 
 def purposes(trace: AllocationTrace, lives: Lifetimes) -> list[Purpose]:
-    """The purpose of each allocation, by its number."""
+    """Return the purpose of each allocation, by its number."""
     ends = {
         "forward": [m.event for m in trace.marks if m.name == "forward end"],
         "recompute": [m.event for m in trace.marks if m.name == "recompute end"],
@@ -70,7 +70,7 @@ def _purpose(trace: AllocationTrace, lives: Lifetimes, number: int, ends: dict[s
     phase = trace.origins[number].phase
     if phase in ends:
         later = bisect_right(ends[phase], lives.born[number])
-        end = ends[phase][later] if later < len(ends[phase]) else _FOREVER
+        end = ends[phase][later] if later < len(ends[phase]) else _NEVER
         if lives.died[number] >= end:
             return Purpose("activations", "saved by recomputation" if phase == "recompute" else "saved for backward")
         return Purpose("temporary", "forward")

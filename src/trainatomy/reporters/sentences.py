@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainatomy.reporters.labels import FACTS
+from trainatomy.results.operation_breakdown import Claim, Padding
 from trainatomy.results.prediction import Fact, Prediction
 from trainatomy.units import human_bytes, many
 
@@ -59,3 +60,36 @@ def _reason(code: str, prediction: Prediction) -> str:
         case "optimizer_states_not_created":
             return "the peak is in the first step, before the optimizer has created its states"
     return code
+
+
+def claim_sentence(claim: Claim) -> str:
+    """Return what the guides claim of every training, with the figures of this one."""
+    if claim.name == "backward_to_forward_flop":
+        recompute = (
+            "" if claim.recompute is None else f"; recomputation adds {claim.recompute / claim.forward:.2f} forwards"
+        )
+        return (
+            f"Backward takes {claim.ratio:.2f} times the FLOP of forward{recompute} "
+            "(the guides: twice, one gradient of the data and one of the weights for each product)."
+        )
+    return (
+        f"Activation functions ({', '.join(claim.operators)}): for each tensor written, forward reads "
+        f"{claim.forward_reads_per_write:.2g} and backward {claim.backward_reads_per_write:.2g}; "
+        f"backward moves {claim.ratio:.2f} times the bytes "
+        "(the guides: forward reads one and writes one, backward reads two and writes one: 1.5 times)."
+    )
+
+
+def padding_advice(padding: Padding) -> str:
+    """Return what to change in a training script so that a size is padded."""
+    advice = {
+        "vocab": f"a checkpoint: model.resize_token_embeddings(pad_to_multiple_of={padding.multiple})",
+        "length": (
+            f"tokenizer(..., padding=True, pad_to_multiple_of={padding.multiple}), or the collator's pad_to_multiple_of"
+        ),
+        "batch": f"a batch of {padding.padded_value} samples",
+        "width": "possible only for a model trained from scratch: a checkpoint's width is fixed",
+    }.get(padding.kind, "no setting of the workload has this size")
+    if padding.factor > 1:
+        return f"rows are {padding.factor} x {padding.value}: pad the {padding.value}; {advice}"
+    return advice

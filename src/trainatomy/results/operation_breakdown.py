@@ -1,4 +1,4 @@
-"""The anatomy of a step's operations: what each group does, in which phase, and where it is heaviest. Plain values."""
+"""The operations of a step by group, phase, module and operator, as plain values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class GroupShare:
-    """One group of operations in one phase (``step``: all of them).
+    """One group of operations in one phase (`step`: all phases). Shares are of the whole phase, 0 to 1.
 
-    ``flop`` and ``bytes``: of all its operations; ``intensity``: FLOP per byte (``None``: nothing is moved); shares
-    are of the whole phase, 0 to 1.  ``peak_bytes``: what its results hold at the peak of memory (``step`` only).
-    ``seconds`` is predicted, ``measured_seconds`` measured, both of the GPU at work on it; ``bound_by`` names what
-    bounds most of that time.
+    Attributes:
+        operations: Number of operations.
+        intensity: FLOP per byte; None if nothing is moved.
+        peak_bytes: Results of the group that are held at the peak of memory; only for `step`.
+        seconds: Predicted GPU time.
+        bound_by: The resource that bounds most of that time.
+        measured_seconds: Measured GPU time.
     """
 
     group: str
@@ -58,8 +61,8 @@ class HeavyOperation:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleShare:
-    """All operations of one module itself (layers folded), without those of the modules in it."""
+class ModuleOperations:
+    """All operations of one module (layers folded), without those of its submodules."""
 
     module: str
     operations: int
@@ -75,7 +78,7 @@ class ModuleShare:
 
 @dataclass(frozen=True, slots=True)
 class Unformulated:
-    """An operator without a FLOP formula: how often it runs, the bytes that it moves, why."""
+    """An operator without a FLOP formula: how often it runs, the bytes it moves, and the reason."""
 
     operation: str
     calls: int
@@ -86,24 +89,42 @@ class Unformulated:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the guides say of every model, shown for this one: two numbers, their ratio (``None``: the first is
-    nothing), and the sentence."""
+    """A general statement of the guides, checked against this step.
+
+    Attributes:
+        name: `backward_to_forward_flop` or `activation_bytes`.
+        forward: FLOP, or bytes moved by activation functions, of forward.
+        backward: The same of backward.
+        ratio: `backward` over `forward`; None if that is not defined.
+        recompute: FLOP of recomputation in the backward pass; None if there is none.
+        operators: The activation functions.
+        forward_reads_per_write: Bytes that they read in forward for each byte written.
+        backward_reads_per_write: The same in backward.
+    """
 
     name: str
     forward: float
     backward: float
     ratio: float | None
-    sentence: str
+    recompute: float | None = None
+    operators: tuple[str, ...] = ()
+    forward_reads_per_write: float | None = None
+    backward_reads_per_write: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WastefulShape:
-    """A product whose shape the card cannot use well.
+    """A matrix product whose shape the GPU cannot use well.
 
-    ``dimension``: ``m``, ``n`` or ``k`` of [m, k] x [k, n], with what it is (``size``); ``multiple``: what it should
-    be a multiple of; ``padded``: the next size that is.  For ``tiles`` and ``waves``: ``size`` is how many tiles the
-    result has, ``padded`` how many the card would do in the same time, ``used`` the share of its work that counts.
-    ``gain_seconds``: what the predicted time of the step loses if it is padded (``None``: not asked).
+    Attributes:
+        kind: `alignment` and `best alignment` (a dimension is not a multiple of 16 or 128 bytes), `tiles` or `waves`.
+        shape: Batch, m, n, k of [m, k] x [k, n].
+        dimension: The dimension that is misaligned (m, n or k), or the size of a tile.
+        size: Its size, or how many tiles the result has.
+        multiple: What the size should be a multiple of.
+        padded: The next such multiple; for tiles, how many the GPU would compute in the same time.
+        used: Share of the GPU's work that counts.
+        gain_seconds: Predicted gain of the step if the dimension is padded; None if it was not computed.
     """
 
     kind: str
@@ -123,11 +144,17 @@ class WastefulShape:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """One size that would be better if it were padded, with all products that it is a dimension of.
+    """A size that is better padded, for all products that it is a dimension of.
 
-    ``size`` becomes ``padded``, a multiple of ``multiple``, where ``setting`` of the description is changed from
-    ``value`` to ``padded_value`` (``""``: none of it decides the size); ``how``: what that means in a training script.
-    ``gain_seconds``: what the step's products lose in predicted time, ``None`` without a clock.
+    Attributes:
+        size: The size, which becomes `padded`, a multiple of `multiple`.
+        products: Number of products in the step with this dimension.
+        modules: Modules that they belong to.
+        setting: The setting of the workload that decides the size; empty if none does.
+        value: Its value, which becomes `padded_value`.
+        kind: What the setting is: vocab, length, width, batch, or empty.
+        factor: The size is this many times the value.
+        gain_seconds: Predicted gain of the step's products; None if times were not predicted.
     """
 
     size: int
@@ -138,13 +165,14 @@ class Padding:
     setting: str
     value: int
     padded_value: int
-    how: str
+    kind: str = ""
+    factor: int = 1
     gain_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedShares:
-    """What others measured of the same operations, percent by group: ``source``, where."""
+    """Shares of the same operations as others measured them, percent by group."""
 
     source: str
     flop_percent: dict[str, float]
@@ -153,8 +181,16 @@ class PublishedShares:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """How a profile was joined with the prediction: operations and GPU seconds that found each other, of how many, and
-    the names of the rest on both sides with their number."""
+    """The match between a profile and the predicted operations.
+
+    Attributes:
+        operations: Number of predicted operations found in the profile.
+        of: Number of predicted operations.
+        seconds: GPU seconds of the profile that were assigned to operations.
+        of_seconds: All GPU seconds of the profile.
+        only_predicted: Operators not found in the profile, with their number.
+        only_measured: Operators only found in the profile, with their number.
+    """
 
     operations: int
     of: int
@@ -168,8 +204,10 @@ class Joined:
 class OperationBreakdown:
     """One training step by its operations.
 
-    ``operations``: kernels on the GPU; ``aside``: what runs no kernel of a group, by kind (views, host, reads by the
-    host, transfers).  ``by_rule``: operators that no table names, which were assigned by their form.
+    Attributes:
+        operations: Number of operations that run kernels on the GPU.
+        aside: Number of operations that run no kernel of a group, by kind (views, host, reads by the host, transfers).
+        by_rule: Operators that no table names, whose group was derived from their form.
     """
 
     name: str
@@ -186,7 +224,7 @@ class OperationBreakdown:
     claims: tuple[Claim, ...]
     shapes: tuple[WastefulShape, ...]
     paddings: tuple[Padding, ...] = ()
-    modules: tuple[ModuleShare, ...] = ()
+    modules: tuple[ModuleOperations, ...] = ()
     seconds: float | None = None
     measured_seconds: float | None = None
     joined: Joined | None = None

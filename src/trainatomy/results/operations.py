@@ -93,12 +93,17 @@ class Operation(NamedTuple):
 @dataclass(slots=True)
 class Operations:
     """One steady step: its distinct calls, its operations in order, and how often modules were called in it (by phase,
-    for the cost of Python between operations)."""
+    for the cost of Python between operations).
+
+    ``dependencies``: for an operation (by index) those of other streams that must finish before it starts, as
+    ``Stream.wait_event`` demands; an index that comes later in ``operations`` means its run in the previous step.
+    """
 
     calls: list[Call] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     module_calls: dict[str, int] = field(default_factory=dict)
     step: int = -1
+    dependencies: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def unrolled(self) -> list[int]:
         """Indices in ``operations`` in the order in which a real step runs them: a micro-batch that stands for others

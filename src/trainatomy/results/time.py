@@ -1,4 +1,4 @@
-"""How long a step takes, and why, as plain values."""
+"""The predicted time of a training step, and what bounds it, as plain values."""
 
 from __future__ import annotations
 
@@ -10,16 +10,28 @@ Bound = Literal["arithmetic", "memory bandwidth", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """One optimizer step (in inference, one forward), in seconds.
+    """The time of one optimizer step (in inference, of one forward pass) on one rank.
 
-    ``interval_seconds``: holds in 9 of 10 cases like those that the clock was held against.  ``bound_by``: ``host``
-    where issuing the work takes longer than doing it; else what most of the GPU's time goes into.  ``gpu_seconds``:
-    kernels at work; ``host_seconds``: the host at work; ``phases``: the GPU's seconds by phase.
-
-    ``flop``: by PyTorch's formulas, recomputation included.  Utilisation: the time that the model's FLOP (without
-    recomputation) would take at a rate, over the step's: at the data sheet's peak of each precision (MFU), and at the
-    rate that large matrix products are known to attain.  ``None`` where nothing has a formula, the latter also where
-    nobody published what a precision attains.
+    Attributes:
+        step_seconds: Duration of the step.
+        interval_seconds: Low and high end of the interval that holds in 9 of 10 cases like those it was derived from.
+        samples_per_second: Samples that the rank processes per second.
+        tokens_per_second: Tokens that it processes per second; None if samples are not text.
+        bound_by: `host` if launching the work takes the CPU longer than executing it takes the GPU; otherwise what most
+            of the GPU's time goes into.
+        gpu_seconds: Time in which the GPU executes kernels.
+        host_seconds: Time in which the CPU is busy.
+        phases: The GPU's seconds by phase.
+        flop: FLOP by PyTorch's formulas, recomputation included.
+        flop_per_second: `flop` over the step's time.
+        model_flop_utilisation: MFU: the time that the model's FLOP (without recomputation) would take at the data
+            sheet's peak of each precision, over the step's time. None if no operation has a formula.
+        attainable_utilisation: The same at the rates that large matrix products are known to attain. Also None if
+            nobody published them for a precision.
+        launches: Number of kernels.
+        priced_by: Where the costs of kernels come from: a calibration or the data sheet.
+        host: The host whose CPU costs are assumed.
+        general_rule_only: Operators whose time is predicted from their memory traffic alone.
     """
 
     step_seconds: float

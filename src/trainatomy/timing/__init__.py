@@ -1,4 +1,12 @@
-"""How long a step takes: what an operation costs the GPU, what issuing it costs the host, and both clocks together.
+"""The timing model: predict how long one rank's training step takes, on the CPU and on its GPU.
 
-Needs no torch: it reads ``results.operations``.
+cost_model.py      GPU time of one operation: a physical estimate times an efficiency measured by a calibration
+extrapolation.py   the efficiencies of one GPU applied to another
+launch.py          CPU time to launch each operation, and the training loop's own CPU time
+driver.py          CPU time of cudaMalloc and cudaFree
+timeline.py        the CPU timeline and one GPU timeline per CUDA stream
+step.py            all of these together: the ``Time`` of a step
+findings.py        summary of a calibration beside the GPU's data sheet
+
+The package needs no torch: it reads ``results.operations``.
 """

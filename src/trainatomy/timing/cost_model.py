@@ -1,14 +1,14 @@
-"""Prices: what arithmetic, traffic and launches cost on a card, and what kernels really reach of it.
+"""Predict the GPU time of one operation: a physical estimate times an efficiency measured by a calibration.
 
-A kernel's time is a physical prediction times a measured ratio.  The ratio is looked up among calibration points of the
-same family, nearest first.  A card without a calibration of its own takes the ratios of the calibrated card that is
-nearest in compute capability, on its own data sheet, carried over by what the two cards differ in (``carrying.py``).
+The efficiency (measured over physical time) is interpolated between the calibration points of the same kernel family
+that are nearest in size.  A GPU without a calibration uses the shipped calibration of the GPU nearest in compute
+capability, extrapolated to its own data sheet (``extrapolation.py``).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import exp, inf, log, sqrt
@@ -17,116 +17,179 @@ from typing import TYPE_CHECKING, NamedTuple
 from trainatomy.catalog.calibrations import Calibration, Point, shipped
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.reach import reach_of
-from trainatomy.operators.cost.table import work_of
+from trainatomy.operators.cost.table import is_known, work_of
 from trainatomy.operators.cost.work import Chip, Work
-from trainatomy.timing.extrapolation import AS_MEASURED, Carrying, carried_over
+from trainatomy.results.operations import Call
+from trainatomy.timing.extrapolation import SAME_GPU, Extrapolation, extrapolation_between
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
-    from trainatomy.results.operations import Call
-    from trainatomy.timing.kernels import KernelCost
 
-_NEIGHBOURS = 6
+# The next three were chosen by leaving out points of an H200's calibration and predicting them from the others.
+_NEAREST_POINTS = 6
 _SOFTENING = 0.3
-"""Added to squared distances (in doublings), so that a point at distance 0 does not hide scatter."""
-_PRIOR = 0.03
-"""Weight of the family's mean, for what lies far from every point; these three by leaving points of an H200 out."""
-_ENOUGH = 3
-"""Points that a family must have to speak for itself."""
+"""Added to squared distances (in doublings of size), so that a point at distance 0 does not hide measurement noise."""
+_FAMILY_MEAN_WEIGHT = 0.03
+"""Weight of the family's mean; it decides only far from every point."""
+_MIN_POINTS = 3
+"""Points a family needs before its own efficiency is used instead of its parent family's."""
 
 
-class Ratio(NamedTuple):
-    """A measured point: where it lies, the logarithm of measured over physical, and how many kernels ran."""
+class KernelCost(NamedTuple):
+    """GPU cost of one call.
+
+    Attributes:
+        seconds: Sum of the durations of the call's kernels, as a profiler reports them, without the gaps between
+            kernels (``CostModel.busy_seconds`` adds those).
+        flop_seconds: Its arithmetic at the GPU's peak rate.
+        bytes_seconds: Its memory traffic at the GPU's bandwidth; the larger of the two says what bounds the call.
+        launches: Number of kernels.
+    """
+
+    seconds: float
+    flop_seconds: float
+    bytes_seconds: float
+    launches: int
+
+
+class EfficiencyPoint(NamedTuple):
+    """A calibration point: its position in feature space, log(measured / physical time), and its number of kernels."""
 
     features: tuple[float, ...]
-    log: float
+    log_efficiency: float
     kernels: int
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Of one card. ``chip``: its data sheet; ``gap_seconds``: between kernels of a stream; ``ratios``: by family;
-    ``source``: what they rest on; ``calibrated``: measured on this kind of card; ``known``: costs by call, remembered.
+    """The cost model of one GPU.
+
+    Attributes:
+        chip: The data-sheet figures that costs depend on.
+        gap_seconds: Idle time between two consecutive kernels of a stream.
+        points: Calibration points by kernel family; a family's points are also listed under its parent families.
+        extrapolation: How to translate efficiencies from the GPU that was calibrated to this one.
+        source: Where the efficiencies come from, for display.
+        calibrated: True if the calibration was measured on this kind of GPU.
+        cache: Costs computed so far, by call.
     """
 
     chip: Chip
     gap_seconds: float
-    ratios: Mapping[str, tuple[Ratio, ...]] = field(default_factory=dict)
-    carrying: Carrying = AS_MEASURED
+    points: Mapping[str, tuple[EfficiencyPoint, ...]] = field(default_factory=dict)
+    extrapolation: Extrapolation = SAME_GPU
     source: str = "data sheet"
     calibrated: bool = False
-    known: dict[Call, KernelCost] = field(default_factory=dict, compare=False, repr=False)
+    cache: dict[Call, KernelCost] = field(default_factory=dict, compare=False, repr=False)
 
-    def physical(self, work: Work) -> float:
-        """Seconds by physics: the form's own, or a floor for each kernel and the traffic."""
+    def physical_seconds(self, work: Work) -> float:
+        """Return the physical estimate: the operator's own formula, or a minimum per kernel plus memory traffic."""
         if work.seconds:
             return work.seconds
         reach = reach_of(work.family)
         return reach.kernel_seconds * max(work.launches / 2, 1) + work.bytes / (self.chip.bandwidth * reach.share)
 
     def busy_seconds(self, cost: KernelCost) -> float:
-        """How long a call keeps the GPU when others wait behind it: its kernels and the gaps after them."""
+        """Return how long a call occupies its stream when other work is queued: its kernels and the gaps after them."""
         return cost.seconds + cost.launches * self.gap_seconds
 
     def launches(self, work: Work) -> int:
-        """Kernels of a call: as many as ran at the nearest point of its family, where the form does not know better."""
-        near = self.ratios.get(work.family, ())
-        if not work.launches or len(near) < _ENOUGH or work.family.startswith("list"):
+        """Return the number of kernels, if possible as measured at the nearest calibration point of the family."""
+        near = self.points.get(work.family, ())
+        if not work.launches or len(near) < _MIN_POINTS or work.family.startswith("list"):
             return work.launches
-        return min(near, key=lambda point: _distance(point.features, work.features)).kernels
+        return min(near, key=lambda point: _squared_distance(point.features, work.features)).kernels
 
     def efficiency(self, work: Work) -> float:
-        """What kernels like these take over what physics says: as in a calibration (1 where nothing is known), carried
-        over where the card is another one."""
-        ratio = self._measured(work)
-        if self.carrying is AS_MEASURED:
+        """Return predicted over physical time (1 where no calibration covers the family)."""
+        ratio = self._measured_efficiency(work)
+        if self.extrapolation is SAME_GPU:
             return ratio
         if work.seconds:
-            return self.carrying.arithmetic(work, work.seconds * ratio, self.chip) / work.seconds
-        whole = self.physical(work)
+            return self.extrapolation.arithmetic_seconds(work, work.seconds * ratio, self.chip) / work.seconds
+        whole = self.physical_seconds(work)
         moving = work.bytes / (self.chip.bandwidth * reach_of(work.family).share)
-        return ((whole - moving) * ratio + self.carrying.traffic(work, moving * ratio, self.chip)) / whole
+        traffic = self.extrapolation.traffic_seconds(work, moving * ratio, self.chip)
+        return ((whole - moving) * ratio + traffic) / whole
 
-    def _measured(self, work: Work) -> float:
+    def _measured_efficiency(self, work: Work) -> float:
+        """Look up the efficiency of the family, or of the first parent family with enough points."""
         family = work.family
         while family:
-            near = self.ratios.get(family, ())
-            if len(near) >= _ENOUGH:
-                return exp(_interpolated(near, work.features))
+            near = self.points.get(family, ())
+            if len(near) >= _MIN_POINTS:
+                return exp(_interpolate(near, work.features))
             family = family.rpartition(".")[0]
         return 1.0
 
 
-def _interpolated(points: Sequence[Ratio], features: tuple[float, ...]) -> float:
-    """The mean of the nearest points' logarithms, weighted by distance to the power of -4."""
-    mean = sum(point.log for point in points) / len(points)
-    near = sorted((_distance(point.features, features), point.log) for point in points)[:_NEIGHBOURS]
+def kernel_cost(call: Call, cost_model: CostModel) -> KernelCost:
+    """Predict the GPU cost of one call, cached per distinct call."""
+    known = cost_model.cache.get(call)
+    if known is None:
+        known = cost_model.cache[call] = _compute_cost(work_of(call, cost_model.chip), cost_model)
+    return known
+
+
+def _compute_cost(work: Work, cost_model: CostModel) -> KernelCost:
+    if not work.launches:
+        return KernelCost(0.0, 0.0, 0.0, 0)
+    chip = cost_model.chip
+    flop, traffic = work.flop / chip.rate(work.rate), work.bytes / chip.bandwidth
+    seconds = cost_model.physical_seconds(work) * cost_model.efficiency(work)
+    return KernelCost(seconds, flop, traffic, cost_model.launches(work))
+
+
+def precision_of(call: Call, chip: Chip) -> str:
+    """Return the key of ``Chip.rates`` that bounds a call's arithmetic.
+
+    For a matrix product or convolution it is the type of its factors (TF32 where it is allowed), whatever the type of
+    a bias or of indices.
+    """
+    return work_of(call, chip).rate
+
+
+def general_rule_only(calls: Iterable[Call]) -> frozenset[str]:
+    """Return the operators that no cost rule covers; their time is predicted from their memory traffic alone."""
+    return frozenset(call.name for call in calls if not is_known(call))
+
+
+def _interpolate(points: Sequence[EfficiencyPoint], features: tuple[float, ...]) -> float:
+    """Return the mean log efficiency of the nearest points, weighted by distance to the power of -4."""
+    mean = sum(point.log_efficiency for point in points) / len(points)
+    near = sorted((_squared_distance(point.features, features), point.log_efficiency) for point in points)
+    near = near[:_NEAREST_POINTS]
     weights = [1.0 / (distance + _SOFTENING) ** 2 for distance, _ in near]
     total = sum(weight * value for weight, (_, value) in zip(weights, near, strict=True))
-    return (total + _PRIOR * mean) / (sum(weights) + _PRIOR)
+    return (total + _FAMILY_MEAN_WEIGHT * mean) / (sum(weights) + _FAMILY_MEAN_WEIGHT)
 
 
-def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+def _squared_distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     return sum((a - b) ** 2 for a, b in zip(one, other, strict=False))
 
 
 @lru_cache(maxsize=64)
 def cost_model_of(gpu: GPU, calibration: Calibration | None = None, *, tf32: bool = False) -> CostModel:
-    """Prices of a card, built once: by ``calibration``, by the one that ships for it, or by its data sheet and the
-    efficiencies of the calibrated card that is nearest. ``tf32``: fp32 matrix products may use tensor cores.
-    A calibration without kernels (only of a host) leaves what ships.
+    """Return the cost model of a GPU, built once per combination of arguments.
 
-    Raises ``WorkloadError`` where ``calibration`` says nothing about such a card.
+    Args:
+        gpu: The GPU to predict for.
+        calibration: A calibration to use instead of the shipped one of this GPU, or of the nearest calibrated GPU.
+            One without kernels (it measured only the CPU) leaves the shipped one in place.
+        tf32: Whether fp32 matrix products may use tensor cores.
+
+    Raises:
+        WorkloadError: If ``calibration`` does not apply to this GPU.
     """
     if calibration is not None:
         calibration.check(gpu)
     with_kernels = calibration if calibration is not None and calibration.points else None
-    measured = with_kernels or shipped().get(gpu.id) or nearest(gpu)
-    return priced_by(gpu, measured, tf32=tf32)
+    measured = with_kernels or shipped().get(gpu.id) or nearest_calibration(gpu)
+    return cost_model_from(gpu, measured, tf32=tf32)
 
 
 def chip_of(gpu: GPU, tf32: bool) -> Chip:
-    """What the cost of a kernel depends on, of a card."""
+    """Return the data-sheet figures of a GPU that the cost of a kernel depends on."""
     return Chip(
         gpu.capability,
         gpu.multiprocessors,
@@ -137,66 +200,74 @@ def chip_of(gpu: GPU, tf32: bool) -> Chip:
     )
 
 
-def nearest(gpu: GPU) -> Calibration | None:
-    """The shipped calibration of the nearest compute capability, among equals of the card with the nearest balance of
-    arithmetic and memory: what bounds a kernel there bounds it here."""
+def nearest_calibration(gpu: GPU) -> Calibration | None:
+    """Return the shipped calibration of the GPU nearest in compute capability.
+
+    Ties go to the GPU with the most similar ratio of arithmetic to memory bandwidth, so that kernels are bound by the
+    same resource on both.
+    """
 
     def distance(one: Calibration) -> tuple[int, float]:
         known = 10 * one.capability[0] + one.capability[1]
-        there = inf if one.known_gpu is None else abs(log(_balance(one.known_gpu) / _balance(gpu)))
+        there = inf if one.known_gpu is None else abs(log(_flop_per_byte(one.known_gpu) / _flop_per_byte(gpu)))
         return abs(known - 10 * gpu.capability[0] - gpu.capability[1]), there
 
     return min(shipped().values(), key=distance, default=None)
 
 
-def _balance(gpu: GPU) -> float:
-    """FLOP in 16 bits, or in fp32 where that is all, for each byte of the memory."""
+def _flop_per_byte(gpu: GPU) -> float:
+    """Return peak fp16 (or, without it, fp32) FLOP per byte of memory bandwidth."""
     return gpu.rates.get("fp16", gpu.rates["fp32"]) / gpu.bandwidth_bytes_per_second
 
 
-def priced_by(gpu: GPU, measured: Calibration | None, *, tf32: bool = False) -> CostModel:
-    """Prices of a card by a calibration, its own or another's carried over; by the data sheet where there is none."""
+def cost_model_from(gpu: GPU, measured: Calibration | None, *, tf32: bool = False) -> CostModel:
+    """Build the cost model of a GPU from a calibration of it or of another GPU, or from the data sheet if ``None``."""
     chip = chip_of(gpu, tf32)
     calibrated = measured is not None and measured.is_of(gpu)
     if measured is None:
         return CostModel(chip, gap_seconds(None))
     own = chip if measured.known_gpu is None else chip_of(measured.known_gpu, tf32)
-    ratios = ratios_of(own, measured)
+    points = efficiency_points(own, measured)
     gap = gap_seconds(measured)
-    told = f"calibration of {measured.gpu}, {measured.environment['date']}"
+    source = f"calibration of {measured.gpu}, {measured.environment['date']}"
     if not calibrated:
-        told += f", carried over to the data sheet of {gpu.name}"
-    carrying = AS_MEASURED if calibrated or measured.known_gpu is None else carried_over(measured.known_gpu, gpu)
-    return CostModel(chip, gap, ratios, carrying, told, calibrated)
+        source += f", extrapolated to the data sheet of {gpu.name}"
+    extrapolation = SAME_GPU
+    if not calibrated and measured.known_gpu is not None:
+        extrapolation = extrapolation_between(measured.known_gpu, gpu)
+    return CostModel(chip, gap, points, extrapolation, source, calibrated)
 
 
 def gap_seconds(measured: Calibration | None) -> float:
-    """Between kernels that follow each other; the general figure where that was not measured."""
+    """Return the idle time between consecutive kernels: as calibrated, or a general figure if it was not measured."""
     waiting = measured.sections.get("device", {}).get("waiting", {}) if measured else {}
     if "gap_us" in waiting:
         return float(waiting["gap_us"]) * 1e-6
     return float(read_yaml("efficiency.yaml")["traffic"]["gap_seconds"])
 
 
-def ratios_of(chip: Chip, measured: Calibration) -> dict[str, tuple[Ratio, ...]]:
-    """Measured over physical of every point, under its family and all that contain it."""
+def efficiency_points(chip: Chip, measured: Calibration) -> dict[str, tuple[EfficiencyPoint, ...]]:
+    """Return the points of a calibration by kernel family, each also under all parent families."""
     own = CostModel(chip, gap_seconds(measured))
     chips = {tf32: chip._replace(tf32=tf32) for tf32 in (False, True)}
-    found: dict[str, list[Ratio]] = defaultdict(list)
+    found: dict[str, list[EfficiencyPoint]] = defaultdict(list)
     for point in measured.points:
         work = work_of(point.call, chips[point.tf32])
-        seconds = seconds_of(point) * 1e-6
+        seconds = point_microseconds(point) * 1e-6
         if not work.launches or seconds <= 0:
             continue
-        ratio = Ratio(work.features, log(seconds / own.physical(work)), point.kernels)
+        entry = EfficiencyPoint(work.features, log(seconds / own.physical_seconds(work)), point.kernels)
         family = work.family
         while family:
-            found[family].append(ratio)
+            found[family].append(entry)
             family = family.rpartition(".")[0]
     return {family: tuple(points) for family, points in found.items()}
 
 
-def seconds_of(point: Point) -> float:
-    """Microseconds that stand for a point in a step, where what the kernel before wrote is in the cache, and the rest
-    is not."""
+def point_microseconds(point: Point) -> float:
+    """Return the microseconds that represent a point in a real step.
+
+    In a step the previous kernel's output is in the L2 cache and the rest is not, so the geometric mean of the hot and
+    cold times is taken.
+    """
     return point.hot if point.cold is None else sqrt(point.hot * point.cold)

@@ -1,16 +1,18 @@
-"""What kernels reach on one card, carried over to another that nobody measured.
+"""Apply the efficiencies measured on one GPU to another that nobody calibrated.
 
-The ratios of a calibration hold for the card they were measured on.  On another one, three things differ besides the
-rates of the data sheet:
+A calibration's efficiencies hold for the GPU it was measured on.  On another GPU three things differ besides the rates
+of the data sheet:
 
-- Products attain another share of the peak: power caps a clock, consumer cards run above the clock of their data sheet
-  (``facts/efficiency.yaml``, ``attained``).
-- Hopper's tensor cores show their peak to its own asynchronous instructions only.  Kernels written for Ampere
-  (flash and efficient attention, products of odd layouts) reach a lower share there than on the cards before it.
-- A kernel that moves data takes the time of the memory, and besides it some of the multiprocessors' own (instructions,
-  conversions, waiting for what it depends on): what it took on the measured card beyond its traffic.  The faster the
-  multiprocessors are beside the memory, the nearer a kernel comes to the memory's bandwidth.  A multiprocessor
-  issues four instructions a clock on every card since 2017.
+- Matrix products attain another share of the peak: power limits lower the clock, and consumer GPUs run above the clock
+  of their data sheet (``catalog/efficiency.yaml``, ``attained``).
+- Hopper's tensor cores reach their peak only through its asynchronous instructions.  Kernels written for Ampere (flash
+  and memory-efficient attention, matrix products of odd layouts) reach a lower share there than on earlier GPUs.
+- A kernel that moves data takes the memory's time plus some time of the multiprocessors (instructions, conversions,
+  waiting for dependencies): what it took on the calibrated GPU beyond its memory traffic.  The faster the
+  multiprocessors are relative to memory, the closer a kernel comes to the memory's bandwidth.  A multiprocessor issues
+  four instructions a clock on every GPU since 2017.
+
+``source`` below is the GPU that was calibrated, ``target`` the one to predict.
 """
 
 from __future__ import annotations
@@ -25,71 +27,113 @@ if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
     from trainatomy.operators.cost.work import Chip, Work
 
-_ASYNCHRONOUS = (9, 10)
-"""Major compute capabilities whose tensor cores have such instructions; consumer cards after Ada have none."""
-_CORES = {(3, 7): 192, (6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
-"""Cores for fp32 of a multiprocessor, by compute capability (CUDA C++ Programming Guide); 128 of the others."""
-_ANCESTORS = ("attention.", "matmul.half_", "matmul.tf32_")
-"""Families of kernels that were written for the cards before Hopper."""
+_ASYNCHRONOUS_TENSOR_CORES = (9, 10)
+"""Major compute capabilities with asynchronous tensor core instructions; consumer GPUs after Ada lack them."""
+_FP32_CORES = {(3, 7): 192, (6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
+"""fp32 cores per multiprocessor by compute capability (CUDA C++ Programming Guide); 128 on all others."""
+_WRITTEN_FOR_AMPERE = ("attention.", "matmul.half_", "matmul.tf32_")
+"""Families of kernels that predate Hopper."""
 
 
 @dataclass(frozen=True, slots=True)
-class Carrying:
-    """From one card to another. ``products``: seconds here over seconds there by kind of product (half, tf32, fp32),
-    beyond what the data sheets say; ``older``: the same of kernels older than the measured card;
-    ``fp32_attention``: of attention in fp32; ``speed``: of all multiprocessors here over there; ``bandwidth``: of the
-    memory there; ``top``: the share of a bandwidth that kernels reach which do nothing but move."""
+class Extrapolation:
+    """Factors that translate kernel times from the calibrated GPU (source) to another (target).
+
+    Attributes:
+        products: Target over source time of matrix products, by kind (half, tf32, fp32), beyond the data sheets' rates.
+        older_kernels: The same for kernels written for GPUs older than the source.
+        fp32_attention: The same for attention in fp32.
+        compute_speed: Instruction rate of all multiprocessors, target over source.
+        source_bandwidth: Memory bandwidth of the source, bytes per second.
+        top_share: Share of the bandwidth that kernels reach which only move data.
+    """
 
     products: Mapping[str, float] = field(default_factory=dict)
-    older: float = 1.0
+    older_kernels: float = 1.0
     fp32_attention: float = 1.0
-    speed: float = 1.0
-    bandwidth: float = 1.0
-    top: float = 1.0
+    compute_speed: float = 1.0
+    source_bandwidth: float = 1.0
+    top_share: float = 1.0
 
-    def arithmetic(self, work: Work, seconds: float, chip: Chip) -> float:
-        """Seconds of a product here, of ``seconds`` by the ratio of there; never below what its traffic takes."""
-        scale = self.products.get(_kind(work), 1.0)
+    def arithmetic_seconds(self, work: Work, seconds: float, chip: Chip) -> float:
+        """Return the time of a matrix product on the target, but no less than its memory traffic takes.
+
+        Args:
+            work: The product.
+            seconds: Its time by the source's efficiency and the target's data sheet.
+            chip: The target.
+        """
+        scale = self.products.get(_precision_kind(work), 1.0)
         if work.family.startswith("attention.fp32"):
             scale *= self.fp32_attention
-        elif work.family.startswith(_ANCESTORS) and "cudnn" not in work.family:
-            scale *= self.older
-        least = work.bytes / (chip.bandwidth * self.top)
+        elif work.family.startswith(_WRITTEN_FOR_AMPERE) and "cudnn" not in work.family:
+            scale *= self.older_kernels
+        least = work.bytes / (chip.bandwidth * self.top_share)
         return max(seconds * scale, min(seconds, least))
 
-    def traffic(self, work: Work, seconds: float, chip: Chip) -> float:
-        """Seconds that moving data takes here, of ``seconds`` by the share of the bandwidth that was reached there:
-        what memory takes, and what the multiprocessors took besides it.
+    def traffic_seconds(self, work: Work, seconds: float, chip: Chip) -> float:
+        """Return the time that moving data takes on the target: memory time plus the multiprocessors' own.
 
-        Faster than memory means from the L2 cache, whose bandwidth grows with the multiprocessors; what it does not
-        hold comes from memory."""
-        there = seconds * chip.bandwidth / self.bandwidth
-        by_memory = work.bytes / (self.bandwidth * self.top)
-        if there < by_memory:
-            return max(there / self.speed, max(work.bytes - chip.l2_bytes, 0) / (chip.bandwidth * self.top))
-        return work.bytes / (chip.bandwidth * self.top) + (there - by_memory) / self.speed
+        A kernel that was faster than memory on the source read from its L2 cache, whose bandwidth grows with the
+        multiprocessors; what the target's cache does not hold comes from memory.
+
+        Args:
+            work: The operation.
+            seconds: Its time by the share of the bandwidth reached on the source and the target's data sheet.
+            chip: The target.
+        """
+        on_source = seconds * chip.bandwidth / self.source_bandwidth
+        by_memory = work.bytes / (self.source_bandwidth * self.top_share)
+        if on_source < by_memory:
+            uncached = max(work.bytes - chip.l2_bytes, 0) / (chip.bandwidth * self.top_share)
+            return max(on_source / self.compute_speed, uncached)
+        return work.bytes / (chip.bandwidth * self.top_share) + (on_source - by_memory) / self.compute_speed
 
 
-AS_MEASURED = Carrying()
-"""On the card itself."""
+SAME_GPU = Extrapolation()
+"""No extrapolation: the calibrated GPU itself."""
 
 
-def carried_over(there: GPU, here: GPU) -> Carrying:
-    """From the card ``there``, which was measured, to ``here``."""
+def extrapolation_between(source: GPU, target: GPU) -> Extrapolation:
+    """Return the factors from the calibrated GPU ``source`` to ``target``."""
     facts = read_yaml("efficiency.yaml")
     products = {}
     for kind in ("half", "tf32", "fp32"):
-        measured, other = _attained(facts, there, kind), _attained(facts, here, kind)
+        measured, other = _attained_share(facts, source, kind), _attained_share(facts, target, kind)
         products[kind] = measured / other if measured and other else 1.0
-    gains = there.capability[0] in _ASYNCHRONOUS and here.capability[0] not in _ASYNCHRONOUS
+    gains = (
+        source.capability[0] in _ASYNCHRONOUS_TENSOR_CORES and target.capability[0] not in _ASYNCHRONOUS_TENSOR_CORES
+    )
     older = float(facts["hopper"]["older_instructions"]) if gains else 1.0
-    speed, top = _clocks(here) / _clocks(there), facts["traffic"]["bandwidth"]
-    attention = _fp32_attention(there, here, older)
-    return Carrying(products, older, attention, speed, there.bandwidth_bytes_per_second, top)
+    return Extrapolation(
+        products,
+        older,
+        _fp32_attention(source, target, older),
+        _instruction_rate(target) / _instruction_rate(source),
+        source.bandwidth_bytes_per_second,
+        facts["traffic"]["bandwidth"],
+    )
 
 
-def _kind(work: Work) -> str:
-    """Which of the attained shares bounds a product."""
+def attainable_share(gpu: GPU, rate: str) -> float | None:
+    """Return the share of a peak that the best matrix products attain on a GPU.
+
+    Args:
+        gpu: The GPU.
+        rate: A precision, as in the keys of ``GPU.rates``.
+
+    Returns:
+        The share, or ``None`` if nobody published it.
+    """
+    kinds = {"fp16": "half", "bf16": "half", "tf32": "tf32", "fp32": "fp32"}
+    kind = kinds.get(rate) if rate in gpu.rates else "fp32"  # a precision the GPU lacks is computed in fp32
+    if kind is None:
+        return None
+    return _attained_share(read_yaml("efficiency.yaml"), gpu, kind)
+
+
+def _precision_kind(work: Work) -> str:
+    """Return the key of ``Extrapolation.products`` for a product: half, tf32 or fp32."""
     parts = work.family.split(".")
     if parts[0] == "grouped":
         return "half" if work.rate in ("fp16", "bf16") else "fp32"
@@ -97,32 +141,25 @@ def _kind(work: Work) -> str:
     return part.partition("_")[0]
 
 
-def _attained(facts: Mapping[str, Any], gpu: GPU, kind: str) -> float | None:
-    """Share of the peak that the best products attain on a card; TF32's is that of 16 bits where it is not known."""
+def _attained_share(facts: Mapping[str, Any], gpu: GPU, kind: str) -> float | None:
+    """Look up the share of the peak that products attain; an unknown share of TF32 is that of 16 bits."""
     known: Mapping[str, float] = facts["attained"].get(gpu.id, {})
     share = known.get(kind)
     return known.get("half") if share is None and kind == "tf32" else share
 
 
-def attained(gpu: GPU, rate: str) -> float | None:
-    """Share of the peak ``rate`` (a key of ``Card.rates``) that the best products attain on ``card``; ``None`` where
-    nobody published it."""
-    kinds = {"fp16": "half", "bf16": "half", "tf32": "tf32", "fp32": "fp32"}
-    kind = kinds.get(rate) if rate in gpu.rates else "fp32"  # what a card lacks is computed in fp32
-    if kind is None:
-        return None
-    return _attained(read_yaml("efficiency.yaml"), gpu, kind)
+def _fp32_attention(source: GPU, target: GPU, older: float) -> float:
+    """Return target over source time of fp32 attention, beyond the ratio of the fp32 rates.
 
-
-def _fp32_attention(there: GPU, here: GPU, older: float) -> float:
-    """Efficient attention computes fp32 by three products in TF32 where tensor cores have it
-    (aten/src/ATen/native/transformers/cuda/mem_eff_attention/gemm_kernel_utils.h): their rate counts, not that of
-    fp32, and what ``older`` instructions gain. Without them it gains nothing by either."""
-    if "tf32" not in there.rates or "tf32" not in here.rates:
+    Where tensor cores support TF32, memory-efficient attention computes fp32 by three TF32 products
+    (aten/src/ATen/native/transformers/cuda/mem_eff_attention/gemm_kernel_utils.h), so the TF32 rate and ``older``
+    apply instead of the fp32 rate.
+    """
+    if "tf32" not in source.rates or "tf32" not in target.rates:
         return 1.0
-    return older * (here.rates["fp32"] / there.rates["fp32"]) * (there.rates["tf32"] / here.rates["tf32"])
+    return older * (target.rates["fp32"] / source.rates["fp32"]) * (source.rates["tf32"] / target.rates["tf32"])
 
 
-def _clocks(gpu: GPU) -> float:
-    """Of all multiprocessors in a second; the clock follows from the peak in fp32."""
-    return gpu.rates["fp32"] / (2 * _CORES.get(gpu.capability, 128))
+def _instruction_rate(gpu: GPU) -> float:
+    """Return multiprocessors times clock; the clock follows from the fp32 peak."""
+    return gpu.rates["fp32"] / (2 * _FP32_CORES.get(gpu.capability, 128))

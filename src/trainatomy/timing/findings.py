@@ -1,4 +1,4 @@
-"""What a calibration found, beside the card's data sheet: the figures that a reader compares."""
+"""Summarize a calibration: the rates it measured beside those of the GPU's data sheet."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
     from trainatomy.operators.cost.work import Chip, Work
 
-_LARGE, _SMALL = 4.0, 0.25
-"""Traffic over the L2 cache's size, above which memory is measured, and below which the cache is."""
-_KINDS = {
+_FROM_MEMORY, _FROM_CACHE = 4.0, 0.25
+"""Traffic relative to the size of the L2 cache: above the first the memory is measured, below the second the cache."""
+_BANDWIDTH_TITLES = {
     "element-wise, 4 bytes": "traffic.plain.32",
     "element-wise, 2 bytes": "traffic.plain.16",
     "from 2 bytes to 4": "traffic.plain.mixed.widen",
@@ -30,7 +30,7 @@ _KINDS = {
     "fused AdamW": "list.fused",
     "AdamW, foreach": "list.foreach",
 }
-_PARTS = {
+_CPU_TITLES = {
     "graph": "forward of a training",
     "backward": "backward",
     "plain": "optimizer and inference",
@@ -40,7 +40,7 @@ _PARTS = {
 
 
 class Finding(NamedTuple):
-    """``measured`` in ``unit``; ``data_sheet`` in the same, where it says anything; ``at``: where it was reached."""
+    """A measured figure in ``unit``, beside the data sheet's (``None``: it gives none); ``at``: the size or place."""
 
     name: str
     measured: float
@@ -50,13 +50,13 @@ class Finding(NamedTuple):
 
 
 def findings(calibration: Calibration) -> tuple[Finding, ...]:
-    """The best rates by precision, bandwidth by kind of operator from memory, and what a kernel costs at least."""
+    """Return the best rates by precision, bandwidths by kind of operator, waiting times and the CPU's factors."""
     gpu = calibration.known_gpu
     if gpu is None:
-        return (*_costs(calibration), *_host(calibration))
+        return (*_waiting_times(calibration), *_cpu_factors(calibration))
     works = [(point, work_of(point.call, chip_of(gpu, point.tf32))) for point in calibration.points]
     device = chip_of(gpu, tf32=False)
-    return (*_rates(works, gpu), *_bandwidths(works, device), *_costs(calibration), *_host(calibration))
+    return (*_rates(works, gpu), *_bandwidths(works, device), *_waiting_times(calibration), *_cpu_factors(calibration))
 
 
 def _rates(works: list[tuple[Point, Work]], gpu: GPU) -> Iterator[Finding]:
@@ -71,36 +71,39 @@ def _rates(works: list[tuple[Point, Work]], gpu: GPU) -> Iterator[Finding]:
 
 
 def _bandwidths(works: list[tuple[Point, Work]], chip: Chip) -> Iterator[Finding]:
-    for title, family in _KINDS.items():
-        of_kind = [(p.cold or p.hot, w.bytes) for p, w in works if f"{w.family}.".startswith(f"{family}.")]
-        large = [moved / taken / 1e6 for taken, moved in of_kind if taken and moved > _LARGE * chip.l2_bytes]
+    for title, family in _BANDWIDTH_TITLES.items():
+        measured = [(p.cold or p.hot, w.bytes) for p, w in works if f"{w.family}.".startswith(f"{family}.")]
+        large = [size / taken / 1e6 for taken, size in measured if taken and size > _FROM_MEMORY * chip.l2_bytes]
         if large:
             yield Finding(title, max(large), "TB/s", chip.bandwidth / 1e12, "from memory")
     cached = [
         work.bytes / point.hot / 1e6
         for point, work in works
-        if work.family.startswith("traffic.plain.32") and work.bytes < _SMALL * chip.l2_bytes and point.hot
+        if work.family.startswith("traffic.plain.32") and work.bytes < _FROM_CACHE * chip.l2_bytes and point.hot
     ]
     if cached:
         yield Finding("element-wise, 4 bytes", max(cached), "TB/s", None, "from the L2 cache")
 
 
-def _host(calibration: Calibration) -> Iterator[Finding]:
-    """The host beside the reference, by part of a step."""
+def _cpu_factors(calibration: Calibration) -> Iterator[Finding]:
+    """Yield the CPU's speed relative to the reference host, by part of a step."""
     section = calibration.sections.get("host", {})
     for part, factor in section.get("factors", {}).items():
-        yield Finding(_PARTS[part], factor, "times the reference host")
+        yield Finding(_CPU_TITLES[part], factor, "times the reference host")
 
 
-def _costs(calibration: Calibration) -> Iterator[Finding]:
-    yield Finding("between two kernels", gap_seconds(calibration) * 1e6, "µs")
+def _waiting_times(calibration: Calibration) -> Iterator[Finding]:
+    yield Finding("gap between two kernels", gap_seconds(calibration) * 1e6, "µs")
     device = calibration.sections.get("device", {})
     waiting: Mapping[str, float] = device.get("waiting", {})
-    for key, title in (("item_us", "reading a number from an idle card"), ("synchronize_us", "waiting for nothing")):
+    for key, title in (
+        ("item_us", "reading a value from an idle GPU"),
+        ("synchronize_us", "synchronising an idle GPU"),
+    ):
         if key in waiting:
             yield Finding(title, waiting[key], "µs")
     for entry in device.get("memory", ()):
         if entry["bytes"] in (2 * 2**20, 2**30):
             at = "2 MiB" if entry["bytes"] < 2**30 else "1 GiB"
-            yield Finding("memory from the driver (cudaMalloc)", entry["malloc_us"], "µs", None, at)
-            yield Finding("memory given back (cudaFree)", entry["free_us"], "µs", None, at)
+            yield Finding("allocating memory (cudaMalloc)", entry["malloc_us"], "µs", None, at)
+            yield Finding("freeing memory (cudaFree)", entry["free_us"], "µs", None, at)

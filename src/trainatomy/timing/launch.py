@@ -1,9 +1,9 @@
-"""What issuing an operation costs the host: Python, the dispatcher, autograd, the allocator and the launch.
+"""CPU time to launch each operation: Python, the dispatcher, autograd, the allocator and the kernel launch.
 
-The host issues operations one after the other.  Each costs a time that depends on its kind and on where it is issued:
-in a forward that records a graph (Python code of modules runs between operations), in backward (the engine calls
-nodes, no Python runs), or outside of both.  The costs are data, measured on a host (``facts/hosts.yaml``) or by
-``trainatomy calibrate``; nothing here knows a number.
+The CPU launches operations one after the other.  What one costs depends on its kind and on where it is launched: in a
+forward pass that records a graph (modules' Python code runs between operations), in backward (the autograd engine
+calls nodes without Python), or outside of both.  The costs are data, measured on a host (``catalog/hosts.yaml``) or by
+``trainatomy calibrate``; this module contains no numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from trainatomy.results.operations import Call, Operation, Operations
 
-Place = Literal["graph", "backward", "plain"]
+LaunchContext = Literal["graph", "backward", "plain"]
 KINDS = (
     "view",
     "pointwise",
@@ -48,20 +48,24 @@ _CROSSING = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
 
 
 @dataclass(frozen=True, slots=True)
-class HostCosts:
-    """Seconds that the host needs.
+class CPUCosts:
+    """CPU costs in seconds.
 
-    ``graph``, ``backward``, ``plain``: for one operation of each of ``KINDS``, by where it is issued; ``list_item``:
-    for each tensor of a list argument; ``module_call``: for calling one module; ``checkpoint``: for entering a
-    checkpointed region, in forward and again in backward (states of random generators); ``optimizer_step``: for
-    entering the optimizer's step, hooks and the scheduler's included.
-
-    By loop (trainer, pytorch, inference): ``step`` and ``micro_step``: what it adds to each; ``module_step`` and
-    ``module_micro_step``: what it adds for each module (walks over parameters, ``model.train()``); ``batch_byte``: for
-    each byte of a batch, collated, pinned and copied to the GPU.
-
-    ``read``: for waking up after waiting for the GPU; ``launch_delay``: from issuing a kernel until it can start on an
-    idle GPU.
+    Attributes:
+        graph: Launching one operation of each of ``KINDS`` in a forward pass that records a graph.
+        backward: The same in backward.
+        plain: The same outside of both.
+        list_item: Each tensor of a list argument.
+        module_call: Calling one module.
+        checkpoint: Entering a checkpointed region, in forward and again in backward (states of random generators).
+        optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's.
+        step: What a loop (trainer, pytorch, inference) adds to each step.
+        micro_step: What a loop adds to each micro-batch.
+        module_step: What a loop adds to each step for each module (walks over parameters).
+        module_micro_step: What a loop adds to each micro-batch for each module (``model.train()``).
+        batch_byte: Collating, pinning and copying each byte of a batch to the GPU, by loop.
+        read: Waking up after waiting for the GPU.
+        launch_delay: From launching a kernel until it can start on an idle GPU.
     """
 
     graph: Mapping[str, float]
@@ -87,15 +91,15 @@ PARTS = {
     "loop": ("step", "micro_step", "module_step", "module_micro_step"),
     "batch": ("batch_byte",),
 }
-"""The costs by the part of a step in which they show: a host is faster or slower than another in each."""
+"""Fields of ``CPUCosts`` by part of a step; a calibration has a factor for each part."""
 
 
-def from_microseconds(table: Mapping[str, Any], factors: Mapping[str, float] | None = None) -> HostCosts:
-    """The costs as a data file has them, of a host that takes ``factors`` times as long in each of ``PARTS``."""
-    costs = _scaled(table, 1e-6)
+def cpu_costs(microseconds: Mapping[str, Any], factors: Mapping[str, float] | None = None) -> CPUCosts:
+    """Build the costs from microseconds as in ``hosts.yaml``, each of ``PARTS`` multiplied by its factor."""
+    costs = _scaled(microseconds, 1e-6)
     for part, factor in (factors or {}).items():
         costs |= {name: _scaled(costs[name], factor) for name in PARTS[part]}
-    return HostCosts(**costs)
+    return CPUCosts(**costs)
 
 
 def _scaled(value: Any, factor: float) -> Any:
@@ -138,32 +142,41 @@ def kind_of(call: Call) -> str:
     return "view" if call.is_view else kind(call.name)
 
 
-def place_of(operation: Operation, *, graph: bool) -> Place:
-    """Where an operation is issued. ``graph``: the forward records one (training, not inference)."""
+def launch_context(operation: Operation, *, graph: bool) -> LaunchContext:
+    """Return where an operation is launched; ``graph``: the forward pass records one (training, not inference)."""
     if operation.phase in ("forward", "recompute"):
         return "graph" if graph else "plain"
     return "backward" if operation.phase == "backward" else "plain"
 
 
 def batch_bytes(call: Call) -> int:
-    """Bytes that a call copies from the host to the GPU; 0 for other calls. A single number of the host beside tensors
-    of the card (``x * torch.tensor(2.0)``) travels as an argument of the kernel."""
+    """Return the bytes that a call copies from the CPU to the GPU, 0 for other calls.
+
+    A CPU scalar among GPU tensors (``x * torch.tensor(2.0)``) is passed as a kernel argument and does not count.
+    """
     from_host = any(array.on_host and (array.shape or call.name in _CROSSING) for array in call.inputs)
     if not from_host or not call.outputs or call.outputs[0].on_host:
         return 0
     return call.outputs[0].bytes
 
 
-def listed(call: Call) -> int:
-    """How many tensors the list arguments of a call hold."""
+def list_length(call: Call) -> int:
+    """Return the number of tensors in the list arguments of a call."""
     return sum(call.lengths)
 
 
-def issue_seconds(operations: Operations, costs: HostCosts, loop: str) -> Iterator[float]:
-    """What the host needs for each operation, in order: itself, and the calls of modules around it, spread evenly over
-    the operations of the phase. ``loop``: trainer, pytorch or inference."""
+def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterator[float]:
+    """Yield the CPU time of each operation, in order.
+
+    The calls of modules around operations are spread evenly over the operations of their phase.
+
+    Args:
+        operations: The operations of one rank's step.
+        costs: CPU costs.
+        loop: trainer, pytorch or inference.
+    """
     graph = any(operation.phase == "backward" for operation in operations.operations)
-    between = _between_operations(operations, costs)
+    between = _seconds_between_operations(operations, costs)
     tables = {"graph": costs.graph, "backward": costs.backward, "plain": costs.plain}
     known: dict[tuple[int, str], float] = {}
     for operation in operations.operations:
@@ -172,16 +185,16 @@ def issue_seconds(operations: Operations, costs: HostCosts, loop: str) -> Iterat
         if seconds is None:
             call = operations.calls[operation.call]
             what = kind_of(call)
-            seconds = tables[place_of(operation, graph=graph)][what] + between.get(operation.phase, 0.0)
+            seconds = tables[launch_context(operation, graph=graph)][what] + between.get(operation.phase, 0.0)
             if what == "list" or call.name == "aten::stack":
-                seconds += costs.list_item * listed(call)
+                seconds += costs.list_item * list_length(call)
             seconds += costs.batch_byte[loop] * batch_bytes(call)
             known[key] = seconds
         yield seconds
 
 
 def checkpointed_regions(operations: Operations) -> int:
-    """How many regions of the step are computed again in backward (stretches of recomputation between backward)."""
+    """Count the regions that are recomputed in backward: stretches of recomputation between backward operations."""
     regions, before = 0, ""
     for operation in operations.operations:
         if operation.phase == "recompute" and before != "recompute":
@@ -190,8 +203,8 @@ def checkpointed_regions(operations: Operations) -> int:
     return regions
 
 
-def _between_operations(operations: Operations, costs: HostCosts) -> dict[str, float]:
-    """Seconds of Python's own work for each operation of a phase: calls of modules, checkpointed regions."""
+def _seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict[str, float]:
+    """Return Python's own time per operation of a phase: calls of modules and checkpointed regions."""
     counts: dict[str, int] = {}
     for operation in operations.operations:
         counts[operation.phase] = counts.get(operation.phase, 0) + operation.repeats
@@ -202,9 +215,9 @@ def _between_operations(operations: Operations, costs: HostCosts) -> dict[str, f
     return {phase: seconds / counts[phase] for phase, seconds in work.items() if counts.get(phase)}
 
 
-def loop_seconds(operations: Operations, costs: HostCosts, loop: str) -> dict[str, float]:
-    """What the loop adds to each ``step`` and ``micro_step``. ``loop``: trainer, pytorch or inference."""
-    micro_steps = _micro_steps(operations)
+def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str, float]:
+    """Return the CPU time that a loop (trainer, pytorch, inference) adds to each ``step`` and ``micro_step``."""
+    micro_steps = _count_micro_steps(operations)
     modules = operations.module_calls.get("forward", 0) / micro_steps
     optimizes = any(operation.phase == "optimizer" for operation in operations.operations)
     return {
@@ -213,25 +226,30 @@ def loop_seconds(operations: Operations, costs: HostCosts, loop: str) -> dict[st
     }
 
 
-def _micro_steps(operations: Operations) -> int:
-    """How many micro-batches the step has; one that stands for others ends with operations that do not repeat."""
+def _count_micro_steps(operations: Operations) -> int:
+    """Count the micro-batches of the step.
+
+    A micro-batch that stands for several repeats its operations, except for the last ones, which do not repeat.
+    """
     repeats: dict[int, int] = {}
     for operation in operations.operations:
         repeats[operation.micro_step] = max(operation.repeats, repeats.get(operation.micro_step, 0))
     return sum(repeats.values()) or 1
 
 
-def host_seconds(operations: Operations, costs: HostCosts, loop: str) -> dict[str, float]:
-    """What a step costs the host in forward, backward (recomputation included), optimizer, and between: for its
-    batches (``batch``) and for everything else (``other``)."""
+def cpu_seconds_by_phase(operations: Operations, costs: CPUCosts, loop: str) -> dict[str, float]:
+    """Return the CPU time of a step by phase.
+
+    The keys are forward, backward (recomputation included), optimizer, batch (collating and copying) and other.
+    """
     found = dict.fromkeys(("forward", "backward", "optimizer", "other", "batch"), 0.0)
     merged = {"recompute": "backward", "zero_grad": "other"}
-    for operation, seconds in zip(operations.operations, issue_seconds(operations, costs, loop), strict=True):
+    for operation, seconds in zip(operations.operations, launch_seconds(operations, costs, loop), strict=True):
         batch = costs.batch_byte[loop] * batch_bytes(operations.calls[operation.call])
         found[merged.get(operation.phase, operation.phase)] += (seconds - batch) * operation.repeats
         found["batch"] += batch * operation.repeats
     loops = loop_seconds(operations, costs, loop)
-    found["other"] += loops["step"] + loops["micro_step"] * _micro_steps(operations)
+    found["other"] += loops["step"] + loops["micro_step"] * _count_micro_steps(operations)
     if found["optimizer"]:
         found["other"] -= costs.optimizer_step
         found["optimizer"] += costs.optimizer_step

@@ -1,4 +1,4 @@
-"""The time of a step: prices, both clocks, and what they say together."""
+"""Predict the time of a training step: GPU costs, CPU costs, and both replayed on their timelines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.results.operations import Operations
 from trainatomy.results.time import Bound, Time
-from trainatomy.timing.cost_model import CostModel, cost_model_of
-from trainatomy.timing.extrapolation import attained
-from trainatomy.timing.kernels import KernelCost, general_rule_only, kernel_seconds, precision_of
-from trainatomy.timing.launch import PARTS, HostCosts, from_microseconds, issue_seconds, loop_seconds
-from trainatomy.timing.memory import memory_costs, memory_work
-from trainatomy.timing.timeline import Course, run
+from trainatomy.timing.cost_model import (
+    CostModel,
+    KernelCost,
+    cost_model_of,
+    general_rule_only,
+    kernel_cost,
+    precision_of,
+)
+from trainatomy.timing.driver import driver_costs, driver_work
+from trainatomy.timing.extrapolation import attainable_share
+from trainatomy.timing.launch import PARTS, CPUCosts, cpu_costs, launch_seconds, loop_seconds
+from trainatomy.timing.timeline import StepTimeline, replay_step
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
     from trainatomy.results.trace import DriverCall
 
 
-def time_of(
+def predict_step_time(
     operations: Operations,
     gpu: GPU,
     *,
@@ -32,50 +38,69 @@ def time_of(
     tokens_per_sample: int | None,
     calibration: Calibration | None = None,
     driver_calls: Sequence[DriverCall] = (),
-    of_today: bool = True,
+    current_software: bool = True,
 ) -> Time:
-    """How long the step takes on ``card``. ``loop``: trainer, pytorch or inference; ``samples``: of one step;
-    ``calibration``: of a machine, in place of what ships; ``driver_calls``: what the allocator asked of the driver;
-    ``of_today``: the software is of the versions that calibrations measured, so that their interval holds."""
-    prices = cost_model_of(gpu, calibration, tf32=tf32)
-    costs, host = _host(calibration)
-    kernels = [kernel_seconds(call, prices) for call in operations.calls]
-    busy = [(prices.busy_seconds(kernel), kernel.launches) for kernel in kernels]
-    issue = list(issue_seconds(operations, costs, loop))
-    memory = memory_work(operations, driver_calls, memory_costs(gpu, calibration))
-    for index, work in memory.items():
-        issue[index] += work.seconds
-    drains = {index for index, work in memory.items() if work.waits}
-    course = run(operations, issue, busy, costs, loop_seconds(operations, costs, loop), drains)
-    bound = bound_by(operations, kernels, course)
-    low, high = _interval("calibrated" if prices.calibrated and of_today else "uncalibrated", bound)
+    """Predict how long a step takes on one rank.
+
+    Args:
+        operations: The operations of that rank's step.
+        gpu: The GPU it runs on.
+        loop: Key of the CPU costs of the training loop: trainer, pytorch or inference.
+        tf32: Whether fp32 matrix products may use tensor cores.
+        samples: Samples that the rank processes in a step.
+        tokens_per_sample: Tokens of a sample, or ``None`` if samples are not text.
+        calibration: A calibration to use instead of the shipped ones.
+        driver_calls: The allocator's calls to the driver, from replaying the whole allocation trace.
+        current_software: Whether the software is of the versions that the calibrations measured.  If not, the
+            uncalibrated interval applies.
+    """
+    cost_model = cost_model_of(gpu, calibration, tf32=tf32)
+    costs, host = _cpu_costs(calibration)
+    kernels = [kernel_cost(call, cost_model) for call in operations.calls]
+    launches = list(launch_seconds(operations, costs, loop))
+    driver = driver_work(operations, driver_calls, driver_costs(gpu, calibration))
+    for index, work in driver.items():
+        launches[index] += work.seconds
+    timeline = replay_step(
+        operations,
+        launches,
+        [(cost_model.busy_seconds(kernel), kernel.launches) for kernel in kernels],
+        costs,
+        loop_seconds(operations, costs, loop),
+        {index for index, work in driver.items() if work.waits},
+    )
+    bound = bound_by(operations, kernels, timeline)
+    low, high = _interval("calibrated" if cost_model.calibrated and current_software else "uncalibrated", bound)
     flop = sum((operations.calls[one.call].flop or 0) * one.repeats for one in operations.operations)
-    at_peak, attainable = _utilisation(operations, gpu, prices, course.seconds)
-    rate = samples / course.seconds
+    at_peak, attainable = _utilisation(operations, gpu, cost_model, timeline.seconds)
+    rate = samples / timeline.seconds
     return Time(
-        step_seconds=course.seconds,
-        interval_seconds=(course.seconds * low, course.seconds * high),
+        step_seconds=timeline.seconds,
+        interval_seconds=(timeline.seconds * low, timeline.seconds * high),
         samples_per_second=rate,
         tokens_per_second=None if tokens_per_sample is None else rate * tokens_per_sample,
         bound_by=bound,
-        gpu_seconds=course.gpu_seconds,
-        host_seconds=course.host_seconds,
-        phases=course.phase_gpu_seconds,
+        gpu_seconds=timeline.gpu_seconds,
+        host_seconds=timeline.cpu_seconds,
+        phases=timeline.phase_gpu_seconds,
         flop=flop,
-        flop_per_second=flop / course.seconds,
+        flop_per_second=flop / timeline.seconds,
         model_flop_utilisation=at_peak,
         attainable_utilisation=attainable,
         launches=sum(kernels[one.call].launches * one.repeats for one in operations.operations),
-        priced_by=prices.source,
+        priced_by=cost_model.source,
         host=host,
         general_rule_only=tuple(sorted(general_rule_only(operations.calls))),
     )
 
 
-def bound_by(operations: Operations, kernels: list[KernelCost], course: Course) -> Bound:
-    """The host, where its work takes longer than the GPU's; else arithmetic or bandwidth, whichever bounds the kernels
-    that take most of the time."""
-    if course.host_seconds > course.gpu_seconds:
+def bound_by(operations: Operations, kernels: Sequence[KernelCost], timeline: StepTimeline) -> Bound:
+    """Return what bounds the step.
+
+    ``host`` if the CPU is busy for longer than the GPU; otherwise arithmetic or memory bandwidth, whichever bounds the
+    kernels that take most of the GPU's time.
+    """
+    if timeline.cpu_seconds > timeline.gpu_seconds:
         return "host"
     arithmetic = traffic = 0.0
     for operation in operations.operations:
@@ -88,17 +113,20 @@ def bound_by(operations: Operations, kernels: list[KernelCost], course: Course) 
 
 
 def _utilisation(
-    operations: Operations, gpu: GPU, prices: CostModel, seconds: float
+    operations: Operations, gpu: GPU, cost_model: CostModel, seconds: float
 ) -> tuple[float | None, float | None]:
-    """The model's FLOP at the peak of each precision, and at what the best products attain of it, over the step's
-    time. What is computed again in backward is no part of the model."""
+    """Return model FLOP utilisation (MFU) and the same relative to the rate that the best products attain.
+
+    Each is the time of the model's FLOP at that rate, by precision, over the step's time.  Recomputation in the
+    backward pass does not count as FLOP of the model.
+    """
     at_peak = attainable = 0.0
     known = True
     for index, count in _model_runs(operations).items():
         call = operations.calls[index]
-        rate = precision_of(call, prices.chip)
-        ideal = (call.flop or 0) * count / prices.chip.rate(rate)
-        share = attained(gpu, rate)
+        rate = precision_of(call, cost_model.chip)
+        ideal = (call.flop or 0) * count / cost_model.chip.rate(rate)
+        share = attainable_share(gpu, rate)
         known = known and share is not None
         at_peak += ideal
         attainable += ideal / (share or 1.0)
@@ -108,7 +136,7 @@ def _utilisation(
 
 
 def _model_runs(operations: Operations) -> dict[int, int]:
-    """How often each call with FLOP runs in a step, recomputation left out; by index of the call."""
+    """Count how often each call with FLOP runs in a step, recomputation left out, by index of the call."""
     runs: dict[int, int] = {}
     for operation in operations.operations:
         if operation.phase != "recompute" and operations.calls[operation.call].flop:
@@ -116,17 +144,21 @@ def _model_runs(operations: Operations) -> dict[int, int]:
     return runs
 
 
-def _host(calibration: Calibration | None) -> tuple[HostCosts, str]:
-    """The reference host's costs: by the factors of ``calibration`` where it has some against this reference; parts
-    without one are as on a quiet occasion."""
+def _cpu_costs(calibration: Calibration | None) -> tuple[CPUCosts, str]:
+    """Return the CPU costs and the name of the host they belong to.
+
+    They are the reference host's, scaled by the factors of ``calibration`` if it was compared with the same reference.
+    Parts without a factor are taken as on an otherwise idle host.
+    """
     known = reference_host()
     section = calibration.sections.get("host", {}) if calibration else {}
     if section.get("reference") == known.id:
         factors = {**dict.fromkeys(PARTS, known.quiet), **section.get("factors", {})}
-        return from_microseconds(known.microseconds, factors), f"as calibrated, beside {known.name}"
-    return from_microseconds(known.microseconds, dict.fromkeys(PARTS, known.quiet)), known.name
+        return cpu_costs(known.microseconds, factors), f"as calibrated, beside {known.name}"
+    return cpu_costs(known.microseconds, dict.fromkeys(PARTS, known.quiet)), known.name
 
 
 def _interval(basis: str, bound: Bound) -> tuple[float, float]:
+    """Return the factors from a predicted step time to the ends of its interval."""
     low, high = read_yaml("intervals.yaml")[basis]["host" if bound == "host" else "gpu"]
     return low, high

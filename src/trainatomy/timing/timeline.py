@@ -1,62 +1,59 @@
-"""Two clocks side by side: the host issues operations one after the other, the GPU runs them in order.
+"""Replay one step on its timelines: the CPU launches operations, and the GPU executes them with one queue per stream.
 
-A kernel starts when it has been issued and the one before it is done.  The host runs ahead of the GPU until its queue
-of launches is full, or until it asks for a value (``loss.item()``, a NaN check) or copies a batch, and waits.  The
-step lasts as long as the later clock; which of the two it was, and what the GPU was busy with, says what bounds it.
+A kernel starts when the CPU has launched it, the kernel before it in the same stream has finished, and so have the
+operations of other streams that it depends on (``Operations.dependencies``).  Streams run side by side at full speed;
+that kernels share the GPU's multiprocessors is not modelled.
+
+The CPU runs ahead of the GPU until a stream's launch queue is full, or until it reads a value (``loss.item()``, a NaN
+check) or copies a batch: then it waits for the stream of that operation.  Streams do not wait for stream 0 implicitly,
+because PyTorch's streams are created with ``cudaStreamNonBlocking`` (c10/cuda/CUDAStream.cpp).  ``cudaFree`` waits for
+all streams.
+
+The step ends when the CPU and every stream are done.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainatomy.results.operations import Call, Operation, Operations
-from trainatomy.timing.launch import HostCosts, batch_bytes
+from trainatomy.timing.launch import CPUCosts, batch_bytes
 
-QUEUE = 1024
-"""Kernels that can be issued and not yet started; a launch beyond waits.  Not documented; the depth at which launches
-begin to block on cards since 2017 (CUDA 9 and later)."""
+LAUNCH_QUEUE_DEPTH = 1024
+"""Kernels of a stream that can be launched and not yet started; a launch beyond that blocks the CPU.  Not documented;
+the depth at which launches begin to block on GPUs since 2017 (CUDA 9 and later)."""
 
-_WAITING = frozenset(
+_READS_VALUES = frozenset(
     {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::_unique2"}
 )
-_GRADIENTS = frozenset({"backward", "recompute"})
+_BACKWARD_PHASES = frozenset({"backward", "recompute"})
 
 
 @dataclass(slots=True)
-class Course:
-    """What became of one step.  ``seconds``: from the end of the step before to its own; ``host_seconds``: the host at
-    work; ``gpu_seconds``: kernels running; ``phase_seconds``: how far the later clock came in each phase;
-    ``phase_gpu_seconds``: kernels running in each phase."""
+class StepTimeline:
+    """The outcome of replaying a step, in seconds.
+
+    Attributes:
+        seconds: From the end of the previous step to the end of this one.
+        cpu_seconds: Time the CPU was busy, waits excluded.
+        gpu_seconds: Time during which at least one stream was executing.
+        phase_gpu_seconds: Sum of kernel durations by phase.
+    """
 
     seconds: float
-    host_seconds: float
+    cpu_seconds: float
     gpu_seconds: float
-    phase_seconds: dict[str, float] = field(default_factory=dict)
-    phase_gpu_seconds: dict[str, float] = field(default_factory=dict)
+    phase_gpu_seconds: dict[str, float]
 
 
-@dataclass(slots=True)
-class _Clocks:
-    host: float = 0.0
-    gpu: float = 0.0
-    host_busy: float = 0.0
-    gpu_busy: float = 0.0
-    queue: deque[tuple[float, int]] = field(default_factory=deque)
-    waiting: int = 0
+def blocks_cpu(call: Call) -> bool:
+    """Return whether the CPU waits at this call until the GPU has caught up.
 
-    def catch_up(self) -> None:
-        """The host waits until the GPU has done all that was issued."""
-        self.host = max(self.host, self.gpu)
-        self.queue.clear()
-        self.waiting = 0
-
-
-def waits(call: Call) -> bool:
-    """Whether the host waits at this call until the GPU has caught up; bitsandbytes does after each parameter
-    (``sync_gpu`` in bitsandbytes/optim/optimizer.py, 0.50)."""
-    if call.name in _WAITING or call.name.startswith("bitsandbytes::optimizer_update"):
+    bitsandbytes waits after each parameter (``sync_gpu`` in bitsandbytes/optim/optimizer.py, 0.50).
+    """
+    if call.name in _READS_VALUES or call.name.startswith("bitsandbytes::optimizer_update"):
         return any(not array.on_host for array in call.inputs)
     if batch_bytes(call) or _counts_a_mask(call):
         return True
@@ -64,98 +61,161 @@ def waits(call: Call) -> bool:
 
 
 def _counts_a_mask(call: Call) -> bool:
-    """``tensor[mask]``: how much comes out depends on values, as with ``nonzero``, which runs within it."""
+    """Return whether the call is ``tensor[mask]``: its output size depends on values, through ``nonzero`` inside it."""
     return call.name == "aten::index" and any(
         array.dtype in ("bool", "uint8") and not array.on_host for array in call.inputs[1:]
     )
 
 
-def run(
+def replay_step(
     operations: Operations,
-    issue: Sequence[float],
+    launch_seconds: Sequence[float],
     kernels: Sequence[tuple[float, int]],
-    costs: HostCosts,
-    extra: dict[str, float],
-    drains: Collection[int] = (),
-) -> Course:
-    """Run the step twice, so that it begins as a step in the middle of a training does, and say what the second took.
+    costs: CPUCosts,
+    loop_seconds: Mapping[str, float],
+    synchronized: Collection[int] = (),
+) -> StepTimeline:
+    """Replay the step twice, so that it starts as in the middle of a training, and return the second timeline.
 
-    ``issue``: seconds of the host for each operation; ``kernels``: for each of ``Operations.calls``, seconds on the
-    GPU and number of launches; ``extra``: what the loop itself costs the host, by ``step`` and ``micro_step``;
-    ``drains``: operations before which the host waits until the GPU is done, because they give memory back.
+    Args:
+        operations: The operations of one rank's step.
+        launch_seconds: CPU time to launch each operation.
+        kernels: For each of ``operations.calls``, seconds on the GPU and number of kernels.
+        costs: CPU costs; ``read`` and ``launch_delay`` are used here.
+        loop_seconds: CPU time that the training loop adds to each ``step`` and ``micro_step``.
+        synchronized: Indices of operations before which the CPU waits for all streams, because memory is freed.
     """
     order = operations.unrolled()
-    clocks = _Clocks()
-    wait_for = [waits(call) for call in operations.calls]
-    works_at = _between_backward_and_optimizer(operations, order, wait_for)
-    course = Course(0.0, 0.0, 0.0)
+    blocking = [blocks_cpu(call) for call in operations.calls]
+    loop_position = _position_of_loop_work(operations, order, blocking)
+    timelines = _Timelines(operations, costs.launch_delay)
     for _ in range(2):
-        began = max(clocks.host, clocks.gpu)
-        clocks.host_busy = clocks.gpu_busy = 0.0
-        course = Course(0.0, 0.0, 0.0)
+        began = timelines.end
+        timelines.start_recording()
         micro_step, before = -1, -1
-        for place, index in enumerate(order):
+        for position, index in enumerate(order):
             operation = operations.operations[index]
-            if place == works_at:
-                _work(clocks, extra["step"])
-            if operation.micro_step != micro_step or index <= before:  # another one, or the same for another time
+            if position == loop_position:
+                timelines.run_on_cpu(loop_seconds["step"])
+            if operation.micro_step != micro_step or index <= before:  # a new micro-batch, or the same one repeated
                 micro_step = operation.micro_step
-                _work(clocks, extra["micro_step"])
+                timelines.run_on_cpu(loop_seconds["micro_step"])
             before = index
-            if index in drains:
-                clocks.catch_up()
-            _advance(clocks, operation, issue[index], kernels[operation.call], wait_for[operation.call], costs, course)
-        course.seconds = max(clocks.host, clocks.gpu) - began
-        course.host_seconds, course.gpu_seconds = clocks.host_busy, clocks.gpu_busy
-    return course
+            if index in synchronized:
+                timelines.wait_for(timelines.streams.values())
+            timelines.run_on_cpu(launch_seconds[index])
+            timelines.launch(index, operation, kernels[operation.call])
+            if blocking[operation.call]:
+                timelines.wait_for([timelines.streams[operation.stream]])
+                timelines.run_on_cpu(costs.read)
+    return StepTimeline(timelines.end - began, timelines.cpu_busy, timelines.gpu_busy(), timelines.phase_gpu_seconds)
 
 
-def _between_backward_and_optimizer(operations: Operations, order: Sequence[int], wait_for: Sequence[bool]) -> int:
-    """Where in ``order`` the loop does most of its own work of a step: once backward is over and the Trainer has asked
-    whether the loss is a number, for which it waits; then it goes through all parameters to clip their gradients.  So
-    the GPU has nothing to do meanwhile.  0 where there is no backward."""
+def _position_of_loop_work(operations: Operations, order: Sequence[int], blocking: Sequence[bool]) -> int:
+    """Return where in ``order`` the loop does most of its own work of a step; 0 if there is no backward pass.
+
+    That is after backward, once the Trainer has checked the loss for NaN, for which it waits: it then walks all
+    parameters to clip their gradients, and the GPU is idle meanwhile.
+    """
     after = 1 + max(
-        (place for place, index in enumerate(order) if operations.operations[index].phase in _GRADIENTS), default=-1
+        (place for place, index in enumerate(order) if operations.operations[index].phase in _BACKWARD_PHASES),
+        default=-1,
     )
     found = after
     for place in range(after, len(order)) if after else ():
         operation = operations.operations[order[place]]
         if operation.phase == "optimizer":
             break
-        if wait_for[operation.call]:
+        if blocking[operation.call]:
             found = place + 1
     return found
 
 
-def _work(clocks: _Clocks, seconds: float) -> None:
-    clocks.host += seconds
-    clocks.host_busy += seconds
+@dataclass(slots=True)
+class _Stream:
+    """The work queued on one CUDA stream.
+
+    Attributes:
+        end: When everything launched so far is done.
+        queue: End and number of kernels of each operation that has not started, as far as the CPU knows.
+        queued: Number of kernels in ``queue``.
+        busy: Sum of the durations since recording started.
+        intervals: Begin and end of each operation since recording started; only kept if there are several streams.
+    """
+
+    end: float = 0.0
+    queue: deque[tuple[float, int]] = field(default_factory=deque)
+    queued: int = 0
+    busy: float = 0.0
+    intervals: list[tuple[float, float]] = field(default_factory=list)
 
 
-def _advance(
-    clocks: _Clocks,
-    operation: Operation,
-    issue: float,
-    kernel: tuple[float, int],
-    wait: bool,
-    costs: HostCosts,
-    course: Course,
-) -> None:
-    before = max(clocks.host, clocks.gpu)
-    _work(clocks, issue)
-    seconds, launches = kernel
-    if launches:
-        clocks.waiting += launches
-        clocks.gpu = max(clocks.gpu, clocks.host + costs.launch_delay) + seconds
-        clocks.gpu_busy += seconds
-        clocks.queue.append((clocks.gpu, launches))
-        while clocks.queue and (clocks.queue[0][0] <= clocks.host or clocks.waiting > QUEUE):
-            done, count = clocks.queue.popleft()
-            clocks.host = max(clocks.host, done)
-            clocks.waiting -= count
-    if wait:
-        clocks.catch_up()
-        _work(clocks, costs.read)
-    phase = operation.phase
-    course.phase_seconds[phase] = course.phase_seconds.get(phase, 0.0) + max(clocks.host, clocks.gpu) - before
-    course.phase_gpu_seconds[phase] = course.phase_gpu_seconds.get(phase, 0.0) + (seconds if launches else 0.0)
+class _Timelines:
+    """The CPU's timeline and one for each stream, in seconds from the start of the replay."""
+
+    def __init__(self, operations: Operations, launch_delay: float) -> None:
+        self.cpu = self.cpu_busy = 0.0
+        self.streams = {stream: _Stream() for stream in {operation.stream for operation in operations.operations}}
+        self.phase_gpu_seconds: dict[str, float] = {}
+        self._launch_delay = launch_delay
+        self._dependencies = operations.dependencies
+        self._awaited = {index for indices in operations.dependencies.values() for index in indices}
+        self._ends: dict[int, float] = {}
+
+    @property
+    def end(self) -> float:
+        """The time at which the CPU and all streams are done."""
+        return max(self.cpu, *(stream.end for stream in self.streams.values())) if self.streams else self.cpu
+
+    def start_recording(self) -> None:
+        """Forget how long the CPU and the streams have been busy."""
+        self.cpu_busy = 0.0
+        self.phase_gpu_seconds = {}
+        for stream in self.streams.values():
+            stream.busy = 0.0
+            stream.intervals.clear()
+
+    def run_on_cpu(self, seconds: float) -> None:
+        """Let the CPU work."""
+        self.cpu += seconds
+        self.cpu_busy += seconds
+
+    def launch(self, index: int, operation: Operation, kernel: tuple[float, int]) -> None:
+        """Queue the kernels of an operation on its stream; the CPU waits while the queue is full."""
+        seconds, launches = kernel
+        stream = self.streams[operation.stream]
+        if launches:
+            stream.queued += launches
+            begin = max(stream.end, self.cpu + self._launch_delay)
+            for dependency in self._dependencies.get(index, ()):
+                begin = max(begin, self._ends.get(dependency, 0.0))
+            stream.end = begin + seconds
+            stream.busy += seconds
+            stream.queue.append((stream.end, launches))
+            if len(self.streams) > 1:
+                stream.intervals.append((begin, stream.end))
+            while stream.queue and (stream.queue[0][0] <= self.cpu or stream.queued > LAUNCH_QUEUE_DEPTH):
+                done, count = stream.queue.popleft()
+                self.cpu = max(self.cpu, done)
+                stream.queued -= count
+        if index in self._awaited:
+            self._ends[index] = stream.end
+        spent = self.phase_gpu_seconds.get(operation.phase, 0.0)
+        self.phase_gpu_seconds[operation.phase] = spent + (seconds if launches else 0.0)
+
+    def wait_for(self, streams: Iterable[_Stream]) -> None:
+        """Let the CPU wait until these streams are done."""
+        for stream in streams:
+            self.cpu = max(self.cpu, stream.end)
+            stream.queue.clear()
+            stream.queued = 0
+
+    def gpu_busy(self) -> float:
+        """Return the time during which at least one stream was executing."""
+        if len(self.streams) == 1:
+            return next(iter(self.streams.values())).busy
+        busy, until = 0.0, 0.0
+        for begin, end in sorted(interval for stream in self.streams.values() for interval in stream.intervals):
+            busy += max(end - max(begin, until), 0.0)
+            until = max(until, end)
+        return busy

@@ -28,14 +28,14 @@ def expected_microseconds(gpu_id: str) -> list[dict[str, float]]:
     from trainatomy.catalog.gpus import find_gpu
     from trainatomy.catalog.hosts import reference_host
     from trainatomy.simulator.simulate import simulate
-    from trainatomy.timing.launch import from_microseconds, host_seconds
+    from trainatomy.timing.launch import cpu_costs, cpu_seconds_by_phase
     from trainatomy.workload.loops import loop_of
 
-    costs = from_microseconds(reference_host().microseconds)
+    costs = cpu_costs(reference_host().microseconds)
     found = []
     for workload in trainings():
         operations = simulate(workload, find_gpu(gpu_id)).operations
-        seconds = host_seconds(operations, costs, loop_of(workload).cpu_costs)
+        seconds = cpu_seconds_by_phase(operations, costs, loop_of(workload).cpu_costs)
         found.append({phase: round(value * 1e6, 1) for phase, value in seconds.items()})
     return found
 

@@ -9,8 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trainatomy.analysis.balance import by_component, by_module, held_after, lines
-from trainatomy.analysis.breakdown import settle_replayed
+from trainatomy.analysis.memory import (
+    activations_by_module,
+    analyze_replay,
+    breakdown_lines,
+    bytes_by_component,
+    held_after,
+)
 from trainatomy.measurement.traces.labels import label_the_rest
 from trainatomy.measurement.traces.layout import at_their_request, follow
 from trainatomy.measurement.traces.trace import AllocationHistory, to_trace
@@ -102,7 +107,7 @@ def real_bill(
         return _bill_of_failure(history, place, totals, followed, failure, begin)
     trace = to_trace(at_their_request(history))
     strangers = label_the_rest(trace, place.workspaces, followed)
-    settled = settle_replayed(trace, follow(history, trace, place.settings, begin), _context(totals))
+    settled = analyze_replay(trace, follow(history, trace, place.settings, begin), _context(totals))
     memory, notes = reconciled(settled.memory, totals)
     if memory.peak.step not in strangers and followed:
         return RealBill(memory, settled.modules, None, notes)
@@ -126,9 +131,9 @@ def _bill_of_failure(
     until = replace(history, events=history.events[:end], notes=notes)
     trace = to_trace(at_their_request(until))
     strangers = label_the_rest(trace, place.workspaces, followed)
-    settled = settle_replayed(trace, follow(until, trace, place.settings, begin), _context(totals))
+    settled = analyze_replay(trace, follow(until, trace, place.settings, begin), _context(totals))
     held = held_after(trace, len(trace.events))
-    parts = by_component(held, settled.purposes, settled.sizes)
+    parts = bytes_by_component(held, settled.purposes, settled.sizes)
     allocated = sum(parts.values())
     reserved = max(failure.reserved_bytes, allocated)
     memory = replace(
@@ -137,7 +142,7 @@ def _bill_of_failure(
         peak_reserved_bytes=reserved,
         device_bytes=reserved + _context(totals),
         components=Components.from_dict({**parts, "cache": reserved - allocated, "context": _context(totals)}),
-        lines=lines(held, settled.purposes, settled.sizes),
+        lines=breakdown_lines(held, settled.purposes, settled.sizes),
         peak=failure.instant,
         num_alloc_retries=totals.num_alloc_retries,
     )
@@ -145,7 +150,7 @@ def _bill_of_failure(
     point = OutOfMemoryPoint(failure.instant, asked, allocated, reserved)
     if failure.instant.step in strangers:
         return RealBill(memory, (), point, (NO_MODULES.format(step=failure.instant.step + 1, what="the failure"),))
-    return RealBill(memory, by_module(trace, held, settled.purposes, settled.sizes), point, ())
+    return RealBill(memory, activations_by_module(trace, held, settled.purposes, settled.sizes), point, ())
 
 
 def reconciled(memory: Memory, totals: Counted) -> tuple[Memory, tuple[str, ...]]:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trainatomy.reporters.sentences import claim_sentence, padding_advice
 from trainatomy.reporters.text.rendering import bullets, figures, section
 from trainatomy.results.operation_breakdown import (
     TITLES,
@@ -42,7 +43,9 @@ def anatomy_page(anatomy: OperationBreakdown) -> Group:
     if anatomy.modules:
         parts.append(section("The heaviest modules", _modules(anatomy)))
     if anatomy.claims:
-        parts.append(section("What the guides say, for this model", bullets([c.sentence for c in anatomy.claims])))
+        parts.append(
+            section("What the guides say, for this model", bullets([claim_sentence(claim) for claim in anatomy.claims]))
+        )
     if anatomy.shapes:
         parts.append(section("Shapes that waste the card", _shapes(anatomy.shapes)))
     if anatomy.paddings:
@@ -179,7 +182,7 @@ def _padding(one: Padding, step_seconds: float | None) -> str:
     setting = f"{one.setting}: {one.padded_value}" if one.setting else "no setting"
     return (
         f"{setting}: {one.size:,} becomes {one.padded:,} in {one.products:,} "
-        f"product{'s' if one.products > 1 else ''} of {modules}{gain}; {one.how}"
+        f"product{'s' if one.products > 1 else ''} of {modules}{gain}; {padding_advice(one)}"
     )
 
 

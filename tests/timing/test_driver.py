@@ -10,10 +10,10 @@ from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.results.operations import Operation, Operations
 from trainatomy.results.trace import DriverCall
-from trainatomy.timing.memory import MemoryCosts, memory_costs, memory_work
+from trainatomy.timing.driver import DriverCosts, driver_costs, driver_work
 
 MIB = 2**20
-COSTS = MemoryCosts(taken=((2 * MIB, 10e-6), (20 * MIB, 28e-6)), freed=((2 * MIB, 5e-6), (10 * MIB, 45e-6)))
+COSTS = DriverCosts(allocate=((2 * MIB, 10e-6), (20 * MIB, 28e-6)), free=((2 * MIB, 5e-6), (10 * MIB, 45e-6)))
 
 
 def step(*events: int) -> Operations:
@@ -35,24 +35,24 @@ def test_giving_back_has_costs_of_its_own_and_a_refusal_is_cheap() -> None:
 def test_work_belongs_to_the_operation_during_which_it_happens() -> None:
     operations = step(100, 100, 103, 110)  # the first one makes no event
     calls = [DriverCall(99, "free", 2 * MIB), DriverCall(101, "free", 2 * MIB), DriverCall(110, "malloc", 20 * MIB)]
-    assert memory_work(operations, calls, COSTS) == {1: (5e-6, True), 3: (pytest.approx(28e-6), False)}
+    assert driver_work(operations, calls, COSTS) == {1: (5e-6, True), 3: (pytest.approx(28e-6), False)}
 
 
 def test_a_cache_that_only_grows_will_serve_the_next_step() -> None:
-    assert memory_work(step(4), [DriverCall(2, "free", 2 * MIB), DriverCall(5, "malloc", 2 * MIB)], COSTS) == {}
+    assert driver_work(step(4), [DriverCall(2, "free", 2 * MIB), DriverCall(5, "malloc", 2 * MIB)], COSTS) == {}
 
 
 def test_a_cache_that_is_given_back_waits_for_the_gpu() -> None:
     calls = [DriverCall(5, "refused", 20 * MIB), DriverCall(5, "free", 2 * MIB), DriverCall(5, "free", 10 * MIB)]
     calls.append(DriverCall(5, "malloc", 20 * MIB))
-    work = memory_work(step(4), calls, COSTS)[0]
+    work = driver_work(step(4), calls, COSTS)[0]
     assert work.waits
     assert work.seconds == pytest.approx((10 + 5 + 45 + 28) * 1e-6)
 
 
 def test_the_shipped_calibration_serves_its_card_and_others() -> None:
     measured = shipped()["h200"].sections["device"]["memory"]
-    own, other = memory_costs(find_gpu("h200")), memory_costs(find_gpu("a100-80gb"))
+    own, other = driver_costs(find_gpu("h200")), driver_costs(find_gpu("a100-80gb"))
     assert own == other
     for row in measured:
         assert own.seconds("malloc", row["bytes"]) == pytest.approx(row["malloc_us"] * 1e-6)
@@ -62,6 +62,6 @@ def test_the_shipped_calibration_serves_its_card_and_others() -> None:
 def test_a_calibration_of_a_machine_goes_first_if_it_measured_memory() -> None:
     rows = [{"bytes": 2 * MIB, "malloc_us": 100.0, "free_us": 200.0, "cached_us": 3.0}]
     mine = replace(shipped()["h200"], sections={"device": {"memory": rows}})
-    assert memory_costs(find_gpu("h200"), mine).seconds("malloc", 2**30) == pytest.approx(100e-6)
+    assert driver_costs(find_gpu("h200"), mine).seconds("malloc", 2**30) == pytest.approx(100e-6)
     without = replace(mine, sections={"device": {}})
-    assert memory_costs(find_gpu("h200"), without) == memory_costs(find_gpu("h200"))
+    assert driver_costs(find_gpu("h200"), without) == driver_costs(find_gpu("h200"))

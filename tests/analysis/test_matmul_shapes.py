@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from anatomy_by_hand import array, call, product, step
 
-from trainatomy.analysis.operation_table import Step
-from trainatomy.analysis.shapes import padded_call, product_of, wasteful_shapes, with_gains
+from trainatomy.analysis.matmul_shapes import padded_call, product_of, wasteful_shapes, with_gains
+from trainatomy.analysis.operation_table import OperationTable
 from trainatomy.results.operation_breakdown import WastefulShape
 from trainatomy.results.operations import Call
 
@@ -14,7 +14,7 @@ V100, A100, H200 = ((7, 0), 80), ((8, 0), 108), ((9, 0), 132)
 
 
 def found(one: Call, gpu: tuple[tuple[int, int], int] = H200, **more: bool) -> tuple[WastefulShape, ...]:
-    return wasteful_shapes(Step(step((one, "forward", "head"))), *gpu, **more)
+    return wasteful_shapes(OperationTable(step((one, "forward", "head"))), *gpu, **more)
 
 
 def test_a_vocabulary_that_is_no_multiple_of_eight() -> None:
@@ -53,7 +53,7 @@ def test_a_tile_that_hangs_over_the_edge() -> None:
 
 def test_small_products_are_not_worth_a_line() -> None:
     rows = step((product(8192, 8192, 8192), "forward"), (product(7, 7, 7), "forward"))
-    assert wasteful_shapes(Step(rows), *H200) == ()
+    assert wasteful_shapes(OperationTable(rows), *H200) == ()
 
 
 def test_padding_keeps_layout() -> None:
@@ -66,12 +66,12 @@ def test_padding_keeps_layout() -> None:
     assert padded.flop == 2 * 64 * 1024 * 50264
     batched = padded_call(call("bmm", [array(4, 7, 8), array(4, 8, 9, storage=1)], [array(4, 7, 9, storage=2)]), "m", 8)
     assert batched.inputs[0].shape == (4, 8, 8) and batched.outputs[0].strides == (72, 9, 1)
-    with pytest.raises(ValueError, match="no product"):
+    with pytest.raises(ValueError, match="not a product"):
         padded_call(call("relu", [array(4)], [array(4, storage=1)]), "m", 8)
 
 
 def test_the_gain_is_a_matter_of_the_clock() -> None:
-    rows = Step(step((product(8192, 50257, 1024), "forward", "head", 3)))
+    rows = OperationTable(step((product(8192, 50257, 1024), "forward", "head", 3)))
 
     def price(one: Call) -> float:
         found = product_of(one)

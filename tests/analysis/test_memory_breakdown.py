@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from handmade import MIB, Hand, one_step
 
-from trainatomy.analysis.balance import (
+from trainatomy.analysis.memory import (
     COMPONENTS,
-    by_component,
-    by_module,
-    folded,
+    activations_by_module,
+    breakdown_lines,
+    bytes_by_component,
+    fold_layers,
     held_after,
-    lines,
-    over_time,
 )
+from trainatomy.analysis.memory_timeline import component_bytes_over_time
 from trainatomy.analysis.purposes import lifetimes, purposes
 from trainatomy.results.memory import Line, ModuleActivations
 
@@ -31,7 +31,7 @@ def test_components_are_sums_of_what_is_held() -> None:
     kinds = purposes(trace, lifetimes(trace))
     sizes = [event.bytes for event in trace.events if event.action == "alloc"]
     held = [numbers[name] for name in ("weight", "saved", "saved too", "passing")]
-    totals = by_component(held, kinds, sizes)
+    totals = bytes_by_component(held, kinds, sizes)
     assert list(totals) == list(COMPONENTS)
     nothing = {"optimizer_states": 0, "gradients": 0, "functionality": 0}
     assert totals == {"weights": 4 * MIB, "activations": 8 * MIB, "temporary": 2 * MIB, **nothing}
@@ -48,7 +48,7 @@ def test_lines_are_in_the_order_of_components_and_the_largest_first() -> None:
     ]:
         hand.take(size, "load", label)
     kinds = purposes(hand.trace, lifetimes(hand.trace))
-    assert lines(range(5), kinds, [512, 1024, 4096, 2048, 8192]) == (
+    assert breakdown_lines(range(5), kinds, [512, 1024, 4096, 2048, 8192]) == (
         Line("weights", "parameters", 6144, 2),
         Line("weights", "buffers", 1024, 1),
         Line("functionality", "cuBLAS workspaces", 8192, 1),
@@ -68,7 +68,7 @@ def test_lines_are_in_the_order_of_components_and_the_largest_first() -> None:
     ],
 )
 def test_layers_are_folded(path: str, short: str) -> None:
-    assert folded(path) == short
+    assert fold_layers(path) == short
 
 
 def test_modules_share_activations_only() -> None:
@@ -76,13 +76,15 @@ def test_modules_share_activations_only() -> None:
     kinds = purposes(trace, lifetimes(trace))
     sizes = [event.bytes for event in trace.events if event.action == "alloc"]
     held = list(numbers.values())
-    assert by_module(trace, held, kinds, sizes) == (ModuleActivations("encoder.layer.*.output", 8 * MIB, 2),)
+    assert activations_by_module(trace, held, kinds, sizes) == (
+        ModuleActivations("encoder.layer.*.output", 8 * MIB, 2),
+    )
 
 
 def test_over_time_ends_where_the_held_say() -> None:
     trace, _ = one_step()
     kinds = purposes(trace, lifetimes(trace))
     sizes = [event.bytes for event in trace.events if event.action == "alloc"]
-    for index, totals in over_time(trace, kinds, sizes, start=3):
+    for index, totals in component_bytes_over_time(trace, kinds, sizes, start=3):
         assert index >= 3
-        assert totals == by_component(held_after(trace, index), kinds, sizes)
+        assert totals == bytes_by_component(held_after(trace, index), kinds, sizes)

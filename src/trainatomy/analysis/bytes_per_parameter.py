@@ -1,8 +1,8 @@
-"""Bytes per parameter: the guides' rules of thumb beside what a training really holds.
+"""Compare the bytes per parameter that a training holds with the rules of thumb of Hugging Face's guides.
 
-Source of the rules: Hugging Face, "Model training anatomy": weights 4 (6 in mixed precision), gradients 4, AdamW's
-states 8, 8-bit AdamW's 2, SGD's with momentum 4: 16 in fp32 and 18 in mixed precision with AdamW; inference in mixed
-precision 6.
+Source of the rules: Hugging Face, "Model training anatomy".  Bytes per parameter: weights 4 (6 in mixed precision),
+gradients 4, states of AdamW 8, of 8-bit AdamW 2, of SGD with momentum 4.  With AdamW that is 16 in fp32 and 18 in
+mixed precision; inference in mixed precision takes 6.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ from trainatomy.results.memory import Memory
 from trainatomy.results.prediction import BytesPerParameter, ReasonCode
 from trainatomy.workload.schema import Workload
 
-_KEPT = ("weights", "optimizer_states", "gradients")
+_COUNTED = ("weights", "optimizer_states", "gradients")
 
 
 def bytes_per_parameter(workload: Workload, parameters: int, trainable: int, memory: Memory) -> BytesPerParameter:
-    """Weights, optimizer states and gradients at the peak, per parameter, beside the guides' rule where they have
-    one."""
-    parts = {name: memory.components[name] / max(parameters, 1) for name in _KEPT}
+    """Return weights, optimizer states and gradients at the peak per parameter, beside the rule of thumb if any.
+
+    Args:
+        workload: The training.
+        parameters: Number of the model's parameters.
+        trainable: Number of those that are trained.
+        memory: The predicted memory.
+    """
+    parts = {name: memory.components[name] / max(parameters, 1) for name in _COUNTED}
     copies = sum(line.bytes for line in memory.lines if line.name == "16-bit copies kept by autocast")
     rule, name = _rule(workload)
     return BytesPerParameter(
@@ -33,26 +39,28 @@ def bytes_per_parameter(workload: Workload, parameters: int, trainable: int, mem
     )
 
 
-def _mixed(workload: Workload) -> bool:
+def _is_mixed_precision(workload: Workload) -> bool:
     return workload.train.fp16 or workload.train.bf16
 
 
 def _rule(workload: Workload) -> tuple[float | None, str]:
+    """Return the rule's bytes per parameter and its name (``None`` and empty if there is none)."""
     if workload.model.dtype != "float32":
         return None, ""
-    weights = 6.0 if _mixed(workload) else 4.0
-    kind = "mixed precision" if _mixed(workload) else "fp32"
+    weights = 6.0 if _is_mixed_precision(workload) else 4.0
+    kind = "mixed precision" if _is_mixed_precision(workload) else "fp32"
     if workload.mode == "inference":
         return weights, f"inference in {kind}"
-    states = _states(workload)
+    states = _optimizer_rule(workload)
     if states is None:
         return None, ""
     size, label = states
     return weights + 4.0 + size, f"{kind} with {label}"
 
 
-def _states(workload: Workload) -> tuple[float, str] | None:
-    optim = workload.train.optim.rpartition(".")[2].lower()  # a name of TrainingArguments, or that of a class
+def _optimizer_rule(workload: Workload) -> tuple[float, str] | None:
+    """Return the rule's bytes of optimizer state per parameter and the optimizer's name."""
+    optim = workload.train.optim.rpartition(".")[2].lower()  # TrainingArguments.optim, or the path of a class
     if "8bit" in optim and "adam" in optim:
         return 2.0, "8-bit AdamW"
     if optim.startswith("adam") and "4bit" not in optim and optim != "adamax":
@@ -68,7 +76,7 @@ def _reasons(
 ) -> Iterator[ReasonCode]:
     """Yield why the bytes per parameter differ from the rule."""
     training, single = workload.mode == "training", workload.model.dtype == "float32"
-    if _mixed(workload) and rule is not None and copies < 1.9 * parameters:
+    if _is_mixed_precision(workload) and rule is not None and copies < 1.9 * parameters:
         yield "autocast_copies_not_at_peak"
     if trainable < parameters:
         yield "frozen_parameters"

@@ -13,8 +13,8 @@ from trainatomy.catalog.hosts import reference_host
 from trainatomy.measurement.calibration import expected, host, phases
 from trainatomy.results.operations import Operations
 from trainatomy.simulator.simulate import simulate
-from trainatomy.timing.launch import PARTS, from_microseconds, host_seconds
-from trainatomy.timing.step import time_of
+from trainatomy.timing.launch import PARTS, cpu_costs, cpu_seconds_by_phase
+from trainatomy.timing.step import predict_step_time
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def calibration(factors: dict[str, float], reference: str) -> Calibration:
 
 
 def seconds(operations: Operations, found: Calibration | None) -> float:
-    time = time_of(
+    time = predict_step_time(
         operations, find_gpu("h200"), loop="trainer", tf32=False, samples=1, tokens_per_sample=16, calibration=found
     )
     assert time.bound_by == "host"
@@ -46,8 +46,8 @@ def test_a_slower_host_makes_a_slower_step(encoder: Operations) -> None:
     known = reference_host()
     same = seconds(encoder, calibration(dict.fromkeys(PARTS, 1.0), known.id))
     slow = seconds(encoder, calibration(dict.fromkeys(PARTS, 2.0), known.id))
-    costs = from_microseconds(known.microseconds)
-    waits = same - sum(host_seconds(encoder, costs, "trainer").values())
+    costs = cpu_costs(known.microseconds)
+    waits = same - sum(cpu_seconds_by_phase(encoder, costs, "trainer").values())
     assert slow - waits == pytest.approx(2 * (same - waits), rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""What kernels reach, carried over to cards that nobody measured."""
+"""What kernels reach, extrapolated to cards that nobody measured."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.operators.cost.work import Work
-from trainatomy.timing.cost_model import chip_of, cost_model_of, priced_by, seconds_of
-from trainatomy.timing.extrapolation import AS_MEASURED, carried_over
-from trainatomy.timing.kernels import kernel_seconds
+from trainatomy.timing.cost_model import chip_of, cost_model_from, cost_model_of, kernel_cost, point_microseconds
+from trainatomy.timing.extrapolation import SAME_GPU, extrapolation_between
 
 H200 = find_gpu("h200")
 ADD = "aten::add(f32[{n}],f32[{n}])->f32[{n}]"
@@ -22,23 +21,23 @@ HALF = "aten::mm(f16[4096,4096],f16[4096,4096])->f16[4096,4096]"
 
 
 def seconds(text: str, name: str, *, tf32: bool = False) -> float:
-    return kernel_seconds(from_text(text), cost_model_of(find_gpu(name), tf32=tf32)).seconds
+    return kernel_cost(from_text(text), cost_model_of(find_gpu(name), tf32=tf32)).seconds
 
 
 def test_the_measured_card_takes_its_own_ratios():
-    assert cost_model_of(H200).carrying is AS_MEASURED
-    assert cost_model_of(find_gpu("h100-pcie")).carrying is not AS_MEASURED
+    assert cost_model_of(H200).extrapolation is SAME_GPU
+    assert cost_model_of(find_gpu("h100-pcie")).extrapolation is not SAME_GPU
 
 
 def test_carrying_to_the_card_itself_changes_nothing():
-    carrying, chip = carried_over(H200, H200), chip_of(H200, tf32=False)
+    extrapolation, chip = extrapolation_between(H200, H200), chip_of(H200, tf32=False)
     product = Work("matmul.half.plain.nn.alone", (), 1e12, "fp16", 1e8, 1, 2e-3)
-    assert carrying.arithmetic(product, 2e-3, chip) == pytest.approx(2e-3)
+    assert extrapolation.arithmetic_seconds(product, 2e-3, chip) == pytest.approx(2e-3)
     for share in (0.2, 0.6, 0.9, 1.3):
         moving = Work("traffic.plain.32.add", (5.0,), 0.0, "fp32", 2e9, 1)
         taken = moving.bytes / (chip.bandwidth * share)
-        least = (moving.bytes - chip.l2_bytes) / (chip.bandwidth * carrying.top)
-        assert carrying.traffic(moving, taken, chip) == pytest.approx(max(taken, least))
+        least = (moving.bytes - chip.l2_bytes) / (chip.bandwidth * extrapolation.top_share)
+        assert extrapolation.traffic_seconds(moving, taken, chip) == pytest.approx(max(taken, least))
 
 
 @pytest.mark.parametrize("name", ["v100-16gb", "rtx-3090", "rtx-4090", "a100-40gb", "t4", "h100-pcie"])
@@ -58,7 +57,7 @@ def test_what_multiprocessors_add_weighs_less_where_memory_is_slow():
     work = Work("traffic.transposed.16.clone", (5.0,), 0.0, "fp32", 1e9, 1)
     there = work.bytes / (H200.bandwidth_bytes_per_second / 3)
     scaled = there * H200.bandwidth_bytes_per_second / v100.bandwidth_bytes_per_second
-    here = carried_over(H200, v100).traffic(work, scaled, chip_of(v100, tf32=False))
+    here = extrapolation_between(H200, v100).traffic_seconds(work, scaled, chip_of(v100, tf32=False))
     assert scaled > here > work.bytes / (v100.bandwidth_bytes_per_second * 0.9)
 
 
@@ -73,21 +72,23 @@ def test_products_attain_what_was_published_of_a_card():
 
 
 def test_tf32_follows_16_bits_where_nothing_is_known():
-    carrying = carried_over(H200, find_gpu("a100-40gb"))
+    extrapolation = extrapolation_between(H200, find_gpu("a100-40gb"))
     attained = read_yaml("efficiency.yaml")["attained"]
     assert "tf32" not in attained["a100-40gb"]
-    assert carrying.products["tf32"] == pytest.approx(attained["h200"]["tf32"] / attained["a100-40gb"]["half"])
+    assert extrapolation.products["tf32"] == pytest.approx(attained["h200"]["tf32"] / attained["a100-40gb"]["half"])
 
 
 def test_kernels_of_older_cards_lose_nothing_on_them():
     attention = Work("attention.half.forward.flash.causal", (), 1e12, "fp16", 1e6, 1, 1e-3)
     a100, h100, rtx5090 = find_gpu("a100-80gb"), find_gpu("h100-sxm"), find_gpu("rtx-5090")
     share = read_yaml("efficiency.yaml")["hopper"]["older_instructions"]
-    assert carried_over(H200, a100).older == carried_over(H200, rtx5090).older == share
-    assert carried_over(H200, h100).older == 1.0
-    carrying = carried_over(H200, a100)
-    taken = carrying.arithmetic(attention, 1e-3, chip_of(a100, tf32=False))
-    assert taken == pytest.approx(1e-3 * share * carrying.products["half"])
+    assert (
+        extrapolation_between(H200, a100).older_kernels == extrapolation_between(H200, rtx5090).older_kernels == share
+    )
+    assert extrapolation_between(H200, h100).older_kernels == 1.0
+    extrapolation = extrapolation_between(H200, a100)
+    taken = extrapolation.arithmetic_seconds(attention, 1e-3, chip_of(a100, tf32=False))
+    assert taken == pytest.approx(1e-3 * share * extrapolation.products["half"])
 
 
 def test_attained_shares_are_of_cards_that_exist():
@@ -104,16 +105,16 @@ def test_without_tensor_cores_for_it_fp32_stays_below_its_peak(one):
         f"aten::_scaled_dot_product_efficient_attention({q}*3)->{q},f32[1,32,4096]",
         "aten::convolution(bf16[32,3,224,224],bf16[1024,3,14,14])->bf16[32,1024,16,16];stride=[14, 14]",
     ):
-        cost = kernel_seconds(from_text(text), cost_model_of(one))
+        cost = kernel_cost(from_text(text), cost_model_of(one))
         assert cost.seconds > cost.flop_seconds > 0
 
 
 def test_what_was_measured_on_one_card_tells_what_another_takes():
-    """Two calibrations, of cards that differ in memory alone: one carried over says what the other measured."""
+    """Two calibrations, of cards that differ in memory alone: one extrapolated says what the other measured."""
     h100 = find_gpu("h100-sxm")
-    carried = {tf32: priced_by(h100, shipped()["h200"], tf32=tf32) for tf32 in (False, True)}
+    carried = {tf32: cost_model_from(h100, shipped()["h200"], tf32=tf32) for tf32 in (False, True)}
     off = sorted(
-        abs(kernel_seconds(point.call, carried[point.tf32]).seconds / (seconds_of(point) * 1e-6) - 1)
+        abs(kernel_cost(point.call, carried[point.tf32]).seconds / (point_microseconds(point) * 1e-6) - 1)
         for point in shipped()["h100-sxm"].points
         if point.hot > 10
     )

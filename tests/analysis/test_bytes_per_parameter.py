@@ -9,8 +9,8 @@ import pytest
 from handmade import MIB, one_step
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.breakdown import settle
-from trainatomy.analysis.rules import bytes_per_parameter
+from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
+from trainatomy.analysis.memory import analyze_memory
 from trainatomy.results.memory import Memory
 from trainatomy.results.prediction import BytesPerParameter
 from trainatomy.workload import Workload
@@ -20,7 +20,7 @@ PARAMETERS = MIB  # of 4 bytes: the weights of the handmade step
 
 def memory(**changes: Any) -> Memory:
     """What the handmade step holds at its peak: weights and gradients of 4 MiB, no states yet."""
-    settled = settle(one_step()[0], AllocatorSettings(), 1 << 40, 0).memory
+    settled = analyze_memory(one_step()[0], AllocatorSettings(), 1 << 40, 0).memory
     return replace(settled, components=replace(settled.components, **changes))
 
 

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.balance import COMPONENTS
-from trainatomy.analysis.breakdown import TIGHT_SHARE, settle, verdict
+from trainatomy.analysis.memory import COMPONENTS, TIGHT_SHARE, analyze_memory, verdict
+from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.analysis.purposes import LABELLED
-from trainatomy.analysis.timeline import timeline
 from trainatomy.results.memory import Instant
 from trainatomy.results.trace import AllocationTrace
 
@@ -26,7 +25,7 @@ MARKS = ["loaded", "forward end", "recompute end"]
 
 def test_the_bill_of_one_step() -> None:
     trace, _ = one_step()
-    settled = settle(trace, DEFAULT, 10 * GIB, CONTEXT)
+    settled = analyze_memory(trace, DEFAULT, 10 * GIB, CONTEXT)
     memory = settled.memory
     assert memory.peak == Instant(0, "backward", "", "aten::empty")
     parts = {name: size for name, size in memory.components.as_dict().items() if name not in ("cache", "context")}
@@ -48,12 +47,12 @@ def test_the_bill_of_one_step() -> None:
 def test_blocks_are_counted_not_requests() -> None:
     hand = Hand()
     hand.take(1, "load", "weight")
-    memory = settle(hand.trace, DEFAULT, GIB, 0).memory
+    memory = analyze_memory(hand.trace, DEFAULT, GIB, 0).memory
     assert (memory.peak_requested_bytes, memory.components.weights, memory.components.cache) == (1, 512, 2 * MIB - 512)
 
 
 def test_an_empty_tape_is_a_context_alone() -> None:
-    settled = settle(AllocationTrace(), DEFAULT, GIB, CONTEXT)
+    settled = analyze_memory(AllocationTrace(), DEFAULT, GIB, CONTEXT)
     assert settled.memory.device_bytes == settled.memory.components.context == CONTEXT
     assert settled.memory.peak.step == -1
     assert settled.memory.lines == settled.modules == ()
@@ -69,7 +68,7 @@ def too_much() -> AllocationTrace:
 
 
 def test_what_does_not_fit_names_the_place_and_is_shown_whole() -> None:
-    settled = settle(too_much(), DEFAULT, GIB, 100 * MIB)
+    settled = analyze_memory(too_much(), DEFAULT, GIB, 100 * MIB)
     point = settled.out_of_memory
     assert point is not None
     assert point.instant == Instant(1, "backward", "head", "aten::empty")
@@ -80,12 +79,12 @@ def test_what_does_not_fit_names_the_place_and_is_shown_whole() -> None:
 
 
 def test_the_context_takes_its_part_of_the_card() -> None:
-    assert settle(too_much(), DEFAULT, 1300 * MIB, 100 * MIB).out_of_memory is None
-    assert settle(too_much(), DEFAULT, 1300 * MIB, 102 * MIB).out_of_memory is not None
+    assert analyze_memory(too_much(), DEFAULT, 1300 * MIB, 100 * MIB).out_of_memory is None
+    assert analyze_memory(too_much(), DEFAULT, 1300 * MIB, 102 * MIB).out_of_memory is not None
 
 
 def test_a_context_larger_than_the_card_fits_nothing() -> None:
-    point = settle(too_much(), DEFAULT, 90 * MIB, 100 * MIB).out_of_memory
+    point = analyze_memory(too_much(), DEFAULT, 90 * MIB, 100 * MIB).out_of_memory
     assert point is not None
     assert (point.instant.phase, point.allocated_bytes) == ("load", 0)
 
@@ -94,7 +93,7 @@ def test_a_training_that_lives_by_retries_is_tight() -> None:
     hand = Hand()
     hand.give(hand.take(400 * MIB))
     hand.take(500 * MIB)
-    roomy, scarce = (settle(hand.trace, DEFAULT, gpu, 0) for gpu in (GIB, 600 * MIB))
+    roomy, scarce = (analyze_memory(hand.trace, DEFAULT, gpu, 0) for gpu in (GIB, 600 * MIB))
     assert verdict(roomy.memory, GIB, None) == "fits"
     assert (scarce.out_of_memory, scarce.memory.num_alloc_retries) == (None, 1)
     assert scarce.memory.peak_reserved_bytes == 500 * MIB  # the first segment went back to the driver
@@ -108,15 +107,15 @@ def test_a_training_may_fit_since_a_library_does_without_a_workspace() -> None:
         workspace = hand.take(200 * MIB, "backward", step=step)
         hand.trace.choices[workspace] = 0
         hand.give(workspace)
-    settled = settle(hand.trace, DEFAULT, 400 * MIB, 0)
-    assert (settled.out_of_memory, settled.forgone) == (None, (2,))  # of the last step
+    settled = analyze_memory(hand.trace, DEFAULT, 400 * MIB, 0)
+    assert (settled.out_of_memory, settled.skipped_workspaces) == (None, (2,))  # of the last step
     assert settled.memory.peak_allocated_bytes == settled.memory.peak_requested_bytes == 300 * MIB
     assert verdict(settled.memory, 400 * MIB, None) == "tight"
-    assert settle(hand.trace, DEFAULT, 500 * MIB, 0).forgone == ()
+    assert analyze_memory(hand.trace, DEFAULT, 500 * MIB, 0).skipped_workspaces == ()
 
 
 def test_tight_begins_at_a_share_of_the_card() -> None:
-    memory = settle(one_step()[0], DEFAULT, GIB, 0).memory
+    memory = analyze_memory(one_step()[0], DEFAULT, GIB, 0).memory
     gpu = 100 * GIB
     room = int(TIGHT_SHARE * gpu)
     assert verdict(replace(memory, device_bytes=gpu - room), gpu, None) == "fits"
@@ -145,7 +144,7 @@ def traces(draw: Any) -> AllocationTrace:
 @given(traces(), st.sampled_from(["", "expandable_segments:True", "roundup_power2_divisions:4"]), st.integers(1, 400))
 def test_components_add_up_to_the_byte(trace: AllocationTrace, conf: str, gpu: int) -> None:
     """Whatever the tape, and whether or not it fits (a card of 1 to 400 MiB, a context of 20 MiB)."""
-    settled = settle(trace, AllocatorSettings.parse(conf, (2, 11)), gpu * MIB, 20 * MIB)
+    settled = analyze_memory(trace, AllocatorSettings.parse(conf, (2, 11)), gpu * MIB, 20 * MIB)
     memory = settled.memory
     parts = memory.components.as_dict()
     assert sum(parts.values()) == memory.components.total_bytes == memory.device_bytes
@@ -161,8 +160,8 @@ def test_components_add_up_to_the_byte(trace: AllocationTrace, conf: str, gpu: i
 
 @given(traces(), st.integers(1, 60))
 def test_no_peak_is_lost_in_a_timeline(trace: AllocationTrace, points: int) -> None:
-    settled = settle(trace, DEFAULT, GIB, 0)
-    shown = timeline(trace, settled.purposes, settled.sizes, points)
+    settled = analyze_memory(trace, DEFAULT, GIB, 0)
+    shown = memory_timeline(trace, settled.purposes, settled.sizes, points)
     assert len(shown) <= 2 * points + 1
     assert [point.event for point in shown] == sorted({point.event for point in shown})
     assert max((sum(p.components.values()) for p in shown), default=0) == settled.memory.peak_allocated_bytes
@@ -172,8 +171,8 @@ def test_no_peak_is_lost_in_a_timeline(trace: AllocationTrace, points: int) -> N
 @pytest.mark.parametrize("event", range(18))
 def test_points_tell_step_and_phase(event: int) -> None:
     trace, _ = one_step()
-    settled = settle(trace, DEFAULT, GIB, 0)
-    shown = timeline(trace, settled.purposes, settled.sizes, 10_000)
+    settled = analyze_memory(trace, DEFAULT, GIB, 0)
+    shown = memory_timeline(trace, settled.purposes, settled.sizes, 10_000)
     assert len(shown) == len(trace.events)
     newest = max((e.allocation for e in trace.events[: event + 1] if e.action == "alloc"), default=0)
     if event < len(shown):

@@ -1,13 +1,12 @@
-"""Shapes that waste the card: dimensions that tensor cores cannot take whole, and results that leave multiprocessors
-idle.
+"""Find matrix products whose shapes waste the GPU: misaligned dimensions, and results that leave multiprocessors idle.
 
 Source: NVIDIA, "Matrix Multiplication Background User's Guide" (deep learning performance documentation):
 
 - Tensor cores are used best if m, n and k are multiples of 16 bytes (8 elements of 16 bits, 4 of TF32), on A100 of
-  128 bytes (64 and 32), section "Tensor Core Requirements".  Taken for every card since (capability 8.0 and above).
-- The result is cut into tiles; a tile that hangs over the edge is computed in full (tile quantisation), and tiles are
-  done in waves of one for each multiprocessor, the last of which may be nearly empty (wave quantisation).  Tiles:
-  256x128 to 64x64; the library takes which it likes, so the best of them is assumed: what is said is lost at least.
+  128 bytes (64 and 32), section "Tensor Core Requirements".  Assumed for every GPU since (capability 8.0 and above).
+- The result is cut into tiles.  A tile that extends beyond the edge is computed in full (tile quantisation), and tiles
+  are computed in waves of one per multiprocessor, the last of which may be nearly empty (wave quantisation).  The
+  library chooses among tiles from 256x128 to 64x64; the best one is assumed, so the loss reported is a lower bound.
 """
 
 from __future__ import annotations
@@ -17,19 +16,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from trainatomy.analysis.operation_table import Step, folded
+from trainatomy.analysis.memory import fold_layers
+from trainatomy.analysis.operation_table import OperationTable
 from trainatomy.results.operation_breakdown import WastefulShape
 from trainatomy.results.operations import Array, Call
 
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
 _BYTES_NEEDED, _BYTES_BEST = 16, 128
-#: A product that does less of the step's FLOP than the first is not worth a line, nor one that uses more of the card
-#: than the second.
-LEAST_SHARE, WELL_USED = 0.001, 0.9
+MIN_FLOP_SHARE, WELL_USED = 0.001, 0.9
+"""Products with a smaller share of the step's FLOP than the first, or that use more of the GPU than the second, are not
+reported."""
 
 
 class Product(NamedTuple):
-    """``batch`` products [m, k] x [k, n] of elements of ``itemsize`` bytes."""
+    """A batch of matrix products [m, k] x [k, n]; ``itemsize``: bytes of an element."""
 
     batch: int
     m: int
@@ -39,7 +39,7 @@ class Product(NamedTuple):
 
 
 def product_of(call: Call) -> Product | None:
-    """The product that a call of mm, addmm, bmm or baddbmm computes; ``None`` for other operators."""
+    """Return the product that a call of mm, addmm, bmm or baddbmm computes, ``None`` for other operators."""
     matrices = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}
     places = matrices.get(call.name)
     if places is None:
@@ -50,23 +50,29 @@ def product_of(call: Call) -> Product | None:
 
 
 def wasteful_shapes(
-    step: Step, capability: tuple[int, int], multiprocessors: int, tf32: bool = False
+    table: OperationTable, capability: tuple[int, int], multiprocessors: int, tf32: bool = False
 ) -> tuple[WastefulShape, ...]:
-    """Products on tensor cores (16-bit, and fp32 where ``tf32`` is allowed) that leave part of the card unused, by
-    module (layers folded), those with the most FLOP first."""
+    """Return the products on tensor cores that leave part of the GPU unused, by module, the most wasteful first.
+
+    Args:
+        table: The operations of a step.
+        capability: Compute capability of the GPU.
+        multiprocessors: Number of its multiprocessors.
+        tf32: Whether fp32 products may use tensor cores, as 16-bit products do.
+    """
     calls: dict[tuple[int, str, str], int] = defaultdict(int)
-    for _, operation, work in step.kernels():
+    for _, operation, work in table.kernels():
         if work.group == "contraction":
-            calls[operation.call, folded(operation.module), operation.phase] += operation.repeats
-    whole = step.total().flop or 1
+            calls[operation.call, fold_layers(operation.module, root=True), operation.phase] += operation.repeats
+    whole = table.total().flop or 1
     found: list[WastefulShape] = []
     for (index, module, phase), count in calls.items():
-        call = step.operations.calls[index]
+        call = table.operations.calls[index]
         product = product_of(call)
         if product is None or not _on_tensor_cores(call, capability, tf32):
             continue
         share = (call.flop or 0) * count / whole
-        if share >= LEAST_SHARE:
+        if share >= MIN_FLOP_SHARE:
             base = WastefulShape(
                 "", call.name, module, phase, count, (product.batch, *product[1:4]), "", 0, 0, 0, 1.0, share
             )
@@ -111,7 +117,7 @@ def _tiles(product: Product, tile: tuple[int, int]) -> int:
 
 
 def _used(product: Product, tile: tuple[int, int], multiprocessors: int) -> float:
-    """Share of what the card computes in whole waves of tiles that is part of the result."""
+    """Return the share of the work done in whole waves of tiles that is part of the result."""
     computed = _up(_tiles(product, tile), multiprocessors) * tile[0] * tile[1]
     return product.batch * product.m * product.n / computed
 
@@ -121,7 +127,7 @@ def _up(size: int, multiple: int) -> int:
 
 
 def _merged(shapes: list[WastefulShape]) -> list[WastefulShape]:
-    """Calls that differ in nothing that is shown (addresses, strides) as one line."""
+    """Merge calls that differ only in what is not shown (addresses, strides)."""
     found: dict[WastefulShape, WastefulShape] = {}
     for shape in shapes:
         key = replace(shape, calls=0, flop_share=0.0)
@@ -135,40 +141,49 @@ def _merged(shapes: list[WastefulShape]) -> list[WastefulShape]:
 
 
 def with_gains(
-    shapes: tuple[WastefulShape, ...], step: Step, price: Callable[[Call], float]
+    shapes: tuple[WastefulShape, ...], table: OperationTable, gpu_seconds: Callable[[Call], float]
 ) -> tuple[WastefulShape, ...]:
-    """The same with ``gain_seconds`` where a dimension can be padded, the largest gain first: ``price`` gives the GPU
-    seconds of a call (the clock's)."""
-    by_shape = calls_by_shape(step)
-    priced = [_with_gain(shape, by_shape.get((shape.operation, shape.shape)), price) for shape in shapes]
-    return tuple(sorted(priced, key=lambda shape: -(shape.gain_seconds or 0.0)))
+    """Add ``gain_seconds`` to the shapes with a dimension that can be padded, and sort by it.
+
+    Args:
+        shapes: The shapes.
+        table: The operations they are from.
+        gpu_seconds: Predicts the GPU seconds of a call.
+    """
+    by_shape = calls_by_shape(table)
+    found = [_with_gain(shape, by_shape.get((shape.operation, shape.shape)), gpu_seconds) for shape in shapes]
+    return tuple(sorted(found, key=lambda shape: -(shape.gain_seconds or 0.0)))
 
 
-def calls_by_shape(step: Step) -> dict[tuple[str, tuple[int, int, int, int]], Call]:
-    """A product of each operator and shape (batch, m, n, k), as ``WastefulShape`` names them; where several differ in
-    types or strides, the last."""
+def calls_by_shape(table: OperationTable) -> dict[tuple[str, tuple[int, int, int, int]], Call]:
+    """Return a call of each operator and shape (batch, m, n, k), as in ``WastefulShape``.
+
+    If several differ only in types or strides, it is the last of them.
+    """
     found = {}
-    for call in step.operations.calls:
+    for call in table.operations.calls:
         product = product_of(call)
         if product is not None:
             found[call.name, (product.batch, *product[1:4])] = call
     return found
 
 
-def _with_gain(shape: WastefulShape, call: Call | None, price: Callable[[Call], float]) -> WastefulShape:
+def _with_gain(shape: WastefulShape, call: Call | None, gpu_seconds: Callable[[Call], float]) -> WastefulShape:
     if call is None or shape.dimension not in ("m", "n", "k"):
         return shape
-    saved = price(call) - price(padded_call(call, shape.dimension, shape.padded))
+    saved = gpu_seconds(call) - gpu_seconds(padded_call(call, shape.dimension, shape.padded))
     return replace(shape, gain_seconds=saved * shape.calls)
 
 
 def padded_call(call: Call, dimension: str, size: int) -> Call:
-    """The same product with one dimension of another size; its strides as the shapes have them, in the same order.
+    """Return the product with another size of ``dimension`` (m, n or k), its matrices dense and in the same layout.
 
-    Raises ``ValueError`` for a call that is no product of matrices."""
+    Raises:
+        ValueError: If the call is not a matrix product.
+    """
     product = product_of(call)
     if product is None:
-        raise ValueError(f"{call.name} is no product of two matrices whose dimensions have names")
+        raise ValueError(f"{call.name} is not a product of two matrices with dimensions m, n and k")
     bias = call.name in ("aten::addmm", "aten::baddbmm")
     sizes = {**product._asdict(), dimension: size}
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
@@ -183,7 +198,7 @@ def padded_call(call: Call, dimension: str, size: int) -> Call:
 
 
 def _resized(array: Array, matrix: tuple[int, int]) -> Array:
-    """Of a matrix (or a batch of them), dense, and transposed as before."""
+    """Return the array with matrices of another shape: dense, and transposed if they were."""
     rows, columns = matrix
     transposed = array.strides[-2] == 1 and array.strides[-1] != 1
     last = (1, rows) if transposed else (columns, 1)

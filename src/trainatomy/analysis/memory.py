@@ -1,0 +1,198 @@
+"""Analyze the memory of an allocation trace: what is held at the peak, by whom, and whether it fits."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainatomy.allocator.replay import Replay, replay
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.purposes import Purpose, lifetimes, purposes
+from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint, Verdict
+from trainatomy.results.trace import AllocationTrace, DriverCall
+
+COMPONENTS = ("weights", "optimizer_states", "gradients", "activations", "temporary", "functionality")
+TIGHT_SHARE = 0.05
+"""A training that leaves less than this share of the GPU's memory free is called tight."""
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_LAYER_OR_ROOT = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAnalysis:
+    """The memory breakdown of a trace, and the per-allocation data it was computed from.
+
+    Attributes:
+        memory: Peaks and the memory breakdown at the peak.
+        modules: Activations at the peak by module.
+        out_of_memory: Where the training would stop, or ``None`` if it fits.
+        purposes: The purpose of each allocation, by its number.
+        sizes: The block size of each allocation in bytes, by its number.
+        held_at_peak: Numbers of the allocations held at the peak.
+        skipped_workspaces: Allocations of one step that a library did without for lack of memory.
+        driver_calls: The allocator's calls to the driver (see ``Replay``).
+    """
+
+    memory: Memory
+    modules: tuple[ModuleActivations, ...]
+    out_of_memory: OutOfMemoryPoint | None
+    purposes: Sequence[Purpose]
+    sizes: Sequence[int]
+    held_at_peak: Sequence[int] = ()
+    skipped_workspaces: Sequence[int] = ()
+    driver_calls: Sequence[DriverCall] = ()
+
+
+def analyze_memory(
+    trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, context_bytes: int
+) -> MemoryAnalysis:
+    """Replay a trace through the simulated allocator and analyze the outcome.
+
+    A training that does not fit is shown as it would be on a GPU that is large enough.
+
+    Args:
+        trace: The allocations and frees of a run.
+        settings: The allocator's settings (``PYTORCH_CUDA_ALLOC_CONF``).
+        gpu_bytes: The GPU's memory.
+        context_bytes: What the CUDA context and the libraries' kernels take of it.
+    """
+    unlimited = replay(trace, settings, device_bytes=gpu_bytes)
+    capacity = gpu_bytes - context_bytes
+    enough = unlimited.peak_reserved_bytes <= capacity
+    bounded = unlimited if enough else replay(trace, settings, max(capacity, 0), device_bytes=gpu_bytes)
+    shown = bounded if bounded.out_of_memory is None else unlimited
+    return analyze_replay(trace, shown, context_bytes, _out_of_memory_point(trace, bounded))
+
+
+def analyze_replay(
+    trace: AllocationTrace, replayed: Replay, context_bytes: int, failure: OutOfMemoryPoint | None = None
+) -> MemoryAnalysis:
+    """Analyze a trace whose replay is known."""
+    kinds = purposes(trace, lifetimes(trace))
+    held = held_after(trace, replayed.peak_allocated_at) if replayed.peak_allocated_at is not None else []
+    return MemoryAnalysis(
+        memory=_memory(trace, replayed, kinds, held, context_bytes),
+        modules=activations_by_module(trace, held, kinds, replayed.block_bytes),
+        out_of_memory=failure,
+        purposes=kinds,
+        sizes=replayed.block_bytes,
+        held_at_peak=held,
+        skipped_workspaces=_of_last_step(trace, replayed.forgone),
+        driver_calls=replayed.driver_calls,
+    )
+
+
+def verdict(memory: Memory, gpu_bytes: int, out_of_memory: OutOfMemoryPoint | None) -> Verdict:
+    """Return whether a training fits; ``tight``: barely, or only because the allocator frees its cache."""
+    if out_of_memory is not None:
+        return "does not fit"
+    scarce = gpu_bytes - memory.device_bytes < TIGHT_SHARE * gpu_bytes
+    return "tight" if scarce or memory.num_alloc_retries else "fits"
+
+
+def held_after(trace: AllocationTrace, event: int) -> list[int]:
+    """Return the numbers of the allocations that are held after the event of that index."""
+    held: dict[int, None] = {}
+    for action, allocation, _, _ in trace.events[: event + 1]:
+        if action == "alloc":
+            held[allocation] = None
+        elif action == "free":
+            held.pop(allocation, None)
+    return list(held)
+
+
+def bytes_by_component(held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]) -> dict[str, int]:
+    """Sum the block sizes of the ``held`` allocations by component; all of ``COMPONENTS`` are present."""
+    totals = dict.fromkeys(COMPONENTS, 0)
+    for number in held:
+        totals[purposes[number].component] += sizes[number]
+    return totals
+
+
+def breakdown_lines(held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]) -> tuple[Line, ...]:
+    """Return the lines of the memory breakdown in the order of the components, within each the largest first."""
+    totals: dict[Purpose, list[int]] = defaultdict(lambda: [0, 0])
+    for number in held:
+        entry = totals[purposes[number]]
+        entry[0] += sizes[number]
+        entry[1] += 1
+    found = [Line(purpose.component, purpose.line, size, count) for purpose, (size, count) in totals.items()]
+    return tuple(sorted(found, key=lambda line: (COMPONENTS.index(line.component), -line.bytes)))
+
+
+def activations_by_module(
+    trace: AllocationTrace, held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]
+) -> tuple[ModuleActivations, ...]:
+    """Sum the held activations by module, layers folded, the largest first."""
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for number in held:
+        if purposes[number].component == "activations":
+            entry = totals[fold_layers(trace.origins[number].module)]
+            entry[0] += sizes[number]
+            entry[1] += 1
+    shares = (ModuleActivations(module, size, count) for module, (size, count) in totals.items())
+    return tuple(sorted(shares, key=lambda share: -share.activation_bytes))
+
+
+def fold_layers(path: str, *, root: bool = False) -> str:
+    """Replace layer numbers: ``encoder.layer.7.attention`` becomes ``encoder.layer.*.attention``.
+
+    ``root``: also a number at the beginning (``3.attention``), as in a model that is a ``Sequential`` itself.
+    """
+    return (_LAYER_OR_ROOT if root else _LAYER).sub("*", path)
+
+
+def _of_last_step(trace: AllocationTrace, allocations: Sequence[int]) -> tuple[int, ...]:
+    """Keep the allocations of the last step that has any: a library that once does without continues to do so."""
+    last = max((trace.origins[number].step for number in allocations), default=0)
+    return tuple(number for number in allocations if trace.origins[number].step == last)
+
+
+def _memory(
+    trace: AllocationTrace, replayed: Replay, kinds: Sequence[Purpose], held: Sequence[int], context_bytes: int
+) -> Memory:
+    parts = bytes_by_component(held, kinds, replayed.block_bytes)
+    cache = replayed.peak_reserved_bytes - replayed.peak_allocated_bytes
+    loaded = next((mark.event for mark in trace.marks if mark.name == "loaded"), 0)
+    return Memory(
+        peak_allocated_bytes=replayed.peak_allocated_bytes,
+        peak_reserved_bytes=replayed.peak_reserved_bytes,
+        device_bytes=replayed.peak_reserved_bytes + context_bytes,
+        peak_requested_bytes=_peak_requested(trace, set(replayed.forgone)),
+        model_bytes=replayed.allocated_bytes[loaded - 1] if loaded else 0,
+        components=Components.from_dict({**parts, "cache": cache, "context": context_bytes}),
+        lines=breakdown_lines(held, kinds, replayed.block_bytes),
+        peak=_instant(trace, replayed.peak_allocated_at),
+        num_alloc_retries=replayed.num_alloc_retries,
+    )
+
+
+def _peak_requested(trace: AllocationTrace, skipped: set[int]) -> int:
+    """Return the peak of the requested sizes, before rounding to blocks, without the ``skipped`` allocations."""
+    sizes: dict[int, int] = {}
+    now = peak = 0
+    for action, allocation, size, _ in trace.events:
+        if action == "alloc":
+            sizes[allocation] = size = 0 if allocation in skipped else size
+            now += size
+            peak = max(peak, now)
+        elif action == "free":
+            now -= sizes.pop(allocation)
+    return peak
+
+
+def _instant(trace: AllocationTrace, event: int | None) -> Instant:
+    if event is None or trace.events[event].action != "alloc":  # nothing was ever held: no event is a peak
+        return Instant(-1, "load", "", "")
+    origin = trace.origins[trace.events[event].allocation]
+    return Instant(origin.step, origin.phase, origin.module, origin.operation)
+
+
+def _out_of_memory_point(trace: AllocationTrace, bounded: Replay) -> OutOfMemoryPoint | None:
+    failure = bounded.out_of_memory
+    if failure is None:
+        return None
+    instant = _instant(trace, bounded.out_of_memory_at)
+    return OutOfMemoryPoint(instant, failure.requested, failure.allocated, failure.reserved)
