@@ -1,10 +1,10 @@
-"""How long answers take: ``python benchmarks/speed.py [--runs 5]``.
+"""Time the command line: ``python benchmarks/speed.py [--runs 5]``.
 
-Each command runs in a process of its own: seconds until it ends, seconds of processor time that it took, and the most
-memory that it held. The median of the runs counts. What is compared with a limit says whether it kept it.
+Each command runs in its own process: wall-clock seconds, seconds of CPU time, and peak memory; the median of the runs
+counts.  Limits are checked.
 
-What predicting time adds to predicting memory is measured in this process, with everything loaded: the least processor
-time of several predictions with and without it, taken in turn.
+The cost of predicting time beside memory is measured in this process, with everything loaded: the least CPU time of
+several predictions with and without it, alternating.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "loop": "pytorch",
     },
 }
-"""What is predicted with and without its time."""
+"""Workloads that are predicted with and without their time."""
 TIME_ADDS = 0.25
-"""At most, of the time that predicting memory takes."""
+"""Limit of that share."""
 LEAST_ROUNDS = 7
-"""With fewer, the least of them is still that of a busy moment."""
+"""Minimum number of rounds; with fewer, even the least of them may be that of a busy moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One process: seconds on the clock, seconds of processor time, bytes of memory held at most."""
+    """One process: wall-clock seconds, seconds of CPU time, bytes of memory at most."""
 
     seconds: float
     cpu_seconds: float
@@ -78,18 +78,18 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A command with its runs."""
+    """A command and its runs."""
 
     name: str
     runs: Sequence[Run]
 
     def typical(self, of: Callable[[Run], float]) -> float:
-        """The median over the runs."""
+        """Return the median over the runs."""
         return median(map(of, self.runs))
 
 
 def run(command: Sequence[str]) -> Run:
-    """Run a command to its end. Raises ``SystemExit`` where it fails, with what it said."""
+    """Run a command to its end; raises ``SystemExit`` with its output where it fails."""
     began = time.perf_counter()
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
@@ -103,7 +103,7 @@ def run(command: Sequence[str]) -> Run:
 
 
 def commands(runs: int, large_runs: int) -> dict[str, Timed]:
-    """Every command with its runs, a line of a table each."""
+    """Time every command; print a line of a table each."""
     print("| | seconds | spread | processor seconds | GiB | runs |\n|---|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         workload = Path(folder) / "llama.yaml"
@@ -112,7 +112,7 @@ def commands(runs: int, large_runs: int) -> dict[str, Timed]:
 
 
 def times(workload: Path, runs: int, large_runs: int) -> dict[str, Timed]:
-    """Every command with its runs, after one that fills the file caches."""
+    """Run every command, after one run that fills the file caches."""
     commands = {
         "imports": ("import torch and BertForSequenceClassification", (sys.executable, "-c", IMPORTS), runs),
         "bert": ("trainatomy predict, BERT-large", (*TRAINATOMY, *BERT.split()), runs),
@@ -130,7 +130,7 @@ def times(workload: Path, runs: int, large_runs: int) -> dict[str, Timed]:
 
 
 def limits(found: dict[str, Timed]) -> list[tuple[str, float, float]]:
-    """What is to be kept: name, reached, limit."""
+    """Return the limits: name, value, limit."""
     bert, imports, llama = (found[key].typical(_seconds) for key in ("bert", "imports", "llama"))
     return [
         ("BERT-large, times the imports alone", bert / imports, 2.0),
@@ -141,7 +141,7 @@ def limits(found: dict[str, Timed]) -> list[tuple[str, float, float]]:
 
 
 def added_by_time(rounds: int) -> list[tuple[str, float, float]]:
-    """What predicting time adds to predicting memory, as a share of the latter: name, reached, limit; prints both."""
+    """Return the share that predicting time adds to predicting memory: name, value, limit; prints both."""
     from trainatomy import predict
     from trainatomy.catalog.gpus import find_gpu
     from trainatomy.timing.cost_model import cost_model_of
@@ -197,7 +197,7 @@ def _processor() -> str:
 
 
 def main() -> int:
-    """Print the tables; 1 where a limit is not kept."""
+    """Print the tables; return 1 where a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="runs of each command (default: 5)")
     parser.add_argument("--large-runs", type=int, default=3, help="runs of Llama-3.1-405B (default: 3)")

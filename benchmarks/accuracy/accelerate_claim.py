@@ -1,8 +1,8 @@
-"""Does the guide's Accelerate loop take the same memory as the Trainer?  Needs a GPU.
+"""Compare the memory of the guide's Accelerate loop with the Trainer's.  Needs a GPU.
 
-Both train BERT-large as the guide does: batches of one sentence of 512 tokens, four of them a step, checkpointing,
-fp16, 8-bit Adam (AdamW where bitsandbytes is missing).  Each runs in a fresh process and is watched; the third is the
-Accelerate loop with the gradients clipped, which the Trainer does unless told otherwise and the guide's loop does not.
+Both train BERT-large as the guide does: batches of one sentence of 512 tokens, four accumulated per step, gradient
+checkpointing, fp16, 8-bit Adam (AdamW where bitsandbytes is missing).  Each runs in a fresh process under ``watch``.
+A third run adds gradient clipping to the Accelerate loop: the Trainer clips by default, the guide's loop does not.
 Prints bytes and the difference from the Trainer; ``--json FILE`` keeps them.
 """
 
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def in_child(loop: str, steps: int) -> dict[str, Any]:
-    """The measurement of one loop, from a process that did nothing before."""
+    """Measure one loop in a fresh process."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         command = [sys.executable, __file__, "--loop", loop, "--steps", str(steps), "--json", str(result)]
@@ -62,7 +62,7 @@ def in_child(loop: str, steps: int) -> dict[str, Any]:
 
 
 def run(loop: str, steps: int) -> Measurement:
-    """One loop, watched."""
+    """Run one loop under ``watch``."""
     torch.manual_seed(42)
     model, data = bert_large(), sentences(steps * ACCUMULATION)
     optimizer = adam(model)
@@ -72,7 +72,7 @@ def run(loop: str, steps: int) -> Measurement:
 
 
 def bert_large() -> Any:
-    """BERT-large for classification, with random weights: the shapes decide, and nothing is downloaded."""
+    """Build BERT-large for classification with random weights; nothing is downloaded."""
     from transformers import BertConfig, BertForSequenceClassification
 
     return BertForSequenceClassification(
@@ -81,7 +81,7 @@ def bert_large() -> Any:
 
 
 def sentences(count: int) -> list[dict[str, torch.Tensor]]:
-    """Random sentences, as the guide's."""
+    """Draw random sentences of the guide's shape."""
     generator = torch.Generator().manual_seed(0)
     return [
         {"input_ids": torch.randint(100, 30000, (LENGTH,), generator=generator), "labels": torch.tensor(0)}
@@ -90,7 +90,7 @@ def sentences(count: int) -> list[dict[str, torch.Tensor]]:
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
-    """The guide's optimizer, made in front of the loop."""
+    """Create the guide's optimizer, before the loop starts."""
     try:
         from bitsandbytes.optim import Adam8bit
     except ImportError:
@@ -101,7 +101,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def with_trainer(model: Any, data: Any, optimizer: torch.optim.Optimizer, steps: int) -> Measurement:
-    """The Trainer with the guide's settings."""
+    """Train with the Trainer and the guide's settings."""
     from transformers import Trainer, TrainingArguments
 
     callback = trainatomy.AnatomyCallback(print=False, log=False)
@@ -126,7 +126,7 @@ def with_trainer(model: Any, data: Any, optimizer: torch.optim.Optimizer, steps:
 
 
 def with_accelerate(model: Any, data: Any, optimizer: Any, *, clip: bool) -> Measurement:
-    """The guide's loop, in the words of today's Accelerate."""
+    """Train with the guide's loop, written for current Accelerate."""
     from accelerate import Accelerator
     from torch.utils.data import DataLoader
 
@@ -149,7 +149,7 @@ def with_accelerate(model: Any, data: Any, optimizer: Any, *, clip: bool) -> Mea
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """Figures and components in bytes, and how far each is from the Trainer's."""
+    """Format figures and components in bytes, with their difference from the Trainer's."""
     names = list(FIGURES) + list(found["trainer"]["memory"]["components"])
     rows = [f"{'bytes':<24}" + "".join(f"{title:>34}" for title in LOOPS.values())]
     for name in names:

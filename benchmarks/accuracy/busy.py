@@ -1,7 +1,7 @@
-"""What the GPU did of a step, by PyTorch's profiler, and what bounds the step, beside the prediction's words for both.
+"""Busy time of the GPU in a step, measured with PyTorch's profiler, beside the predicted time and bound.
 
-A profiled step says how long its kernels took; beside them a GPU that is never idle spends the gaps between them.
-Where that fills the step, the GPU bounds it; where the GPU is idle for much of it, the host does.
+The profiler gives the time of the kernels; a GPU that is never idle also spends the gaps between them.  Where both
+fill the step, the step is GPU-bound; where the GPU is idle for much of it, it is CPU-bound.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from trainatomy.catalog.calibrations import shipped
 from trainatomy.timing.cost_model import gap_seconds
 
 RECORDS = HERE.parent / "clock" / "records" / "h200-kernels.jsonl"
-"""``row``, ``tiny``, ``kernels`` and ``kernel_seconds`` of a profiled step, ``step_seconds`` of one that was not."""
+"""A line per profiled step: ``row``, ``tiny``, ``kernels``, ``kernel_seconds``, ``step_seconds`` (without profiler)."""
 MOSTLY, HARDLY = 0.85, 0.70
-"""Shares of a step in which the GPU works: from the first on the GPU bounds the step, up to the second the host."""
+"""Busy shares of a step: from the first on it is GPU-bound, up to the second CPU-bound."""
 NOTE = """\
 Kernels of one step, by PyTorch's profiler, and the gaps between them, beside `Time.gpu_seconds`; the share of the step
 that they fill says what bounded it, beside `Time.bound_by`."""
@@ -30,7 +30,7 @@ that they fill says what bounded it, beside `Time.bound_by`."""
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Of a row: seconds of the GPU at work, measured and predicted, and of the step; what is said to bound it."""
+    """GPU time of a row in seconds, measured and predicted, its step time, and the predicted bound."""
 
     name: str
     measured: float
@@ -40,17 +40,17 @@ class Busy:
 
     @property
     def error(self) -> float:
-        """Relative, positive where the prediction is too long."""
+        """Relative error; positive where the prediction is too long."""
         return self.predicted / self.measured - 1
 
     @property
     def share(self) -> float:
-        """Of the step, in which the GPU worked."""
+        """Share of the step in which the GPU was busy."""
         return self.measured / self.step
 
 
 def busy(run: Run, path: Path = RECORDS) -> list[Busy]:
-    """The rows of a run that were profiled."""
+    """Return the profiled rows of a run."""
     gap = gap_seconds(shipped()["h200"])
     known = {
         one["row"]: one
@@ -66,7 +66,7 @@ def busy(run: Run, path: Path = RECORDS) -> list[Busy]:
 
 
 def section(run: Run) -> list[str]:
-    """The part of the page about the GPU's own time; nothing where no row was profiled."""
+    """Return the page's section about GPU time; empty where no row was profiled."""
     found = busy(run)
     if not found:
         return []
@@ -79,7 +79,7 @@ def section(run: Run) -> list[str]:
 
 
 def _bounds(found: Sequence[Busy]) -> list[str]:
-    """What is said to bound rows, by how much of their step the GPU worked."""
+    """Tabulate the predicted bound by the share of the step in which the GPU was busy."""
     kinds = {
         f"up to {HARDLY:.0%}": [one for one in found if one.share <= HARDLY],
         "between": [one for one in found if HARDLY < one.share < MOSTLY],

@@ -1,7 +1,7 @@
-"""Two measurements of the same rows: ``python benchmarks/accuracy/compare_runs.py ONE.jsonl OTHER.jsonl``.
+"""Compare two measurements of the same rows: ``python benchmarks/accuracy/compare_runs.py ONE.jsonl OTHER.jsonl``.
 
-Shows how far measuring repeats itself, and whether a forked process measures what a fresh one does (``measure_grid.py
---no-fork``).
+Shows how repeatable measurements are, and whether a forked process measures the same as a fresh one
+(``measure_grid.py --no-fork``).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ KEYS = ("status", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes",
 
 
 def read(path: Path) -> dict[str, dict[str, object]]:
-    """The lines of a measured.jsonl by row."""
+    """Read a measured.jsonl file, by row."""
     return {line["name"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
 
 
 def differences(one: dict[str, dict[str, object]], other: dict[str, dict[str, object]]) -> list[str]:
-    """A line for each value that differs in a row that both have; what either could not read does not count."""
+    """Return a line for each value that differs in a row of both files; unreadable values do not count."""
     return [
         f"{name}: {key} {one[name][key]} / {other[name][key]}"
         for name in one
@@ -31,7 +31,7 @@ def differences(one: dict[str, dict[str, object]], other: dict[str, dict[str, ob
 
 
 def main() -> int:
-    """Print the differences; 1 where there are any."""
+    """Print the differences; return 1 where there are any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs=2, metavar="MEASURED.jsonl")
     one, other = map(read, parser.parse_args().runs)

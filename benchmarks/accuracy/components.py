@@ -1,7 +1,7 @@
-"""Components at the peak, measured against predicted: ``python benchmarks/accuracy/components.py TAPE.json.gz...``.
+"""Compare components at the peak with measured ones: ``python benchmarks/accuracy/components.py TRACE.json.gz...``.
 
-Each tape was recorded on a GPU (``measure_grid.py --trace``, ``trainatomy measure --trace``).  The ledger that reads
-simulated tapes reads it, the same training is predicted, and the difference of each component is a share of the total.
+Each trace was recorded on a GPU (``measure_grid.py --trace``, ``trainatomy measure --trace``).  It is analysed like a
+simulated trace, the same training is predicted, and differences are shares of the total.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 LIMIT = 0.01
-"""Of the total: the difference that a component may have."""
+"""Allowed difference of a component, as a share of the total."""
 OUTSIDE = ("cache", "context")
 
 
 def both(path: Path, gpu: str) -> tuple[MemoryAnalysis, MemoryAnalysis]:
-    """The recorded tape settled, and the simulated one."""
+    """Analyse the recorded trace and the simulated one."""
     history = trace_files.read(path)
     workload = workload_of({"family": "", "alone": False, "held_out": False, **history.case}, gpu)
     real = trace_files.to_trace(history)
@@ -52,7 +52,7 @@ def _version(workload: Workload) -> tuple[int, int]:
 
 
 def gaps(real: MemoryAnalysis, simulated: MemoryAnalysis) -> dict[str, float]:
-    """Predicted less measured bytes of each component in PyTorch's allocator, as a share of what is allocated."""
+    """Return predicted minus measured bytes of each component, as a share of allocated memory."""
     measured, predicted = _parts(real), _parts(simulated)
     total = real.memory.peak_allocated_bytes
     return {name: (predicted[name] - size) / total for name, size in measured.items()}
@@ -64,7 +64,7 @@ def _parts(settled: MemoryAnalysis) -> Mapping[str, int]:
 
 
 def describe(name: str, real: MemoryAnalysis, simulated: MemoryAnalysis) -> str:
-    """A line for the row, and one for each line of the bill that differs."""
+    """Format a line for the row, and one for each part of the breakdown that differs."""
     differences = gaps(real, simulated)
     worst = max(differences, key=lambda key: abs(differences[key]))
     instants = " / ".join(f"{one.peak.phase} of step {one.peak.step}" for one in (real.memory, simulated.memory))
@@ -83,9 +83,9 @@ def describe(name: str, real: MemoryAnalysis, simulated: MemoryAnalysis) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the comparison; 1 where a component differs by more than ``LIMIT``."""
+    """Print the comparison; return 1 where a component differs by more than ``LIMIT``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tapes", type=Path, nargs="+")
+    parser.add_argument("traces", type=Path, nargs="+")
     parser.add_argument("--gpu", default="h200", help="the card that was measured (default: h200)")
     options = parser.parse_args(arguments)
     wrong = 0
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         real, simulated = both(path, options.gpu)
         wrong += any(abs(gap) > LIMIT for gap in gaps(real, simulated).values())
         print(describe(path.name.split(".tape")[0], real, simulated), flush=True)
-    print(f"{len(options.tapes)} tapes, {wrong} with a component that differs by more than {LIMIT:.0%} of the total")
+    print(f"{len(options.traces)} tapes, {wrong} with a component that differs by more than {LIMIT:.0%} of the total")
     return int(wrong > 0)
 
 

@@ -1,7 +1,7 @@
-"""Which allocation makes the difference: ``python benchmarks/accuracy/explain.py TAPE.json.gz [--gpu h200]``.
+"""Find the allocations behind a difference: ``python benchmarks/accuracy/explain.py TRACE.json.gz [--gpu h200]``.
 
-Reads a tape that was recorded on a GPU (``measure_grid.py --trace``, ``trainatomy measure --trace``), executes the same
-training without one, and lists the sizes that one of the two allocates more often: within a step, and alive at the
+Reads a trace that was recorded on a GPU (``measure_grid.py --trace``, ``trainatomy measure --trace``), executes the
+same training without one, and lists the sizes that one side allocates more often: within a step, and alive at the
 peak.
 """
 
@@ -28,7 +28,7 @@ ORIGINS_SHOWN = 3
 
 
 def table(title: str, differences: Sequence[Difference], count: int) -> str:
-    """The ``count`` largest differences, with where each side's allocations come from."""
+    """Format the ``count`` largest differences, with the origins of each side's allocations."""
     excess = sum(difference.excess_bytes for difference in differences)
     lines = [f"{title}: {len(differences)} sizes differ, simulated - real = {excess:+,} B"]
     for one in differences[:count]:
@@ -39,7 +39,7 @@ def table(title: str, differences: Sequence[Difference], count: int) -> str:
 
 
 def _recorded(history: AllocationHistory, gpu: str) -> Workload:
-    """The training whose description lies in the tape."""
+    """Return the training that the trace describes."""
     return workload_of({"family": "", "alone": False, "held_out": False, **history.case}, gpu)
 
 

@@ -1,4 +1,4 @@
-"""A torchvision ResNet-50 that returns its loss, and images for it: what a user would write in a file of their own."""
+"""Models and batches as a user would write them: torchvision networks, LSTMs, a U-Net and more."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class WithLoss(nn.Module):
         self.network = network
 
     def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of ``labels`` [batch]."""
+        """Return the mean cross-entropy of the batch."""
         return nn.functional.cross_entropy(self.network(pixel_values), labels)
 
 
 def resnet50() -> nn.Module:
-    """ResNet-50 (arXiv 1512.03385) for 1000 classes, random weights."""
+    """Build ResNet-50 (arXiv 1512.03385) for 1000 classes with random weights."""
     return WithLoss(torchvision_models().resnet50(weights=None))
 
 
 @cache
 def images(batch_size: int) -> dict[str, Tensor]:
-    """Random images of 224 x 224 pixels and their labels, drawn once."""
+    """Draw random images of 224 x 224 pixels and their labels, once."""
     return {
         "pixel_values": torch.rand(batch_size, 3, 224, 224),
         "labels": torch.randint(0, CLASSES, (batch_size,)),
@@ -48,7 +48,7 @@ def images(batch_size: int) -> dict[str, Tensor]:
 
 
 class Tagger(nn.Module):
-    """An LSTM that tags tokens: a model of no library, as users write them."""
+    """An LSTM that tags tokens, without any model library."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,24 +57,24 @@ class Tagger(nn.Module):
         self.head = nn.Linear(1024, 50)
 
     def forward(self, tokens: Tensor, tags: Tensor) -> Tensor:
-        """The mean loss of ``tags`` [batch, length] for ``tokens`` [batch, length]."""
+        """Return the mean cross-entropy of the batch."""
         scores = self.head(nn.functional.relu(self.lstm(self.embedding(tokens))[0]))
         return nn.functional.cross_entropy(scores.flatten(0, 1), tags.flatten())
 
 
 def tagger() -> nn.Module:
-    """The tagger, random weights."""
+    """Build the tagger with random weights."""
     return Tagger()
 
 
 def tagged(batch_size: int) -> dict[str, Tensor]:
-    """Random sentences of 100 tokens."""
+    """Draw random sentences of 100 tokens."""
     shape = (batch_size, 100)
     return {"tokens": torch.randint(0, 20000, shape), "tags": torch.randint(0, 50, shape)}
 
 
 def encoder() -> nn.Module:
-    """PyTorch's own transformer encoder with a regression head."""
+    """Build PyTorch's own transformer encoder with a regression head."""
     return Regression()
 
 
@@ -87,17 +87,17 @@ class Regression(nn.Module):
         self.head = nn.Linear(512, 1)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The mean squared error of [batch, length, 512] against ``y`` [batch]."""
+        """Return the mean squared error against ``y`` [batch] for ``x`` [batch, length, 512]."""
         return nn.functional.mse_loss(self.head(self.layers(x).mean(1)).squeeze(-1), y)
 
 
 def vectors(batch_size: int) -> dict[str, Tensor]:
-    """Random vectors and targets."""
+    """Draw random vectors and targets."""
     return {"x": torch.rand(batch_size, 200, 512), "y": torch.rand(batch_size)}
 
 
 def resnet18() -> nn.Module:
-    """ResNet-18 (arXiv 1512.03385) for 1000 classes, random weights."""
+    """Build ResNet-18 (arXiv 1512.03385) for 1000 classes with random weights."""
     return WithLoss(torchvision_models().resnet18(weights=None))
 
 
@@ -113,7 +113,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of ``labels`` [batch, height, width] for images [batch, 3, height, width]."""
+        """Return the mean cross-entropy of the batch."""
         kept: list[Tensor] = []
         x = pixel_values
         for block in self.down:
@@ -132,12 +132,12 @@ def _double(inside: int, outside: int) -> nn.Module:
 
 
 def unet() -> nn.Module:
-    """The U-Net, random weights."""
+    """Build the U-Net with random weights."""
     return UNet()
 
 
 def segments(batch_size: int) -> dict[str, Tensor]:
-    """Random images of 160 x 160 pixels and a class for each pixel."""
+    """Draw random images of 160 x 160 pixels and a class for each pixel."""
     shape = (batch_size, 160, 160)
     return {"pixel_values": torch.rand(batch_size, 3, 160, 160), "labels": torch.randint(0, 8, shape)}
 
@@ -152,13 +152,13 @@ class Gated(nn.Module):
         self.head = nn.Linear(384, 50)
 
     def forward(self, tokens: Tensor, tags: Tensor) -> Tensor:
-        """The mean loss of ``tags`` [batch, length] for ``tokens`` [batch, length]."""
+        """Return the mean cross-entropy of the batch."""
         scores = self.head(self.gru(self.embedding(tokens))[0])
         return nn.functional.cross_entropy(scores.flatten(0, 1), tags.flatten())
 
 
 def gru() -> nn.Module:
-    """The tagger of gated recurrent units, random weights."""
+    """Build the tagger of gated recurrent units with random weights."""
     return Gated()
 
 
@@ -172,7 +172,7 @@ class Translator(nn.Module):
         self.head = nn.Linear(384, 16000)
 
     def forward(self, tokens: Tensor, words: Tensor) -> Tensor:
-        """The mean loss of the next of ``words`` [batch, length] for ``tokens`` [batch, other length]."""
+        """Return the mean cross-entropy of the batch."""
         inputs = words[:, :-1]
         mask = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1], device=inputs.device)
         found = self.transformer(self.source(tokens), self.target(inputs), tgt_mask=mask, tgt_is_causal=True)
@@ -180,12 +180,12 @@ class Translator(nn.Module):
 
 
 def translator() -> nn.Module:
-    """The translator, random weights."""
+    """Build the translator with random weights."""
     return Translator()
 
 
 def pairs(batch_size: int) -> dict[str, Tensor]:
-    """Random sentences of 60 tokens and their translations of 51."""
+    """Draw random sentences of 60 tokens and translations of 51."""
     return {
         "tokens": torch.randint(0, 16000, (batch_size, 60)),
         "words": torch.randint(0, 16000, (batch_size, 51)),
@@ -203,7 +203,7 @@ class Mixer(nn.Module):
         self.along = nn.ModuleList(_perceptron(width, 4 * width) for _ in range(depth))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """[batch, width] of images [batch, 3, 224, 224]."""
+        """Return features [batch, width] of images [batch, 3, 224, 224]."""
         x = self.patch(pixel_values).flatten(2).transpose(1, 2)
         for index, (across, along) in enumerate(zip(self.across, self.along, strict=True)):
             x = x + across(self.norms[2 * index](x).transpose(1, 2)).transpose(1, 2)
@@ -216,5 +216,5 @@ def _perceptron(width: int, inner: int) -> nn.Module:
 
 
 def mixer() -> nn.Module:
-    """The mixer with a head for 1000 classes, random weights."""
+    """Build the mixer with a head for 1000 classes and random weights."""
     return WithLoss(nn.Sequential(Mixer(), nn.Linear(384, CLASSES)))

@@ -1,4 +1,4 @@
-"""The figure of the published accuracy: docs/accuracy.svg, from errors.json and from what other tools said."""
+"""Draw docs/accuracy.svg from errors.json and the answers of other tools."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 COLOURS = {"allocated": "#2f5d8c", "reserved": "#d9775f", "device": "#6cae5c"}
 RIVAL = "#9aa4b1"
 LINEAR_PERCENT = 0.01
-"""Below this the axis is linear, so that exact predictions, most of them, have a place."""
+"""Below this the axis is linear, so that exact predictions can be shown."""
 TOOLS_RANGE, TOOLS_TICKS = (-160, 300), (-100, -10, -1, -0.1, 0, 0.1, 1, 10, 100)
 GROUPS_RANGE, GROUPS_TICKS = (-40, 40), (-10, -1, -0.1, 0, 0.1, 1, 10)
 DOT = 9
 """Area of a dot, square points."""
 SPREAD = 0.28
-"""How far dots of one line lie apart, in lines."""
+"""Jitter of the dots, in lines."""
 
 
 def draw(run: Run, lines: Sequence[Line]) -> bytes:
-    """The figure as SVG: the tools above, trainatomy's rows by family and by technique below."""
+    """Draw the figure as SVG: the tools above, trainatomy's rows by family and by technique below."""
     from matplotlib.figure import Figure
 
     by_name = {line["name"]: line for line in lines}
@@ -54,7 +54,7 @@ def draw(run: Run, lines: Sequence[Line]) -> bytes:
 def _members(
     run: Run, groups_of: Callable[[Outcome], list[str]], order: Sequence[str], kind: str
 ) -> list[tuple[str, list[Outcome]]]:
-    """The rows of each group, large groups first; those that are exact throughout share the last line."""
+    """Group the rows, large groups first; groups that are exact throughout share the last line."""
     found: dict[str, list[Outcome]] = {name: [] for name in order}
     for one in run.outcomes:
         for name in groups_of(one):
@@ -67,12 +67,12 @@ def _members(
 
 
 def errors_of(rows: Sequence[Outcome]) -> list[float]:
-    """The errors of all figures."""
+    """Return the errors of all figures."""
     return [error for figure in FIGURES for error in errors(rows, figure)]
 
 
 def _tools(axes: Axes, tools: Sequence[Contender]) -> None:
-    """A line for each tool: every row's error, the box of the middle half, and in words what it comes to."""
+    """Draw a line for each tool: the error of every row, the median, and a summary in words."""
     for place, one in enumerate(tools):
         colour = COLOURS[one.figure] if one.name == US else RIVAL
         values = [100 * error for error in one.errors]
@@ -90,7 +90,7 @@ def _tools(axes: Axes, tools: Sequence[Contender]) -> None:
 
 
 def _groups(axes: Axes, groups: Sequence[tuple[str, list[Outcome]]], title: str) -> None:
-    """A line for each group, with the three figures one below the other in it."""
+    """Draw a line for each group, with the three figures below each other."""
     for place, (_, rows) in enumerate(groups):
         for index, figure in enumerate(FIGURES):
             values = [100 * error for error in errors(rows, figure)]
@@ -100,7 +100,7 @@ def _groups(axes: Axes, groups: Sequence[tuple[str, list[Outcome]]], title: str)
 
 
 def _dots(axes: Axes, place: float, values: Sequence[float], colour: str, spread: float) -> None:
-    """A dot for each value, moved apart at random but always the same; exact ones are one dot, larger for more."""
+    """Draw a dot for each value with reproducible jitter; exact ones share one dot that grows with their number."""
     moved = random.Random(0)
     inexact = [value for value in values if value]
     heights = [place + moved.uniform(-spread, spread) for _ in inexact]

@@ -1,8 +1,8 @@
-"""The grid: rows of ``grid.yaml`` as workloads, and the draw that holds some of them out from tuning.
+"""The rows of ``grid.yaml`` as workloads, and the draw of the held-out rows.
 
-A row is held out when a hash of ``SEED`` and its name says so.  So the draw can be repeated by anyone, a row that is
-added later moves no other, and nobody chose.  Held-out rows are measured and reported; nothing may be changed because
-of what they show one by one.
+A row is held out when a hash of ``SEED`` and its name falls below a threshold.  Anyone can repeat the draw, adding a
+row moves no other, and nobody chose.  Held-out rows are measured and reported; no rule may be changed because of a
+single one of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainatomy.workload.schema import Workload
 HERE = Path(__file__).resolve().parent
 SEED = "trainatomy accuracy grid, first draw"
 HELD_OUT_SHARE = 0.4
-"""More than a third, so that at least 40 rows are held out."""
+"""Share of held-out rows; at least 40 rows."""
 
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     "fp32": {},
@@ -40,7 +40,7 @@ SHORT = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One training of the grid. ``mapping``: as in a workload file; ``alone``: measured with no other process."""
+    """A training of the grid; ``mapping``: as in a workload file; ``alone``: measured with no other process running."""
 
     name: str
     family: str
@@ -49,7 +49,7 @@ class Row:
     held_out: bool
 
     def workload(self) -> Workload:
-        """The row as a workload; factories are found beside this file."""
+        """Return the row as a workload; factories are resolved beside this file."""
         mapping = deepcopy(dict(self.mapping))
         for section in ("model", "data"):
             if "factory" in mapping.get(section, {}):
@@ -58,13 +58,13 @@ class Row:
 
 
 def rows(path: Path = HERE / "grid.yaml") -> list[Row]:
-    """All rows of the grid, in the order of the file. Raises ``ValueError`` for a row that is not understood."""
+    """Return all rows of the grid, in the order of the file; raises ``ValueError`` for a malformed row."""
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     return [_row(name, written, content["models"]) for name, written in content["rows"].items()]
 
 
 def is_held_out(name: str) -> bool:
-    """Whether the row of this name is held out: a fraction drawn from seed and name is below ``HELD_OUT_SHARE``."""
+    """Return whether a row is held out: a fraction drawn from seed and name is below ``HELD_OUT_SHARE``."""
     digest = hashlib.sha256(f"{SEED}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < HELD_OUT_SHARE
 
@@ -80,7 +80,7 @@ def _row(name: str, written: Mapping[str, Any], models: Mapping[str, Any]) -> Ro
 
 
 def _shorts(rest: dict[str, Any]) -> dict[str, Any]:
-    """Take the short keys out of ``rest`` and write them where a workload has them."""
+    """Move the short keys of ``rest`` to where a workload has them."""
     long: dict[str, Any] = {}
     for short, (section, key) in SHORT.items():
         if short in rest:
@@ -89,7 +89,7 @@ def _shorts(rest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Both mappings, section by section; what both give, the other decides."""
+    """Merge two mappings, section by section; the second one wins."""
     merged = {**one, **other}
     for key in one.keys() & other.keys():
         if isinstance(one[key], Mapping) and isinstance(other[key], Mapping):

@@ -1,8 +1,7 @@
-"""What the published errors may not exceed: ``limits.yaml``, by set and figure, shares of what was measured; a step's
-time is a figure for each occasion on which it was measured.
+"""Limits of the published errors (``limits.yaml``): by set and figure, as shares of the measured value.
 
-``make accuracy`` fails where the median or the worst error of a set has grown beyond it.  Where errors shrink, or a
-change is meant, ``report.py --accept`` writes the file anew; the message of that commit says why.
+``make accuracy`` fails where the median or the worst error of a set exceeds its limit.  Where errors shrank or a change
+is intended, ``report.py --accept`` rewrites the file; the commit message says why.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from tables import percent
 
 LIMITS = HERE / "limits.yaml"
 DIGITS = 6
-"""Behind the point; figures are rounded up."""
+"""Decimals; figures are rounded up."""
 HEAD = """\
 # The errors that predictions may have: by set of rows and figure, median and worst, as shares of what was measured.
 # `report.py --accept` writes this file from errors.json; `make accuracy` and the tests fail beyond it.
 """
 
 REFUSED = "not predicted"
-"""The figure, as it were, that counts the rows of a set which cannot be predicted: ``rows``."""
+"""Key under which the rows of a set that cannot be predicted are counted (``rows``)."""
 
 Limits = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def of(run: Run) -> dict[str, dict[str, dict[str, float]]]:
-    """The median and the worst error of each set and figure, rounded up; how many rows were refused, if any."""
+    """Return the median and worst error of each set and figure, rounded up, and the number of refused rows."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for kind in SETS:
         sizes: dict[str, list[float]] = {}
@@ -49,18 +48,18 @@ def of(run: Run) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def read(path: Path = LIMITS) -> Limits:
-    """What was accepted."""
+    """Read the accepted limits."""
     found: Limits = yaml.safe_load(path.read_text(encoding="utf-8"))
     return found
 
 
 def write(run: Run, path: Path = LIMITS) -> None:
-    """Accept the errors of a run."""
+    """Write the errors of a run as the new limits."""
     path.write_text(HEAD + yaml.safe_dump(of(run), sort_keys=False), encoding="utf-8")
 
 
 def violations(run: Run, limits: Limits) -> list[str]:
-    """A line for each row that cannot be predicted, and for each figure beyond its limit or without one."""
+    """Return a line for each row that cannot be predicted and each figure beyond its limit or without one."""
     found = [
         f"{one.name} ({one.set}): not predicted: {one.problem}"
         for one in run.outcomes

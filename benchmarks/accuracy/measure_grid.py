@@ -1,13 +1,13 @@
 """Measure the grid on this machine's GPU: ``python benchmarks/accuracy/measure_grid.py --out DIR [--only tuning]``.
 
-Each row runs twice, each time in a process of its own: without anything recorded, for its time and its peaks, then with
-its allocations recorded, for what held the memory (``--no-record``: the first only).  Several rows run at a time:
-what PyTorch's allocator holds is a matter of one process.  What the whole card holds is not, nor is time, so rows
-marked ``alone`` come last, one after the other; so do rows that ran out of memory or made the allocator retry beside
-others.  ``--jobs 1`` lets every row be alone.
+Each row runs twice, each time in its own process: without recording, for its time and its peaks, then with
+allocations recorded, for the memory breakdown (``--no-record``: the first run only).  Several rows run at a time, since
+the allocator's figures concern one process only.  The figures of the whole GPU and times need an otherwise idle GPU, so
+rows marked ``alone`` run last, one after the other; so do rows that ran out of memory or made the allocator retry.
+``--jobs 1`` runs every row alone.
 
-Each result is a line of DIR/measured.jsonl as soon as it is there, failures are lines of DIR/failed.jsonl, and a second
-call goes on where the first one ended.
+Each result becomes a line of DIR/measured.jsonl at once, each failure a line of DIR/failed.jsonl; a second call
+resumes.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.02
 STEPS = {"control": 8, "record": 4}
-"""Optimizer steps: two to warm up and six to time, and as many as the peak needs."""
+"""Optimizer steps: two to warm up, six to time, and as many as the peak needs."""
 SCALED_STEPS = {"control": 10, "record": 8}
-"""With float16 gradients: a scale that starts too high skips its first steps, and with them the optimizer's states."""
+"""Steps with float16 gradients: a loss scale that starts too high skips the first steps and their optimizer states."""
 
 MOST_STEPS = 30
 TIMED_SECONDS = 0.5
-"""Short steps are timed more often: until they took so long together, or that many ran."""
+"""Short steps are repeated until they take this long together, or until that many ran."""
 
 Part = Literal["control", "record"]
 
@@ -56,7 +56,7 @@ class Task(NamedTuple):
 
 @dataclass
 class Campaign:
-    """The measuring of many rows: what waits, what runs, what is done; ``controls``: rows whose second run is due."""
+    """State of a measurement of many rows: waiting, running, done; ``controls``: rows whose second run is due."""
 
     options: argparse.Namespace
     forking: bool
@@ -69,7 +69,7 @@ class Campaign:
     began: float = field(default_factory=time.monotonic)
 
     def run(self) -> None:
-        """Run everything that there is time for; kills what runs when interrupted."""
+        """Run everything that there is time for; kill running processes when interrupted."""
         try:
             while self._start_more() or self.running:
                 time.sleep(POLL_SECONDS)
@@ -80,7 +80,7 @@ class Campaign:
                 process.process.kill()
 
     def _start_more(self) -> bool:
-        """Start what may start now; False once nothing is left to start."""
+        """Start the processes that may start now; return False once nothing is left to start."""
         if time.monotonic() - self.began > self.options.time_limit:
             return False
         while self.beside and len(self.running) < self.options.jobs:
@@ -101,7 +101,7 @@ class Campaign:
         self.running.append((task, processes.Running(task.row.name, process, result, log, alone)))
 
     def _look_after(self, task: Task, running: processes.Running) -> None:
-        """Take the result of a process that ended; stop one that takes too long."""
+        """Take the result of a finished process; stop one that takes too long."""
         status = running.process.status()
         if status is None:
             if time.monotonic() - running.began < self.options.row_limit:
@@ -142,7 +142,7 @@ class Campaign:
         )
 
     def _fail(self, task: Task, running: processes.Running, message: str) -> None:
-        """Write the failure down; of a row whose second run failed, the first is kept all the same."""
+        """Record a failure; where the second run of a row failed, its first is kept."""
         name = task.row.name
         self.failed.append(name)
         append(self.options.out / "failed.jsonl", {"name": name, "part": task.part, "message": message})
@@ -152,7 +152,7 @@ class Campaign:
 
 
 def job_of(task: Task, options: argparse.Namespace, *, alone: bool) -> Job:
-    """What the worker is asked to do."""
+    """Return the worker's job."""
     mapping = task.row.workload().to_mapping()
     scaled = bool(mapping.get("train", {}).get("fp16"))
     steps = max(options.steps or 0, SCALED_STEPS[task.part]) if scaled else options.steps or STEPS[task.part]
@@ -163,7 +163,7 @@ def job_of(task: Task, options: argparse.Namespace, *, alone: bool) -> Job:
 
 
 def chosen(options: argparse.Namespace) -> list[Row]:
-    """The rows that were asked for and are not yet measured."""
+    """Return the requested rows that are not yet measured."""
     names = options.names.split(",") if options.names else None
     found = grid.rows()
     if names and (unknown := set(names) - {row.name for row in found}):
@@ -180,7 +180,7 @@ def chosen(options: argparse.Namespace) -> list[Row]:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line, with the chosen rows as ``rows``."""
+    """Parse the command line; ``rows`` holds the chosen rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--work", type=Path, help="folder of workers' logs and results (default: a temporary one)")
@@ -209,7 +209,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure; 1 where a row failed."""
+    """Measure; return 1 where a row failed."""
     options = parse()
     print(f"{len(options.rows)} rows on {require_gpu()}", flush=True)
     forking = not options.no_fork and processes.preload()

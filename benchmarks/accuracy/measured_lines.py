@@ -1,4 +1,4 @@
-"""A measured row: its two runs as one value, as a line of a file, and as a line to read."""
+"""A measured row: its two runs merged, as a line of a file, and as a line of a table."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def with_record(control: Measurement, recorded: Measurement) -> Measurement:
-    """The control run, with what held the memory in the recorded one, and how long its steps took.
+    """Merge the control run with the memory breakdown of the recorded run and its step times.
 
-    The bill is that of the recorded run: where its peak is not the control's, a note says so.
+    A note says where the peak of the recorded run differs from the control run's.
     """
     notes = list(control.notes)
     if recorded.peak_allocated_bytes != control.peak_allocated_bytes:
@@ -33,19 +33,19 @@ def with_record(control: Measurement, recorded: Measurement) -> Measurement:
 
 
 def line_of(measurement: Measurement, row: Row, *, alone: bool, occasion: str = "") -> dict[str, Any]:
-    """The line that is kept. ``occasion``: by its name in records/occasions.yaml, the date unless given."""
+    """Return the line to keep; ``occasion``: a session's name in records/occasions.yaml, default the date."""
     told = {"held_out": row.held_out, "family": row.family, "alone": alone, "occasion": occasion or measurement.date}
     return asdict(measurement) | told | {"tape_file": None}
 
 
 def append(path: Path, content: Mapping[str, Any]) -> None:
-    """Add one JSON line."""
+    """Append one JSON line."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(content) + "\n")
 
 
 def table(done: Sequence[Measurement]) -> str:
-    """One short line for each measurement, MiB."""
+    """Format one short line per measurement, MiB."""
     lines = [f"{'row':40} {'allocated':>10} {'reserved':>10} {'device':>10} {'context':>8} {'step ms':>8}"]
     for one in done:
         sizes = (one.peak_allocated_bytes, one.peak_reserved_bytes, one.device_bytes, one.context_bytes)

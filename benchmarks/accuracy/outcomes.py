@@ -1,7 +1,7 @@
-"""What was measured, what is predicted for it, and the error: (predicted - measured) / measured.
+"""Measured values, predictions and errors: (predicted - measured) / measured.
 
-``device`` is the whole card's figure for rows that had it to themselves.  For others it is NVML's figure for the
-process, held against the prediction less what NVML leaves out there (``records/cards.yaml``).
+``device`` is the figure of the whole GPU for rows that had it to themselves.  For others it is NVML's figure for the
+process, compared with the prediction minus the part that NVML omits there (``records/cards.yaml``).
 """
 
 from __future__ import annotations
@@ -39,19 +39,23 @@ SETS = {
     "H100": "Both, on an H100",
     "notebook": "The notebook",
 }
-"""The sets of rows, with the titles that the page gives them."""
+"""The sets of rows, with their titles on the page."""
 FIGURES = ("allocated", "reserved", "device")
 TASKS_PER_PROCESS = 40
-"""After about so many predictions a process ends and gives back what the libraries keep."""
+"""Predictions per process; then it is replaced, which returns the memory that libraries keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row: bytes predicted and measured by figure (``None``: not known), or the error that prediction ended in.
+    """Predicted and measured figures of one row.
 
-    ``parts``: bytes of each component at the peak, predicted and measured, where the measured run was recorded;
-    ``same_instant``: whether both peaks are in the same phase of the same step; ``step``: its time (``None``: nothing
-    predicts it).
+    Attributes:
+        predicted: Bytes by figure (``None``: unknown).
+        measured: Bytes by figure.
+        problem: The error that the prediction ended in, or the status of a run that did not complete.
+        parts: Predicted and measured bytes of each component at the peak, where allocations were recorded.
+        same_instant: Both peaks are in the same phase of the same step.
+        step: Step time (``None``: not predicted).
     """
 
     name: str
@@ -65,26 +69,26 @@ class Outcome:
     step: Step | None = None
 
     def error(self, figure: str) -> float | None:
-        """The relative error, positive where the prediction is too high."""
+        """Return the relative error; positive where the prediction is too high."""
         predicted, measured = self.predicted.get(figure), self.measured.get(figure)
         return None if predicted is None or not measured else (predicted - measured) / measured
 
     def errors(self) -> dict[str, float | None]:
-        """All known errors: of each figure, and of the step's time on each occasion."""
+        """Return all known errors: of each figure, and of the step time in each measurement session."""
         of_time = (
             {f"step, {occasion}": self.step.error(occasion) for occasion in self.step.measured} if self.step else {}
         )
         return {figure: self.error(figure) for figure in FIGURES} | of_time
 
     def gaps(self) -> dict[str, float]:
-        """Predicted less measured of each component, as a share of the measured total."""
+        """Return predicted minus measured bytes of each component, as a share of the measured total."""
         total = sum(measured for _, measured in self.parts.values())
         return {name: (predicted - measured) / total for name, (predicted, measured) in self.parts.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run over many rows: the software that predicted, a digest of what was measured, the rows in its order."""
+    """A run over many rows: versions of the software that predicted, a digest of the records, the outcomes in order."""
 
     predicted_with: Mapping[str, str]
     records_digest: str
@@ -92,28 +96,28 @@ class Run:
 
 
 def read_records(paths: Sequence[Path]) -> list[Line]:
-    """The lines of measured.jsonl files, in order."""
+    """Read the lines of measured.jsonl files, in order."""
     return [json.loads(text) for path in paths for text in path.read_text(encoding="utf-8").splitlines()]
 
 
 def digest(lines: Sequence[Line]) -> str:
-    """What tells one set of measured lines from another."""
+    """Return a digest of measured lines."""
     return hashlib.sha256(json.dumps(lines, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def cards() -> dict[str, dict[str, Any]]:
-    """``records/cards.yaml``: by the driver's name of the card."""
+    """Return ``records/cards.yaml``, by the driver's name of the GPU."""
     found: dict[str, dict[str, Any]] = yaml.safe_load((RECORDS / "cards.yaml").read_text(encoding="utf-8"))
     return found
 
 
 def set_of(line: Line) -> str:
-    """Which of ``SETS`` the row is of."""
+    """Return the set (a key of ``SETS``) of a row."""
     return str(line.get("set") or ("held out" if line["held_out"] else "tuning"))
 
 
 def workload_of(line: Line, gpu: str) -> Workload:
-    """The measured training, with the card and the version of PyTorch that it ran on."""
+    """Return the measured training, with the GPU and the PyTorch version that it ran on."""
     row = grid.Row(line["name"], line["family"], line["workload"], line["alone"], line["held_out"])
     software = {"torch": line["versions"]["torch"].split("+")[0]}
     mapping = {"name": line["name"], **row.mapping, "gpu": gpu, "software": software}
@@ -121,7 +125,7 @@ def workload_of(line: Line, gpu: str) -> Workload:
 
 
 def measured(line: Line) -> dict[str, int | None]:
-    """The measured bytes of each figure."""
+    """Return the measured bytes of each figure."""
     return {
         "allocated": line["peak_allocated_bytes"],
         "reserved": line["peak_reserved_bytes"],
@@ -130,12 +134,12 @@ def measured(line: Line) -> dict[str, int | None]:
 
 
 def has_card(line: Line) -> bool:
-    """Whether NVML's figure for the whole card is the row's own."""
+    """Return whether NVML's figure for the whole GPU belongs to the row alone."""
     return line["nvml_used_bytes"] is not None and line["idle_bytes"] is not None
 
 
 def outcome(line: Line, gpu: str = "") -> Outcome:
-    """Predict the training of a measured line; ``card``: the one that it ran on, where records/cards.yaml lacks it."""
+    """Predict the training of a measured line; ``gpu``: its GPU, where records/cards.yaml lacks it."""
     known = cards().get(line["gpu"], {})
     try:
         prediction = api.predict(workload_of(line, gpu or known["card"]))
@@ -153,10 +157,10 @@ def outcome(line: Line, gpu: str = "") -> Outcome:
 
 
 def compared(line: Line, predicted: Memory) -> tuple[dict[str, tuple[int, int]], bool | None]:
-    """Each component predicted and measured, and whether both peaks are in one phase of one step; records of runs that
-    were not recorded have neither.
+    """Return each component predicted and measured, and whether both peaks are in one phase of one step.
 
-    The context is left out where the card was shared: NVML's figure for a process lacks a part of it.
+    Runs without recorded allocations have neither.  The context is left out where the GPU was shared: NVML's figure for
+    a process lacks a part of it.
     """
     bill = line.get("memory")
     if not bill:
@@ -168,9 +172,9 @@ def compared(line: Line, predicted: Memory) -> tuple[dict[str, tuple[int, int]],
 
 
 def predict_all(lines: Sequence[Line], gpu: str = "", jobs: int = 2) -> Iterator[Outcome]:
-    """An outcome for each line, in order, from ``jobs`` processes that are replaced after some rows.
+    """Yield an outcome for each line, in order, from ``jobs`` processes that are replaced after some rows.
 
-    Not by ``max_tasks_per_child``: with it, Python 3.11's executor can wait for ever
+    ``max_tasks_per_child`` is not used: with it, Python 3.11's executor can hang
     (https://github.com/python/cpython/issues/115634).
     """
     share = jobs * TASKS_PER_PROCESS
@@ -186,13 +190,13 @@ def predict_all(lines: Sequence[Line], gpu: str = "", jobs: int = 2) -> Iterator
 
 
 def software() -> dict[str, str]:
-    """The versions that predictions come from."""
+    """Return the versions of the libraries that predictions come from."""
     libraries = ("torch", "transformers", "accelerate", "peft")
     return {"trainatomy": trainatomy.__version__, **{name: metadata.version(name) for name in libraries}}
 
 
 def write(run: Run, path: Path) -> None:
-    """Keep a run as JSON, a row a line, so that two runs can be held against each other."""
+    """Write a run as JSON, one row per line, so that two runs can be compared as text."""
     rows = []
     for one in run.outcomes:
         content = asdict(one)
@@ -207,7 +211,7 @@ def write(run: Run, path: Path) -> None:
 
 
 def read(path: Path) -> Run:
-    """A run that was kept."""
+    """Read a run."""
     content = json.loads(path.read_text(encoding="utf-8"))
     outcomes = tuple(_outcome(row) for row in content["outcomes"])
     return Run(content["predicted_with"], content["records_digest"], outcomes)
@@ -220,7 +224,7 @@ def _outcome(row: dict[str, Any]) -> Outcome:
 
 
 def changes(before: Run, after: Run) -> list[str]:
-    """A line for each error that differs between two runs, as far as it is written, before and after."""
+    """Return a line for each error that differs between two runs as printed."""
     old = {(one.name, one.set): one for one in before.outcomes}
     found = []
     for one in after.outcomes:
@@ -239,6 +243,6 @@ def _percent(error: float | None) -> str:
 
 
 def family(line: Line) -> str:
-    """The model's family as transformers writes it (``Bert``, ``Qwen2``); the row's own where a factory builds it."""
+    """Return the model's family as transformers names it (``Bert``, ``Qwen2``), or the row's own for factories."""
     found = re.match(r"(\w+?)(?=For[A-Z]|LMHead|Model)", line["workload"]["model"].get("class", ""))
     return found[1] if found else str(line["family"])

@@ -1,4 +1,4 @@
-"""Components at the peak, measured beside predicted, each as a share of the measured total."""
+"""Tables of components at the peak, measured and predicted, as shares of the measured total."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from outcomes import Outcome
 from tables import percent, percentile, table
 
 LIMIT = 0.01
-"""Of the total: what a component may be off by."""
+"""Allowed gap of a component, as a share of the total."""
 NOTE = """\
 The measured bill is drawn from the allocations that happened on the GPU, not from the prediction. A gap is predicted
 less measured, as a share of the measured total."""
 
 
 def recorded(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The rows whose allocations were recorded."""
+    """Return the rows whose allocations were recorded."""
     return [one for one in outcomes if one.parts]
 
 
 def by_component(outcomes: Sequence[Outcome]) -> list[str]:
-    """For each component: rows, median, 95th percentile and worst gap, and how many rows are beyond the limit."""
+    """Tabulate rows, median, 95th percentile and worst gap of each component, and the rows beyond the limit."""
     found: dict[str, list[tuple[float, str]]] = {}
     for one in outcomes:
         for name, gap in one.gaps().items():
@@ -38,7 +38,7 @@ def by_component(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def sentence(outcomes: Sequence[Outcome]) -> str:
-    """How it came out, in one sentence."""
+    """Summarise the components in one sentence."""
     within = sum(all(abs(gap) <= LIMIT for gap in one.gaps().values()) for one in outcomes)
     instants = sum(bool(one.same_instant) for one in outcomes)
     return (

@@ -1,12 +1,12 @@
-"""Say where the wall is: ``python benchmarks/accuracy/plan_walls.py [--out walls-plan.json]``. Needs no GPU.
+"""Plan runs at the memory limit: ``python benchmarks/accuracy/plan_walls.py [--out walls-plan.json]``.  Needs no GPU.
 
-For each row and size of ``walls.yaml``: the largest batch that is predicted to fit a card with that much memory, and
-what is predicted for it and for the next two.  ``walls.py`` then runs all of them on a GPU.
+For each row and size of ``walls.yaml``: the largest batch that is predicted to fit a GPU with that much memory, and the
+predictions for it and for the next two.  ``walls.py`` then runs all of them on a GPU.
 
-The card is an H200 with less memory.  Of that the context takes what it takes on an H200, so the allocator is left
-``capacity_bytes``, which is what the measurement grants it.
+The simulated GPU is an H200 with less memory.  Its context takes as much as on an H200, which leaves the allocator
+``capacity_bytes``; the measurement grants it that.
 
-A plan that was run is kept as it was.  What today's code says of the same runs is another file: ``--again``.
+A plan that was run stays as it was.  ``--again`` writes what the current code predicts for the same runs.
 """
 
 from __future__ import annotations
@@ -34,20 +34,23 @@ PLAN = HERE / "records" / "walls-plan.json"
 AGAIN = HERE / "records" / "walls-again.json"
 BASE = "h200"
 BEYOND = 2
-"""Batches beyond the largest that fits."""
+"""Number of batches beyond the largest that fits."""
 PATIENCE = 3
 """Guesses before the search only halves."""
 STEPS, SCALED_STEPS = 4, 8
-"""Optimizer steps, the same for both sides; with fp16 the first may be skipped while the gradient scale settles."""
+"""Optimizer steps, the same on both sides; with fp16 the first may be skipped while the loss scale settles."""
 GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One run: ``above`` is how many samples beyond the largest batch that is predicted to fit (0: that one).
+    """A planned run.
 
-    ``predicted``: fits, verdict, allocated, reserved, num_alloc_retries, convolutions without workspace and, where it
-    does not fit, what is asked for and held when it fails; bytes.
+    Attributes:
+        above: Samples beyond the largest batch that is predicted to fit (0: that batch).
+        predicted: fits, verdict, allocated, reserved, num_alloc_retries, convolutions without workspace and, where it
+            does
+            not fit, bytes requested and held when it fails.
     """
 
     row: str
@@ -61,7 +64,7 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """Unique, and fit for a file's name."""
+        """Unique name that can be a file name."""
         return f"{self.row}-{self.size_gib}gib-{self.batch}"
 
 
@@ -70,9 +73,9 @@ FIELDS = frozenset(each.name for each in fields(Planned))
 
 @dataclass
 class Search:
-    """The search for one row's walls; what was predicted for a batch on a card is kept, and tells where to look next.
+    """Search for the memory limits of one row; earlier predictions guide it.
 
-    Peaks hardly depend on the card, and are close to affine in the batch.
+    Peaks hardly depend on the GPU, and are close to affine in the batch.
     """
 
     row: Row
@@ -81,7 +84,7 @@ class Search:
     peaks: dict[int, int] = field(default_factory=dict)
 
     def plan(self, size_gib: int) -> list[Planned]:
-        """The largest batch that fits and the next ones; raises ``ValueError`` where not even one sample fits."""
+        """Return the largest batch that fits and the next ones; raises ``ValueError`` where no sample fits."""
         low, high, tries = 0, 0, 0
         while high - low != 1:
             batch = self._next(size_gib, low, high, tries)
@@ -95,7 +98,7 @@ class Search:
         return [self._planned(size_gib, low, above) for above in range(BEYOND + 1)]
 
     def _next(self, size_gib: int, low: int, high: int, tries: int) -> int:
-        """The batch to try next: by what is known of the peaks, and by halving where that has not found it soon."""
+        """Return the batch to try next: guessed from known peaks, by halving once guesses take too long."""
         guess = self._guess(size_gib)
         if not high:
             return guess if guess > low else low + 1 + low // 32
@@ -104,7 +107,7 @@ class Search:
         return min(max(guess, low + 1), high - 1)
 
     def _guess(self, size_gib: int) -> int:
-        """Where the line through the two nearest peaks, one on each side if there are, meets the card's memory."""
+        """Return where the line through the two nearest peaks, one on each side if possible, meets the GPU's memory."""
         target = size_gib * GIB
         below = sorted((batch for batch in self.peaks if self.peaks[batch] <= target), key=lambda one: -self.peaks[one])
         above = sorted((batch for batch in self.peaks if self.peaks[batch] > target), key=lambda one: self.peaks[one])
@@ -116,7 +119,7 @@ class Search:
         return max(1, int(one + (target - self.peaks[one]) / slope)) if slope > 0 else other
 
     def predict(self, size_gib: int, batch: int) -> dict[str, Any]:
-        """``Planned.predicted`` of a batch on a card of that size."""
+        """Return ``Planned.predicted`` for a batch on a GPU of that size."""
         if (size_gib, batch) not in self.known:
             workload = Workload.from_mapping(self._mapping(batch) | self._simulated(size_gib))
             prediction = api.predict(workload)
@@ -153,28 +156,28 @@ class Search:
 
 
 def search(name: str, sizes: list[int], torch: str) -> list[Planned]:
-    """All planned runs of one row."""
+    """Return all planned runs of one row."""
     found = Search(row_of(name), torch)
     return [planned for size in sizes for planned in found.plan(size)]
 
 
 def row_of(name: str) -> Row:
-    """The row of the grid with that name."""
+    """Return the row of the grid with that name."""
     return next(row for row in grid.rows() if row.name == name)
 
 
 def predict_again(planned: Planned, torch: str) -> tuple[str, dict[str, Any]]:
-    """The name of a planned run and what is predicted for it now."""
+    """Return the name of a planned run and the current prediction for it."""
     return planned.name, Search(row_of(planned.row), torch).predict(planned.size_gib, planned.batch)
 
 
 def read(path: Path = PLAN) -> list[Planned]:
-    """A plan that was written."""
+    """Read a plan."""
     return [Planned(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["runs"]]
 
 
 def plan(options: argparse.Namespace) -> None:
-    """Search for the walls and write the plan."""
+    """Search for the limits and write the plan."""
     asked = yaml.safe_load(options.walls.read_text(encoding="utf-8"))["rows"]
     names = options.rows.split(",") if options.rows else list(asked)
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
@@ -193,7 +196,7 @@ def plan(options: argparse.Namespace) -> None:
 
 
 def again(options: argparse.Namespace) -> None:
-    """Predict the runs of ``records/walls-*.jsonl`` with today's code."""
+    """Predict the runs of ``records/walls-*.jsonl`` with the current code."""
     lines = [
         line for path in sorted(AGAIN.parent.glob("walls-*.jsonl")) for line in path.read_text("utf-8").splitlines()
     ]

@@ -1,6 +1,6 @@
-"""Processes that each measure one row: started afresh, or forked from one that has imported the libraries.
+"""Processes that each measure one row: fresh ones, or forks of one that has imported the libraries.
 
-``trainatomy.measurement.process.forks`` says which trainings a fork measures as a fresh process would.
+``trainatomy.measurement.process.forks`` lists the trainings that a fork measures like a fresh process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["NVML_CHECK", "Forked", "Process", "Running", "Started", "can_fork", 
 
 
 class Process(Protocol):
-    """A process that runs: ``status`` is ``None`` until it ends, then its exit code, negative for a signal."""
+    """A running process; ``status`` is ``None`` until it ends, then its exit code, negative for a signal."""
 
     def status(self) -> int | None: ...
     def kill(self) -> None: ...
@@ -39,7 +39,7 @@ class Forked:
     _status: int | None = None
 
     def status(self) -> int | None:
-        """Its exit code once it has ended."""
+        """Return the exit code once it has ended."""
         if self._status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -55,12 +55,12 @@ class Forked:
 
 @dataclass(slots=True)
 class Started:
-    """A process of its own."""
+    """A fresh process."""
 
     process: subprocess.Popen[bytes]
 
     def status(self) -> int | None:
-        """Its exit code once it has ended."""
+        """Return the exit code once it has ended."""
         return self.process.poll()
 
     def kill(self) -> None:
@@ -71,7 +71,7 @@ class Started:
 
 @dataclass(slots=True)
 class Running:
-    """A process with its result's file, its log, and when it began (seconds of ``time.monotonic``)."""
+    """A process with its result file, its log, and its start (seconds of ``time.monotonic``)."""
 
     name: str
     process: Process

@@ -1,11 +1,10 @@
-"""Predicted beside measured: ``python benchmarks/accuracy/report.py [MEASURED.jsonl ...] [--only heldout]``.
+"""Compare predictions with measurements: ``python benchmarks/accuracy/report.py [MEASURED.jsonl ...]``.
 
-Every measured row is predicted afresh, without a GPU.  Without arguments, the shipped records are: then the run is kept
-in errors.json, docs/accuracy.md, its figures and the tables of README.md are written from it, and what changed since
-the last run is printed (``make accuracy``).  A row that cannot be predicted is a row of its own, never left out.
+Every measured row is predicted again, without a GPU.  Without arguments the shipped records are used: the run is kept
+in errors.json, docs/accuracy.md, its figures and the README's table are written from it, and changes since the last run
+are printed (``make accuracy``).  A row that cannot be predicted stays in the tables.
 
-``--check`` fails where the median or the worst error of a set grew beyond ``limits.yaml``; ``--accept`` writes that
-file from the run.
+``--check`` fails where the median or the worst error of a set exceeds ``limits.yaml``; ``--accept`` rewrites that file.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PAGE = HERE.parents[1] / "docs" / "accuracy.md"
 FIGURE, STEP_FIGURE = PAGE.with_suffix(".svg"), PAGE.with_name("accuracy-time.svg")
 README = HERE.parents[1] / "README.md"
 NO_ROWS = ("walls-", "steps-")
-"""Records of something else than a row's memory and time."""
+"""Prefixes of record files that do not hold rows."""
 SETS = {
     "tuning": "tuning",
     "heldout": "held out",
@@ -42,7 +41,7 @@ SETS = {
 
 
 def shipped() -> list[Line]:
-    """The records that lie beside this file: held out first, as the page shows them."""
+    """Return the shipped records, in the order of the page."""
     order = list(outcomes.SETS)
     files = [path for path in sorted(RECORDS.glob("*.jsonl")) if not path.name.startswith(NO_ROWS)]
     lines = steps.with_other_occasions(outcomes.read_records(files), outcomes.set_of)
@@ -50,7 +49,7 @@ def shipped() -> list[Line]:
 
 
 def predict(lines: list[Line], gpu: str, jobs: int) -> Run:
-    """Predict every line and say each as it is known."""
+    """Predict every line and print each result at once."""
     found, began = [], time.perf_counter()
     for one in outcomes.predict_all(lines, gpu, jobs):
         found.append(one)
@@ -78,7 +77,7 @@ def publish(run: Run, lines: list[Line]) -> None:
 
 
 def options() -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", type=Path, nargs="*", help="measured.jsonl, from measure_grid.py")
     parser.add_argument("--only", choices=tuple(SETS))
@@ -93,7 +92,7 @@ def options() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Predict, print and write; 1 where a row could not be predicted, or with ``--check`` where errors grew."""
+    """Predict, print and write; return 1 where a row could not be predicted or, with ``--check``, errors grew."""
     asked = options()
     lines = outcomes.read_records(asked.measured) if asked.measured else shipped()
     if asked.page_only:
@@ -119,7 +118,7 @@ def main() -> int:
 
 
 def judge(run: Run, asked: argparse.Namespace) -> int:
-    """Accept the run's errors, or hold them against the limits, as was asked."""
+    """Accept the run's errors, or check them against the limits."""
     if asked.accept:
         limits.write(run)
     found = limits.violations(run, limits.read()) if asked.check else []

@@ -1,4 +1,4 @@
-"""Other tools in the same table: each on the rows that it answered, and what is predicted here for the same rows."""
+"""Tables of other tools: each on the rows that it answered, and trainatomy on the same rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tables import STATISTICS, errors, statistics, table
 
 US = "trainatomy"
 NOT_ASKED = ("H100", "fresh")
-"""Rows that are measured again on another card, and those that came later: the tools were asked about the others."""
+"""Sets that the tools were not asked about: rows measured again on another GPU, and those that came later."""
 REASONS = 4
-"""Reasons for no answer that are told, the most frequent first."""
+"""Number of reasons for missing answers that are printed, most frequent first."""
 NOTE = """\
 Each tool is held against the figure that it speaks of, on the rows for which it gives one; a refusal and an exception
 are no answer. Behind each stands what is predicted here for the same rows and the same figure."""
@@ -22,7 +22,7 @@ are no answer. Behind each stands what is predicted here for the same rows and t
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One line of the table: who, which figure, of how many rows asked, and the errors of those answered."""
+    """A line of the table: tool, figure, number of rows asked, and errors of those answered."""
 
     name: str
     figure: str
@@ -31,7 +31,7 @@ class Contender:
 
 
 def contenders(run: Run, said: Sequence[Said] | None = None) -> list[Contender]:
-    """trainatomy's three figures over all rows asked about, then each rival with it on the same rows behind."""
+    """Return trainatomy's three figures over all rows, then each tool followed by trainatomy on the same rows."""
     rows = {one.name: one for one in run.outcomes if one.set not in NOT_ASKED}
     found = [Contender(US, figure, len(rows), errors(rows.values(), figure)) for figure in FIGURES]
     for one in run_rivals.kept() if said is None else said:
@@ -46,7 +46,7 @@ def contenders(run: Run, said: Sequence[Said] | None = None) -> list[Contender]:
 
 
 def comparison(run: Run, said: Sequence[Said] | None = None) -> list[str]:
-    """The table in Markdown."""
+    """Format the table in Markdown."""
     rows = [
         (one.name, one.figure, f"{len(one.errors)} of {one.asked}", *statistics(one.errors))
         for one in contenders(run, said)
@@ -56,7 +56,7 @@ def comparison(run: Run, said: Sequence[Said] | None = None) -> list[str]:
 
 
 def about(said: Sequence[Said] | None = None) -> list[str]:
-    """How each rival was asked, with versions and date, and why it did not answer."""
+    """Describe how each tool was asked, with versions and date, and why it did not answer."""
     lines = []
     for one in run_rivals.kept() if said is None else said:
         versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())

@@ -1,7 +1,7 @@
-"""Ask the other tools about the measured rows: ``python benchmarks/accuracy/run_rivals.py NAME... [--jobs 2]``.
+"""Ask other tools about the measured rows: ``python benchmarks/accuracy/run_rivals.py NAME... [--jobs 2]``.
 
-Each row is asked in a process of its own, forked once the libraries are imported, with a time limit.  What a tool said
-is kept in ``records/rivals/NAME.json`` with versions and date, so that the report needs none of the tools installed.
+Each row is asked in its own process, forked once the libraries are imported, with a time limit.  Answers are kept in
+``records/rivals/NAME.json`` with versions and date, so that the report needs none of the tools.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 FOLDER = outcomes.RECORDS / "rivals"
 POLL_SECONDS = 0.02
 LENGTH = 160
-"""Characters of an error that are kept."""
+"""Number of characters of an error that are kept."""
 NOT_ASKED = ("h100-sample.jsonl", "h200-fresh.jsonl")
-"""Rows of the other files, measured again on another card, of which the tools say the same; rows that came later."""
+"""Record files that the tools are not asked about: rows measured again on another GPU, and later ones."""
 
 
 def rival(name: str) -> ModuleType:
-    """The module of that name."""
+    """Import the module of a tool."""
     return importlib.import_module(f"rivals.{name}")
 
 
 def rows() -> list[dict[str, Any]]:
-    """What is asked about: every training once that was measured when they were."""
+    """Return the rows to ask about: every training that had been measured by then, once."""
     files = sorted(outcomes.RECORDS.glob("h*.jsonl"))
     return outcomes.read_records([path for path in files if path.name not in NOT_ASKED])
 
 
 def ask(modules: Sequence[ModuleType], line: dict[str, Any], arguments: Sequence[Any], path: Path) -> None:
-    """In a child: write what each rival says of a row, or why it says nothing."""
+    """Write what each tool answers for a row, or why it does not; runs in a child process."""
     content: dict[str, dict[str, Any]] = {}
     for module in modules:
         began = time.perf_counter()
@@ -66,7 +66,7 @@ def ask(modules: Sequence[ModuleType], line: dict[str, Any], arguments: Sequence
 
 
 def fork(modules: Sequence[ModuleType], line: dict[str, Any], arguments: Sequence[Any], path: Path) -> Forked:
-    """Ask in a child of this process, which prints nothing."""
+    """Ask in a child process, which prints nothing."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -85,7 +85,7 @@ def fork(modules: Sequence[ModuleType], line: dict[str, Any], arguments: Sequenc
 def ask_all(
     modules: Sequence[ModuleType], lines: list[dict[str, Any]], options: argparse.Namespace
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """What the rivals say of every row, by its name; a row beyond the limits is one without an answer."""
+    """Return the tools' answers for every row, by name; a row beyond the limits counts as not answered."""
     arguments = [options.device] if options.device else []
     waiting, running = list(reversed(lines)), dict[str, tuple[Forked, float]]()
     found: dict[str, dict[str, dict[str, Any]]] = {}
@@ -123,13 +123,13 @@ def _result(modules: Sequence[ModuleType], path: Path, limit: float, late: bool)
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """The versions of what is installed of ``packages``."""
+    """Return the installed versions of ``packages``."""
     found = {name: version_of(name) for name in packages}
     return {name: version for name, version in found.items() if version is not None}
 
 
 def said(module: ModuleType, found: dict[str, dict[str, Any]]) -> Said:
-    """All answers as one value."""
+    """Collect all answers into one value."""
     return Said(
         module.ABOUT,
         datetime.now(UTC).date().isoformat(),
@@ -141,25 +141,25 @@ def said(module: ModuleType, found: dict[str, dict[str, Any]]) -> Said:
 
 
 def write(one: Said, path: Path) -> None:
-    """Keep it as JSON, a row a line."""
+    """Write the answers as JSON, one row per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(one), indent=1) + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> Said:
-    """What was kept."""
+    """Read the answers of one tool."""
     content = json.loads(path.read_text(encoding="utf-8"))
     about = content["about"] | {"packages": tuple(content["about"]["packages"])}
     return Said(**content | {"about": About(**about)})
 
 
 def kept(folder: Path = FOLDER) -> list[Said]:
-    """What all rivals said, in the order of their files' names."""
+    """Read the answers of all tools, in the order of their file names."""
     return [read(path) for path in sorted(folder.glob("*.json"))]
 
 
 def main() -> int:
-    """Ask and keep; 1 where a rival answered nothing at all."""
+    """Ask and keep the answers; return 1 where a tool answered nothing at all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rivals", nargs="+", metavar="NAME", help="modules of the folder rivals")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder (default: records/rivals)")
@@ -183,7 +183,7 @@ def main() -> int:
 
 
 def _preload() -> None:
-    """Import what every row needs, once, without touching CUDA."""
+    """Import the libraries that every row needs, without touching CUDA."""
     os.environ[NVML_CHECK] = "1"
     import torch.distributed._tools.mem_tracker
     import transformers  # noqa: F401

@@ -1,4 +1,4 @@
-"""The figure of predicted step times: docs/accuracy-time.svg, from errors.json."""
+"""Draw docs/accuracy-time.svg, predicted step times, from errors.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BOUNDS = {"arithmetic": "#2f5d8c", "memory bandwidth": "#6cae5c", "host": "#d9775f"}
-"""What bounds a step, by prediction, and its colour."""
+"""Predicted bounds of a step, and their colours."""
 SHORT = {
     "held out": "Held out",
     "tuning": "Tuned on",
@@ -28,13 +28,13 @@ SHORT = {
     "H100": "H100",
 }
 FIRST = "held out"
-"""The set whose rows are drawn one by one, each on its quickest occasion."""
+"""The set whose rows are drawn one by one, each in its quickest session."""
 MILLISECONDS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 DOT, SPREAD = 12, 0.25
 
 
 def draw(run: Run) -> bytes:
-    """The figure as SVG: held-out rows, measured against predicted, beside the errors of every set and occasion."""
+    """Draw the figure as SVG: held-out rows, measured against predicted, beside the errors of every set and session."""
     from matplotlib.figure import Figure
 
     found = timed(run.outcomes)
@@ -47,7 +47,7 @@ def draw(run: Run) -> bytes:
 
 
 def _against(axes: Axes, rows: Sequence[Timed]) -> None:
-    """Milliseconds measured and predicted, a colour for what bounds the step."""
+    """Plot measured against predicted milliseconds, coloured by the predicted bound."""
     every = [time for one in rows for time in _times(one)]
     if not every:
         return
@@ -89,7 +89,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _errors(axes: Axes, found: Mapping[tuple[str, str], Sequence[Timed]]) -> None:
-    """A line for each set and occasion: every row's error, a bar at the median, and in words what it comes to."""
+    """Draw a line for each set and session: the error of every row, the median, and a summary in words."""
     moved = random.Random(0)
     widest = 0.0
     for place, rows in enumerate(found.values()):

@@ -1,4 +1,4 @@
-"""What the page says of time: errors of the predicted step by set and occasion, by bound, by family, row by row."""
+"""Tables of step times: errors by set and measurement session, by bound, by family, row by row."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ quickest* compares with the least of a row's times."""
 AIM = "| *aimed at, held out* | | *40* | *6 %* | *15 %* | *30 %* | *90 %* | *97 %* | *90 %* |"
 HEADS = ("rows", "median", "p90", "worst", f"within {CLOSE:.0%}", "order", "in the interval")
 FEW = 2
-"""Fewer rows than this say nothing of order."""
+"""Minimum number of rows for a statement about order."""
 
 
 class Timed(NamedTuple):
-    """A row of a set on one occasion."""
+    """A row of a set in one measurement session."""
 
     row: Outcome
     step: Step
@@ -39,13 +39,15 @@ class Timed(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Relative, positive where the prediction is too long."""
+        """Return the relative error; positive where the prediction is too long."""
         return self.step.seconds / self.step.measured[self.occasion] - 1
 
 
 def timed(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Timed]]:
-    """Rows that have a measured and a predicted time, by set and occasion: sets as the page has them; first each row
-    on its quickest occasion, then the others, the rows' own last."""
+    """Return the rows that have a measured and a predicted time, by set and session, in the order of the page.
+
+    Within a set, first each row in its quickest session, then the other sessions, the rows' own last.
+    """
     found: dict[tuple[str, str], list[Timed]] = {}
     for kind in SETS:
         for one in outcomes:
@@ -57,7 +59,7 @@ def timed(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Timed]]:
 
 
 def section(run: Run, lines: Sequence[Line]) -> list[str]:
-    """The part of the page about time; nothing where no row has a time."""
+    """Return the page's section about time; empty where no row has a time."""
     found = timed(run.outcomes)
     if not found:
         return []
@@ -69,7 +71,7 @@ def section(run: Run, lines: Sequence[Line]) -> list[str]:
 
 
 def left_out(run: Run) -> str:
-    """How many rows have no time of their own."""
+    """Return how many rows have no time of their own."""
     without = sum(one.step is not None and not one.step.measured for one in run.outcomes)
     failed = sum(one.step is None for one in run.outcomes)
     return (
@@ -79,14 +81,14 @@ def left_out(run: Run) -> str:
 
 
 def by_occasion(found: Mapping[tuple[str, str], Sequence[Timed]], *, aim: bool = False) -> list[str]:
-    """A line for each set and occasion."""
+    """Tabulate a line for each set and session."""
     rows = [(SETS[kind], steps.title(occasion), *cells(rows)) for (kind, occasion), rows in found.items()]
     text = table(("", "occasion", *HEADS), rows, 2)
     return [*text, AIM] if aim else text
 
 
 def cells(rows: Sequence[Timed]) -> list[str]:
-    """Rows, median, 90th percentile, worst, share within ``CLOSE``, order of pairs, share within the interval."""
+    """Return rows, median, 90th percentile, worst, share within ``CLOSE``, order of pairs, share in the interval."""
     sizes = [abs(one.error) for one in rows]
     right, pairs = steps.order([one.step for one in rows], rows[0].occasion)
     inside = sum(one.step.holds(one.occasion) for one in rows)
@@ -96,7 +98,7 @@ def cells(rows: Sequence[Timed]) -> list[str]:
 
 
 def about(found: Mapping[tuple[str, str], Sequence[Timed]]) -> list[str]:
-    """How steps were timed on each occasion, and what is known of its host."""
+    """Describe how steps were timed in each session, and what is known of its CPU."""
     known = steps.occasions()
     rows = []
     for occasion in dict.fromkeys(occasion for _, occasion in found if occasion != steps.QUICKEST):
@@ -106,7 +108,7 @@ def about(found: Mapping[tuple[str, str], Sequence[Timed]]) -> list[str]:
 
 
 def again(run: Run) -> list[str]:
-    """What rows took on one occasion over what they took on the other, for each two that share rows."""
+    """Compare each two sessions that share rows: ratio of their step times."""
     ratios: dict[tuple[str, str], list[float]] = {}
     for one in run.outcomes:
         known = one.step.measured.items() if one.step else ()
@@ -124,7 +126,7 @@ def again(run: Run) -> list[str]:
 
 
 def _by_bound(found: Mapping[tuple[str, str], Sequence[Timed]]) -> list[str]:
-    """For each set and occasion, a line for each thing that bounds steps, by prediction."""
+    """Tabulate a line for each set, session and predicted bound."""
     rows = []
     for (kind, occasion), members in found.items():
         bounds = Counter(one.step.bound_by for one in members)
@@ -135,7 +137,7 @@ def _by_bound(found: Mapping[tuple[str, str], Sequence[Timed]]) -> list[str]:
 
 
 def _by_family(found: Mapping[tuple[str, str], Sequence[Timed]], lines: Sequence[Line]) -> list[str]:
-    """Families of the held-out rows, on every occasion that they were measured on."""
+    """Tabulate the families of the held-out rows, in every session that they were measured in."""
     by_name = {line["name"]: line for line in lines}
     rows = []
     for (kind, occasion), members in found.items():
@@ -155,7 +157,7 @@ def _grouped(members: Sequence[Timed], name_of: Callable[[Timed], str]) -> dict[
 
 
 def details(run: Run) -> list[str]:
-    """Every row on every occasion: measured and predicted milliseconds, error, interval, bound."""
+    """Tabulate every row in every session: measured and predicted milliseconds, error, interval, bound."""
     rows = []
     for (kind, occasion), members in timed(run.outcomes).items():
         for row, step, _ in members:
@@ -179,7 +181,7 @@ def details(run: Run) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """``0.0123`` as ``1.2 %``."""
+    """Format ``0.0123`` as ``1.2 %``."""
     return f"{100 * share:.1f} %"
 
 

@@ -1,8 +1,8 @@
-"""How long a step took on a GPU, on which occasion, and what was predicted of it.
+"""Measured and predicted step times, by measurement session.
 
-The same training took up to 1.7 times as long on another day on the same kind of machine, because its host was slower;
-so a measured time goes with the occasion on which it was taken (``records/occasions.yaml``), and a training may have
-several.  Rows that shared the card with others have no time of their own: what they took says nothing of the training.
+The same training took up to 1.7 times as long on another day on the same kind of machine, because its CPU was slower;
+so a measured time belongs to the session in which it was taken (``records/occasions.yaml``), and a training may have
+several.  Rows that shared the GPU with others have no time of their own.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 RECORDS = HERE / "records"
 AGAIN = (RECORDS / "steps-h200.jsonl", HERE.parent / "clock" / "records" / "h200-steps.jsonl")
-"""Times of rows on other occasions than that of their record: ``occasion``, ``row``, ``tiny``, ``step_seconds``,
-``gpu``."""
+"""Times of rows in other sessions: ``occasion``, ``row``, ``tiny``, ``step_seconds``, ``gpu``."""
 QUICKEST = "quickest"
-"""Of the occasions on which a row was timed, the one on which it took least.  Other work on a host slows a training and
-never quickens it, so this is nearest to what the training takes where it has its host to itself."""
+"""Key of the quickest of a row's sessions.  Other work only ever slows a training, so this is closest to its time on an
+otherwise idle machine.
+"""
 APART = 0.1
-"""Trainings whose steps differ by more than this share are told apart by their times."""
+"""Relative difference from which two step times count as different."""
 MANY = 10
-"""Rows with several times that make a set one of which the quickest is worth a line."""
+"""Number of rows with several times from which the quickest session gets a line of its own."""
 CLOSE = 0.15
-"""An error within which a time serves to plan by."""
+"""Error that is small enough for planning."""
 
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A row's time as ``api.predict`` gives it, and as measured, by occasion; seconds."""
+    """Predicted time of a row as ``api.predict`` gives it, and measured times by session; seconds."""
 
     seconds: float
     interval_seconds: tuple[float, float]
@@ -50,18 +50,18 @@ class Step:
     measured: Mapping[str, float]
 
     def error(self, occasion: str) -> float | None:
-        """The relative error, positive where the prediction is too long."""
+        """Return the relative error; positive where the prediction is too long."""
         measured = self.measured.get(occasion)
         return None if measured is None else self.seconds / measured - 1
 
     def holds(self, occasion: str) -> bool:
-        """Whether the measured time lies within the predicted interval."""
+        """Return whether the measured time lies within the predicted interval."""
         low, high = self.interval_seconds
         return low <= self.measured[occasion] <= high
 
 
 def step_of(time: Time | None, line: Line) -> Step | None:
-    """The prediction's time beside the line's; ``None`` where it has none."""
+    """Combine the predicted time with the line's; ``None`` where it has none."""
     if time is None:
         return None
     return Step(
@@ -70,13 +70,13 @@ def step_of(time: Time | None, line: Line) -> Step | None:
 
 
 def read_step(content: dict[str, Any]) -> Step:
-    """A step that was kept as JSON."""
+    """Read a step from its JSON form."""
     low, high = content["interval_seconds"]
     return Step(**content | {"interval_seconds": (low, high)})
 
 
 def measured(line: Line) -> dict[str, float]:
-    """Seconds of a step by occasion: the record's own where the row had the card to itself, and those of others."""
+    """Return the seconds of a step by session: the record's own where the row had the GPU to itself, and others."""
     found: dict[str, float] = dict(line.get("steps_again", {}))
     if line["alone"] and line["status"] == "completed" and line["step_seconds"]:
         found[occasion_of(line)] = line["step_seconds"]
@@ -86,17 +86,17 @@ def measured(line: Line) -> dict[str, float]:
 
 
 def occasion_of(line: Line) -> str:
-    """When and where a line was measured: as it says itself, or by its date."""
+    """Return the session of a line: as it says itself, or by its date."""
     return str(line.get("occasion") or line["date"])
 
 
 def with_other_occasions(
     lines: Iterable[Line], set_of: Callable[[Line], str], paths: Sequence[Path] = AGAIN
 ) -> list[Line]:
-    """The lines, with the times that their rows took on other occasions on the same card (``steps_again``).  A set of
-    which many rows have some is ``on_several_occasions``.
+    """Add to the lines the times of their rows in other sessions on the same GPU (``steps_again``).
 
-    One sample of 16 tokens (``tiny``) is another training, and no row.
+    A set of which many rows have some is ``on_several_occasions``.  Runs of one sample of 16 tokens (``tiny``) are
+    other trainings, and not rows.
     """
     again: dict[tuple[str, str], dict[str, float]] = {}
     for path in paths:
@@ -115,21 +115,20 @@ def with_other_occasions(
 
 
 def occasions() -> dict[str, dict[str, str]]:
-    """``records/occasions.yaml``: ``title``, ``how`` steps were timed, and what is known of the ``host``."""
+    """Return ``records/occasions.yaml``: ``title``, ``how`` steps were timed, and what is known of the ``host``."""
     found: dict[str, dict[str, str]] = yaml.safe_load((RECORDS / "occasions.yaml").read_text(encoding="utf-8"))
     return found
 
 
 def title(occasion: str) -> str:
-    """How tables name an occasion."""
+    """Return the session's name in tables."""
     if occasion == QUICKEST:
         return "each on its quickest"
     return occasions().get(occasion, {}).get("title", occasion)
 
 
 def order(steps: Sequence[Step], occasion: str) -> tuple[int, int]:
-    """Of the pairs whose measured times differ by more than ``APART``: how many are predicted in the right order, and
-    how many there are."""
+    """Count pairs whose measured times differ by more than ``APART``: predicted in the right order, and all."""
     right = pairs = 0
     times = [(step.measured[occasion], step.seconds) for step in steps]
     for (one, predicted_one), (other, predicted_other) in combinations(times, 2):

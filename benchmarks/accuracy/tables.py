@@ -1,4 +1,4 @@
-"""Tables of errors in Markdown: of a set of rows, of its groups, and row by row."""
+"""Markdown tables of errors: of a set of rows, of its groups, and row by row."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from outcomes import FIGURES, Outcome
 
 
 def errors(outcomes: Iterable[Outcome], figure: str) -> list[float]:
-    """The known errors of one figure."""
+    """Return the known errors of one figure."""
     return [error for one in outcomes if (error := one.error(figure)) is not None]
 
 
 def percentile(sizes: Iterable[float], share: float) -> float:
-    """The smallest of the values that ``share`` of them do not exceed."""
+    """Return the smallest of the values that a ``share`` of them does not exceed."""
     ordered = sorted(sizes)
     return ordered[math.ceil(share * len(ordered)) - 1]
 
 
 def statistics(found: Sequence[float]) -> list[str]:
-    """Median, 95th percentile and worst of the absolute errors, how many are too low, and the worst of those."""
+    """Return median, 95th percentile and worst absolute error, the number too low, and the worst of those."""
     sizes = [abs(error) for error in found]
     low = [error for error in found if error < 0]
     lowest = percent(min(low), signed=True) if low else "–"
@@ -32,13 +32,13 @@ STATISTICS = ("median", "p95", "worst", "too low", "by at most")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> list[str]:
-    """A Markdown table whose first ``left`` columns are text."""
+    """Format a Markdown table whose first ``left`` columns are text."""
     rule = "---|" * left + "---:|" * (len(heads) - left)
     return [f"| {' | '.join(heads)} |", f"|{rule}", *(f"| {' | '.join(map(str, row))} |" for row in rows)]
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
-    """For each figure the rows, median, 95th percentile and worst error, those too low, and the exact ones."""
+    """Tabulate for each figure the rows, median, 95th percentile and worst error, those too low, and the exact ones."""
     rows = [
         (figure, len(found), *statistics(found), found.count(0))
         for figure in FIGURES
@@ -50,7 +50,7 @@ def summary(outcomes: Sequence[Outcome]) -> list[str]:
 def groups(
     outcomes: Sequence[Outcome], groups_of: Callable[[Outcome], list[str]], order: Sequence[str] = ()
 ) -> list[str]:
-    """For each group its rows, and of each figure median, 95th percentile and worst error, and those too low."""
+    """Tabulate groups: rows and, for each figure, median, 95th percentile and worst error, and those too low."""
     members: dict[str, list[Outcome]] = {name: [] for name in order}
     for one in outcomes:
         for name in groups_of(one):
@@ -68,7 +68,7 @@ def groups(
 
 
 def details(outcomes: Iterable[Outcome]) -> list[str]:
-    """A Markdown table: for each row the measured MiB and the error of each figure."""
+    """Tabulate for each row the measured MiB and the error of each figure."""
     heads = [text for figure in FIGURES for text in (f"{figure} MiB", "error")]
     lines = [f"| row | set | {' | '.join(heads)} | |", f"|---|---|{'---:|' * len(heads)}---|"]
     for one in outcomes:
@@ -82,5 +82,5 @@ def details(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def percent(share: float, *, signed: bool = False) -> str:
-    """``0.0123`` as ``1.230 %``."""
+    """Format ``0.0123`` as ``1.230 %``."""
     return f"{share * 100:{'+' if signed else ''}.3f} %"

@@ -1,4 +1,4 @@
-"""The techniques that a row of the grid uses, by which errors are grouped."""
+"""Techniques that a row of the grid uses; errors are grouped by them."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ PLAIN = "fp32, none of these"
 
 
 def techniques(workload: Mapped) -> list[str]:
-    """The techniques of a workload file's content, in the order of ``TECHNIQUES``."""
+    """Return the techniques of a workload file's content, in the order of ``TECHNIQUES``."""
     train = workload.get("train", {})
     return [name for name, used in TECHNIQUES.items() if used(workload, train)] or [PLAIN]

@@ -1,4 +1,4 @@
-"""Does it fit: what was predicted before, and what happened at the wall, for cards of 8 to 80 GB."""
+"""Predicted verdicts and what happened at the memory limit, for GPUs of 8 to 80 GB."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ sources, for which the first runs made us look, so that they do not test it; and
 
 @dataclass(frozen=True, slots=True)
 class Wall:
-    """A planned run and what happened: status, peaks in bytes, retries.
+    """A planned run and its outcome: status, peaks in bytes, retries.
 
-    ``again``: what was predicted for it after it was measured, as ``Planned.predicted``; None where nothing was.
+    ``again``: the prediction made after it was measured, as ``Planned.predicted``; None where there is none.
     """
 
     planned: Planned
@@ -39,33 +39,33 @@ class Wall:
 
     @property
     def is_right(self) -> bool:
-        """Whether it ran where it was predicted to fit, and only there."""
+        """Return whether it ran exactly where it was predicted to fit."""
         return bool((self.measured["status"] == "completed") == self.planned.predicted["fits"])
 
     @property
     def is_right_again(self) -> bool:
-        """Whether what was predicted later is right."""
+        """Return whether the later prediction is right."""
         completed: bool = self.measured["status"] == "completed"
         return self.again is not None and completed == bool(self.again["fits"])
 
     @property
     def both_completed(self) -> bool:
-        """Whether it fits, by prediction and in fact."""
+        """Return whether it fits, both predicted and measured."""
         return bool(self.planned.predicted["fits"]) and self.measured["status"] == "completed"
 
     @property
     def same_retries(self) -> bool:
-        """Whether the allocator gave its cache back as often as predicted."""
+        """Return whether the allocator returned its cache as often as predicted."""
         return bool(self.measured["num_alloc_retries"] == self.planned.predicted["num_alloc_retries"])
 
     @property
     def same_reserved(self) -> bool:
-        """Whether the peak of reserved memory is the predicted one, to the byte."""
+        """Return whether the peak of reserved memory is as predicted, to the byte."""
         return bool(self.measured["peak_reserved_bytes"] == self.planned.predicted["reserved"])
 
 
 def read(folder: Path = RECORDS) -> list[Wall]:
-    """All walls that were run into."""
+    """Read all runs at the memory limit."""
     path = folder / AGAIN.name
     again = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else {}
     found = []
@@ -78,8 +78,10 @@ def read(folder: Path = RECORDS) -> list[Wall]:
 
 
 def by_size(walls: Sequence[Wall]) -> list[str]:
-    """For each size: trainings, runs, right verdicts, and of those that fit how many had the predicted retries and
-    reserved memory; then what predicting them again says."""
+    """Tabulate for each size: trainings, runs, right verdicts, then the same for later predictions.
+
+    Of the runs that fit, the table counts those with the predicted retries and reserved memory.
+    """
     sizes: dict[int, list[Wall]] = defaultdict(list)
     for wall in walls:
         sizes[wall.planned.size_gib].append(wall)
@@ -105,7 +107,7 @@ def by_size(walls: Sequence[Wall]) -> list[str]:
 
 
 def sentence(walls: Sequence[Wall]) -> str:
-    """How it came out, in one sentence."""
+    """Summarise the verdicts in one sentence."""
     right = sum(wall.is_right for wall in walls)
     failed = sum(wall.measured["status"] == "out of memory" for wall in walls)
     sizes = sorted({wall.planned.size_gib for wall in walls})
@@ -117,7 +119,7 @@ def sentence(walls: Sequence[Wall]) -> str:
 
 
 def since(walls: Sequence[Wall]) -> list[str]:
-    """What predicting the same runs again says, as a paragraph; nothing where they were not."""
+    """Summarise later predictions of the same runs in a paragraph; empty where there are none."""
     later = [wall for wall in walls if wall.again is not None]
     if not later:
         return []
@@ -133,7 +135,7 @@ def since(walls: Sequence[Wall]) -> list[str]:
 
 
 def details(walls: Sequence[Wall]) -> list[str]:
-    """Every run: the predicted room, what happened, retries."""
+    """Tabulate every run: predicted headroom, outcome, retries."""
     rows = []
     for wall in walls:
         planned, measured = wall.planned, wall.measured
@@ -155,7 +157,7 @@ def details(walls: Sequence[Wall]) -> list[str]:
 
 
 def _again(wall: Wall) -> str:
-    """What differs in the later prediction: the verdict and the retries."""
+    """Describe how a later prediction differs: verdict and retries."""
     before, after = wall.planned.predicted, wall.again
     if after is None or all(after[key] == before[key] for key in ("fits", "num_alloc_retries")):
         return ""

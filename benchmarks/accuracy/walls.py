@@ -1,13 +1,13 @@
-"""Run into the wall on purpose: ``python benchmarks/accuracy/walls.py --out DIR`` on a machine with a GPU.
+"""Run trainings at the memory limit: ``python benchmarks/accuracy/walls.py --out DIR`` on a machine with a GPU.
 
 Runs what ``plan_walls.py`` planned.  PyTorch's allocator is granted ``capacity_bytes`` of the GPU by its own limit
-(``torch.cuda.set_per_process_memory_fraction``): a request beyond it fails as ``cudaMalloc`` fails on a full card, and
-the allocator does then what it does there (frees what it caches, tries again, raises).  The limit is on what the
-allocator reserves, rounded down to a byte (``setMemoryFraction``, c10/cuda/CUDACachingAllocator.cpp); the context lies
-outside of it, so the plan takes it off the card's size beforehand.
+(``torch.cuda.set_per_process_memory_fraction``): a request beyond it fails like ``cudaMalloc`` on a full GPU, and the
+allocator reacts in the same way (frees cached segments, retries, raises).  The limit applies to reserved memory,
+rounded down to a byte (``setMemoryFraction``, c10/cuda/CUDACachingAllocator.cpp); the context lies outside of it, so
+the plan subtracts it from the GPU's size beforehand.
 
-Several runs share the GPU, each within its bounds, the largest first.  A result is a line of DIR/walls.jsonl as soon as
-it is there; a second call goes on where the first one ended.
+Several runs share the GPU, each within its bounds, the largest first.  Each result becomes a line of DIR/walls.jsonl at
+once; a second call resumes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.05
 KEPT_FREE_BYTES = 6 * 2**30
-"""Of the whole GPU: for what processes hold outside of the allocator beyond the plan's context."""
+"""Bytes of the GPU left free for memory that processes hold outside the allocator beyond the planned context."""
 KEYS = (
     "status", "gpu", "driver", "versions", "date", "peak_allocated_bytes", "peak_reserved_bytes", "process_bytes",
     "num_alloc_retries", "steps", "message",
@@ -46,10 +46,10 @@ KEYS = (
 
 
 def limit(capacity_bytes: int) -> None:
-    """Grant this process's allocator so many bytes and none beyond, once CUDA is initialised.
+    """Limit this process's allocator to so many bytes, once CUDA is initialised.
 
-    The allocator multiplies the fraction by the GPU's memory and drops what is behind the point: half a byte more makes
-    up for the rounding of the division.
+    The allocator multiplies the fraction by the GPU's memory and truncates; half a byte more makes up for the rounding
+    of the division.
     """
     import torch
 
@@ -61,14 +61,14 @@ def limit(capacity_bytes: int) -> None:
 
 
 def job_of(planned: Planned) -> Job:
-    """What the worker is asked to do; its files of factories are found beside this one."""
+    """Return the worker's job; its files of factories are found beside this one."""
     workload = Row(planned.row, "", planned.workload, False, planned.held_out).workload().to_mapping()
     return Job(workload, workload["steps"], alone=False)
 
 
 @dataclass
 class Walls:
-    """What waits and what runs; ``budget``: bytes of the GPU that may be promised at a time."""
+    """Waiting and running jobs; ``budget``: bytes of the GPU that may be promised at a time."""
 
     out: Path
     work: Path
@@ -114,7 +114,7 @@ class Walls:
         self.running[planned.name] = planned, processes.Running(planned.name, process, result, log, False)
 
     def _afresh(self, planned: Planned, result: Path, log: Path) -> processes.Started:
-        """A process of its own, for allocator settings that PyTorch reads once."""
+        """Start a fresh process, for allocator settings that PyTorch reads once."""
         environment = {name: value for name, value in os.environ.items() if name != processes.NVML_CHECK}
         set_environment(environment, str(planned.workload.get("allocator", "")))
         arguments = ["--plan", str(self.plan_file), "--one", planned.name, "--out", str(result)]
@@ -160,12 +160,12 @@ class Walls:
 
 
 def kept(measured: Measurement) -> dict[str, Any]:
-    """What is kept of a measurement."""
+    """Return the figures of a measurement that are kept."""
     return {key: getattr(measured, key) for key in KEYS}
 
 
 def waiting(plan: list[Planned], out: Path, names: str | None) -> list[Planned]:
-    """What is not yet measured: both sides of each wall before what is further beyond, large cards first."""
+    """Return the runs that are not yet measured: both sides of each limit first, large GPUs first."""
     path = out / "walls.jsonl"
     done = {json.loads(line)["name"] for line in path.read_text("utf-8").splitlines()} if path.exists() else set()
     wanted = [one for one in plan if one.name not in done and (names is None or one.name in names.split(","))]
@@ -173,7 +173,7 @@ def waiting(plan: list[Planned], out: Path, names: str | None) -> list[Planned]:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--plan", type=Path, default=PLAN)
@@ -186,7 +186,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the plan; 1 where a run gave no result."""
+    """Run the plan; return 1 where a run gave no result."""
     options = parse()
     plan = read(options.plan)
     if options.one:

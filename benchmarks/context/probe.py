@@ -1,9 +1,8 @@
-"""What a process holds on a card outside PyTorch's allocator, and what makes it grow: ``python
-benchmarks/context/probe.py --out FILE``.
+"""Memory that a process holds outside PyTorch's allocator, and what makes it grow.
 
-Each sequence runs in a fresh process with the card to itself.  After every stage: NVML's used memory less what was used
-on the idle card and less what PyTorch has reserved.  ``h200.json`` and ``h100-sxm.json`` are what two cards answered;
-they were written before NVML's other figures (``nvml``) were kept.
+Run ``python benchmarks/context/probe.py --out FILE``.  Each sequence runs in a fresh process on an otherwise idle GPU.
+After every stage: NVML's used memory minus that of the idle GPU and minus PyTorch's reserved memory.  ``h200.json`` and
+``h100-sxm.json`` hold the results of two GPUs; they were written before NVML's other figures (``nvml``) were kept.
 """
 
 from __future__ import annotations
@@ -108,8 +107,7 @@ def grouped():
 
 
 def child(sequence: str) -> None:
-    """Run one sequence and print a JSON object: the environment, what NVML says of the idle card, each stage with the
-    bytes outside the allocator, and what NVML says at the end."""
+    """Run one sequence and print a JSON object: environment, idle GPU, each stage, and NVML's figures at the end."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -140,7 +138,7 @@ def child(sequence: str) -> None:
 
 
 def figures(pynvml: Any, handle: Any) -> dict[str, int | None]:
-    """Both forms of NVML's call, and what it says of the one process that computes on the card, bytes."""
+    """Return both forms of NVML's memory figures, and the one process that computes on the GPU, bytes."""
     apart = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return {
@@ -152,7 +150,7 @@ def figures(pynvml: Any, handle: Any) -> dict[str, int | None]:
 
 
 def main() -> None:
-    """Run all sequences, each in a fresh process, one after the other, and write what they found in one file."""
+    """Run all sequences in fresh processes, one after the other, and write one file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--child")

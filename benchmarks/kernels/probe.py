@@ -1,6 +1,6 @@
-"""Write down what every case of ``cases`` allocates, on a GPU or in the simulation, and compare the two.
+"""Record the allocations of every case of ``cases``, on a GPU or in the simulation, and compare them.
 
-python benchmarks/kernels/probe.py gpu --out probes-h200.json.gz          (on a machine with the card)
+python benchmarks/kernels/probe.py gpu --out probes-h200.json.gz          (on a machine with the GPU)
 python benchmarks/kernels/probe.py compare probes-h200.json.gz [--group attention] [--show 20]
 """
 
@@ -21,7 +21,7 @@ Events = list[tuple[str, int, int]]
 
 
 def on_gpu(out: Path) -> None:
-    """Run every case on the GPU under the memory history."""
+    """Run every case on the GPU with memory history recorded."""
     from cases import cases
 
     found: dict[str, Any] = {
@@ -100,7 +100,7 @@ def simulated(capability: tuple[int, int], multiprocessors: int, version: tuple[
 
 
 def canonical(events: Any) -> list[tuple[str, int]]:
-    """Sizes requested and given back, in order, whatever the addresses."""
+    """Return the sizes requested and freed, in order, without addresses."""
     sizes: dict[int, int] = {}
     out = []
     for action, key, size, *_ in events:

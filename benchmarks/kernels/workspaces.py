@@ -1,8 +1,8 @@
-"""What cuDNN takes besides its results, for convolutions and recurrent layers drawn at random:
+"""Workspaces of cuDNN for convolutions and recurrent layers drawn at random.
 
 python benchmarks/kernels/workspaces.py --out workspaces-h200.json.gz [--convolutions 1500] [--seed 0]      (on a GPU)
 
-Bytes as they were asked of the allocator.  The shapes are those that models have: one to three dimensions, filters of
+Sizes are bytes requested from the allocator.  The shapes are those of real models: one to three dimensions, filters of
 1 to 128, strides, groups, depthwise and transposed ones, three types, both layouts.
 """
 
@@ -49,11 +49,11 @@ CHANNELS = (
     1280,
 )
 LARGEST = 2**28
-"""Bytes of a tensor at most."""
+"""Largest tensor, bytes."""
 
 
 def convolutions(count: int, chance: random.Random) -> Iterator[Case]:
-    """Random convolutions that a model might have."""
+    """Draw random convolutions that a model might have."""
     made = 0
     while made < count:
         case = _convolution(chance)
@@ -104,7 +104,7 @@ def _convolution(chance: random.Random) -> Case | None:
 
 
 def measured_convolution(case: Case) -> Case:
-    """What forward, the input's and the weight's gradient take beside their results."""
+    """Measure what forward, input gradient and weight gradient allocate besides their results."""
     dtype = TYPES[case["dtype"]]
     groups = case["groups"]
     shape = (case["batch"], case["inside"], *case["places"])
@@ -125,7 +125,7 @@ def measured_convolution(case: Case) -> Case:
 
 
 def _besides(call: Any) -> tuple[Any, int]:
-    """The result, and the bytes that were asked for at once beside it."""
+    """Return the result, and the bytes requested beside it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch._C._cuda_memoryStats(0)["requested_bytes"]["all"]["current"]
@@ -135,7 +135,7 @@ def _besides(call: Any) -> tuple[Any, int]:
 
 
 def recurrences(count: int, chance: random.Random) -> Iterator[Case]:
-    """Random recurrent layers."""
+    """Draw random recurrent layers."""
     for _ in range(count):
         yield {
             "kind": "recurrence",
@@ -153,7 +153,7 @@ def recurrences(count: int, chance: random.Random) -> Iterator[Case]:
 
 
 def measured_recurrence(case: Case) -> Case:
-    """Every allocation and release of a forward and a backward, signed bytes as they were asked for."""
+    """Measure every allocation and release of a forward and a backward, signed bytes as requested."""
     kind = getattr(nn, case["mode"])
     layer = kind(
         case["input"], case["hidden"], case["layers"], bias=case["bias"], dropout=case["dropout"],

@@ -1,7 +1,7 @@
-"""Other ways to know a training's memory beforehand, asked about the rows that were measured.
+"""Other tools that estimate the memory of a training, asked about the measured rows.
 
-A rival is a module with ``ABOUT`` (an ``About``) and ``answer(line)``, which returns bytes or raises: whatever it
-raises counts as no answer.  ``run_rivals.py`` runs them and keeps what they said.
+Each is a module with ``ABOUT`` (an ``About``) and ``answer(line)``, which returns bytes or raises; any exception counts
+as no answer.  ``run_rivals.py`` runs them and keeps the answers.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ from dataclasses import dataclass, field
 
 
 class NoAnswer(Exception):
-    """The rival does not say: why."""
+    """The tool gives no answer; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """``tool``: what to call it; ``packages``: whose versions are kept; ``figure``: the measured figure that its answer
-    is meant to be; ``how``: one sentence on how it was asked; ``needs_gpu``: whether it has to run on a GPU machine."""
+    """A tool that was asked.
+
+    Attributes:
+        tool: Its name.
+        packages: Packages whose versions are kept.
+        figure: The measured figure that its answer estimates.
+        how: One sentence on how it was asked.
+        needs_gpu: It only runs on a GPU machine.
+    """
 
     tool: str
     packages: Sequence[str]
@@ -28,7 +35,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a rival said of all rows: bytes, or why it did not answer; ``seconds`` for one row in the median."""
+    """A tool's answers for all rows: bytes, or why it did not answer; ``seconds``: median for one row."""
 
     about: About
     date: str

@@ -1,8 +1,8 @@
 """``accelerate estimate-memory``: bytes of the parameters times a constant.
 
-It is asked by its own functions, with the shipped architecture in place of one from the hub.  It knows neither batch
-nor sequence; of training it says "using Adam", so rows with other optimizers, adapters or frozen parameters are not
-held against it.
+Its own functions are called, with the shipped architecture instead of one from the hub.  It knows neither batch nor
+sequence length; for training it assumes Adam, so rows with other optimizers, adapters or frozen parameters do not count
+against it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ADAM = ("adamw_torch", "adamw_torch_fused")
 
 
 def answer(line: dict[str, Any]) -> int:
-    """What it says for the row of a measured line, bytes."""
+    """Return its estimate for the row of a measured line, bytes."""
     from accelerate.commands.estimate import estimate_training_usage
     from accelerate.utils import calculate_maximum_sizes
 

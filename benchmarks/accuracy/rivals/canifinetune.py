@@ -1,8 +1,8 @@
 """canifinetune (https://pypi.org/project/canifinetune/): formulas for decoders, fitted on an RTX 4080.
 
-It is asked by its own functions, with the shipped configuration and number of parameters given.  In its favour, its
-flat shares of the card (8 % for CUDA, 5 % for safety) are taken off, and the rest is held against reserved memory,
-which it names as what it estimates.
+Its own functions are called, with the shipped configuration and number of parameters.  In its favour, its flat shares
+of the GPU (8 % for CUDA, 5 % for safety) are subtracted, and the rest is compared with reserved memory, which it says
+it estimates.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ OPTIMIZERS = {
 SCOPES = {"all-linear": "all_linear", ("q_proj", "v_proj"): "conservative"}
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 CARD_GIB = 139.8
-"""Of an H200; only the flat shares, which are taken off, depend on it."""
+"""Memory of an H200; only the flat shares, which are subtracted, depend on it."""
 
 
 def answer(line: dict[str, Any]) -> int:
-    """What it says for the row of a measured line, bytes."""
+    """Return its estimate for the row of a measured line, bytes."""
     from canifinetune.estimator.memory import EstimateRequest, estimate
 
     row = trained_decoder(line)
@@ -72,7 +72,7 @@ def _scope(targets: Any) -> str:
 
 
 def _override(row: Shipped) -> dict[str, Any]:
-    """The configuration by its own reader, with the family and the exact number of parameters."""
+    """Return the configuration as its own reader makes it, with the family and the exact number of parameters."""
     from dataclasses import asdict
 
     from canifinetune.estimator.model_metadata import _from_hf_config

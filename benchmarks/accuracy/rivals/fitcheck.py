@@ -1,7 +1,7 @@
 """FitCheck (https://pypi.org/project/fitcheck-llm/): formulas for decoders, with an overhead fitted on a T4.
 
-It is asked by its own functions, with the shipped configuration in place of one from the hub, and the number of
-parameters that the hub would report; it refuses what its formula for parameters does not fit.
+Its own functions are called, with the shipped configuration instead of one from the hub, and the number of parameters
+that the hub would report; it refuses models that its parameter formula does not fit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPTIMIZERS = {
 
 
 def answer(line: dict[str, Any]) -> int:
-    """What it says for the row of a measured line, bytes."""
+    """Return its estimate for the row of a measured line, bytes."""
     from fitcheck.estimator import estimate
     from fitcheck.gpu_db import get_gpu
 

@@ -1,8 +1,8 @@
 """FitScout (https://pypi.org/project/fitscout/): Megatron's formula for activations, and bytes per parameter.
 
-Its formula for blocks is that of *Reducing Activation Recomputation in Large Transformer Models* (arXiv 2205.05198),
-on which most calculators rest.  It is asked by its own functions, with the shipped configuration and the exact number
-of parameters, for causal language models, which it speaks of.
+Its formula for blocks is that of *Reducing Activation Recomputation in Large Transformer Models* (arXiv 2205.05198), on
+which most calculators rest.  Its own functions are called, with the shipped configuration and the exact number of
+parameters, for causal language models only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ADAM = ("adamw_torch", "adamw_torch_fused", *EIGHT_BIT)
 
 
 def answer(line: dict[str, Any]) -> int:
-    """What it says for the row of a measured line, bytes."""
+    """Return its estimate for the row of a measured line, bytes."""
     from fitscout.memory.estimator import estimate_memory
     from fitscout.model.introspect import extract_arch_fields
     from fitscout.model.profile import ModelProfile

@@ -1,11 +1,11 @@
-"""``MemTracker`` of ``torch.distributed._tools`` under ``FakeTensorMode``: PyTorch's own way to ask without memory.
+"""``MemTracker`` of ``torch.distributed._tools`` under ``FakeTensorMode``: PyTorch's own estimate.
 
-It follows storages below autograd and rounds each to 512 bytes; what its peak should be is PyTorch's allocated peak.
-The fake tensors say that they are on CUDA, for which PyTorch wants a build with CUDA and a GPU.
+It follows storages below autograd and rounds each to 512 bytes; its peak corresponds to PyTorch's allocated peak.  The
+fake tensors are on CUDA, which requires a CUDA build of PyTorch and a GPU.
 
-In its favour: a plain loop (the Trainer reads values, which fake tensors have not), two steps, because optimizer states
-exist from the second on, with ``reset_mod_stats`` between forwards, as its error message advises, micro-batches
-included, and no gradient scaler, which would read values too.
+In its favour: a plain loop (the Trainer reads values, which fake tensors lack), two steps, since optimizer states exist
+from the second on, ``reset_mod_stats`` between forwards as its error message advises, micro-batches included, and no
+gradient scaler, which would read values too.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ STEPS = 2
 
 
 def answer(line: dict[str, Any], device: str = "cuda") -> int:
-    """The peak of the training of a measured line, bytes; ``device``: ``cpu`` for a build without CUDA."""
+    """Return the peak of the training of a measured line, bytes; ``device``: ``cpu`` for a build without CUDA."""
     from outcomes import workload_of
 
     return peak(workload_of(line, "h200"), device)
 
 
 def peak(workload: Workload, device: str) -> int:
-    """What MemTracker says of ``workload``."""
+    """Return MemTracker's peak for ``workload``."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -70,7 +70,7 @@ def peak(workload: Workload, device: str) -> int:
 
 
 def _cast(workload: Workload) -> Workload:
-    """Inference in 16 bits as a model that is built in 16 bits: fake parameters cannot be cast in place."""
+    """Build the model in 16 bits for inference in 16 bits: fake parameters cannot be cast in place."""
     from trainatomy.training.precision import full_precision_of_inference
 
     dtype = full_precision_of_inference(workload.train) if workload.mode == "inference" else None
@@ -81,7 +81,7 @@ def _cast(workload: Workload) -> Workload:
 
 
 def build_batch_of(workload: Workload, build_batch: Any, build_model: Any) -> dict[str, Any]:
-    """A real batch on the CPU; the model that it is for has no memory."""
+    """Build a real batch on the CPU for a model without memory."""
     import torch
 
     model = build_model(workload)
@@ -97,7 +97,7 @@ def _fake(value: Any, device: str) -> Any:
 
 
 def _prepare(workload: Workload, model: nn.Module, device: str) -> torch.optim.Optimizer | None:
-    """Mode and checkpointing; the optimizer, where there is one."""
+    """Set the mode and checkpointing, and create the optimizer where there is one."""
     from trainatomy.training.arguments import training_arguments
     from trainatomy.training.optimizer import create_optimizer
 

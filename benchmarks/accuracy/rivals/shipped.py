@@ -1,4 +1,4 @@
-"""What tools of formulas want to know of a measured row: its configuration, its parameters, its precision."""
+"""Inputs of formula-based tools for a measured row: configuration, parameters, precision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DECODERS = ("ForCausalLM", "LMHeadModel")
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A row's workload, and its model without memory as the tool would load it: full precision, no adapters."""
+    """A row's workload, and its model on meta tensors as the tool would load it: full precision, no adapters."""
 
     workload: Workload
     model: nn.Module
@@ -27,17 +27,17 @@ class Shipped:
 
     @property
     def parameters(self) -> int:
-        """How many parameters the model has; tied ones count once."""
+        """Return the number of parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def is_decoder(self) -> bool:
-        """Whether it is a causal language model."""
+        """Return whether it is a causal language model."""
         return type(self.model).__name__.endswith(DECODERS)
 
     @property
     def precision(self) -> str:
-        """The dtype of products: fp32, fp16 or bf16, by autocast or because the weights are of it."""
+        """Return the dtype of matrix products: fp32, fp16 or bf16, by autocast or by the weights."""
         train, dtype = self.workload.train, self.workload.model.dtype
         if train.fp16 or train.fp16_full_eval or dtype == "float16":
             return "fp16"
@@ -45,17 +45,17 @@ class Shipped:
 
     @property
     def is_flash(self) -> bool:
-        """Whether attention does not keep its matrix."""
+        """Return whether attention does not store its score matrix."""
         return self.workload.model.attn_implementation != "eager"
 
 
 def shipped(line: dict[str, Any]) -> Shipped:
-    """The row of a measured line; raises ``NoAnswer`` for a model that is no transformers class."""
+    """Return the row of a measured line; raises ``NoAnswer`` for a model that is not a transformers class."""
     return _shipped(json.dumps(line))
 
 
 def trained_decoder(line: dict[str, Any]) -> Shipped:
-    """The same, where it is a decoder that is trained; raises ``NoAnswer`` for everything else."""
+    """Return the row where it trains a decoder; raises ``NoAnswer`` for everything else."""
     row = shipped(line)
     if row.workload.mode == "inference" or not row.is_decoder:
         raise NoAnswer("it speaks of training decoders")

@@ -1,6 +1,6 @@
-"""Operations whose allocations are compared between an H200 and the simulation, one call each, forward and backward.
+"""Operations whose allocations are compared between a GPU and the simulation, forward and backward.
 
-A case is a function of no arguments, made under ``torch.device("cuda")`` in either world, that runs the operation once.
+A case is a function without arguments, made under ``torch.device("cuda")``, that runs the operation once.
 """
 
 from __future__ import annotations
@@ -35,6 +35,6 @@ GROUPS = (
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Cases]]]:
-    """Names of the groups with functions that make their cases."""
+    """Return the groups of cases by name."""
     for (name, dtype), group in itertools.product(DTYPES.items(), GROUPS):
         yield f"{group.__name__} {name}", lambda group=group, dtype=dtype: group(dtype)

@@ -59,8 +59,7 @@ ATTENTION: tuple[tuple[tuple[int, int, int, int, int], str | None, bool, float, 
     ((2, 4, 1, 128, 64), None, False, 0.0, 1),
     ((2, 32, 256, 256, 128), "bool", False, 0.0, 4),
 )
-"""Batch, heads, length of queries, length of keys, width of a head; mask; causal; dropout; queries' heads for each of
-the keys'."""
+"""Batch, heads, query length, key length, head width; mask; causal; dropout; query heads per key head."""
 
 
 def _attend(q: Any, k: Any, v: Any, *bias: Any, mask: Any, p: float, causal: bool, gqa: bool) -> torch.Tensor:

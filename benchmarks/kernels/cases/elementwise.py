@@ -1,4 +1,4 @@
-"""What works element by element, and rotary embeddings, which are made of it."""
+"""Element-wise operations, and rotary embeddings, which consist of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cases are made of."""
+"""Building blocks of cases."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Cases = Iterator[tuple[str, Case]]
 
 
 def leaf(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of random numbers that wants a gradient."""
+    """Return a random tensor that requires a gradient."""
     return torch.randn(*shape, device="cuda").to(dtype).requires_grad_()
 
 
 def through(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Case:
-    """Forward, a gradient of ones, backward; gradients are dropped afterwards."""
+    """Run forward, then backward with a gradient of ones; gradients are dropped afterwards."""
 
     def run() -> None:
         out = function(*inputs)
