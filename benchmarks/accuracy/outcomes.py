@@ -25,6 +25,7 @@ from steps import Line, Step
 
 import trainatomy
 from trainatomy import api
+from trainatomy.results.memory import Components
 
 if TYPE_CHECKING:
     from trainatomy.results.memory import Memory
@@ -165,8 +166,9 @@ def compared(line: Line, predicted: Memory) -> tuple[dict[str, tuple[int, int]],
     bill = line.get("memory")
     if not bill:
         return {}, None
-    names = [name for name in bill["components"] if name != "context" or has_card(line)]
-    parts = {name: (predicted.components.as_dict()[name], bill["components"][name]) for name in names}
+    found = Components(**bill["components"]).as_dict()
+    names = [name for name in found if name != "context" or has_card(line)]
+    parts = {name: (predicted.components[name], found[name]) for name in names}
     peak = bill["peak"]
     return parts, (peak["step"], peak["phase"]) == (predicted.peak.step, predicted.peak.phase)
 
