@@ -1,4 +1,4 @@
-"""Small tapes written by hand."""
+"""Small allocation traces written by hand."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 class Hand:
-    """Writes a tape: what is taken in a phase, what is given back, what begins and ends."""
+    """Builds an allocation trace by hand."""
 
     def __init__(self) -> None:
         self.trace = AllocationTrace()
 
     def take(self, size: int, phase: str = "forward", label: str | None = None, module: str = "", step: int = 0) -> int:
-        """An allocation of ``size`` bytes; gives its number."""
+        """Record an allocation of ``size`` bytes and return its number."""
         number = len(self.trace.origins)
         self.trace.origins.append(Origin("aten::empty", module, phase, step))
         self.trace.events.append(Event("alloc", number, size))
@@ -23,19 +23,19 @@ class Hand:
         return number
 
     def give(self, *numbers: int) -> None:
-        """Give allocations back."""
+        """Record that allocations are freed."""
         self.trace.events += [Event("free", number, 0) for number in numbers]
 
     def empty_cache(self) -> None:
         self.trace.events.append(Event("empty_cache", -1, 0))
 
     def mark(self, name: str, step: int = 0) -> None:
-        """Something begins or ends before the next event."""
+        """Mark that something begins or ends before the next event."""
         self.trace.marks.append(Mark(len(self.trace.events), name, step))
 
 
 def one_step() -> tuple[AllocationTrace, dict[str, int]]:
-    """Weights, a forward that saves one of two tensors, a backward, states: and the numbers by name."""
+    """Return the trace of a step (weights, forward, backward, states) and its allocation numbers by name."""
     hand = Hand()
     numbers = {"weight": hand.take(4 * MIB, "load", "weight")}
     hand.mark("loaded")

@@ -1,4 +1,4 @@
-"""The guides' rules of thumb, and why a training holds something else."""
+"""Rules of thumb for bytes per parameter, and the reasons why a training differs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PARAMETERS = MIB  # of 4 bytes: the weights of the handmade step
 
 
 def memory(**changes: Any) -> Memory:
-    """What the handmade step holds at its peak: weights and gradients of 4 MiB, no states yet."""
-    settled = analyze_memory(one_step()[0], AllocatorSettings(), 1 << 40, 0).memory
-    return replace(settled, components=replace(settled.components, **changes))
+    """Return the memory of the handmade step: weights and gradients of 4 MiB, no states yet."""
+    analysis = analyze_memory(one_step()[0], AllocatorSettings(), 1 << 40, 0).memory
+    return replace(analysis, components=replace(analysis.components, **changes))
 
 
 def rule(train: dict[str, Any] | None = None, held: Memory | None = None, **sections: Any) -> BytesPerParameter:
@@ -45,50 +45,50 @@ def rule(train: dict[str, Any] | None = None, held: Memory | None = None, **sect
         ("adamw_torch_4bit", None, None),
     ],
 )
-def test_the_rule_of_an_optimizer(optim: str, in_fp32: float | None, mixed: float | None) -> None:
+def test_optimizer_rules(optim: str, in_fp32: float | None, mixed: float | None) -> None:
     assert rule({"optim": optim}).rule == in_fp32
     assert rule({"optim": optim, "fp16": True}).rule == rule({"optim": optim, "bf16": True}).rule == mixed
 
 
-def test_momentum_keeps_a_state() -> None:
+def test_sgd_with_momentum_has_a_state() -> None:
     with_momentum = rule({"optim": "sgd", "optim_args": "momentum=0.9"})
     assert (with_momentum.rule, with_momentum.rule_name) == (12.0, "fp32 with SGD with momentum")
 
 
-def test_the_rule_of_inference() -> None:
+def test_inference_rule() -> None:
     assert (rule(mode="inference").rule, rule(mode="inference").rule_name) == (4.0, "inference in fp32")
     assert rule({"fp16": True}, mode="inference").rule == 6.0
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
-def test_weights_of_16_bits_have_no_rule_but_a_reason(mode: str) -> None:
+def test_16_bit_weights_have_no_rule_but_a_reason(mode: str) -> None:
     found = rule(mode=mode, model={"dtype": "bfloat16"})
     assert found.rule is None
     assert "low_precision_parameters" in found.reasons
 
 
-def test_parts_are_held_bytes_by_parameters() -> None:
+def test_parts_are_bytes_per_parameter() -> None:
     found = rule()
     assert found.parts == {"weights": 4.0, "optimizer_states": 0.0, "gradients": 4.0}
     assert found.actual == 8.0
     assert "optimizer_states_not_created" in found.reasons
 
 
-def test_nothing_is_explained_where_everything_is_there() -> None:
+def test_no_reasons_if_everything_is_held() -> None:
     found = rule(held=memory(optimizer_states=8 * MIB))
     assert (found.actual, found.rule, found.reasons) == (16.0, 16.0, ())
 
 
-def test_what_is_frozen_is_a_reason() -> None:
+def test_frozen_parameters_are_a_reason() -> None:
     reasons = rule(held=memory(optimizer_states=8), trainable=PARAMETERS // 2).reasons
     assert reasons == ("frozen_parameters",)
 
 
-def test_copies_that_are_not_there_are_a_reason() -> None:
+def test_missing_autocast_copies_are_a_reason() -> None:
     reasons = rule({"fp16": True}, held=memory(optimizer_states=8 * MIB)).reasons
     assert reasons == ("autocast_copies_not_at_peak",)
 
 
-def test_a_model_without_parameters_divides_by_nothing() -> None:
+def test_a_model_without_parameters() -> None:
     workload = Workload.from_mapping({"model": {"id": "gpt2"}})
     assert bytes_per_parameter(workload, 0, 0, memory(weights=0, gradients=0)).actual == 0.0

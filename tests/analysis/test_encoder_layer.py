@@ -26,19 +26,19 @@ def anatomy(operations: Operations) -> OperationBreakdown:
     )
 
 
-def test_shares_of_flop_are_the_papers_to_a_tenth_of_a_percent(anatomy: OperationBreakdown) -> None:
+def test_flop_shares_match_the_paper_within_a_tenth_of_a_percent(anatomy: OperationBreakdown) -> None:
     assert anatomy.published is not None
     for row in anatomy.groups:
         if row.phase == "step":
             assert 100 * row.flop_share == pytest.approx(anatomy.published.flop_percent[row.group], abs=0.1)
 
 
-def test_grouped_as_the_paper_fuses_them_they_are_the_papers(operations: Operations) -> None:
+def test_flop_shares_match_when_grouped_as_the_paper_fuses_operators(operations: Operations) -> None:
     assert list(shares_as_published(operations).values()) == pytest.approx([99.80, 0.17, 0.03], abs=0.02)
     assert "99.79 / 0.17 / 0.05" in " ".join(published_notes(operations))
 
 
-def test_products_are_those_of_the_paper(anatomy: OperationBreakdown) -> None:
+def test_products_match_the_paper(anatomy: OperationBreakdown) -> None:
     """2·b·m·n·k of its 6 products, and twice that in backward."""
     tokens, hidden, inner, scores = 8 * 512, 1024, 4096, 8 * 16 * 512 * 512
     forward = 2 * tokens * (4 * hidden * hidden + 2 * hidden * inner) + 2 * 2 * scores * 64
@@ -49,8 +49,8 @@ def test_products_are_those_of_the_paper(anatomy: OperationBreakdown) -> None:
     assert not anatomy.unformulated and not anatomy.by_rule
 
 
-def test_everything_of_the_layer_belongs_to_it(operations: Operations) -> None:
-    """Beside it: the loss that hands it a gradient, and views."""
+def test_all_operations_belong_to_the_layer(operations: Operations) -> None:
+    """Only the loss, which provides the gradient, and views are outside."""
     outside = [
         o for o in operations.operations if o.phase in ("forward", "backward") and not o.module.startswith("layer")
     ]
@@ -58,8 +58,8 @@ def test_everything_of_the_layer_belongs_to_it(operations: Operations) -> None:
     assert sorted(kernels) == ["aten::div", "aten::mul", "aten::mul", "aten::sum"]
 
 
-def test_it_computes_what_an_encoder_layer_computes() -> None:
-    """Beside ``torch.nn.TransformerEncoderLayer`` with the same weights, without dropout."""
+def test_it_matches_torchs_encoder_layer() -> None:
+    """Compare with ``torch.nn.TransformerEncoderLayer`` with the same weights, without dropout."""
     torch.manual_seed(0)
     ours = layers.EncoderLayer().eval()
     theirs = torch.nn.TransformerEncoderLayer(layers.HIDDEN, layers.HEADS, layers.INNER, batch_first=True).eval()
@@ -93,6 +93,6 @@ def test_the_gradient_arrives_at_the_layers_output() -> None:
     torch.testing.assert_close(seen[0], gradient)
 
 
-def test_it_is_known_on_other_cards() -> None:
+def test_it_runs_on_other_gpus() -> None:
     other = encoder_layer().model_copy(update={"gpu": "h200"})
     assert is_encoder_layer(other)

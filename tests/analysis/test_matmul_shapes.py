@@ -1,4 +1,4 @@
-"""Shapes that waste the card."""
+"""Matrix products whose shapes waste the GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def found(one: Call, gpu: tuple[tuple[int, int], int] = H200, **more: bool) -> t
     return wasteful_shapes(OperationTable(step((one, "forward", "head"))), *gpu, **more)
 
 
-def test_a_vocabulary_that_is_no_multiple_of_eight() -> None:
+def test_a_vocabulary_that_is_not_a_multiple_of_eight() -> None:
     """GPT-2's 50,257."""
     (shape,) = (row for row in found(product(8192, 50257, 1024)) if row.kind == "alignment")
     assert (shape.dimension, shape.size, shape.multiple, shape.padded) == ("n", 50257, 8, 50264)
@@ -30,7 +30,7 @@ def test_multiples_of_64_matter_from_the_a100_on() -> None:
     assert (shape.kind, shape.dimension, shape.multiple, shape.padded) == ("best alignment", "n", 64, 30528)
 
 
-def test_tensor_cores_are_a_matter_of_type_and_card() -> None:
+def test_tensor_cores_depend_on_type_and_gpu() -> None:
     odd = {dtype: product(8191, 8191, 8191, dtype) for dtype in ("float16", "bfloat16", "float32")}
     assert found(odd["float16"], V100) and found(odd["bfloat16"])
     assert not found(odd["bfloat16"], V100) and not found(odd["float32"])
@@ -38,7 +38,7 @@ def test_tensor_cores_are_a_matter_of_type_and_card() -> None:
     assert (shape.multiple, shape.padded) == (4, 8192)
 
 
-def test_a_wave_that_is_nearly_empty() -> None:
+def test_a_nearly_empty_wave() -> None:
     """NVIDIA's example: on 108 multiprocessors a result of 109 tiles takes as long as one of 216."""
     tiles = product(256 * 109, 128, 4096)
     (shape,) = found(tiles, A100)
@@ -46,12 +46,12 @@ def test_a_wave_that_is_nearly_empty() -> None:
     assert not found(product(256 * 108, 128, 4096), A100)
 
 
-def test_a_tile_that_hangs_over_the_edge() -> None:
+def test_a_tile_beyond_the_edge() -> None:
     shape = next(row for row in found(product(256 * 132, 72, 4096)) if row.kind == "tiles")
     assert shape.used == pytest.approx(72 / 128, abs=0.02)
 
 
-def test_small_products_are_not_worth_a_line() -> None:
+def test_small_products_are_not_reported() -> None:
     rows = step((product(8192, 8192, 8192), "forward"), (product(7, 7, 7), "forward"))
     assert wasteful_shapes(OperationTable(rows), *H200) == ()
 
@@ -70,7 +70,7 @@ def test_padding_keeps_layout() -> None:
         padded_call(call("relu", [array(4)], [array(4, storage=1)]), "m", 8)
 
 
-def test_the_gain_is_a_matter_of_the_clock() -> None:
+def test_gains_come_from_the_timing_model() -> None:
     rows = OperationTable(step((product(8192, 50257, 1024), "forward", "head", 3)))
 
     def price(one: Call) -> float:

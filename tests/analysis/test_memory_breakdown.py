@@ -1,4 +1,4 @@
-"""Who holds what at one instant."""
+"""Memory held at one instant by component, line and module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainatomy.analysis.purposes import lifetimes, purposes
 from trainatomy.results.memory import Line, ModuleActivations
 
 
-def test_held_after_counts_the_event_itself() -> None:
+def test_held_after_includes_the_event_itself() -> None:
     hand = Hand()
     first, second = hand.take(512), hand.take(512)
     hand.give(first)
@@ -26,7 +26,7 @@ def test_held_after_counts_the_event_itself() -> None:
     assert [held_after(hand.trace, event) for event in range(-1, 4)] == [[], [0], [0, 1], [second], [second]]
 
 
-def test_components_are_sums_of_what_is_held() -> None:
+def test_components_sum_what_is_held() -> None:
     trace, numbers = one_step()
     kinds = purposes(trace, lifetimes(trace))
     sizes = [event.bytes for event in trace.events if event.action == "alloc"]
@@ -37,7 +37,7 @@ def test_components_are_sums_of_what_is_held() -> None:
     assert totals == {"weights": 4 * MIB, "activations": 8 * MIB, "temporary": 2 * MIB, **nothing}
 
 
-def test_lines_are_in_the_order_of_components_and_the_largest_first() -> None:
+def test_lines_are_ordered_by_component_and_size() -> None:
     hand = Hand()
     for size, label in [
         (512, "input"),
@@ -71,7 +71,7 @@ def test_layers_are_folded(path: str, short: str) -> None:
     assert fold_layers(path) == short
 
 
-def test_modules_share_activations_only() -> None:
+def test_only_activations_are_split_by_module() -> None:
     trace, numbers = one_step()
     kinds = purposes(trace, lifetimes(trace))
     sizes = [event.bytes for event in trace.events if event.action == "alloc"]
@@ -81,7 +81,7 @@ def test_modules_share_activations_only() -> None:
     )
 
 
-def test_over_time_ends_where_the_held_say() -> None:
+def test_bytes_over_time_agree_with_what_is_held() -> None:
     trace, _ = one_step()
     kinds = purposes(trace, lifetimes(trace))
     sizes = [event.bytes for event in trace.events if event.action == "alloc"]

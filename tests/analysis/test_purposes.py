@@ -1,4 +1,4 @@
-"""What an allocation is for: told by its label, or by when it was made and what became of it."""
+"""The purpose of an allocation follows from its label, or from when it was made and freed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_everything_in_a_step_has_its_purpose() -> None:
 
 @pytest.mark.parametrize(("label", "purpose"), LABELLED.items())
 @pytest.mark.parametrize("phase", ["load", "forward", "recompute", "backward", "optimizer", "other"])
-def test_a_label_is_stronger_than_the_phase(label: str, purpose: tuple[str, str], phase: str) -> None:
+def test_a_label_takes_precedence_over_the_phase(label: str, purpose: tuple[str, str], phase: str) -> None:
     hand = Hand()
     hand.take(512, phase, label)
     hand.mark(f"{phase} end")
@@ -41,7 +41,7 @@ def test_a_label_is_stronger_than_the_phase(label: str, purpose: tuple[str, str]
     assert purpose[0] in COMPONENTS
 
 
-def test_a_label_that_the_bill_does_not_know_is_a_line_of_its_own() -> None:
+def test_an_unknown_label_is_a_line_of_its_own() -> None:
     hand = Hand()
     hand.take(512, "forward", "cusolver_workspace")
     assert kinds(hand.trace) == [("functionality", "cusolver_workspace")]
@@ -67,7 +67,7 @@ def test_freed_by_the_last_event_of_forward_is_not_saved() -> None:
     assert [kind.component for kind in kinds(hand.trace)] == ["temporary", "activations"]
 
 
-def test_recomputed_activations_are_told_apart() -> None:
+def test_recomputed_activations_are_a_separate_line() -> None:
     hand = Hand()
     hand.mark("recompute")
     passing, saved = hand.take(512, "recompute"), hand.take(512, "recompute")
@@ -77,8 +77,8 @@ def test_recomputed_activations_are_told_apart() -> None:
     assert kinds(hand.trace) == [("temporary", "forward"), ("activations", "saved by recomputation")]
 
 
-def test_a_forward_that_never_ends_saves_what_is_never_released() -> None:
-    """Out of memory in the middle of a forward pass: what is held then is held for backward."""
+def test_an_unfinished_forward_saves_what_is_never_freed() -> None:
+    """After out of memory in the middle of a forward pass, what is held counts as saved for backward."""
     hand = Hand()
     hand.take(512)
     hand.give(hand.take(512))

@@ -1,4 +1,4 @@
-"""Sums over a step."""
+"""Totals over the operations of a step."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def test_groups_by_phase_add_up() -> None:
     assert OperationTable(PLAIN).aside() == {"views": 1, "host": 0, "reads_by_host": 0, "transfers": 0}
 
 
-def test_what_has_no_formula_is_named() -> None:
+def test_operators_without_a_formula_are_listed() -> None:
     (row,) = OperationTable(PLAIN).unformulated()
     assert (row.operation, row.calls, row.bytes) == ("aten::sort", 1, 2 * 2 * 64)
 
 
-def test_the_heaviest_by_module_with_layers_folded() -> None:
+def test_heaviest_operations_fold_layers() -> None:
     first, *_ = OperationTable(PLAIN).heaviest(3)
     assert (first.operation, first.module, first.phase, first.calls) == ("aten::mm", "layer.*.linear", "backward", 4)
     assert len(OperationTable(PLAIN).heaviest(2)) == 2
     assert [fold_layers(path, root=True) for path in ("h.3.mlp", "0.mlp", "layer10")] == ["h.*.mlp", "*.mlp", "layer10"]
 
 
-def test_time_of_a_clock_and_of_a_profile() -> None:
+def test_predicted_and_measured_times() -> None:
     times = [
         PredictedTime(1.0, "arithmetic"),
         None,
@@ -71,12 +71,12 @@ def test_time_of_a_clock_and_of_a_profile() -> None:
     assert OperationTable(PLAIN).groups()[0].seconds is None
 
 
-def test_a_scope_leaves_the_rest_out() -> None:
+def test_operations_outside_the_scope_are_left_out() -> None:
     kept = OperationTable(PLAIN, keep=[operation.phase == "backward" for operation in PLAIN.operations])
     assert kept.total().calls == 5 and {row.phase for row in kept.groups()} == {"step", "backward"}
 
 
-def test_backward_costs_twice_and_activations_move_half_as_much_again() -> None:
+def test_claims_about_backward_and_activation_functions() -> None:
     flop, activation = claims(OperationTable(PLAIN))
     assert flop.ratio == pytest.approx((4 * 2 * 64**3 + 64 * 64) / (2 * 2 * 64**3))
     assert activation.ratio == 1.5 and "relu, threshold_backward" in claim_sentence(activation)
@@ -84,7 +84,7 @@ def test_backward_costs_twice_and_activations_move_half_as_much_again() -> None:
     assert claims(OperationTable(step((MM, "forward")))) == ()
 
 
-def test_memory_at_the_peak_by_who_made_it() -> None:
+def test_peak_memory_by_group() -> None:
     origins = [
         ("load", "copy to device"),
         ("forward", "aten::mm"),

@@ -1,4 +1,4 @@
-"""The measurement itself, without a GPU: cases on tensors without data, a trace that is written by hand."""
+"""The calibration measurement without a GPU: cases on meta tensors, and a profiler trace written by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainatomy.measurement.profiler.calls import CallRecorder, device_time_by_m
 
 
 class OnMeta(TorchFunctionMode):
-    """Makes tensors without data where a GPU's are asked for."""
+    """Creates meta tensors in place of CUDA tensors."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -28,7 +28,7 @@ class OnMeta(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("name", [name for name in calibrate.groups() if name not in ("transfers", "optimizers")])
-def test_every_group_makes_calls_that_can_be_written_down(name):
+def test_calls_of_every_group_can_be_serialized(name):
     recorder = CallRecorder()
     with OnMeta():
         for case in islice(calibrate.groups()[name](), 0, None, 12):
@@ -41,7 +41,7 @@ def test_every_group_makes_calls_that_can_be_written_down(name):
         assert to_text(from_text(to_text(call))) == to_text(call)
 
 
-def test_device_time_goes_to_the_mark_that_launched_it():
+def test_device_time_belongs_to_the_mark_that_launched_it():
     def mark(run, begins):
         return {"cat": "user_annotation", "name": f"trainatomy-call {run}", "ts": begins, "dur": 5}
 
@@ -75,7 +75,7 @@ def test_every_run_is_marked_also_in_backward():
     assert all(sample.microseconds == 0 for sample in samples)
 
 
-def test_a_call_that_raises_is_no_sample_and_takes_nobodys_place():
+def test_a_call_that_raises_is_not_a_sample():
     recorder, events = CallRecorder(), []
     x = torch.randn(8, 8)
     with profiled(events):
@@ -88,7 +88,7 @@ def test_a_call_that_raises_is_no_sample_and_takes_nobodys_place():
     assert len(samples) == 6  # four tensors of ones, two products
 
 
-def test_without_a_gpu_it_says_what_to_do(tmp_path, monkeypatch):
+def test_without_a_gpu_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="nvidia-smi"):
         calibrate.calibrate()
@@ -99,7 +99,7 @@ def test_without_a_gpu_it_says_what_to_do(tmp_path, monkeypatch):
     assert not (tmp_path / "c.json").exists()
 
 
-def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path, monkeypatch):
+def test_an_unwritable_file_is_reported_before_measuring(tmp_path, monkeypatch):
     def never(**options):
         raise AssertionError("measured")
 
@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(tmp_p
         trainatomy.calibrate(tmp_path / "c.json")
 
 
-def test_blocks_that_the_card_has_no_room_for_are_left_out(monkeypatch):
+def test_blocks_that_do_not_fit_are_left_out(monkeypatch):
     from trainatomy.measurement.calibration import device
 
     clock = iter(range(10**6))

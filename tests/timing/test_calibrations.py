@@ -1,4 +1,4 @@
-"""Calibrations: their text, what ships, and that points price themselves."""
+"""Calibration files: their text form, the shipped ones, and the costs that follow from them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from trainatomy.timing.findings import findings
 TEXT = "aten::baddbmm(f32[8,1]!,bf16[4,8,2|16,1,8]*2,hi64[3])->f32[8,1]@0#2;beta=1"
 
 
-def test_a_call_survives_its_text():
+def test_calls_round_trip_through_text():
     assert to_text(from_text(TEXT)) == TEXT
     for calibration in shipped().values():
         for point in calibration.points:
             assert from_text(to_text(point.call)) == point.call
 
 
-def test_text_keeps_strides_storages_and_what_is_written():
+def test_text_keeps_strides_storages_and_written_inputs():
     call = from_text("aten::x(f32[2,3]!,f32[3,2|1,3]@0,hi64[]*2)->bf16[2]#2;dim=[0, 1]")
     assert call.inputs[1].strides == (1, 3)
     assert call.inputs[1].storage == call.inputs[0].storage != call.inputs[2].storage
@@ -38,7 +38,7 @@ def test_text_keeps_strides_storages_and_what_is_written():
         from_text("nonsense")
 
 
-def test_shipped_files_are_calibrations_of_known_cards():
+def test_shipped_calibrations_are_of_known_gpus():
     names = {one.id: one.device_name for one in gpus()}
     assert shipped()
     for gpu_id, calibration in shipped().items():
@@ -47,7 +47,7 @@ def test_shipped_files_are_calibrations_of_known_cards():
 
 
 @pytest.mark.parametrize("gpu_id", list(shipped()))
-def test_points_price_themselves(gpu_id):
+def test_calibration_points_are_reproduced(gpu_id):
     calibration = shipped()[gpu_id]
     cost_models = {tf32: cost_model_of(find_gpu(gpu_id), tf32=tf32) for tf32 in (False, True)}
     off = [
@@ -63,12 +63,12 @@ def test_points_price_themselves(gpu_id):
     ("gpu_id", "gpu"),
     [("v100-16gb", "NVIDIA H200"), ("rtx-3090", "NVIDIA H200"), ("h100-pcie", "NVIDIA H100"), ("l4", "NVIDIA H100")],
 )
-def test_a_card_without_a_calibration_is_priced_by_the_nearest(gpu_id, gpu):
+def test_a_gpu_without_a_calibration_uses_the_nearest(gpu_id, gpu):
     source = cost_model_of(find_gpu(gpu_id)).source
     assert source.startswith(f"calibration of {gpu}") and "extrapolated" in source
 
 
-def test_a_gap_that_was_measured_replaces_the_general_one():
+def test_a_measured_gap_replaces_the_general_one():
     known = shipped()["h100-sxm"].sections["device"]["waiting"]["gap_us"]
     assert gap_seconds(shipped()["h100-sxm"]) == pytest.approx(known * 1e-6)
     without = replace(shipped()["h100-sxm"], sections={"device": {"waiting": {}}})
@@ -94,7 +94,7 @@ def test_findings_stay_below_the_data_sheet():
         (json.dumps({"schema": SCHEMA, "sections": {"kernels": {"points": [{"call": "x"}]}}}), "not a file that"),
     ],
 )
-def test_what_is_no_calibration_is_refused(content, says, tmp_path):
+def test_files_that_are_not_calibrations_are_rejected(content, says, tmp_path):
     with pytest.raises(WorkloadError, match=says):
         parse(content, "f.json")
     with pytest.raises(WorkloadError, match="No such file"):
@@ -102,19 +102,19 @@ def test_what_is_no_calibration_is_refused(content, says, tmp_path):
 
 
 def measured_on(name: str, capability: tuple[int, int] = (9, 0), us: float | str = 100.0) -> Any:
-    """A calibration of such a card: one matrix product, three times."""
+    """Return a calibration of such a GPU: one matrix product, three times."""
     point = {"call": "aten::mm(bf16[4096,4096],bf16[4096,4096])->bf16[4096,4096]", "us": us, "kernels": 1}
     environment = {"gpu": name, "capability": list(capability), "date": "2026-11-21"}
     return json.dumps({"schema": SCHEMA, "environment": environment, "sections": {"kernels": {"points": [point] * 3}}})
 
 
 @pytest.mark.parametrize("microseconds", ["soon", -1.0, float("nan"), float("inf")])
-def test_a_point_that_is_no_duration_is_refused(microseconds):
+def test_invalid_durations_are_rejected(microseconds):
     with pytest.raises(WorkloadError, match="not a file that"):
         parse(measured_on("NVIDIA H200", us=microseconds), "f.json")
 
 
-def test_what_cannot_be_read_is_refused(tmp_path: Path):
+def test_unreadable_files_are_rejected(tmp_path: Path):
     with pytest.raises(WorkloadError, match="directory"):
         load(tmp_path)
     (tmp_path / "picture").write_bytes(b"\x89PNG\xff")
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path):
         load(tmp_path / "picture")
 
 
-def test_a_calibration_of_the_card_speaks_for_it():
+def test_a_calibration_of_the_same_gpu_is_used():
     slow, fast = (parse(measured_on("NVIDIA H200", us=us), "f.json") for us in (1000.0, 200.0))
     cost_models = cost_model_of(find_gpu("h200"), slow)
     assert cost_models.calibrated and cost_models.source == "calibration of NVIDIA H200, 2026-11-21"
@@ -132,7 +132,7 @@ def test_a_calibration_of_the_card_speaks_for_it():
     assert cost_model_of(find_gpu("h200"), slow) is cost_models
 
 
-def test_another_card_of_the_same_kernels_is_scaled_by_its_data_sheet_and_says_so():
+def test_a_calibration_of_another_gpu_is_scaled_by_the_data_sheets():
     h200 = parse(measured_on("NVIDIA H200", us=200.0), "f.json")
     cost_models = cost_model_of(find_gpu("h100-pcie"), h200)
     assert not cost_models.calibrated
@@ -146,12 +146,12 @@ def test_another_card_of_the_same_kernels_is_scaled_by_its_data_sheet_and_says_s
     assert kernel_cost(h200.points[0].call, cost_models).seconds == pytest.approx(200e-6 * ratio, rel=0.15)
 
 
-def test_a_card_with_other_kernels_is_refused_with_both_names():
+def test_a_gpu_with_other_kernels_is_rejected_with_both_names():
     with pytest.raises(WorkloadError, match=r"NVIDIA H200.*for T4 \(7\.5\).*gpu h200"):
         cost_model_of(find_gpu("t4"), parse(measured_on("NVIDIA H200"), "f.json"))
 
 
-def test_a_card_that_is_not_in_the_list_has_to_be_described():
+def test_an_unlisted_gpu_has_to_be_described():
     unlisted = parse(measured_on("NVIDIA GeForce RTX 4060", (8, 9), 1000.0), "f.json")
     with pytest.raises(WorkloadError, match=r"RTX 4060.*no data sheet.*base: rtx-4090"):
         cost_model_of(find_gpu("rtx-4090"), unlisted)
@@ -162,7 +162,7 @@ def test_a_card_that_is_not_in_the_list_has_to_be_described():
         unlisted.check(gpu_from_mapping({"memory_bytes": 16 * 2**30}, "h200"))
 
 
-def test_a_calibration_of_a_host_alone_leaves_the_kernels_that_ship():
+def test_a_cpu_only_calibration_keeps_the_shipped_kernels():
     content = json.loads(measured_on("NVIDIA H200"))
     content["sections"] = {"host": {"reference": "x", "factors": {"forward": 2.0}}}
     cost_models = cost_model_of(find_gpu("h200"), parse(json.dumps(content), "f.json"))
@@ -181,13 +181,13 @@ def test_a_calibration_of_a_host_alone_leaves_the_kernels_that_ship():
         [1],
     ],
 )
-def test_sections_without_their_numbers_are_refused(sections):
+def test_incomplete_sections_are_rejected(sections):
     content = {**json.loads(measured_on("NVIDIA H200")), "sections": sections}
     with pytest.raises(WorkloadError, match=r"f\.json: not a file that"):
         parse(json.dumps(content), "f.json")
 
 
-def test_a_memory_size_of_ones_own_leaves_a_card_its_calibration():
+def test_changing_the_memory_size_keeps_the_calibration():
     assert cost_model_of(gpu_from_mapping({"memory_bytes": 100 * 2**30}, "h200")).calibrated
     assert not cost_model_of(gpu_from_mapping({"multiprocessors": 100}, "h200")).calibrated
     assert "extrapolated" in cost_model_of(find_gpu("v100")).source

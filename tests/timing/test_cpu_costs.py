@@ -1,4 +1,4 @@
-"""How fast a host is: the trainings that tell, the factors that come of them, and what the clock makes of those."""
+"""The CPU's speed: the trainings that measure it, the factors that follow, and their effect on predictions."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def seconds(operations: Operations, found: Calibration | None) -> float:
     return time.host_seconds
 
 
-def test_factors_are_means_of_ratios_by_part() -> None:
+def test_factors_are_geometric_means_by_part() -> None:
     measured = [{"forward": 2000.0, "backward": 3000.0, "optimizer": 90.0}, {"forward": 8000.0, "backward": 3000.0}]
     reference = [{"forward": 1000.0, "backward": 3000.0, "optimizer": 90.0}, {"forward": 1000.0, "backward": 6000.0}]
     assert host.factors(measured, reference) == {"graph": 4.0, "backward": round(geometric_mean((1, 0.5)), 3)}
 
 
-def test_a_slower_host_makes_a_slower_step(encoder: Operations) -> None:
+def test_a_slower_cpu_makes_a_slower_step(encoder: Operations) -> None:
     known = reference_host()
     same = seconds(encoder, calibration(dict.fromkeys(PARTS, 1.0), known.id))
     slow = seconds(encoder, calibration(dict.fromkeys(PARTS, 2.0), known.id))
@@ -51,14 +51,14 @@ def test_a_slower_host_makes_a_slower_step(encoder: Operations) -> None:
     assert slow - waits == pytest.approx(2 * (same - waits), rel=1e-6)
 
 
-def test_without_factors_the_host_is_as_on_a_quiet_occasion(encoder: Operations) -> None:
+def test_without_factors_the_cpu_is_otherwise_idle(encoder: Operations) -> None:
     known = reference_host()
     quiet = calibration(dict.fromkeys(PARTS, known.quiet), known.id)
     assert seconds(encoder, None) == pytest.approx(seconds(encoder, quiet))
     assert replace(known, occasions=(1.0, 4.0)).quiet == 1.0
 
 
-def test_a_part_without_a_factor_is_as_on_a_quiet_occasion(encoder: Operations) -> None:
+def test_parts_without_a_factor_are_as_on_an_idle_cpu(encoder: Operations) -> None:
     known = reference_host()
     some = calibration({"graph": known.quiet}, known.id)
     assert seconds(encoder, some) == pytest.approx(seconds(encoder, None))
@@ -66,7 +66,7 @@ def test_a_part_without_a_factor_is_as_on_a_quiet_occasion(encoder: Operations) 
     assert seconds(encoder, empty) == pytest.approx(seconds(encoder, None))
 
 
-def test_factors_against_another_reference_do_not_count(encoder: Operations) -> None:
+def test_factors_against_another_reference_are_ignored(encoder: Operations) -> None:
     other = calibration(dict.fromkeys(PARTS, 3.0), "another")
     assert seconds(encoder, other) == pytest.approx(seconds(encoder, None))
 
@@ -80,7 +80,7 @@ def test_trainings_run_and_every_phase_is_timed(monkeypatch: pytest.MonkeyPatch)
     assert set(phases.PHASES) == set(host.PART_OF)
 
 
-def test_each_phase_counts_as_in_its_median_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_phase_takes_its_median_round(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = iter([[5.0, 9.0], [7.0, 3.0], [6.0, 4.0]])
 
     def played(*_: object) -> dict[str, float]:
@@ -92,7 +92,7 @@ def test_each_phase_counts_as_in_its_median_round(monkeypatch: pytest.MonkeyPatc
     assert found == {"forward": 6.0, "backward": 4.0, "optimizer": 4.0, "other": 4.0}
 
 
-def test_large_batches_have_a_factor_of_their_own() -> None:
+def test_large_batches_have_their_own_factor() -> None:
     small = {"forward": 1000.0, "other": 2000.0, "batch": 10.0}
     large = {"forward": 1000.0, "other": 1000.0, "batch": 20_000.0}
     found = host.factors([small | {"other": 4000.0}, {"forward": 9000.0, "other": 12_000.0}], [small, large])
@@ -100,7 +100,7 @@ def test_large_batches_have_a_factor_of_their_own() -> None:
     assert "batch" not in host.factors([small, {"other": 900.0}], [small, large])
 
 
-def test_what_the_reference_needs_is_predicted_in_a_process_of_its_own() -> None:
+def test_the_reference_is_predicted_in_a_separate_process() -> None:
     with host.Answer("expected", "h200") as slow, pytest.raises(RuntimeError, match=r"`expected` did not end within 0"):
         slow.get(0.01)
     assert slow._process.poll() is not None
@@ -108,7 +108,7 @@ def test_what_the_reference_needs_is_predicted_in_a_process_of_its_own() -> None
         wrong.get(60)
 
 
-def test_the_reference_is_predicted_for_the_card_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_is_predicted_for_the_gpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(host, "Answer", lambda module, known: asked.append(known))
     host.expected_for("NVIDIA H200")

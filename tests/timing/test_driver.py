@@ -1,4 +1,4 @@
-"""What segments from the driver cost the operations that make the allocator ask for them."""
+"""CPU time of cudaMalloc and cudaFree within a step."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def step(*events: int) -> Operations:
 @pytest.mark.parametrize(
     ("size", "microseconds"), [(MIB, 10), (2 * MIB, 10), (11 * MIB, 19), (20 * MIB, 28), (30 * MIB, 38)]
 )
-def test_costs_lie_on_lines_between_what_was_measured(size: int, microseconds: float) -> None:
+def test_costs_are_interpolated_linearly(size: int, microseconds: float) -> None:
     assert COSTS.seconds("malloc", size) == COSTS.seconds("map", size) == pytest.approx(microseconds * 1e-6)
 
 
-def test_giving_back_has_costs_of_its_own_and_a_refusal_is_cheap() -> None:
+def test_freeing_has_its_own_cost_and_a_refusal_is_cheap() -> None:
     assert COSTS.seconds("free", 4 * MIB) == COSTS.seconds("unmap", 4 * MIB) == pytest.approx(15e-6)
     assert COSTS.seconds("refused", 4096 * MIB) == 10e-6
 
 
-def test_work_belongs_to_the_operation_during_which_it_happens() -> None:
+def test_work_belongs_to_the_operation_that_causes_it() -> None:
     operations = step(100, 100, 103, 110)  # the first one makes no event
     calls = [DriverCall(99, "free", 2 * MIB), DriverCall(101, "free", 2 * MIB), DriverCall(110, "malloc", 20 * MIB)]
     assert driver_work(operations, calls, COSTS) == {1: (5e-6, True), 3: (pytest.approx(28e-6), False)}
 
 
-def test_a_cache_that_only_grows_will_serve_the_next_step() -> None:
+def test_a_step_that_frees_nothing_has_no_driver_work() -> None:
     assert driver_work(step(4), [DriverCall(2, "free", 2 * MIB), DriverCall(5, "malloc", 2 * MIB)], COSTS) == {}
 
 
-def test_a_cache_that_is_given_back_waits_for_the_gpu() -> None:
+def test_freeing_the_cache_waits_for_the_gpu() -> None:
     calls = [DriverCall(5, "refused", 20 * MIB), DriverCall(5, "free", 2 * MIB), DriverCall(5, "free", 10 * MIB)]
     calls.append(DriverCall(5, "malloc", 20 * MIB))
     work = driver_work(step(4), calls, COSTS)[0]
@@ -50,7 +50,7 @@ def test_a_cache_that_is_given_back_waits_for_the_gpu() -> None:
     assert work.seconds == pytest.approx((10 + 5 + 45 + 28) * 1e-6)
 
 
-def test_the_shipped_calibration_serves_its_card_and_others() -> None:
+def test_the_shipped_calibration_applies_to_its_gpu_and_others() -> None:
     measured = shipped()["h200"].sections["device"]["memory"]
     own, other = driver_costs(find_gpu("h200")), driver_costs(find_gpu("a100-80gb"))
     assert own == other
@@ -59,7 +59,7 @@ def test_the_shipped_calibration_serves_its_card_and_others() -> None:
         assert own.seconds("free", row["bytes"]) == pytest.approx(row["free_us"] * 1e-6)
 
 
-def test_a_calibration_of_a_machine_goes_first_if_it_measured_memory() -> None:
+def test_a_users_calibration_takes_precedence_if_it_measured_memory() -> None:
     rows = [{"bytes": 2 * MIB, "malloc_us": 100.0, "free_us": 200.0, "cached_us": 3.0}]
     mine = replace(shipped()["h200"], sections={"device": {"memory": rows}})
     assert driver_costs(find_gpu("h200"), mine).seconds("malloc", 2**30) == pytest.approx(100e-6)

@@ -1,4 +1,4 @@
-"""What kernels reach, extrapolated to cards that nobody measured."""
+"""Efficiencies of one GPU applied to another."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def seconds(text: str, name: str, *, tf32: bool = False) -> float:
     return kernel_cost(from_text(text), cost_model_of(find_gpu(name), tf32=tf32)).seconds
 
 
-def test_the_measured_card_takes_its_own_ratios():
+def test_the_calibrated_gpu_uses_its_own_efficiencies():
     assert cost_model_of(H200).extrapolation is SAME_GPU
     assert cost_model_of(find_gpu("h100-pcie")).extrapolation is not SAME_GPU
 
 
-def test_carrying_to_the_card_itself_changes_nothing():
+def test_extrapolating_to_the_same_gpu_changes_nothing():
     extrapolation, chip = extrapolation_between(H200, H200), chip_of(H200, tf32=False)
     product = Work("matmul.half.plain.nn.alone", (), 1e12, "fp16", 1e8, 1, 2e-3)
     assert extrapolation.arithmetic_seconds(product, 2e-3, chip) == pytest.approx(2e-3)
@@ -41,7 +41,7 @@ def test_carrying_to_the_card_itself_changes_nothing():
 
 
 @pytest.mark.parametrize("name", ["v100-16gb", "rtx-3090", "rtx-4090", "a100-40gb", "t4", "h100-pcie"])
-def test_nothing_moves_faster_than_memory_but_from_the_cache(name):
+def test_only_cached_data_moves_faster_than_memory(name):
     numbers = 2**28
     moved = 3 * 4 * numbers - (find_gpu(name).l2_bytes or 0)
     top = read_yaml("efficiency.yaml")["traffic"]["bandwidth"]
@@ -50,9 +50,8 @@ def test_nothing_moves_faster_than_memory_but_from_the_cache(name):
     assert taken <= 1.4 * moved / (find_gpu(name).bandwidth_bytes_per_second * top)
 
 
-def test_what_multiprocessors_add_weighs_less_where_memory_is_slow():
-    """A kernel at a third of an H200's bandwidth comes nearer to a V100's, whose multiprocessors have less to wait
-    for."""
+def test_multiprocessor_overhead_matters_less_if_memory_is_slow():
+    """A V100's memory is slower relative to its multiprocessors, so kernels reach a higher share of its bandwidth."""
     v100 = find_gpu("v100-16gb")
     work = Work("traffic.transposed.16.clone", (5.0,), 0.0, "fp32", 1e9, 1)
     there = work.bytes / (H200.bandwidth_bytes_per_second / 3)
@@ -61,7 +60,7 @@ def test_what_multiprocessors_add_weighs_less_where_memory_is_slow():
     assert scaled > here > work.bytes / (v100.bandwidth_bytes_per_second * 0.9)
 
 
-def test_products_attain_what_was_published_of_a_card():
+def test_products_attain_the_published_share():
     attained = read_yaml("efficiency.yaml")["attained"]
     for text, kind in ((PRODUCT, "fp32"), (HALF, "half")):
         rate = {"fp32": "fp32", "half": "fp16"}[kind]
@@ -71,14 +70,14 @@ def test_products_attain_what_was_published_of_a_card():
             assert 0.75 * best < reached < 1.08 * best, (name, kind)
 
 
-def test_tf32_follows_16_bits_where_nothing_is_known():
+def test_tf32_defaults_to_the_share_of_16_bits():
     extrapolation = extrapolation_between(H200, find_gpu("a100-40gb"))
     attained = read_yaml("efficiency.yaml")["attained"]
     assert "tf32" not in attained["a100-40gb"]
     assert extrapolation.products["tf32"] == pytest.approx(attained["h200"]["tf32"] / attained["a100-40gb"]["half"])
 
 
-def test_kernels_of_older_cards_lose_nothing_on_them():
+def test_older_kernels_lose_nothing_on_older_gpus():
     attention = Work("attention.half.forward.flash.causal", (), 1e12, "fp16", 1e6, 1, 1e-3)
     a100, h100, rtx5090 = find_gpu("a100-80gb"), find_gpu("h100-sxm"), find_gpu("rtx-5090")
     share = read_yaml("efficiency.yaml")["hopper"]["older_instructions"]
@@ -91,7 +90,7 @@ def test_kernels_of_older_cards_lose_nothing_on_them():
     assert taken == pytest.approx(1e-3 * share * extrapolation.products["half"])
 
 
-def test_attained_shares_are_of_cards_that_exist():
+def test_attained_shares_are_of_known_gpus():
     known = {one.id for one in gpus()}
     shares = {name: one for name, one in read_yaml("efficiency.yaml")["attained"].items() if name != "source"}
     assert set(shares) <= known
@@ -99,7 +98,7 @@ def test_attained_shares_are_of_cards_that_exist():
 
 
 @pytest.mark.parametrize("one", [one for one in gpus() if "tf32" not in one.rates], ids=lambda one: one.id)
-def test_without_tensor_cores_for_it_fp32_stays_below_its_peak(one):
+def test_fp32_without_tensor_cores_stays_below_its_peak(one):
     q = "f32[1,32,4096,128]"
     for text in (
         f"aten::_scaled_dot_product_efficient_attention({q}*3)->{q},f32[1,32,4096]",
@@ -109,8 +108,8 @@ def test_without_tensor_cores_for_it_fp32_stays_below_its_peak(one):
         assert cost.seconds > cost.flop_seconds > 0
 
 
-def test_what_was_measured_on_one_card_tells_what_another_takes():
-    """Two calibrations, of cards that differ in memory alone: one extrapolated says what the other measured."""
+def test_a_calibration_predicts_what_another_gpu_measured():
+    """The H200 and the H100 differ only in memory: extrapolating one calibration predicts the other."""
     h100 = find_gpu("h100-sxm")
     carried = {tf32: cost_model_from(h100, shipped()["h200"], tf32=tf32) for tf32 in (False, True)}
     off = sorted(

@@ -1,4 +1,4 @@
-"""What convolutions and batch norm ask of a GPU."""
+"""GPU costs of convolutions and batch norm."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ def conv(images: str, weight: str, out: str, more: str = "stride=[1, 1];padding=
     return work_of(from_text(f"aten::convolution({images},{weight})->{out};{more}"), CHIP).seconds
 
 
-def test_channels_first_images_are_rewritten_and_channels_last_ones_are_not():
+def test_only_channels_first_images_are_rewritten():
     weight = "f32[256,256,3,3]"
     first = conv("f32[16,256,14,14]", weight, "f32[16,256,14,14]")
     last = conv("f32[16,256,14,14|50176,1,3584,256]", weight, "f32[16,256,14,14]")
     assert 8e-6 < first - last < 20e-6  # two images and the weight: 4 + 4 + 5 us
 
 
-def test_a_kernel_of_one_place_is_a_product():
+def test_a_1x1_convolution_is_a_product():
     plain = conv("f32[16,256,56,56]", "f32[64,256,1,1]", "f32[16,64,56,56]")
     with_step = conv("f32[16,256,56,56]", "f32[64,256,1,1]", "f32[16,64,28,28]", "stride=[2, 2];padding=[0, 0]")
     assert with_step > plain  # a quarter of the work, and images to rewrite
 
 
-def test_images_of_few_channels_are_far_from_the_peak():
-    """The first layer of a vision transformer: 14.8 GFLOP, which tensor cores would do in 20 us."""
+def test_few_channels_are_far_from_the_peak():
+    """The first layer of a vision transformer: 14.8 GFLOP, which tensor cores would compute in 20 us."""
     text = "aten::convolution(f16[64,3,224,224],f16[768,3,16,16],f16[768])->f16[64,768,14,14];stride=[16, 16]"
     work = work_of(from_text(text), CHIP)
     assert work.flop == pytest.approx(2 * 64 * 196 * 768 * 768)
     assert 0.02 < work.flop / CHIP.rate("fp16") / work.seconds < 0.04
 
 
-def test_backward_counts_what_is_wanted():
+def test_backward_counts_only_the_requested_gradients():
     text = "aten::convolution_backward({0},f32[16,64,56,56],f32[64,64,3,3])->f32[16,64,56,56],f32[64,64,3,3];{1}"
     both, one, none = (
         work_of(from_text(text.format("f32[16,64,56,56]", f"output_mask=[{mask}]")), CHIP)
@@ -46,7 +46,7 @@ def test_backward_counts_what_is_wanted():
     assert none.seconds - one.seconds > 15e-6  # the bias
 
 
-def test_depthwise_kernels_reach_little_of_the_peak():
+def test_depthwise_convolutions_reach_little_of_the_peak():
     deep = work_of(
         from_text("aten::convolution(f32[16,96,56,56],f32[96,1,7,7])->f32[16,96,56,56];stride=[1, 1];groups=96"), CHIP
     )
@@ -55,7 +55,7 @@ def test_depthwise_kernels_reach_little_of_the_peak():
     assert 130e-6 < deep.seconds < 200e-6
 
 
-def test_groups_share_channels():
+def test_grouped_convolutions_split_channels():
     whole = work_of(from_text("aten::convolution(f32[16,256,28,28],f32[256,256,3,3])->f32[16,256,28,28]"), CHIP)
     text = "aten::convolution(f32[16,256,28,28],f32[256,8,3,3])->f32[16,256,28,28];groups=32"
     assert work_of(from_text(text), CHIP).flop == whole.flop / 32
@@ -71,7 +71,7 @@ def test_groups_share_channels():
     ],
 )
 def test_batch_norm_by_channel(shape, forward, backward):
-    """Microseconds of an H200's kernels: few channels, many, short ones, and those that fit its multiprocessors."""
+    """Microseconds on an H200: few channels, many, short ones, and as many as it has multiprocessors."""
     channels = shape.split(",")[1]
     one = f"aten::native_batch_norm(f32[{shape}],f32[{channels}]*4)->f32[{shape}],f32[{channels}]*2"
     other = f"aten::native_batch_norm_backward(f32[{shape}]*2,f32[{channels}]*5)->f32[{shape}],f32[{channels}]*2"
@@ -86,7 +86,7 @@ def test_batch_norm_of_inference_is_element_wise():
     assert trained.seconds > 3 * known.bytes / CHIP.bandwidth
 
 
-def test_a_norm_of_what_is_not_dense_copies_it_first():
+def test_a_norm_copies_a_non_dense_input_first():
     text = (
         "aten::native_layer_norm_backward(f32[4,1500,768],{0},f32[4,1500,1]*2,f32[768]*2)->f32[4,1500,768],f32[768]*2"
     )
@@ -96,7 +96,7 @@ def test_a_norm_of_what_is_not_dense_copies_it_first():
     assert turned.bytes - plain.bytes == 4 * 4 * 1500 * 768 * 4 and turned.launches == plain.launches + 1
 
 
-def test_tokens_that_hit_one_row_wait_for_each_other():
+def test_tokens_that_update_one_row_are_serialized():
     types, words = (
         work_of(from_text(f"aten::embedding_dense_backward(f32[4,512,768],i64[4,512])->f32[{rows},768]"), CHIP).seconds
         for rows in (2, 512)

@@ -1,4 +1,4 @@
-"""What operations ask of a GPU: hand-made calls, priced by data sheet and by calibration."""
+"""GPU costs of single calls, by data sheet and by calibration."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def seconds(text: str, cost_model=H200) -> float:
     return kernel_cost(from_text(text), cost_model).seconds
 
 
-def test_a_large_product_reaches_what_the_card_attains():
+def test_a_large_product_reaches_the_attainable_rate():
     cost = kernel_cost(from_text("aten::mm(bf16[8192,8192],bf16[8192,8192])->bf16[8192,8192]"), H200)
     assert cost.flop_seconds == pytest.approx(2 * 8192**3 / 989.4e12)
     assert 0.7 < cost.flop_seconds / cost.seconds < 0.9
     assert cost.bytes_seconds < cost.flop_seconds
 
 
-def test_one_more_row_than_a_multiple_of_tiles_costs_another_wave():
+def test_one_row_beyond_a_multiple_of_tiles_costs_another_wave():
     chip = chip_of(find_gpu("h200"), tf32=False)
     full = work_of(from_text("aten::mm(bf16[2816,1024],bf16[1024,3072])->bf16[2816,3072]"), chip)
     more = work_of(from_text("aten::mm(bf16[4096,1024],bf16[1024,4096])->bf16[4096,4096]"), chip)
@@ -47,13 +47,13 @@ def test_one_more_row_than_a_multiple_of_tiles_costs_another_wave():
     assert waves[1] > waves[0] * 1.02
 
 
-def test_odd_vocabularies_leave_the_fast_kernels():
+def test_odd_vocabularies_miss_the_fast_kernels():
     padded = seconds("aten::mm(bf16[8192,768],bf16[768,50304|1,768])->bf16[8192,50304]")
     odd = seconds("aten::mm(bf16[8192,768],bf16[768,50257|1,768])->bf16[8192,50257]")
     assert odd > 4 * padded
 
 
-def test_tf32_is_a_choice_of_the_prices():
+def test_tf32_is_an_option_of_the_cost_model():
     text = "aten::mm(f32[4096,4096],f32[4096,4096|1,4096])->f32[4096,4096]"
     assert seconds(text, cost_model_of(find_gpu("h200"), tf32=True)) < seconds(text) / 4
 
@@ -78,7 +78,7 @@ def test_each_distinct_operand_is_moved_once(text, moved):
     assert work_of(from_text(text), H200.chip).bytes == moved
 
 
-def test_views_and_the_hosts_own_work_cost_nothing():
+def test_views_and_cpu_operations_cost_the_gpu_nothing():
     for text in (
         "aten::view(f32[64])->f32[8,8]@0",
         "aten::empty()->f32[8,8]",
@@ -88,7 +88,7 @@ def test_views_and_the_hosts_own_work_cost_nothing():
         assert kernel_cost(from_text(text), H200) == (0.0, 0.0, 0.0, 0), text
 
 
-def test_types_and_layouts_that_copy_slowly():
+def test_slow_copies_by_type_and_layout():
     plain = seconds("aten::clone(bf16[64,512,1024])->bf16[64,512,1024]")
     turned = seconds("aten::clone(bf16[64,512,1024|524288,1,512])->bf16[64,512,1024]")
     widened = seconds("aten::_to_copy(bf16[64,512,1024])->f32[64,512,1024]")
@@ -96,7 +96,7 @@ def test_types_and_layouts_that_copy_slowly():
     assert plain < widened
 
 
-def test_small_operations_cost_a_kernel():
+def test_small_operations_cost_at_least_a_kernel():
     assert 0.5e-6 < seconds("aten::add(f32[4]*2)->f32[4]") < 4e-6
 
 
@@ -108,13 +108,13 @@ def test_backward_of_attention_costs_more_and_a_causal_mask_less():
     assert seconds(f"{forward};is_causal=True") < seconds(forward)
 
 
-def test_launches_of_lists_are_full_by_tensors_or_by_chunks():
+def test_list_operators_launch_by_tensors_or_by_chunks():
     assert launches_of((array("f32", 768),) * 300, 4) == 9  # 36 tensors each
     assert launches_of((array("f32", 8192, 8192),), 4) == 4  # 1024 chunks, 320 each
     assert launches_of((array("f32", 0),), 1) == 0
 
 
-def test_what_nothing_is_known_of_is_named():
+def test_operators_without_a_cost_rule_are_listed():
     strange = from_text("my::operator(f32[1024])->f32[1024]")
     known = from_text("aten::add(f32[4]*2)->f32[4]")
     assert general_rule_only([strange, known]) == {"my::operator"}
@@ -122,7 +122,7 @@ def test_what_nothing_is_known_of_is_named():
 
 
 @pytest.mark.parametrize("one", gpus(), ids=lambda one: one.id)
-def test_every_card_prices_every_calibrated_call(one):
+def test_every_gpu_has_a_cost_for_every_calibrated_call(one):
     cost_model = cost_model_of(one)
     assert cost_model.calibrated == (one.id in shipped())
     for point in shipped()["h200"].points[::9]:
@@ -139,7 +139,7 @@ def test_a_slower_card_is_slower():
     assert 200 < published < 290  # 271 TFLOP/s are known to be attained on an A100
 
 
-def test_a_step_of_bert_large_is_priced_at_once():
+def test_costs_of_bert_large_are_computed_quickly():
     calls = [point.call for point in shipped()["h200"].points[:300]]
     cost_model = cost_model_of(find_gpu("h200"))
     began = time.perf_counter()
@@ -174,7 +174,7 @@ def test_parts_of_one_tensor_are_read_each():
     assert work_of(call._replace(inputs=(gate, gate)), H200.chip).bytes == 2 * out.bytes
 
 
-def test_a_product_says_its_precision():
+def test_precision_of_a_product():
     chip, tf32 = H200.chip, H200.chip._replace(tf32=True)
     biased = from_text("aten::addmm(f32[64],bf16[64,64],bf16[64,64])->bf16[64,64]")
     image = from_text("aten::convolution(f32[8,64,56,56],f32[64,64,3,3])->f32[8,64,56,56]")
@@ -187,7 +187,7 @@ def test_a_product_says_its_precision():
     assert precision_of(product, tf32) == "tf32"
 
 
-def test_optimizers_in_8_bits_cost_more_than_their_traffic():
+def test_8_bit_optimizers_cost_more_than_their_traffic():
     shape = "[4096,4096]"
     state = f"u8{shape}!,u8{shape}!,f32[256]*2,f32[65536]!,f32[65536]!"
     text = f"bitsandbytes::optimizer_update_8bit_blockwise(f32{shape},f32{shape}!,{state})->"
@@ -197,7 +197,7 @@ def test_optimizers_in_8_bits_cost_more_than_their_traffic():
     assert general_rule_only([from_text(text)]) == frozenset()
 
 
-def test_recurrent_layers_take_their_steps_one_after_the_other():
+def test_recurrent_layers_run_their_steps_in_sequence():
     weights = "f32[2048,256],f32[2048,512],f32[2048]*2"
 
     def layer(steps: int, batch: int, directions: int = 1) -> Work:
@@ -214,7 +214,7 @@ def test_recurrent_layers_take_their_steps_one_after_the_other():
     assert layer(50, 8, directions=2).seconds < 1.3 * one.seconds
 
 
-def test_sums_over_rows_wait_for_the_rows_and_not_for_few_columns():
+def test_sums_over_rows_depend_on_rows_not_columns():
     narrow, wide, short = (
         work_of(from_text(f"aten::sum(bf16[{rows},{columns}])->bf16[1,{columns}];dim=[0]"), H200.chip).seconds
         for rows, columns in ((32768, 128), (32768, 256), (64, 128))
@@ -223,7 +223,7 @@ def test_sums_over_rows_wait_for_the_rows_and_not_for_few_columns():
     assert short < 5e-6
 
 
-def test_expanded_indices_are_read_once_and_losses_have_a_row_for_each_place():
+def test_expanded_indices_and_losses_per_position():
     chip = H200.chip
     whole = work_of(from_text("aten::gather(bf16[4096,64],i64[4096,64])->bf16[4096,64]"), chip)
     expanded = work_of(from_text("aten::gather(bf16[4096,64],i64[4096,64|1,0])->bf16[4096,64]"), chip)
@@ -233,7 +233,7 @@ def test_expanded_indices_are_read_once_and_losses_have_a_row_for_each_place():
     assert image.seconds == flat.seconds
 
 
-def test_a_copy_to_the_card_moves_its_numbers_once():
+def test_a_copy_to_the_gpu_moves_each_value_once():
     made = work_of(from_text("aten::_to_copy(hf32[1024,1024])->f32[1024,1024]"), H200.chip)
     filled = work_of(from_text("aten::copy_(f32[1024,1024]!,hf32[1024,1024])->f32[1024,1024]@0"), H200.chip)
     assert filled.seconds == made.seconds > 0

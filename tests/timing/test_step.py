@@ -1,4 +1,4 @@
-"""What a step's time is made of, where several of the clock's parts meet."""
+"""The time of a step, where several parts of the timing model interact."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def seconds(step: Operations, *calls: DriverCall) -> float:
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3, 8])
-def test_every_micro_batch_costs_the_loop_its_part(micro_batches: int) -> None:
+def test_the_loop_costs_time_for_every_micro_batch(micro_batches: int) -> None:
     train = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": micro_batches}
     workload = Workload.from_mapping({"model": MODEL, "data": {"sequence_length": 8}, "train": train})
     operations = simulate(workload, H200).operations
@@ -57,7 +57,7 @@ def course_of(operations: Operations, costs: CPUCosts) -> float:
     return replay_step(operations, issue, kernels, costs, loop_seconds(operations, costs, "trainer")).cpu_seconds
 
 
-def test_memory_that_goes_back_to_the_driver_costs_time(step: Operations) -> None:
+def test_memory_freed_to_the_driver_costs_time(step: Operations) -> None:
     event = step.operations[len(step.operations) // 2].event
     gives_back = DriverCall(event, "free", 2**30)
     takes = DriverCall(event, "malloc", 2**30)
@@ -65,12 +65,12 @@ def test_memory_that_goes_back_to_the_driver_costs_time(step: Operations) -> Non
     assert seconds(step, gives_back, takes) > seconds(step, gives_back) > seconds(step)
 
 
-def test_what_happened_before_the_step_is_no_part_of_it(step: Operations) -> None:
+def test_driver_calls_before_the_step_do_not_count(step: Operations) -> None:
     before = DriverCall(step.operations[0].event - 1, "free", 2**30)
     assert seconds(step, before) == seconds(step)
 
 
-def test_utilisation_counts_the_models_flop_at_the_precision_of_its_products() -> None:
+def test_utilisation_counts_model_flop_by_precision() -> None:
     def time(precision: dict[str, bool], checkpointing: bool) -> Time:
         train = {"per_device_train_batch_size": 8, "gradient_checkpointing": checkpointing, **precision}
         mapping = {"model": MODEL, "data": {"sequence_length": 64}, "train": train}
@@ -93,7 +93,7 @@ def test_utilisation_counts_the_models_flop_at_the_precision_of_its_products() -
     )
 
 
-def test_the_host_waits_after_each_update_of_bitsandbytes() -> None:
+def test_the_cpu_waits_after_each_bitsandbytes_update() -> None:
     tensor = Array((16,), (1,), "float32", 4, 0)
     update = Call("bitsandbytes::optimizer_update_8bit_blockwise", (tensor,), ())
     assert blocks_cpu(update) and kind_of(update) == "library"
@@ -112,11 +112,11 @@ def test_the_host_waits_after_each_update_of_bitsandbytes() -> None:
         ("aten::_unique2(i64[64])->i64[8],i64[64],i64[8]", True),
     ],
 )
-def test_the_host_waits_for_values_and_batches_and_not_for_its_own_numbers(text: str, expected: bool) -> None:
+def test_the_cpu_waits_for_values_and_batches_but_not_for_cpu_scalars(text: str, expected: bool) -> None:
     assert blocks_cpu(from_text(text)) is expected
 
 
-def test_shares_that_nobody_published_are_not_taken_from_other_precisions() -> None:
+def test_unpublished_shares_are_unknown() -> None:
     v100 = find_gpu("v100-16gb")
     assert attainable_share(H200, "fp64") is None and attainable_share(H200, "fp8") is None
     assert attainable_share(v100, "bf16") == attainable_share(v100, "fp32") != attainable_share(v100, "fp16")

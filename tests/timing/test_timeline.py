@@ -1,0 +1,132 @@
+"""Timelines worked out by hand: each operation takes 1 s to launch unless a test says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainatomy.catalog.hosts import reference_host
+from trainatomy.results.operations import Array, Call, Operation, Operations
+from trainatomy.timing import timeline
+from trainatomy.timing.launch import cpu_costs
+from trainatomy.timing.timeline import StepTimeline, replay_step
+
+COSTS = replace(cpu_costs(reference_host().microseconds), launch_delay=0.0, read=0.0)
+NO_LOOP = {"step": 0.0, "micro_step": 0.0}
+VALUE = Array((), (), "float32", 4, 0)
+KERNEL = Call("aten::mul", (VALUE,), (VALUE,))
+READ = Call("aten::_local_scalar_dense", (VALUE,), ())
+
+
+def replay(
+    *rows: tuple[int, float],
+    launch: float = 1.0,
+    dependencies: dict[int, tuple[int, ...]] | None = None,
+    reads: tuple[int, ...] = (),
+    synchronized: tuple[int, ...] = (),
+    launch_delay: float = 0.0,
+) -> StepTimeline:
+    """Replay operations of (stream, GPU seconds); those in ``reads`` are read by the CPU and run no kernel."""
+    calls = [READ if index in reads else KERNEL for index in range(len(rows))]
+    operations = [Operation(0, index, "forward", "", 0, 1, (), stream) for index, (stream, _) in enumerate(rows)]
+    kernels = [(seconds, int(seconds > 0)) for _, seconds in rows]
+    step = Operations(calls, operations, dependencies=dependencies or {})
+    costs = replace(COSTS, launch_delay=launch_delay)
+    return replay_step(step, [launch] * len(rows), kernels, costs, NO_LOOP, synchronized)
+
+
+def test_a_gpu_bound_step_takes_its_kernels() -> None:
+    found = replay((0, 10.0), (0, 20.0), (0, 30.0))
+    assert (found.seconds, found.gpu_seconds, found.cpu_seconds) == (60.0, 60.0, 3.0)
+    assert found.phase_gpu_seconds == {"forward": 60.0}
+
+
+def test_a_cpu_bound_step_takes_its_launches() -> None:
+    found = replay((0, 0.25), (0, 0.25), (0, 0.25), launch=2.0)
+    assert (found.seconds, found.gpu_seconds, found.cpu_seconds) == (6.0, 0.75, 6.0)
+
+
+def test_two_streams_overlap() -> None:
+    """The first runs from 1 to 31, the second from 2 to 32; the next step's kernels wait for their own stream only."""
+    found = replay((0, 30.0), (1, 30.0))
+    assert (found.seconds, found.cpu_seconds) == (30.0, 2.0)
+    one_stream = replay((0, 30.0), (0, 30.0))
+    assert (one_stream.seconds, one_stream.gpu_seconds) == (60.0, 60.0)
+
+
+def test_the_gpu_is_busy_once_while_streams_overlap() -> None:
+    """In the second step stream 0 is busy from 31 to 61 and stream 1 from 32 to 62: 31 s, not 60."""
+    found = replay((0, 30.0), (1, 30.0))
+    assert found.gpu_seconds == 31.0
+    assert found.phase_gpu_seconds == {"forward": 60.0}
+
+
+def test_a_dependency_serialises_streams() -> None:
+    """Stream 1 starts when stream 0 is done, at 31, and is done at 61; the second step adds 30 s on each stream."""
+    overlapping = replay((0, 30.0), (1, 30.0), reads=())
+    dependent = replay((0, 30.0), (1, 30.0), dependencies={1: (0,)})
+    both_ways = replay((0, 30.0), (1, 30.0), dependencies={1: (0,), 0: (1,)})
+    assert overlapping.seconds == 30.0
+    assert dependent.seconds == 30.0, "streams of consecutive steps still overlap"
+    assert both_ways.seconds == 60.0 == both_ways.gpu_seconds
+
+
+def test_a_dependency_takes_effect_within_the_step() -> None:
+    """A communication of 10 s on stream 1 between two kernels of 5 s, read at the end."""
+    rows = ((0, 5.0), (1, 10.0), (0, 5.0), (0, 0.0))
+    overlapped = replay(*rows, launch=0.0, reads=(3,), synchronized=(0,))
+    waited_for = replay(*rows, launch=0.0, reads=(3,), synchronized=(0,), dependencies={1: (0,), 2: (1,)})
+    assert overlapped.seconds == 10.0
+    assert waited_for.seconds == 20.0
+
+
+def test_a_read_waits_for_its_own_stream() -> None:
+    """The CPU waits for the kernel of 5 s and then launches another of 1 s; the 50 s on stream 1 go on meanwhile."""
+    own = replay((1, 50.0), (0, 5.0), (0, 0.0), (0, 1.0), launch=0.0, reads=(2,), synchronized=(0,))
+    other = replay((1, 50.0), (0, 5.0), (1, 0.0), (0, 1.0), launch=0.0, reads=(2,), synchronized=(0,))
+    assert own.seconds == 50.0
+    assert other.seconds == 51.0
+
+
+def test_freed_memory_waits_for_all_streams() -> None:
+    waiting = replay((0, 5.0), (1, 50.0), (0, 1.0), launch=0.0, synchronized=(0, 2))
+    assert waiting.seconds == 51.0
+
+
+def test_a_kernel_starts_after_the_launch_delay() -> None:
+    assert replay((0, 1.0), (0, 0.0), launch=0.0, reads=(1,), launch_delay=0.5).seconds == 1.5
+
+
+def test_each_stream_has_a_launch_queue_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for two kernels the third launch on a stream waits for the first kernel, which is done at 10."""
+    monkeypatch.setattr(timeline, "LAUNCH_QUEUE_DEPTH", 2)
+    full = replay((0, 10.0), (0, 10.0), (0, 10.0), (1, 25.0), launch=0.0, synchronized=(0,))
+    spread = replay((0, 10.0), (0, 10.0), (1, 25.0), launch=0.0, synchronized=(0,))
+    assert full.seconds == 35.0
+    assert spread.seconds == 25.0
+
+
+def test_streams_are_replayed_like_one_where_only_one_is_used() -> None:
+    rows = [(0, 0.1 * (index % 7)) for index in range(50)]
+    other = [(5, seconds) for _, seconds in rows]
+    assert replay(*rows, launch=0.17, reads=(20,)) == replay(*other, launch=0.17, reads=(20,))
+
+
+def test_a_step_without_operations_takes_the_loop_only() -> None:
+    found = replay_step(Operations(), [], [], COSTS, {"step": 2.0, "micro_step": 3.0})
+    assert (found.seconds, found.gpu_seconds) == (0.0, 0.0)
+
+
+def unrolled(*repeats: int) -> list[int]:
+    return Operations([], [Operation(0, 0, "forward", "", 0, count) for count in repeats]).unrolled()
+
+
+def test_a_micro_batch_is_repeated_as_a_whole() -> None:
+    assert unrolled(1, 1, 3, 3, 1) == [0, 1, 2, 3, 2, 3, 2, 3, 4]
+
+
+def test_unrolling_single_runs_nothing_and_several_blocks() -> None:
+    assert unrolled(1, 1) == [0, 1]
+    assert unrolled() == []
+    assert unrolled(2, 3) == [0, 0, 1, 1, 1]
