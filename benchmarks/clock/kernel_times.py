@@ -29,7 +29,7 @@ from trainatomy.catalog.gpus import gpus  # noqa: E402
 from trainatomy.measurement.profiler.calls import read_trace  # noqa: E402
 from trainatomy.results.operations import Call, Operations  # noqa: E402
 from trainatomy.simulator.simulate import simulate  # noqa: E402
-from trainatomy.timing.cost_model import CostModel, cost_model_of, kernel_cost, work_of  # noqa: E402  # noqa: E402
+from trainatomy.timing.cost_model import CostModel, cost_model_of, kernel_cost, kernel_work  # noqa: E402  # noqa: E402
 
 SUFFIX = ".trace.json.gz"
 REAL = {f"aten::native_batch_norm{way}": f"aten::cudnn_batch_norm{way}" for way in ("", "_backward")}
@@ -147,7 +147,7 @@ def report(every: list[tuple[Matched, CostModel]], by: str, worst: int) -> None:
             ours = cost.seconds * 1e6 * len(runs)
             measured, predicted = measured + real, predicted + ours
             kernels.update(real=sum(len(span.durations) for span in runs), ours=cost.launches * len(runs))
-            entry = table[work_of(call, cost_models.chip).family if by == "family" else call.name]
+            entry = table[kernel_work(call, cost_models.chip).family if by == "family" else call.name]
             for place, value in enumerate((real, ours, abs(ours - real))):
                 entry[place] += value / one.total
             calls.append(

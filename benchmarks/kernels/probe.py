@@ -70,14 +70,14 @@ def simulated(capability: tuple[int, int], multiprocessors: int, version: tuple[
     """Run every case in the simulation."""
     from cases import cases
 
-    from trainatomy.operators.allocation import RULES
+    from trainatomy.operators.allocation import allocation_rules
     from trainatomy.operators.allocation.plan import Processor
-    from trainatomy.operators.allocation.workspaces import Workspaces
+    from trainatomy.operators.allocation.workspaces import WorkspaceTracker
     from trainatomy.simulator.process import SimulatedProcess
 
     found: dict[str, Any] = {}
     processor = Processor(capability, multiprocessors, version)
-    world = SimulatedProcess("probe", 1 << 40, processor, RULES, Workspaces(processor))
+    world = SimulatedProcess("probe", 1 << 40, processor, allocation_rules(), WorkspaceTracker(processor))
     with world.open():
         world.recorder.stage = "forward"
         for group, make in cases():

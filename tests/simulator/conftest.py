@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainatomy.operators.allocation import RULES
+from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.workload import Workload
@@ -19,7 +19,7 @@ H200 = Processor((9, 0), 132, (2, 11))
 @pytest.fixture
 def closed() -> SimulatedProcess:
     """A world that is not entered yet."""
-    return SimulatedProcess("NVIDIA H200", 150 << 30, H200, RULES)
+    return SimulatedProcess("NVIDIA H200", 150 << 30, H200, allocation_rules())
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainatomy.operators.allocation import RULES
+from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.simulator.autocast import FP32, FP32_BY_DTYPE, LOWER_PRECISION, PROMOTE
 from trainatomy.simulator.process import SimulatedProcess
@@ -183,7 +183,10 @@ def test_disabled_inside_is_disabled(world: SimulatedProcess) -> None:
 
 @pytest.mark.parametrize(("version", "dtype"), [((2, 11), HALF), ((2, 12), torch.float32)])
 def test_rms_norm_joined_the_fp32_list_in_2_12(version: tuple[int, int], dtype: torch.dtype) -> None:
-    with SimulatedProcess("NVIDIA H200", 1 << 37, Processor((9, 0), 132, version), RULES).open(), autocast():
+    with (
+        SimulatedProcess("NVIDIA H200", 1 << 37, Processor((9, 0), 132, version), allocation_rules()).open(),
+        autocast(),
+    ):
         assert F.rms_norm(made(8, 8, dtype=HALF), (8,), made(8, dtype=HALF)).dtype == dtype
 
 

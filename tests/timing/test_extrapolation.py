@@ -10,7 +10,7 @@ from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpus
-from trainatomy.operators.cost.work import Work
+from trainatomy.operators.cost.kernel import KernelWork
 from trainatomy.timing.cost_model import chip_of, cost_model_from, cost_model_of, kernel_cost, point_microseconds
 from trainatomy.timing.extrapolation import SAME_GPU, extrapolation_between
 
@@ -31,10 +31,10 @@ def test_the_calibrated_gpu_uses_its_own_efficiencies():
 
 def test_extrapolating_to_the_same_gpu_changes_nothing():
     extrapolation, chip = extrapolation_between(H200, H200), chip_of(H200, tf32=False)
-    product = Work("matmul.half.plain.nn.alone", (), 1e12, "fp16", 1e8, 1, 2e-3)
+    product = KernelWork("matmul.half.plain.nn.alone", (), 1e12, "fp16", 1e8, 1, 2e-3)
     assert extrapolation.arithmetic_seconds(product, 2e-3, chip) == pytest.approx(2e-3)
     for share in (0.2, 0.6, 0.9, 1.3):
-        moving = Work("traffic.plain.32.add", (5.0,), 0.0, "fp32", 2e9, 1)
+        moving = KernelWork("traffic.plain.32.add", (5.0,), 0.0, "fp32", 2e9, 1)
         taken = moving.bytes / (chip.bandwidth * share)
         least = (moving.bytes - chip.l2_bytes) / (chip.bandwidth * extrapolation.top_share)
         assert extrapolation.traffic_seconds(moving, taken, chip) == pytest.approx(max(taken, least))
@@ -53,7 +53,7 @@ def test_only_cached_data_moves_faster_than_memory(name):
 def test_multiprocessor_overhead_matters_less_if_memory_is_slow():
     """A V100's memory is slower relative to its multiprocessors, so kernels reach a higher share of its bandwidth."""
     v100 = find_gpu("v100-16gb")
-    work = Work("traffic.transposed.16.clone", (5.0,), 0.0, "fp32", 1e9, 1)
+    work = KernelWork("traffic.transposed.16.clone", (5.0,), 0.0, "fp32", 1e9, 1)
     there = work.bytes / (H200.bandwidth_bytes_per_second / 3)
     scaled = there * H200.bandwidth_bytes_per_second / v100.bandwidth_bytes_per_second
     here = extrapolation_between(H200, v100).traffic_seconds(work, scaled, chip_of(v100, tf32=False))
@@ -78,7 +78,7 @@ def test_tf32_defaults_to_the_share_of_16_bits():
 
 
 def test_older_kernels_lose_nothing_on_older_gpus():
-    attention = Work("attention.half.forward.flash.causal", (), 1e12, "fp16", 1e6, 1, 1e-3)
+    attention = KernelWork("attention.half.forward.flash.causal", (), 1e12, "fp16", 1e6, 1, 1e-3)
     a100, h100, rtx5090 = find_gpu("a100-80gb"), find_gpu("h100-sxm"), find_gpu("rtx-5090")
     share = read_yaml("efficiency.yaml")["hopper"]["older_instructions"]
     assert (

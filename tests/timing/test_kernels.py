@@ -12,13 +12,13 @@ from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.operators.cost.lists import launches_of
 from trainatomy.results.operations import Call
 from trainatomy.timing.cost_model import (
-    Work,
+    KernelWork,
     chip_of,
     cost_model_of,
     general_rule_only,
     kernel_cost,
+    kernel_work,
     precision_of,
-    work_of,
 )
 
 H200 = cost_model_of(find_gpu("h200"))
@@ -37,11 +37,11 @@ def test_a_large_product_reaches_the_attainable_rate():
 
 def test_one_row_beyond_a_multiple_of_tiles_costs_another_wave():
     chip = chip_of(find_gpu("h200"), tf32=False)
-    full = work_of(from_text("aten::mm(bf16[2816,1024],bf16[1024,3072])->bf16[2816,3072]"), chip)
-    more = work_of(from_text("aten::mm(bf16[4096,1024],bf16[1024,4096])->bf16[4096,4096]"), chip)
+    full = kernel_work(from_text("aten::mm(bf16[2816,1024],bf16[1024,3072])->bf16[2816,3072]"), chip)
+    more = kernel_work(from_text("aten::mm(bf16[4096,1024],bf16[1024,4096])->bf16[4096,4096]"), chip)
     assert more.seconds / more.flop > full.seconds / full.flop * 0.9
     waves = [
-        work_of(from_text(f"aten::mm(bf16[{m},8192],bf16[8192,8192])->bf16[{m},8192]"), chip).seconds / m
+        kernel_work(from_text(f"aten::mm(bf16[{m},8192],bf16[8192,8192])->bf16[{m},8192]"), chip).seconds / m
         for m in (4224, 4225)
     ]
     assert waves[1] > waves[0] * 1.02
@@ -75,7 +75,7 @@ def test_tf32_is_an_option_of_the_cost_model():
     ],
 )  # fmt: skip
 def test_each_distinct_operand_is_moved_once(text, moved):
-    assert work_of(from_text(text), H200.chip).bytes == moved
+    assert kernel_work(from_text(text), H200.chip).bytes == moved
 
 
 def test_views_and_cpu_operations_cost_the_gpu_nothing():
@@ -161,7 +161,7 @@ def test_attention_computes_whole_blocks():
     at_197, at_256 = (seconds(forward.format(q.format(length, 64), length)) for length in (197, 256))
     assert at_197 > 0.9 * at_256
     small, whole = (
-        work_of(from_text(forward.format(q.format(1024, head), 1024)), H200.chip).seconds for head in (48, 64)
+        kernel_work(from_text(forward.format(q.format(1024, head), 1024)), H200.chip).seconds for head in (48, 64)
     )
     assert small == pytest.approx(whole, rel=0.02)
 
@@ -170,8 +170,8 @@ def test_parts_of_one_tensor_are_read_each():
     gate = array("bf16", 512, 1024, strides=(2048, 1), storage=0)
     out = array("bf16", 512, 1024, storage=1)
     call = Call("aten::mul", (gate, gate._replace(part=1)), (out,))
-    assert work_of(call, H200.chip).bytes == 3 * out.bytes
-    assert work_of(call._replace(inputs=(gate, gate)), H200.chip).bytes == 2 * out.bytes
+    assert kernel_work(call, H200.chip).bytes == 3 * out.bytes
+    assert kernel_work(call._replace(inputs=(gate, gate)), H200.chip).bytes == 2 * out.bytes
 
 
 def test_precision_of_a_product():
@@ -191,7 +191,7 @@ def test_8_bit_optimizers_cost_more_than_their_traffic():
     shape = "[4096,4096]"
     state = f"u8{shape}!,u8{shape}!,f32[256]*2,f32[65536]!,f32[65536]!"
     text = f"bitsandbytes::optimizer_update_8bit_blockwise(f32{shape},f32{shape}!,{state})->"
-    work = work_of(from_text(text), H200.chip)
+    work = kernel_work(from_text(text), H200.chip)
     assert work.bytes == pytest.approx(4096**2 * (4 + 2 * 4 + 2 * 2), rel=0.01)
     assert 1.5 < work.seconds / (work.bytes / H200.chip.bandwidth) < 6
     assert general_rule_only([from_text(text)]) == frozenset()
@@ -200,12 +200,12 @@ def test_8_bit_optimizers_cost_more_than_their_traffic():
 def test_recurrent_layers_run_their_steps_in_sequence():
     weights = "f32[2048,256],f32[2048,512],f32[2048]*2"
 
-    def layer(steps: int, batch: int, directions: int = 1) -> Work:
+    def layer(steps: int, batch: int, directions: int = 1) -> KernelWork:
         states = f"f32[{directions},{batch},512]*2"
         inputs = ",".join([f"f32[{steps},{batch},256]", states, *[weights] * directions])
         outputs = f"f32[{steps},{batch},{512 * directions}],{states}"
         call = f"aten::_cudnn_rnn({inputs})->{outputs};mode=LSTM;bidirectional={directions == 2}"
-        return work_of(from_text(call), H200.chip)
+        return kernel_work(from_text(call), H200.chip)
 
     one = layer(50, 8)
     assert one.flop == 2 * 50 * 8 * 2048 * (256 + 512)
@@ -216,7 +216,7 @@ def test_recurrent_layers_run_their_steps_in_sequence():
 
 def test_sums_over_rows_depend_on_rows_not_columns():
     narrow, wide, short = (
-        work_of(from_text(f"aten::sum(bf16[{rows},{columns}])->bf16[1,{columns}];dim=[0]"), H200.chip).seconds
+        kernel_work(from_text(f"aten::sum(bf16[{rows},{columns}])->bf16[1,{columns}];dim=[0]"), H200.chip).seconds
         for rows, columns in ((32768, 128), (32768, 256), (64, 128))
     )
     assert narrow == pytest.approx(37.4e-6, rel=0.15) and wide < 1.1 * narrow  # measured: 37.4 us
@@ -225,15 +225,15 @@ def test_sums_over_rows_depend_on_rows_not_columns():
 
 def test_expanded_indices_and_losses_per_position():
     chip = H200.chip
-    whole = work_of(from_text("aten::gather(bf16[4096,64],i64[4096,64])->bf16[4096,64]"), chip)
-    expanded = work_of(from_text("aten::gather(bf16[4096,64],i64[4096,64|1,0])->bf16[4096,64]"), chip)
+    whole = kernel_work(from_text("aten::gather(bf16[4096,64],i64[4096,64])->bf16[4096,64]"), chip)
+    expanded = kernel_work(from_text("aten::gather(bf16[4096,64],i64[4096,64|1,0])->bf16[4096,64]"), chip)
     assert whole.bytes - expanded.bytes == 8 * 4096 * 63
-    flat = work_of(from_text("aten::nll_loss_forward(f32[4096,8],i64[4096])->f32[],f32[]"), chip)
-    image = work_of(from_text("aten::nll_loss2d_forward(f32[4,8,32,32],i64[4,32,32])->f32[],f32[]"), chip)
+    flat = kernel_work(from_text("aten::nll_loss_forward(f32[4096,8],i64[4096])->f32[],f32[]"), chip)
+    image = kernel_work(from_text("aten::nll_loss2d_forward(f32[4,8,32,32],i64[4,32,32])->f32[],f32[]"), chip)
     assert image.seconds == flat.seconds
 
 
 def test_a_copy_to_the_gpu_moves_each_value_once():
-    made = work_of(from_text("aten::_to_copy(hf32[1024,1024])->f32[1024,1024]"), H200.chip)
-    filled = work_of(from_text("aten::copy_(f32[1024,1024]!,hf32[1024,1024])->f32[1024,1024]@0"), H200.chip)
+    made = kernel_work(from_text("aten::_to_copy(hf32[1024,1024])->f32[1024,1024]"), H200.chip)
+    filled = kernel_work(from_text("aten::copy_(f32[1024,1024]!,hf32[1024,1024])->f32[1024,1024]@0"), H200.chip)
     assert filled.seconds == made.seconds > 0

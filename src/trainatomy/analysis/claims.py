@@ -34,8 +34,8 @@ def _activation_bytes(table: OperationTable) -> Claim | None:
     written: Counter[str] = Counter()
     names: set[str] = set()
     for _, operation, work in table.kernels():
-        if work.rule is not None and work.rule.activation and operation.phase in ("forward", "backward"):
-            direction = work.rule.activation
+        if work.operator is not None and work.operator.activation and operation.phase in ("forward", "backward"):
+            direction = work.operator.activation
             read[direction] += work.read * operation.repeats
             written[direction] += work.written * operation.repeats
             names.add(table.operations.calls[operation.call].name.rpartition("::")[2].removesuffix("_"))

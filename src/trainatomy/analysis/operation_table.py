@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainatomy.analysis.memory import fold_layers
-from trainatomy.operators.groups import GROUPS
-from trainatomy.operators.work import Work, work_of
+from trainatomy.operators.counts import Counts, count
+from trainatomy.operators.operator import GROUPS
 from trainatomy.results.operation_breakdown import GroupShare, HeavyOperation, ModuleOperations, Unformulated
 from trainatomy.results.operations import Operation, Operations
 
@@ -36,7 +36,7 @@ class _Total:
     measured: float = 0.0
     bounds: Counter[str] = field(default_factory=Counter)
 
-    def add(self, work: Work, repeats: int, timed: PredictedTime | None, measured: float | None) -> None:
+    def add(self, work: Counts, repeats: int, timed: PredictedTime | None, measured: float | None) -> None:
         self.calls += repeats
         self.flop += (work.flop or 0) * repeats
         self.bytes += work.bytes * repeats
@@ -69,7 +69,7 @@ class OperationTable:
         measured: Sequence[float | None] | None = None,
         keep: Iterable[bool] | None = None,
     ) -> None:
-        self.works = [work_of(call) for call in operations.calls]
+        self.works = [count(call) for call in operations.calls]
         self.operations = operations
         self.times, self.measured = times, measured
         kept = list(keep) if keep is not None else [True] * len(operations.operations)
@@ -79,7 +79,7 @@ class OperationTable:
             if kept[index]
         ]
 
-    def kernels(self) -> Iterable[tuple[int, Operation, Work]]:
+    def kernels(self) -> Iterable[tuple[int, Operation, Counts]]:
         """Return index, operation and work of the operations that run a kernel of a group."""
         return (row for row in self.rows if row[2].group is not None)
 
@@ -196,10 +196,10 @@ class OperationTable:
         sums: dict[str, _Total] = defaultdict(_Total)
         reasons: dict[str, str] = {}
         for _, operation, work in self.kernels():
-            if work.flop is None and work.rule is not None:
+            if work.flop is None and work.operator is not None:
                 name = self.operations.calls[operation.call].name
                 sums[name].add(work, operation.repeats, None, None)
-                reasons[name] = work.rule.why
+                reasons[name] = work.operator.why
         whole = self.total().bytes
         found = [
             Unformulated(name, part.calls, part.bytes, _ratio(part.bytes, whole), reasons[name])
@@ -214,7 +214,7 @@ class OperationTable:
                 {
                     self.operations.calls[operation.call].name
                     for _, operation, work in self.kernels()
-                    if work.rule is not None and work.rule.general
+                    if work.operator is not None and work.operator.inferred
                 }
             )
         )

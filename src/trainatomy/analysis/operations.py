@@ -10,7 +10,8 @@ from trainatomy.analysis.matmul_shapes import wasteful_shapes, with_gains
 from trainatomy.analysis.operation_table import OperationTable, PredictedTime
 from trainatomy.analysis.padding import paddings
 from trainatomy.catalog.gpus import GPU
-from trainatomy.operators.groups import GROUPS, group_of
+from trainatomy.operators.operator import GROUPS
+from trainatomy.operators.registry import group_of
 from trainatomy.results.operation_breakdown import Joined, OperationBreakdown, PublishedShares
 from trainatomy.results.operations import Call, Operations
 from trainatomy.results.trace import AllocationTrace

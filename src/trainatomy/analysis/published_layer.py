@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainatomy.analysis.operation_table import OperationTable, PredictedTime
 from trainatomy.analysis.operations import Scope
 from trainatomy.catalog.published import operator_shares
-from trainatomy.operators.groups import GROUPS
+from trainatomy.operators.operator import GROUPS
 from trainatomy.results.operation_breakdown import PublishedShares
 from trainatomy.results.operations import Operations
 from trainatomy.workload.encoder_layer import MODULE, PHASES

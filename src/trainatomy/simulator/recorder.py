@@ -13,10 +13,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainatomy.errors import SimulationError
-from trainatomy.operators.allocation.plan import Call, Free, Out, Processor, Rule, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Rule, Scratch
+from trainatomy.operators.registry import libraries_of
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 from trainatomy.simulator.answers import Answers, assumed
-from trainatomy.simulator.libraries import libraries_of
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operations import OperationWriter
 from trainatomy.simulator.selection import Selection
@@ -246,7 +246,7 @@ class Recorder(TorchDispatchMode):
                 self.hold(tensor, name)
             return
         scratch: list[tuple[str, int]] = []
-        for item in rule(Call(func, args, kwargs, tuple(outputs), self._processor)):
+        for item in rule(KernelCall(func, args, kwargs, tuple(outputs), self._processor)):
             if isinstance(item, Scratch):
                 scratch.append((item.name, number := self.allocate(item.bytes, f"{name} ({item.name})")))
                 if item.choice is not None:

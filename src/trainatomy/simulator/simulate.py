@@ -16,9 +16,9 @@ from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.versions import parse_version, version_note
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import version_of
-from trainatomy.operators.allocation import RULES
+from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
-from trainatomy.operators.allocation.workspaces import Workspaces
+from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator.eras import software_of
@@ -87,7 +87,9 @@ def simulate(
     """
     version = torch_version(workload)
     processor = Processor(gpu.capability, gpu.multiprocessors, version)
-    world = SimulatedProcess(gpu.device_name, gpu.memory_bytes, processor, RULES, Workspaces(processor))
+    world = SimulatedProcess(
+        gpu.device_name, gpu.memory_bytes, processor, allocation_rules(), WorkspaceTracker(processor)
+    )
     world.recorder.operations.wanted = operations
     steps = steps_needed(workload)
     preload(workload)

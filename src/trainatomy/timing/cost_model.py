@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.catalog.calibrations import Calibration, Point, shipped
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.reach import reach_of
-from trainatomy.operators.cost.table import is_known, work_of
-from trainatomy.operators.cost.work import Chip, Work
+from trainatomy.operators.cost import has_cost, kernel_work
+from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
 from trainatomy.results.operations import Call
 from trainatomy.timing.extrapolation import SAME_GPU, Extrapolation, extrapolation_between
 
@@ -82,25 +81,25 @@ class CostModel:
     calibrated: bool = False
     cache: dict[Call, KernelCost] = field(default_factory=dict, compare=False, repr=False)
 
-    def physical_seconds(self, work: Work) -> float:
+    def physical_seconds(self, work: KernelWork) -> float:
         """Return the physical estimate: the operator's own formula, or a minimum per kernel plus memory traffic."""
         if work.seconds:
             return work.seconds
-        reach = reach_of(work.family)
+        reach = efficiency_of(work.family)
         return reach.kernel_seconds * max(work.launches / 2, 1) + work.bytes / (self.chip.bandwidth * reach.share)
 
     def busy_seconds(self, cost: KernelCost) -> float:
         """Return how long a call occupies its stream when other work is queued: its kernels and the gaps after them."""
         return cost.seconds + cost.launches * self.gap_seconds
 
-    def launches(self, work: Work) -> int:
+    def launches(self, work: KernelWork) -> int:
         """Return the number of kernels, if possible as measured at the nearest calibration point of the family."""
         near = self.points.get(work.family, ())
         if not work.launches or len(near) < _MIN_POINTS or work.family.startswith("list"):
             return work.launches
         return min(near, key=lambda point: _squared_distance(point.features, work.features)).kernels
 
-    def efficiency(self, work: Work) -> float:
+    def efficiency(self, work: KernelWork) -> float:
         """Return predicted over physical time (1 where no calibration covers the family)."""
         ratio = self._measured_efficiency(work)
         if self.extrapolation is SAME_GPU:
@@ -108,11 +107,11 @@ class CostModel:
         if work.seconds:
             return self.extrapolation.arithmetic_seconds(work, work.seconds * ratio, self.chip) / work.seconds
         whole = self.physical_seconds(work)
-        moving = work.bytes / (self.chip.bandwidth * reach_of(work.family).share)
+        moving = work.bytes / (self.chip.bandwidth * efficiency_of(work.family).share)
         traffic = self.extrapolation.traffic_seconds(work, moving * ratio, self.chip)
         return ((whole - moving) * ratio + traffic) / whole
 
-    def _measured_efficiency(self, work: Work) -> float:
+    def _measured_efficiency(self, work: KernelWork) -> float:
         """Look up the efficiency of the family, or of the first parent family with enough points."""
         family = work.family
         while family:
@@ -127,11 +126,11 @@ def kernel_cost(call: Call, cost_model: CostModel) -> KernelCost:
     """Predict the GPU cost of one call, cached per distinct call."""
     known = cost_model.cache.get(call)
     if known is None:
-        known = cost_model.cache[call] = _compute_cost(work_of(call, cost_model.chip), cost_model)
+        known = cost_model.cache[call] = _compute_cost(kernel_work(call, cost_model.chip), cost_model)
     return known
 
 
-def _compute_cost(work: Work, cost_model: CostModel) -> KernelCost:
+def _compute_cost(work: KernelWork, cost_model: CostModel) -> KernelCost:
     if not work.launches:
         return KernelCost(0.0, 0.0, 0.0, 0)
     chip = cost_model.chip
@@ -146,12 +145,12 @@ def precision_of(call: Call, chip: Chip) -> str:
     For a matrix product or convolution it is the type of its factors (TF32 where it is allowed), whatever the type of
     a bias or of indices.
     """
-    return work_of(call, chip).rate
+    return kernel_work(call, chip).rate
 
 
 def general_rule_only(calls: Iterable[Call]) -> frozenset[str]:
     """Return the operators that no cost rule covers; their time is predicted from their memory traffic alone."""
-    return frozenset(call.name for call in calls if not is_known(call))
+    return frozenset(call.name for call in calls if not has_cost(call))
 
 
 def _interpolate(points: Sequence[EfficiencyPoint], features: tuple[float, ...]) -> float:
@@ -252,7 +251,7 @@ def efficiency_points(chip: Chip, measured: Calibration) -> dict[str, tuple[Effi
     chips = {tf32: chip._replace(tf32=tf32) for tf32 in (False, True)}
     found: dict[str, list[EfficiencyPoint]] = defaultdict(list)
     for point in measured.points:
-        work = work_of(point.call, chips[point.tf32])
+        work = kernel_work(point.call, chips[point.tf32])
         seconds = point_microseconds(point) * 1e-6
         if not work.launches or seconds <= 0:
             continue

@@ -25,7 +25,7 @@ from trainatomy.catalog.files import read_yaml
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
-    from trainatomy.operators.cost.work import Chip, Work
+    from trainatomy.operators.cost.kernel import Chip, KernelWork
 
 _ASYNCHRONOUS_TENSOR_CORES = (9, 10)
 """Major compute capabilities with asynchronous tensor core instructions; consumer GPUs after Ada lack them."""
@@ -55,7 +55,7 @@ class Extrapolation:
     source_bandwidth: float = 1.0
     top_share: float = 1.0
 
-    def arithmetic_seconds(self, work: Work, seconds: float, chip: Chip) -> float:
+    def arithmetic_seconds(self, work: KernelWork, seconds: float, chip: Chip) -> float:
         """Return the time of a matrix product on the target, but no less than its memory traffic takes.
 
         Args:
@@ -71,7 +71,7 @@ class Extrapolation:
         least = work.bytes / (chip.bandwidth * self.top_share)
         return max(seconds * scale, min(seconds, least))
 
-    def traffic_seconds(self, work: Work, seconds: float, chip: Chip) -> float:
+    def traffic_seconds(self, work: KernelWork, seconds: float, chip: Chip) -> float:
         """Return the time that moving data takes on the target: memory time plus the multiprocessors' own.
 
         A kernel that was faster than memory on the source read from its L2 cache, whose bandwidth grows with the
@@ -132,7 +132,7 @@ def attainable_share(gpu: GPU, rate: str) -> float | None:
     return _attained_share(read_yaml("efficiency.yaml"), gpu, kind)
 
 
-def _precision_kind(work: Work) -> str:
+def _precision_kind(work: KernelWork) -> str:
     """Return the key of ``Extrapolation.products`` for a product: half, tf32 or fp32."""
     parts = work.family.split(".")
     if parts[0] == "grouped":

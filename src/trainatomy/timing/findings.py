@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainatomy.operators.cost.table import work_of
+from trainatomy.operators.cost import kernel_work
 from trainatomy.timing.cost_model import chip_of, gap_seconds
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from trainatomy.catalog.calibrations import Calibration, Point
     from trainatomy.catalog.gpus import GPU
-    from trainatomy.operators.cost.work import Chip, Work
+    from trainatomy.operators.cost.kernel import Chip, KernelWork
 
 _FROM_MEMORY, _FROM_CACHE = 4.0, 0.25
 """Traffic relative to the size of the L2 cache: above the first the memory is measured, below the second the cache."""
@@ -54,12 +54,12 @@ def findings(calibration: Calibration) -> tuple[Finding, ...]:
     gpu = calibration.known_gpu
     if gpu is None:
         return (*_waiting_times(calibration), *_cpu_factors(calibration))
-    works = [(point, work_of(point.call, chip_of(gpu, point.tf32))) for point in calibration.points]
+    works = [(point, kernel_work(point.call, chip_of(gpu, point.tf32))) for point in calibration.points]
     device = chip_of(gpu, tf32=False)
     return (*_rates(works, gpu), *_bandwidths(works, device), *_waiting_times(calibration), *_cpu_factors(calibration))
 
 
-def _rates(works: list[tuple[Point, Work]], gpu: GPU) -> Iterator[Finding]:
+def _rates(works: list[tuple[Point, KernelWork]], gpu: GPU) -> Iterator[Finding]:
     best: dict[str, tuple[float, str]] = defaultdict(lambda: (0.0, ""))
     for point, work in works:
         if work.family.startswith("matmul") and point.hot:
@@ -70,7 +70,7 @@ def _rates(works: list[tuple[Point, Work]], gpu: GPU) -> Iterator[Finding]:
         yield Finding(f"matrix products, {rate}", reached, "TFLOP/s", gpu.rates.get(rate, 0) / 1e12 or None, shape)
 
 
-def _bandwidths(works: list[tuple[Point, Work]], chip: Chip) -> Iterator[Finding]:
+def _bandwidths(works: list[tuple[Point, KernelWork]], chip: Chip) -> Iterator[Finding]:
     for title, family in _BANDWIDTH_TITLES.items():
         measured = [(p.cold or p.hot, w.bytes) for p, w in works if f"{w.family}.".startswith(f"{family}.")]
         large = [size / taken / 1e6 for taken, size in measured if taken and size > _FROM_MEMORY * chip.l2_bytes]

@@ -10,40 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from trainatomy.operators.operator import LaunchKind
+from trainatomy.operators.registry import launch_kind
 from trainatomy.results.operations import Call, Operation, Operations
 
 LaunchContext = Literal["graph", "backward", "plain"]
-KINDS = (
-    "view",
-    "pointwise",
-    "copy",
-    "reduction",
-    "matmul",
-    "convolution",
-    "attention",
-    "normalisation",
-    "dropout",
-    "index",
-    "list",
-    "library",
-    "host",
-)
+KINDS = get_args(LaunchKind)
 
-_MATMULS = frozenset("mm addmm bmm baddbmm addmv mv dot linear _grouped_mm _scaled_mm _int_mm".split())
-_INDEXING = frozenset(
-    "index index_put index_put_ _index_put_impl_ index_add index_add_ index_select gather scatter scatter_ "
-    "scatter_add scatter_add_ scatter_reduce masked_fill masked_fill_ masked_scatter masked_scatter_ masked_select "
-    "where nonzero cumsum sort argsort topk _unique2 searchsorted bincount histc one_hot embedding "
-    "embedding_dense_backward embedding_bag".split()
-)
-_REDUCTIONS = frozenset(
-    "sum mean linalg_vector_norm amax amin max min any all prod std var var_mean logsumexp argmax argmin "
-    "isinf isnan".split()
-)
-_COPIES = frozenset("_to_copy copy_ clone contiguous cat stack".split())
 _CROSSING = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
 
 
@@ -108,38 +83,12 @@ def _scaled(value: Any, factor: float) -> Any:
     return value * factor
 
 
-@cache
-def kind(name: str) -> str:
-    """The kind of the operator of this name (``aten::addmm``), which is not a view and runs on the GPU. ``library``:
-    of a library that does its bookkeeping in Python around each call (bitsandbytes)."""
-    if name.startswith("bitsandbytes::"):
-        return "library"
-    short = name.rpartition("::")[2].partition(".")[0]
-    if short in _MATMULS:
-        return "matmul"
-    if "convolution" in short:
-        return "convolution"
-    if "attention" in short:
-        return "attention"
-    if any(part in short for part in ("layer_norm", "rms_norm", "batch_norm", "group_norm")):
-        return "normalisation"
-    if short.startswith(("_foreach", "_fused", "_amp_foreach")):
-        return "list"
-    if "dropout" in short:
-        return "dropout"
-    if short in _INDEXING:
-        return "index"
-    if short in _REDUCTIONS or "softmax" in short or "nll" in short:
-        return "reduction"
-    return "copy" if short in _COPIES else "pointwise"
-
-
-def kind_of(call: Call) -> str:
-    """The kind of a call: one of ``KINDS``."""
+def kind_of(call: Call) -> LaunchKind:
+    """Return the launch kind of a call."""
     arrays = call.inputs + call.outputs
     if arrays and all(array.on_host for array in arrays):
         return "host"
-    return "view" if call.is_view else kind(call.name)
+    return "view" if call.is_view else launch_kind(call.name)
 
 
 def launch_context(operation: Operation, *, graph: bool) -> LaunchContext:

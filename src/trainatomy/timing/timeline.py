@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trainatomy.operators.registry import find
 from trainatomy.results.operations import Call, Operation, Operations
 from trainatomy.timing.launch import CPUCosts, batch_bytes
 
@@ -25,9 +26,6 @@ LAUNCH_QUEUE_DEPTH = 1024
 """Kernels of a stream that can be launched and not yet started; a launch beyond that blocks the CPU.  Not documented;
 the depth at which launches begin to block on GPUs since 2017 (CUDA 9 and later)."""
 
-_READS_VALUES = frozenset(
-    {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::_unique2"}
-)
 _BACKWARD_PHASES = frozenset({"backward", "recompute"})
 
 
@@ -49,11 +47,9 @@ class StepTimeline:
 
 
 def blocks_cpu(call: Call) -> bool:
-    """Return whether the CPU waits at this call until the GPU has caught up.
-
-    bitsandbytes waits after each parameter (``sync_gpu`` in bitsandbytes/optim/optimizer.py, 0.50).
-    """
-    if call.name in _READS_VALUES or call.name.startswith("bitsandbytes::optimizer_update"):
+    """Return whether the CPU waits at this call until the GPU has caught up."""
+    operator = find(call.name)
+    if operator is not None and operator.sync:
         return any(not array.on_host for array in call.inputs)
     if batch_bytes(call) or _counts_a_mask(call):
         return True

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from trainatomy.analysis.operations import Profile
 from trainatomy.measurement.profiler.profile import Profiled
-from trainatomy.operators.work import work_of
+from trainatomy.operators.counts import count
 from trainatomy.results.operation_breakdown import Joined
 from trainatomy.results.operations import Call, Operations
 
@@ -40,7 +40,7 @@ class _Measured(NamedTuple):
 
 def joined(operations: Operations, tree: Iterable[Profiled]) -> Profile:
     """GPU seconds for each operation that the profile has too (the mean of its repeats), and what found no partner."""
-    works = [work_of(call) for call in operations.calls]
+    works = [count(call) for call in operations.calls]
     lists = {call.name for call in operations.calls if call.lengths}
     order = [index for index in operations.unrolled() if works[operations.operations[index].call].kind in _SEEN]
     predicted = [_predicted_key(operations, index, lists) for index in order]

@@ -1,9 +1,34 @@
-"""What CUDA's kernels allocate besides the tensors that they return: rules by operator, and workspaces."""
+"""What CUDA kernels allocate besides the tensors that they return: rules by operator, and cuBLAS workspaces."""
 
 from __future__ import annotations
 
-from trainatomy.operators.allocation.plan import Rule
-from trainatomy.operators.allocation.table_a import RULES_A
-from trainatomy.operators.allocation.table_b import RULES_B
+from functools import cache
+from importlib import import_module
+from typing import Any
 
-RULES: dict[str, Rule] = {**RULES_A, **RULES_B}
+import torch
+
+from trainatomy.operators.allocation.plan import Rule
+from trainatomy.operators.table import OPERATORS
+
+
+def resolve(reference: str) -> Any:
+    """Return the rule or meta kernel that the registry names as ``module:name`` in this package."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(f"{__name__}.{module}"), name)
+
+
+@cache
+def allocation_rules() -> dict[str, Rule]:
+    """Return the rule of every operator that has one, by its name as the dispatcher has it (``aten::addmm``).
+
+    In-place forms that PyTorch knows (``aten::addmm_``) have the rule of the plain operator.
+    """
+    found: dict[str, Rule] = {}
+    for operator in OPERATORS.values():
+        if operator.allocates:
+            name = operator.name if "::" in operator.name else f"aten::{operator.name}"
+            rule = resolve(operator.allocates)
+            forms = [form for form in (name, f"{name}_") if torch._C._jit_get_schemas_for_operator(form)]
+            found |= dict.fromkeys(forms, rule)
+    return found

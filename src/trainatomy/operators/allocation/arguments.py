@@ -11,14 +11,14 @@ from trainatomy.operators.allocation.plan import Scratch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trainatomy.operators.allocation.plan import Call
+    from trainatomy.operators.allocation.plan import KernelCall
 
 FLOAT_BYTES = 4
 HALF_TYPES = (torch.float16, torch.bfloat16)
 _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
-def bound(call: Call) -> dict[str, Any]:
+def bound(call: KernelCall) -> dict[str, Any]:
     """Every argument of ``call`` under its schema's name; what was not passed has the schema's default."""
     named: dict[str, Any] = {}
     for position, argument in enumerate(call.func._schema.arguments):

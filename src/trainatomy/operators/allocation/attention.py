@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 from trainatomy.operators.allocation.arguments import FLOAT_BYTES, bound, ceil_div, dense_bytes, deterministic, round_up
-from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ CUDNN_PLAN_BYTES = 256
 512, D 64, fp16). Other shapes are assumed alike; anything up to 512 bytes is one block of the allocator."""
 
 
-def flash_forward(call: Call) -> Plan:
+def flash_forward(call: KernelCall) -> Plan:
     """out, logsumexp [B, H, S] fp32, accumulators of a split over keys, then rng state (16 bytes) and an unused scalar
     (8 bytes).
 
@@ -45,7 +45,7 @@ def flash_forward(call: Call) -> Plan:
     return plan
 
 
-def flash_backward(call: Call) -> Plan:
+def flash_backward(call: KernelCall) -> Plan:
     """Copies of grad_out and out where they are not dense as [B, S, H, D]; the three gradients; then, fp32 unless said:
 
     softmax_d [B, H, ⌈S⌉₁₂₈], dq_accum [B, ⌈S⌉₁₂₈, H, Dr] (⌈multiprocessors / B·H⌉ of them where algorithms must be
@@ -66,7 +66,7 @@ def flash_backward(call: Call) -> Plan:
     return plan
 
 
-def cudnn_forward(call: Call) -> Plan:
+def cudnn_forward(call: KernelCall) -> Plan:
     """Seed and offset (8 bytes each), out, logsumexp [B, H, S, 1] fp32 where a backward follows, and the plan's
     workspace, unless there is a single query."""
     output, logsumexp, seed, offset = 0, 1, 2, 3
@@ -76,7 +76,7 @@ def cudnn_forward(call: Call) -> Plan:
     return [Out(seed), Out(offset), Out(output), Out(logsumexp, saved), *workspace]
 
 
-def cudnn_backward(call: Call) -> Plan:
+def cudnn_backward(call: KernelCall) -> Plan:
     """A copy of grad_out where its last dimension is strided, the gradients, and one workspace.
 
     workspace = dq_accum B·H·S·D·4 + softmax_sum B·H·S·4 + the plan's own bytes; with grouped queries dk and dv for all
@@ -92,7 +92,7 @@ def cudnn_backward(call: Call) -> Plan:
     return [Out(0), Out(1), Out(2), *copy, Scratch(workspace, "cudnn_workspace")]
 
 
-def safe_softmax(call: Call) -> Plan:
+def safe_softmax(call: KernelCall) -> Plan:
     """softmax, a bool for every score that is minus infinity, a bool for every row of such, and a zero
     (aten/.../attention.cpp)."""
     scores = bound(call)["self"]

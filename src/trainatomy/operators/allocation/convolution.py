@@ -25,8 +25,8 @@ from trainatomy.operators.allocation.arguments import bound, dense_bytes, is_hal
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.grouped import is_cudnns_depthwise
 from trainatomy.operators.allocation.cudnn.workspace import workspace
-from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
-from trainatomy.operators.allocation.table_a import RULES_A
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
+from trainatomy.operators.allocation.reduction import SUM
 
 if TYPE_CHECKING:
     from trainatomy.operators.allocation.plan import Processor
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def convolution(call: Call) -> Plan:
+def convolution(call: KernelCall) -> Plan:
     """Copies of input and weight that are not in cuDNN's memory format, the output, the workspace.  A bias is added in
     place."""
     named = bound(call)
@@ -44,7 +44,7 @@ def convolution(call: Call) -> Plan:
     return [*copies, Out(0), *_workspace("forward", call.outputs[0], wanted, named, call.processor)]
 
 
-def convolution_backward(call: Call) -> Plan:
+def convolution_backward(call: KernelCall) -> Plan:
     """Copies into cuDNN's memory format, then each gradient with a workspace of its own; that of the bias is a sum."""
     named = bound(call)
     data, weight, grad = named["input"], named["weight"], named["grad_output"]
@@ -64,7 +64,7 @@ def _depthwise_gradients(named: dict[str, Any]) -> list[Out | Scratch | Free]:
 
 
 def _gradients(
-    grad: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], call: Call
+    grad: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], call: KernelCall
 ) -> list[Out | Scratch | Free]:
     """The input's, then the weight's, each with a workspace of its own."""
     if _is_depthwise(named) and wanted is torch.contiguous_format:
@@ -152,10 +152,10 @@ def _allows_tf32() -> bool:
     return bool(convolution.fp32_precision == "tf32")
 
 
-def _bias_gradient(grad: torch.Tensor, call: Call, index: int) -> list[Out | Scratch | Free]:
+def _bias_gradient(grad: torch.Tensor, call: KernelCall, index: int) -> list[Out | Scratch | Free]:
     """``grad_output.sum`` over all dimensions but the channels', and what that reduction takes."""
     dimensions = [dimension for dimension in range(grad.dim()) if dimension != 1]
     func = torch.ops.aten.sum.dim_IntList
-    total = Call(func, (grad, dimensions), {}, (call.outputs[index],), call.processor)
-    plan = RULES_A["aten::sum"](total)
+    total = KernelCall(func, (grad, dimensions), {}, (call.outputs[index],), call.processor)
+    plan = SUM(total)
     return [Out(index, item.bytes) if isinstance(item, Out) else item for item in plan]

@@ -6,12 +6,8 @@ longest target. cuDNN's way (int32 targets on the host, blank 0) is not followed
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
 from trainatomy.operators.allocation.arguments import bound
-from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 
 
 def _lengths(samples: int) -> Plan:
@@ -19,12 +15,12 @@ def _lengths(samples: int) -> Plan:
     return [Scratch(8 * samples, name) for name in ("target lengths", "input lengths", "offsets")]
 
 
-def forward(call: Call) -> Plan:
+def forward(call: KernelCall) -> Plan:
     """Alpha before the losses (``ctc_loss_gpu_template``)."""
     return [*_lengths(bound(call)["log_probs"].shape[1]), Out(1), Out(0)]
 
 
-def backward(call: Call) -> Plan:
+def backward(call: KernelCall) -> Plan:
     """Beta, the gradient, and for large problems what belongs to the blanks, as one sum and its exponentials
     (``ctc_loss_backward_gpu_template``; ``logsumexp`` of ReduceOps.cpp)."""
     named = bound(call)
@@ -35,8 +31,3 @@ def backward(call: Call) -> Plan:
         return begun
     blanks = samples * frames * (alpha.shape[2] // 2 + 1) * alpha.itemsize
     return [*begun, Scratch(blanks, "blanks"), Scratch(blanks, "exponentials"), Free("exponentials"), Free("blanks")]
-
-
-def meta_backward(gradient: torch.Tensor, log_probs: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
-    """The gradient of ``log_probs``, for tensors without data."""
-    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)

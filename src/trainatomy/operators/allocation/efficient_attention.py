@@ -18,7 +18,7 @@ from trainatomy.operators.allocation.arguments import (
     is_half,
     round_up,
 )
-from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ _LITTLE_SHARED_MEMORY = ((7, 5), (8, 6), (8, 9), (12, 0), (12, 1))
 cards)."""
 
 
-def efficient_forward(call: Call) -> Plan:
+def efficient_forward(call: KernelCall) -> Plan:
     """out, logsumexp [B, H, ⌈S⌉₃₂] fp32 and, for 16-bit heads above 128, an fp32 accumulator of the output's shape.
 
     Seed and offset stay on the CPU outside of a CUDA graph, so nothing is taken for them.
@@ -72,7 +72,7 @@ def efficient_forward(call: Call) -> Plan:
     return plan
 
 
-def efficient_backward(call: Call) -> Plan:
+def efficient_backward(call: KernelCall) -> Plan:
     """A copy of grad_out where it is not dense as [B, S, H, Dv]; gradients; delta [B, H, S] fp32; the kernel's
     workspace.
 

@@ -7,10 +7,10 @@ as it loads), and inputs are never copied to a common type on CUDA (ATen/TensorI
 from __future__ import annotations
 
 from trainatomy.operators.allocation.arguments import bound, dense_bytes
-from trainatomy.operators.allocation.plan import Call, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import KernelCall, Out, Plan, Scratch
 
 
-def native_dropout(call: Call) -> Plan:
+def native_dropout(call: KernelCall) -> Plan:
     """The mask is allocated before the result (aten/src/ATen/native/cuda/Dropout.cu, ``dropout_cuda``).
 
     Not so where nothing is random: evaluation and p = 1.
@@ -21,12 +21,12 @@ def native_dropout(call: Call) -> Plan:
     return [Out(1), Out(0)]
 
 
-def isinf(call: Call) -> Plan:
+def isinf(call: KernelCall) -> Plan:
     """|x| = ∞, with |x| as a tensor of its own (aten/src/ATen/native/TensorCompare.cpp)."""
     return [Scratch(dense_bytes(bound(call)["self"]), "absolute value"), Out(0)]
 
 
-def roll(call: Call) -> Plan:
+def roll(call: KernelCall) -> Plan:
     """Along several dimensions one after the other, each into a tensor of its own.
 
     Source: aten/src/ATen/native/TensorTransformations.h (``roll_common``), torch 2.9-2.13.

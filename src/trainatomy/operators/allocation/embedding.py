@@ -15,7 +15,7 @@ from trainatomy.operators.allocation.arguments import (
     round_up,
 )
 from trainatomy.operators.allocation.cub import radix_sort_pairs_bytes, scan_bytes, unique_by_key_bytes
-from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 
 if TYPE_CHECKING:
     import torch
@@ -27,14 +27,14 @@ _WARP = 32
 _ATOMIC_BLOCKS_PER_MULTIPROCESSOR = 4
 
 
-def embedding(call: Call) -> Plan:
+def embedding(call: KernelCall) -> Plan:
     """Indices that cannot be viewed as one row are copied first (aten/src/ATen/native/Embedding.cpp, ``reshape``)."""
     indices = bound(call)["indices"]
     flat = indices.dim() <= 1 or _merges_to_one_row(indices)
     return [Out(0)] if flat else [Scratch(dense_bytes(indices), "flat indices"), Out(0)]
 
 
-def embedding_dense_backward(call: Call) -> Plan:
+def embedding_dense_backward(call: KernelCall) -> Plan:
     """Up to 3072 indices: nothing but contiguous copies.
 
     More: the indices are sorted with their places and cut into segments of equal indices and partial segments of at
@@ -51,7 +51,7 @@ def embedding_dense_backward(call: Call) -> Plan:
     return [*copies, *_sorted(call, indices.numel(), size, by_frequency), *_summed(call, indices.numel(), size)]
 
 
-def _sorted(call: Call, count: int, index_bytes: int, by_frequency: bool) -> list[Scratch | Free]:
+def _sorted(call: KernelCall, count: int, index_bytes: int, by_frequency: bool) -> list[Scratch | Free]:
     size = count * index_bytes
     plan: list[Scratch | Free] = [Scratch(size, name) for name in ("sorted indices", "original places", "range")]
     workspace = radix_sort_pairs_bytes(count, index_bytes, index_bytes, call.processor.capability)
@@ -63,7 +63,7 @@ def _sorted(call: Call, count: int, index_bytes: int, by_frequency: bool) -> lis
     return plan
 
 
-def _summed(call: Call, count: int, index_bytes: int) -> list[Out | Scratch | Free]:
+def _summed(call: KernelCall, count: int, index_bytes: int) -> list[Out | Scratch | Free]:
     weight = call.outputs[0]
     rows, width = weight.shape
     segments = min(count, rows)
@@ -94,7 +94,7 @@ def _summed(call: Call, count: int, index_bytes: int) -> list[Out | Scratch | Fr
     return plan
 
 
-def _adds_atomically(call: Call, segments: int, partial: int, width: int) -> bool:
+def _adds_atomically(call: KernelCall, segments: int, partial: int, width: int) -> bool:
     """Whether few long segments are added with atomics, without partial sums (deterministic algorithms assumed off)."""
     if not behaviour("embedding_backward_adds_atomically", call.processor.torch_version):
         return False

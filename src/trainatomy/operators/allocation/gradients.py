@@ -5,7 +5,6 @@ What lies otherwise is copied by the next operation, or not: so it decides what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from trainatomy.operators.allocation.arguments import layout_of
 Gradient = torch.Tensor | None
 
 
-def _layer_norm(
+def layer_norm_backward(
     gradient: torch.Tensor,
     data: torch.Tensor,
     normalized_shape: list[int],
@@ -32,7 +31,7 @@ def _layer_norm(
     )
 
 
-def _batch_norm(
+def batch_norm_backward(
     gradient: torch.Tensor,
     data: torch.Tensor,
     weight: torch.Tensor | None,
@@ -56,35 +55,26 @@ def _dense(like: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-def _as_input(gradient: torch.Tensor, data: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+def contiguous(gradient: torch.Tensor, data: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
     """Dense, whatever the input is (Loss.cpp, ``mse_loss_backward``, ``smooth_l1_loss_backward``,
     ``huber_loss_backward``; GatedLinearUnit.cpp, ``glu_backward_cuda``)."""
     return _dense(data)
 
 
-def _log_softmax(gradient: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
+def log_softmax_backward(
+    gradient: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
+) -> torch.Tensor:
     """Dense, in the input's type (SoftMax.cpp, ``_log_softmax_backward_data``)."""
     return torch.empty(gradient.shape, dtype=input_dtype, device=gradient.device)
 
 
-def _of_both(gradient: torch.Tensor, data: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+def as_both(gradient: torch.Tensor, data: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
     """As an element-wise operation on gradient and input lays its result (Activation.cpp)."""
     return torch.mul(gradient, data)
 
 
-def _elu(
+def elu_backward(
     gradient: torch.Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, data: torch.Tensor
 ) -> torch.Tensor:
-    """As ``_of_both`` (``elu_backward``)."""
+    """As ``as_both`` (``elu_backward``)."""
     return torch.mul(gradient, data)
-
-
-KERNELS: dict[str, Callable[..., Any]] = {
-    "native_layer_norm_backward": _layer_norm,
-    "native_batch_norm_backward": _batch_norm,
-    "_log_softmax_backward_data": _log_softmax,
-    "elu_backward": _elu,
-    **dict.fromkeys(("hardswish_backward", "softplus_backward", "hardsigmoid_backward"), _of_both),
-    **dict.fromkeys(("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "glu_backward"), _as_input),
-}
-"""By the operator's name in ATen."""

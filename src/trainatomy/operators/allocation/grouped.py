@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.operators.allocation.arguments import bound, round_up
-from trainatomy.operators.allocation.plan import Call, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import KernelCall, Out, Plan, Scratch
 from trainatomy.operators.allocation.whole import one_operation
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def grouped_mm(
     return product
 
 
-def grouped_product(call: Call) -> Plan:
+def grouped_product(call: KernelCall) -> Plan:
     """``_grouped_mm``: the output, its rows padded to 16 bytes; in bfloat16 on Hopper and Blackwell the arguments of
     each group too.
 

@@ -12,7 +12,7 @@ import torch
 
 from trainatomy.operators.allocation.arguments import bound, contiguous_copies, dense_bytes
 from trainatomy.operators.allocation.cub import aliased, radix_sort_pairs_bytes, scan_bytes
-from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ _MANY_TO_SORT = 1_000_000
 _FEW_SEGMENTS = 128
 
 
-def index(call: Call) -> Plan:
+def index(call: KernelCall) -> Plan:
     """``x[indices]``: 32-bit indices are converted first (ATen/native/TensorAdvancedIndexing.cpp, ``make_info``).
 
     A mask's positions are left out: their number depends on data.
@@ -31,7 +31,7 @@ def index(call: Call) -> Plan:
     return [*_converted(_indices(bound(call)["indices"])), Out(0)]
 
 
-def columns(call: Call) -> Plan:
+def columns(call: KernelCall) -> Plan:
     """``im2col`` and ``col2im`` (``unfold``, ``fold``): a dense copy of what is strided; the result begins as large as
     the input and, where it has to hold more, is taken anew (ATen/native/cuda/{Im2Col,Col2Im}.cu)."""
     input_ = call.args[0]
@@ -42,7 +42,7 @@ def columns(call: Call) -> Plan:
     return [Scratch(before, "too small"), *copies, Out(0), Free("too small")]
 
 
-def index_put(call: Call) -> Plan:
+def index_put(call: KernelCall) -> Plan:
     """Values written at indices take nothing; values added are sorted by where they go.
 
     For n places the linear index, its sorted copy, the original places and a range take 8·n bytes each, besides the
@@ -67,7 +67,7 @@ def index_put(call: Call) -> Plan:
     return [*plan, Scratch(workspace, "sort")]
 
 
-def sort(call: Call) -> Plan:
+def sort(call: KernelCall) -> Plan:
     """Up to 4096 values are sorted in place, after a range of their places; more by CUB, with copies.
 
     aten/src/ATen/native/cuda/Sort.cpp, ``sort_cuda_kernel``; SortStable.cu, ``launch_stable_sort_kernel``.
@@ -85,7 +85,7 @@ def sort(call: Call) -> Plan:
     return [*results, *copies, *_segments_sorted(call, self, length)]
 
 
-def topk(call: Call) -> Plan:
+def topk(call: KernelCall) -> Plan:
     """Values and indices, then a copy of an input that is not contiguous (aten/src/ATen/native/cuda/TensorTopK.cpp).
 
     Left out: the buffers of the variant for few, very long rows.
@@ -93,7 +93,7 @@ def topk(call: Call) -> Plan:
     return [Out(0), Out(1), *contiguous_copies(bound(call)["self"])]
 
 
-def cumulative_sum(call: Call) -> Plan:
+def cumulative_sum(call: KernelCall) -> Plan:
     """The input in the result's type and contiguous; where it is one row, CUB's scan (native/cuda/ScanUtils.cuh)."""
     named = bound(call)
     self, result = named["self"], call.outputs[0]
@@ -106,12 +106,12 @@ def cumulative_sum(call: Call) -> Plan:
     return plan
 
 
-def repeated(call: Call) -> Plan:
+def repeated(call: KernelCall) -> Plan:
     """Where each number's repetitions end, as 64-bit integers (aten/src/ATen/native/Repeat.h)."""
     return [Scratch(call.args[0].numel() * _LONG, "ends"), Out(0)]
 
 
-def _segments_sorted(call: Call, self: torch.Tensor, length: int) -> list[Scratch | Free]:
+def _segments_sorted(call: KernelCall, self: torch.Tensor, length: int) -> list[Scratch | Free]:
     """CUB's sorts of ``length`` values each: one by one where they are long or alone, as one where they are few."""
     count, size, capability = self.numel(), self.dtype.itemsize, call.processor.capability
     segments = count // length

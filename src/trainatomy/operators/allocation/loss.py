@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.operators.allocation.arguments import bound, compute_type, contiguous_copies
 from trainatomy.operators.allocation.iterator import Layout, reduction_iterator
-from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 from trainatomy.operators.allocation.reduction import Kernel, reduction_scratch
 
 if TYPE_CHECKING:
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 _NO_REDUCTION = 0
 
 
-def softmax(call: Call) -> Plan:
+def softmax(call: KernelCall) -> Plan:
     """The result, then a copy of an input that is not contiguous (SoftMax.cu, ``host_softmax``)."""
     return [Out(0), *contiguous_copies(bound(call)["self"])]
 
 
-def log_softmax_backward(call: Call) -> Plan:
+def log_softmax_backward(call: KernelCall) -> Plan:
     """The result, then copies of what is not contiguous (SoftMax.cu, ``host_softmax_backward``)."""
     named = bound(call)
     return [Out(0), *contiguous_copies(named["grad_output"], named["output"])]
 
 
-def softmax_backward(call: Call) -> Plan:
+def softmax_backward(call: KernelCall) -> Plan:
     """The result, then gradient · output as a tensor of its own (SoftMax.cu, ``softmax_backward_cuda_out``)."""
     named = bound(call)
     gradient, output = named["grad_output"], named["output"]
@@ -34,14 +34,14 @@ def softmax_backward(call: Call) -> Plan:
     return [Out(0), Scratch(product, "gradient times output"), *contiguous_copies(output)]
 
 
-def nll_loss(call: Call) -> Plan:
+def nll_loss(call: KernelCall) -> Plan:
     """``nll_loss_forward`` and ``_backward``: results, then contiguous copies (aten/src/ATen/native/cuda/Loss.cu)."""
     named = bound(call)
     results = [Out(index) for index in range(len(call.outputs))]
     return [*results, *contiguous_copies(named["self"], named["target"], named["weight"])]
 
 
-def elementwise_loss(call: Call) -> Plan:
+def elementwise_loss(call: KernelCall) -> Plan:
     """``mse_loss``, ``smooth_l1_loss``: every element's loss as a tensor of its own, reduced into the result, which
     keeps the storage that it got for as many losses before it was resized to one number.
 
@@ -55,7 +55,7 @@ def elementwise_loss(call: Call) -> Plan:
     return [Out(0, size), Scratch(size, "losses"), *_reduced(call, losses)]
 
 
-def huber_loss(call: Call) -> Plan:
+def huber_loss(call: KernelCall) -> Plan:
     """As ``elementwise_loss``, but the losses come before the result (Loss.cpp, ``huber_loss``)."""
     named = bound(call)
     if named["reduction"] == _NO_REDUCTION:
@@ -64,7 +64,7 @@ def huber_loss(call: Call) -> Plan:
     return [Scratch(losses * call.outputs[0].dtype.itemsize, "losses"), Out(0), *_reduced(call, losses)]
 
 
-def binary_cross_entropy(call: Call) -> Plan:
+def binary_cross_entropy(call: KernelCall) -> Plan:
     """The result keeps the storage of every element's loss, though it is one number after the reduction.
 
     aten/src/ATen/native/cuda/Loss.cu, ``binary_cross_entropy_out_cuda``.
@@ -76,7 +76,7 @@ def binary_cross_entropy(call: Call) -> Plan:
     return [Out(0, losses * size), Scratch(size, "reduced"), *_reduced(call, losses)]
 
 
-def binary_cross_entropy_with_logits(call: Call) -> Plan:
+def binary_cross_entropy_with_logits(call: KernelCall) -> Plan:
     """log σ(x) and the losses, then the result (ATen/native/Loss.cpp); with a positive weight one tensor more."""
     named = bound(call)
     logits = named["self"]
@@ -99,7 +99,7 @@ def _broadcast(first: torch.Tensor, second: torch.Tensor) -> int:
     return count
 
 
-def _reduced(call: Call, count: int) -> list[Scratch | Free]:
+def _reduced(call: KernelCall, count: int) -> list[Scratch | Free]:
     """Buffers of the mean or sum of ``count`` contiguous losses."""
     dtype = call.outputs[0].dtype
     size = dtype.itemsize

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainatomy.operators.allocation.arguments import bound, dense_bytes
-from trainatomy.operators.allocation.plan import Call, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import KernelCall, Out, Plan, Scratch
 
 if TYPE_CHECKING:
     import torch
 
 
-def matrix_product(call: Call) -> Plan:
+def matrix_product(call: KernelCall) -> Plan:
     """``mm`` and ``addmm`` [M, K] x [K, N]: the output, then dense copies of mat2 and mat1 where cuBLAS needs them."""
     named = bound(call)
     first = named["mat1"] if "mat1" in named else named["self"]
@@ -25,7 +25,7 @@ def matrix_product(call: Call) -> Plan:
     return [Out(0), *(Scratch(dense_bytes(matrix), "operand") for matrix in copies)]
 
 
-def batched_product(call: Call) -> Plan:
+def batched_product(call: KernelCall) -> Plan:
     """``bmm`` and ``baddbmm`` [B, M, K] x [B, K, N]: the output, then dense copies of the operands where cuBLAS needs
     them.
 

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
 from torch._meta_registrations import calc_conv_nd_return_shape
 
-from trainatomy.operators.allocation import ctc, gradients
+from trainatomy.operators.allocation import resolve
 from trainatomy.operators.allocation.convolution import memory_format
+from trainatomy.operators.table import OPERATORS
 
-_IN_PLACE = ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr")
+Kernel = Callable[..., Any]
 
-_FAKE_QUANTIZE = (
-    "fake_quantize_per_tensor_affine_cachemask",
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
-    "fake_quantize_per_channel_affine_cachemask",
-)
-_MARGINS = ("multi_margin_loss_backward", "multilabel_margin_loss_backward")
+_only_if_missing: set[Kernel] = set()
+
+
+def only_if_missing(kernel: Kernel) -> Kernel:
+    """Mark a kernel that must not replace one that a newer PyTorch may bring."""
+    _only_if_missing.add(kernel)
+    return kernel
 
 
 @contextlib.contextmanager
@@ -44,33 +47,40 @@ def meta_kernels() -> Iterator[None]:
         library._destroy()
 
 
-def _kernels() -> dict[str, Callable[..., Any]]:
-    """Return the kernels to register, by operator: the missing ones, and those that replace PyTorch's."""
-    missing: dict[str, Callable[..., Any]] = {
-        **dict.fromkeys(_IN_PLACE, _in_place),
-        **dict.fromkeys(_FAKE_QUANTIZE, _fake_quantize),
-        **dict.fromkeys(_MARGINS, _margin_backward),
-        "_ctc_loss_backward": ctc.meta_backward,
-    }
-    return {
-        **{name: kernel for name, kernel in missing.items() if _lacks_meta(name)},
-        **gradients.KERNELS,
-        "convolution": _convolution,
-        "convolution_backward": _convolution_backward,
-    }
+@cache
+def _kernels() -> dict[str, Kernel]:
+    """Return the kernels to register, by operator and overload (``_fused_sgd_.tensor_lr``)."""
+    found: dict[str, Kernel] = {}
+    for operator in OPERATORS.values():
+        if operator.meta:
+            kernel = resolve(operator.meta)
+            missing = kernel in _only_if_missing
+            found |= {name: kernel for name in _overloads(operator.name) if not missing or not _has_meta(name)}
+    return found
 
 
-def _lacks_meta(name: str) -> bool:
-    """Return whether PyTorch knows the operator but has no Meta kernel for it."""
-    known = torch._C._dispatch_has_kernel(f"aten::{name}")
-    return known and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta")
+def _overloads(name: str) -> list[str]:
+    """Return an aten operator's overloads that return new tensors or write in place, not those with an ``out``."""
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
+    return [
+        f"{name}.{schema.overload_name}" if schema.overload_name else name
+        for schema in schemas
+        if not any(argument.is_out for argument in schema.arguments)
+    ]
 
 
-def _in_place(*args: Any, **kwargs: Any) -> None:
+def _has_meta(name: str) -> bool:
+    """Return whether PyTorch has a Meta kernel of its own."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta")
+
+
+@only_if_missing
+def in_place(*args: Any, **kwargs: Any) -> None:
     """Write into the arguments and allocate nothing (aten/src/ATen/native/cuda/FusedSgdKernel.cu)."""
 
 
-def _fake_quantize(data: torch.Tensor, *rest: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+@only_if_missing
+def fake_quantize(data: torch.Tensor, *rest: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rounded tensor and the mask of unclipped elements.
 
     Source: aten/src/ATen/native/quantized/FakeQuantPer*Affine.cpp.
@@ -79,15 +89,16 @@ def _fake_quantize(data: torch.Tensor, *rest: Any, **named: Any) -> tuple[torch.
     return torch.empty_like(data, memory_format=kept), torch.empty_like(data, dtype=torch.bool, memory_format=kept)
 
 
-def _margin_backward(gradient: torch.Tensor, data: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+@only_if_missing
+def contiguous_gradient(gradient: torch.Tensor, data: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
     """Return the gradient of ``data``, contiguous.
 
-    Source: aten/src/ATen/native/cuda/{MultiMarginLoss,MultiLabelMarginCriterion}.cu.
+    Sources: aten/src/ATen/native/cuda/{LossCTC,MultiMarginLoss,MultiLabelMarginCriterion}.cu.
     """
     return torch.empty_like(data, memory_format=torch.contiguous_format)
 
 
-def _convolution(
+def convolution(
     data: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -107,7 +118,7 @@ def _convolution(
     return torch.empty(shape, dtype=data.dtype, device="meta", memory_format=memory_format(data, weight))
 
 
-def _convolution_backward(
+def convolution_backward(
     gradient: torch.Tensor,
     data: torch.Tensor,
     weight: torch.Tensor,

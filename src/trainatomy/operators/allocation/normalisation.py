@@ -13,7 +13,7 @@ from trainatomy.operators.allocation.arguments import (
     layout_of,
 )
 from trainatomy.operators.allocation.iterator import Layout, reduction_iterator
-from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 from trainatomy.operators.allocation.reduction import Kernel, reduction_scratch
 
 _MANY_ROWS = 64 * 1024
@@ -22,7 +22,7 @@ _ROWS_PER_BLOCK = 32
 _BLOCKS_AT_MOST = 32 * 1024
 
 
-def layer_norm(call: Call) -> Plan:
+def layer_norm(call: KernelCall) -> Plan:
     """``native_layer_norm`` and ``_fused_rms_norm``: nothing but copies of what is not contiguous, before the results.
 
     aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``layer_norm_cuda``; the statistics have the compute type (fp32).
@@ -32,7 +32,7 @@ def layer_norm(call: Call) -> Plan:
     return [*copies, *(Out(index) for index in range(len(call.outputs)))]
 
 
-def layer_norm_backward(call: Call) -> Plan:
+def layer_norm_backward(call: KernelCall) -> Plan:
     """``native_layer_norm_backward`` and ``_fused_rms_norm_backward``.
 
     With more than 65,536 rows M and few columns N (⌊N/32⌋ < ⌊multiprocessors/2⌋) the gradients of weight and bias are
@@ -57,11 +57,11 @@ def layer_norm_backward(call: Call) -> Plan:
     return [*copies, *inputs, *_dropped(call, weights), *gradient, *_summed(call, weights, parts)]
 
 
-def _dropped(call: Call, weights: range) -> list[Scratch]:
+def _dropped(call: KernelCall, weights: range) -> list[Scratch]:
     return [Scratch(dense_bytes(call.outputs[index]), f"dropped {index}") for index in weights]
 
 
-def _summed(call: Call, weights: range, parts: int) -> list[Out | Scratch | Free]:
+def _summed(call: KernelCall, weights: range, parts: int) -> list[Out | Scratch | Free]:
     """Partial sums [parts, N] of every weight gradient, then each one's sum over the parts."""
     plan: list[Out | Scratch | Free] = []
     plan += [Scratch(parts * dense_bytes(call.outputs[index]), f"partial sums {index}") for index in weights]
@@ -75,7 +75,7 @@ def _summed(call: Call, weights: range, parts: int) -> list[Out | Scratch | Free
     return plan
 
 
-def group_norm(call: Call) -> Plan:
+def group_norm(call: KernelCall) -> Plan:
     """``native_group_norm``: scale and shift [N, C] in the compute type, if there are weights and more than one pixel.
 
     aten/src/ATen/native/cuda/group_norm_kernel.cu, ``GroupNormKernelImplInternal``.
@@ -89,7 +89,7 @@ def group_norm(call: Call) -> Plan:
     return [*results, Scratch(channels, "scale"), Scratch(channels, "shift")]
 
 
-def group_norm_backward(call: Call) -> Plan:
+def group_norm_backward(call: KernelCall) -> Plan:
     """``native_group_norm_backward``: sums ds, db [N, C]; for the input c2, c3 [N, G] and, with a weight, c1 [N, C].
 
     All in the compute type; a single pixel needs c2 and c3 alone.  group_norm_kernel.cu,
@@ -109,7 +109,7 @@ def group_norm_backward(call: Call) -> Plan:
     return plan
 
 
-def batch_norm(call: Call) -> Plan:
+def batch_norm(call: KernelCall) -> Plan:
     """Batch norm, forward and backward, native or cuDNN's: nothing but the results, and in cuDNN's backward a gradient
     that does not lie as the input does, copied first.
 
@@ -124,7 +124,7 @@ def batch_norm(call: Call) -> Plan:
     return [*_gradient_copies(call), *(Out(index) for index in range(len(call.outputs)))]
 
 
-def _gradient_copies(call: Call) -> list[Scratch]:
+def _gradient_copies(call: KernelCall) -> list[Scratch]:
     named = bound(call)
     gradient, data, weight = named.get("grad_out"), named["input"], named.get("weight")
     if gradient is None or weight is None or not is_cudnns(data, weight):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.operators.allocation.arguments import bound, ceil_div, compute_type, tensor_list
 from trainatomy.operators.allocation.iterator import Layout, reduction_iterator
-from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 from trainatomy.operators.allocation.reduction import Kernel, reduction_scratch
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _CHUNK = 65536
 _FAST_ORDERS = (1.0, 2.0, float("inf"))
 
 
-def foreach_norm(call: Call) -> Plan:
+def foreach_norm(call: KernelCall) -> Plan:
     """For every tensor as many accumulators (compute type) as the largest has chunks of 65,536 elements; the results.
 
     bytes = tensors · ⌈largest / 65536⌉ · size of the compute type.  Without the fast route the tensors are reduced one
@@ -31,13 +31,13 @@ def foreach_norm(call: Call) -> Plan:
     return _chunked(call, tensors, compute_type(call.outputs[0].dtype).itemsize)
 
 
-def foreach_max(call: Call) -> Plan:
+def foreach_max(call: KernelCall) -> Plan:
     """As ``foreach_norm``, with accumulators of the tensors' type (``foreach_tensor_max_cuda``)."""
     tensors = tensor_list(bound(call)["self"])
     return _chunked(call, tensors, call.outputs[0].dtype.itemsize)
 
 
-def _chunked(call: Call, tensors: Sequence[torch.Tensor], accumulator_bytes: int) -> Plan:
+def _chunked(call: KernelCall, tensors: Sequence[torch.Tensor], accumulator_bytes: int) -> Plan:
     results = [Out(index) for index in range(len(call.outputs))]
     chunks = max((ceil_div(tensor.numel(), _CHUNK) for tensor in tensors), default=0)
     if not chunks:
@@ -62,7 +62,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _one_by_one(call: Call, tensors: Sequence[torch.Tensor]) -> Plan:
+def _one_by_one(call: KernelCall, tensors: Sequence[torch.Tensor]) -> Plan:
     """One reduction to a single number after another."""
     plan: list[Out | Scratch | Free] = []
     for index, (tensor, result) in enumerate(zip(tensors, call.outputs, strict=True)):

@@ -55,7 +55,7 @@ class Processor:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KernelCall:
     """One aten operation as the dispatcher sees it (below autograd), with meta tensors; ``outputs`` are its
     flattened tensor results."""
 
@@ -66,4 +66,4 @@ class Call:
     processor: Processor
 
 
-Rule = Callable[[Call], Plan]
+Rule = Callable[[KernelCall], Plan]

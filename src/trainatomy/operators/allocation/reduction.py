@@ -14,7 +14,7 @@ import torch
 
 from trainatomy.operators.allocation.arguments import bound, ceil_div, compute_type, dense_bytes
 from trainatomy.operators.allocation.iterator import Layout, ReductionIterator, pieces_of_32_bits, reduction_iterator
-from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Processor, Rule, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Processor, Rule, Scratch
 
 _THREADS = 512
 _WARP = 32
@@ -162,7 +162,7 @@ def reduction(choose: Chooser, *, casts: bool) -> Rule:
     """The rule of a reduction operator; ``casts`` where the input is first converted to the result's type,
     unless it is a 16-bit float that is summed into fp32."""
 
-    def rule(call: Call) -> Plan:
+    def rule(call: KernelCall) -> Plan:
         self = bound(call)["self"]
         result = call.outputs[0]
         dtype = _input_type(self, result) if casts else self.dtype
@@ -190,7 +190,7 @@ def _strides(self: torch.Tensor, dtype: torch.dtype) -> Sequence[int]:
     return self.stride() if dtype == self.dtype else torch.empty_like(self, dtype=dtype, device="meta").stride()
 
 
-def _reduced(call: Call, self: torch.Tensor) -> list[bool]:
+def _reduced(call: KernelCall, self: torch.Tensor) -> list[bool]:
     """Which dimensions of ``self`` are reduced: all of them where none is named."""
     dims = bound(call).get("dim")
     if dims is None or (isinstance(dims, list | tuple) and not dims):
@@ -208,7 +208,7 @@ MOMENTS = reduction(_welford, casts=True)
 LOGICAL = reduction(_same, casts=False)
 
 
-def extremum(call: Call) -> Plan:
+def extremum(call: KernelCall) -> Plan:
     """``max`` and ``min``: over everything, along a dimension (with the indices), or of two tensors (elementwise)."""
     if "other" in bound(call):
         return [Out(0)]

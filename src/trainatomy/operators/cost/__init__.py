@@ -1,0 +1,40 @@
+"""The work of a call for the GPU: arithmetic, bytes moved, kernels; one small function for each family of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+
+from trainatomy.operators.cost.elementwise import pointwise, transfer
+from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork
+from trainatomy.operators.registry import operator_of
+from trainatomy.operators.traffic import crosses
+from trainatomy.results.operations import Call
+
+CostFunction = Callable[[Call, Chip], KernelWork]
+
+
+def kernel_work(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of a call for the GPU; ``NOTHING`` for views and for what runs on the CPU."""
+    operator = operator_of(call)
+    runs = not call.is_view and operator.kernel
+    if not runs or all(array.on_host for array in (*call.inputs, *call.outputs)):
+        return NOTHING
+    if crosses(call):
+        return transfer(call, chip)
+    return cost_function(operator.cost)(call, chip) if operator.cost else pointwise(call, chip)
+
+
+@cache
+def cost_function(reference: str) -> CostFunction:
+    """Return the function that the registry names as ``module:function`` in this package."""
+    module, _, name = reference.partition(":")
+    function: CostFunction = getattr(import_module(f"{__name__}.{module}"), name)
+    return function
+
+
+def has_cost(call: Call) -> bool:
+    """Return whether the cost of a call rests on more than the general rule of traffic."""
+    operator = operator_of(call)
+    return call.is_view or not operator.kernel or bool(operator.cost)

@@ -1,8 +1,9 @@
-"""Fused attention: two products of queries, keys and head in forward, five in backward (one of them again).
+"""Fused attention: two products of queries, keys and head in the forward pass, five in the backward (one recomputed).
 
-Blocks of queries (in forward) or keys (in backward) are shared among the multiprocessors, block by block of the other
-side; lengths and heads that are no multiples of a block are computed as if they were, and a causal mask leaves out the
-blocks above the diagonal.
+Blocks of queries (forward) or of keys (backward) are distributed over the multiprocessors; each goes through the blocks
+of the other side. Lengths and heads that are no multiples of a block are computed as if they were, and a causal mask
+leaves out the blocks above the diagonal.
+
 Sources: Dao, FlashAttention-2 (arXiv 2307.08691); aten/src/ATen/native/transformers/cuda/attention.cu.
 """
 
@@ -11,21 +12,23 @@ from __future__ import annotations
 from math import ceil, log2, prod
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.reach import reach_of
-from trainatomy.operators.cost.work import HALVES, Chip, Work, distinct, number
+from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, efficiency_of, number
+from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Array, Call
 
 _FORWARD, _BACKWARD = 4.0, 10.0
-"""FLOP for each query, key and number of the head: 2 products, or 5, of 2 FLOP each."""
+"""FLOP for each query, key and element of the head: 2 products, or 5, of 2 FLOP each."""
 _BLOCK, _EFFICIENT_BLOCK, _HEAD_BLOCK = 128, 64, 64
-"""Of flash and cuDNN attention, of CUTLASS's, and of the head's numbers."""
+"""Block sizes: of flash and cuDNN attention, of CUTLASS's, and along the head."""
 _SHARED_SECONDS, _SHARED_BANDWIDTH = 2.0e-6, 0.8
-"""Of the kernels that sum gradients of shared keys and values."""
+"""Duration and share of the bandwidth of the kernels that sum gradients of shared keys and values."""
 
 
-def attention(call: Call, chip: Chip) -> Work:
-    """Forward or backward of ``_scaled_dot_product_{flash,efficient,cudnn}_attention``; layouts batch, heads, length,
-    head."""
+def attention(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of ``_scaled_dot_product_{flash,efficient,cudnn}_attention`` or its backward.
+
+    Queries, keys and values are [batch, heads, length, head].
+    """
     backward = call.name.endswith("backward")
     q, k, v = call.inputs[1:4] if backward else call.inputs[:3]
     batch, heads, queries, head = q.shape
@@ -35,7 +38,7 @@ def attention(call: Call, chip: Chip) -> Work:
     flop = full * (_BACKWARD if backward else _FORWARD) * (0.5 if causal else 1.0)
     kernel = next(name for name in ("cudnn", "flash", "efficient", "") if name in call.name)
     half = q.dtype in HALVES
-    traffic = sum(distinct(t) for t in (*call.inputs, *call.outputs) if not t.on_host)
+    moved = traffic(call).bytes
     block = _EFFICIENT_BLOCK if kernel == "efficient" else _BLOCK
     computed = flop * _overhead(queries, keys, head, causal, block)
     blocks = batch * heads * ceil((keys if backward else queries) / block)
@@ -44,8 +47,9 @@ def attention(call: Call, chip: Chip) -> Work:
     masked = any(_is_mask(tensor, queries, keys, head) for tensor in call.inputs[3:])
     mask = "masked" if masked else "causal" if causal else "full"
     family = f"attention.{'half' if half else 'fp32'}.{'backward' if backward else 'forward'}.{kernel}.{mask}"
-    reach = reach_of(family)
-    seconds = reach.kernel_seconds + max(computed * idle / (chip.rate(rate) * reach.share), traffic / chip.bandwidth)
+    efficiency = efficiency_of(family)
+    computing = computed * idle / (chip.rate(rate) * efficiency.share)
+    seconds = efficiency.kernel_seconds + max(computing, moved / chip.bandwidth)
     if backward and k.shape[1] < heads:  # gradients for each query's head, then summed for the heads that share keys
         seconds += _SHARED_SECONDS + 4 * batch * heads * keys * head * q.itemsize / (chip.bandwidth * _SHARED_BANDWIDTH)
     if number(call, "dropout_p", "0.0") not in ("0.0", "0"):
@@ -53,11 +57,11 @@ def attention(call: Call, chip: Chip) -> Work:
         family += ".dropout"
     launches = {"cudnn": (2, 4), "flash": (1, 3), "efficient": (1, 5)}.get(kernel, (1, 3))[backward]
     features = (log2(batch * heads) / 2, log2(queries), log2(keys), 2 * log2(head))
-    return Work(family, features, flop, rate, traffic, launches, seconds)
+    return KernelWork(family, features, flop, rate, moved, launches, seconds)
 
 
 def _overhead(queries: int, keys: int, head: int, causal: bool, block: int) -> float:
-    """What is computed, in whole blocks, over what counts; a causal mask crosses two blocks of a row on average."""
+    """Return computed over counted FLOP, by whole blocks; a causal mask crosses two blocks of a row on average."""
     whole = prod(ceil(size / of) * of / size for size, of in ((queries, block), (keys, block), (head, _HEAD_BLOCK)))
     return whole * (min(2.0, 1 + 2 * block / keys) if causal else 1.0)
 

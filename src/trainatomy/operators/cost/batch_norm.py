@@ -1,10 +1,11 @@
-"""Batch norm over images that lie channel by channel: a block of threads for each channel, which it reads twice.
+"""Batch norm over images in channels-first order: a block of threads for each channel, which it reads twice.
 
-So three things bound it: how fast one block gets through a channel (few channels leave multiprocessors idle), how many
-blocks each multiprocessor has to do, and traffic; what was read once is in the L2 cache the second time if it fits.
-cuDNN does it for all but bfloat16, in one kernel; PyTorch itself takes three for a forward in bfloat16.
+Three things bound it: how fast one block gets through a channel (few channels leave multiprocessors idle), how many
+blocks each multiprocessor has to run, and traffic. The second read hits the L2 cache if the channel fits.
+cuDNN runs it in one kernel for all types but bfloat16; PyTorch takes three kernels for a forward in bfloat16.
+
 Sources: aten/src/ATen/native/Normalization.cpp (``_select_batch_norm_backend``) and cuda/Normalization.cuh, torch
-2.9-2.13; kernels of a ResNet-50 and of a calibration on an H200 (cuDNN 9.19). Constants: ``facts/efficiency.yaml``.
+2.9-2.13; kernels of a ResNet-50 and of a calibration on an H200 (cuDNN 9.19). Constants: ``catalog/efficiency.yaml``.
 """
 
 from __future__ import annotations
@@ -13,40 +14,43 @@ from math import log2
 from typing import Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.traffic import moved, name_of, sized
-from trainatomy.operators.cost.work import NOTHING, Chip, Work, number
+from trainatomy.operators.cost.elementwise import memory_bound
+from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of, number, passes_to
 from trainatomy.results.operations import Call
 
 
-def batch_norm(call: Call, chip: Chip) -> Work:
-    """``native_batch_norm``, ``cudnn_batch_norm`` and their backwards; [images, channels, places...].
+def batch_norm(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of ``native_batch_norm``, ``cudnn_batch_norm`` and their backwards; [N, C, pixels...].
 
-    In inference (no batch statistics) it is one kernel over all numbers."""
+    In inference (no batch statistics) it is one elementwise kernel.
+    """
     backward = name_of(call).endswith("backward")
     x = call.inputs[0]
     if not x.elements or len(x.shape) < 2:
         return NOTHING
     if not backward and number(call, "training") == "False":
-        return sized(f"traffic.plain.{8 * x.itemsize}.batch_norm", chip, moved(call))
+        return memory_bound(f"traffic.plain.{8 * x.itemsize}.batch_norm", chip, call)
     channels = x.shape[1]
-    of_channel = x.elements // channels
+    channel_elements = x.elements // channels
     read = 2 if backward else 1
     fits = (read + 1) * x.bytes < chip.l2_bytes
-    traffic = ((read if fits else 2 * read) + 1) * x.bytes
+    moved = ((read if fits else 2 * read) + 1) * x.bytes
     form: dict[str, Any] = read_yaml("efficiency.yaml")["batch_norm"]
     known = form["backward" if backward else "forward"]
-    alone = form["start_seconds"] + of_channel * known["alone" if fits else "alone_from_memory"]
-    crowded = channels / chip.multiprocessors * (form["start_seconds"] + of_channel * known["crowded"])
-    seconds = max(alone, crowded, traffic / (chip.bandwidth * form["bandwidth"]))
-    by_cudnn = _is_cudnns(call)
+    alone = form["start_seconds"] + channel_elements * known["alone" if fits else "alone_from_memory"]
+    crowded = channels / chip.multiprocessors * (form["start_seconds"] + channel_elements * known["crowded"])
+    seconds = max(alone, crowded, moved / (chip.bandwidth * form["bandwidth"]))
+    by_cudnn = _runs_on_cudnn(call)
     short = name_of(call).replace("cudnn_", "native_") + ("" if by_cudnn else ".own")
-    features = (log2(traffic / chip.l2_bytes), log2(channels) / 2)
+    features = (log2(moved / chip.l2_bytes), log2(channels) / 2)
     launches = 1 if by_cudnn or backward else 3
-    return Work(f"normalisation.{short}.{8 * x.itemsize}", features, 0.0, "fp32", traffic, launches, seconds)
+    passes = passes_to(call, moved, "passes over the images alone")
+    family = f"normalisation.{short}.{8 * x.itemsize}"
+    return KernelWork(family, features, bytes=moved, launches=launches, seconds=seconds, passes=passes)
 
 
-def _is_cudnns(call: Call) -> bool:
-    """Whether cuDNN runs it: no bfloat16, a half with weights in fp32 only, images and not rows."""
+def _runs_on_cudnn(call: Call) -> bool:
+    """Return whether cuDNN runs it: no bfloat16, float16 with weights in fp32 only, images and not rows."""
     x = call.inputs[0]
     weights = [array.dtype for array in call.inputs if len(array.shape) == 1]
     return (

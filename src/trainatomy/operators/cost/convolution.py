@@ -1,13 +1,14 @@
-"""Convolutions as cuDNN computes them: products of implicit matrices, and changes of layout around them where images
-come channel by channel.
+"""Convolutions as cuDNN computes them: implicit matrix products, with layout changes around them.
 
-FLOP: 2 x outputs x inputs of each (channels of a group x kernel's places); backward computes it once for the input's
-gradient and once for the weight's (torch/utils/flop_counter.py).  The products are [images x places, inputs of an
-output] x [inputs of an output, channels] in forward, and the two transposed ones in backward.  What else runs, by
-traces of an H200 (cuDNN 9.19): unless the kernel has one place and a step of one, operands in channel-first order are
-rewritten to channels-last and the result back, in tiles of 32 x 32; a bias is added, or summed, by kernels of PyTorch;
-images of few channels are gathered number by number, far below the rate of tensor cores.  Depthwise ones are PyTorch's
-own kernels (aten/src/ATen/native/cuda/DepthwiseConv2d.cu).  Constants: ``facts/efficiency.yaml``.
+FLOP: 2 x outputs x inputs of each output (channels of a group x kernel positions); backward computes it once for the
+gradient of the input and once for that of the weight (torch/utils/flop_counter.py). The products are [images x pixels,
+inputs of an output] x [inputs of an output, channels] in forward, and the two transposed ones in backward.
+
+Other kernels, by traces of an H200 (cuDNN 9.19): unless the convolution is 1 x 1 with stride 1, operands in
+channels-first order are rewritten to channels-last and the result back, in tiles of 32 x 32; a bias is added, or
+summed, by kernels of PyTorch; images of few channels are gathered element by element, far below the rate of tensor
+cores. Depthwise convolutions are PyTorch's own kernels (aten/src/ATen/native/cuda/DepthwiseConv2d.cu).
+Constants: ``catalog/efficiency.yaml``.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from math import ceil, log2, prod
 from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to, whole_numbers
 from trainatomy.operators.cost.matmul import product
-from trainatomy.operators.cost.work import HALVES, Chip, Work, number, whole_numbers
 from trainatomy.results.operations import Array, Call
 
 _LAYOUT_TILE, _GATHER_TILE, _ALIGNED = 32, 128, 16
 
 
-class Form(NamedTuple):
-    """Constants of convolutions, as in ``facts/efficiency.yaml``."""
+class ConvolutionConstants(NamedTuple):
+    """Constants of convolutions, as in ``catalog/efficiency.yaml``."""
 
     product: float
     product_weight: float
@@ -45,7 +46,7 @@ class Form(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """One product: its matrices, and what is rewritten around it."""
+    """One product: its matrices, and the tensors whose layout is changed around it."""
 
     m: int
     n: int
@@ -53,8 +54,8 @@ class _Part(NamedTuple):
     rewritten: tuple[Array, ...]
 
 
-def convolution(call: Call, chip: Chip) -> Work:
-    """``convolution`` and ``convolution_backward``."""
+def convolution(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of ``convolution`` or ``convolution_backward``."""
     backward = "backward" in call.name
     out, x, weight = call.inputs[:3] if backward else (call.outputs[0], *call.inputs[:2])
     mask = _mask(call) if backward else [False, False, len(call.inputs) > 2]
@@ -74,39 +75,40 @@ def convolution(call: Call, chip: Chip) -> Work:
             more, kernels = _product(chip, part, kind, groups, x, backward=backward, to_weight=to_weight)
             seconds, launches = seconds + more, launches + kernels
     if mask[2]:
-        seconds, launches = seconds + _bias(chip, out, backward), launches + 1
+        seconds, launches = seconds + _bias_seconds(chip, out, backward), launches + 1
     family = f"convolution.{'backward' if backward else 'forward'}.{precision}.{kind}.{len(weight.shape) - 2}d"
-    traffic = (out.bytes + x.bytes + weight.bytes) * max(times, 1)
-    features = (log2(max(flop, 1)), log2(traffic), log2(x.shape[1]), log2(weight.shape[0]))
-    return Work(family, features, flop, rate, traffic, int(launches), seconds)
+    moved = (out.bytes + x.bytes + weight.bytes) * max(times, 1)
+    features = (log2(max(flop, 1)), log2(moved), log2(x.shape[1]), log2(weight.shape[0]))
+    passes = passes_to(call, moved, "operands of each product")
+    return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes)
 
 
-def _bias(chip: Chip, out: Array, backward: bool) -> float:
-    """Added to what is there, or its gradient summed over images and places."""
-    form = _form()
+def _bias_seconds(chip: Chip, out: Array, backward: bool) -> float:
+    """Return the time of adding the bias, or of summing its gradient over images and pixels."""
+    form = _constants()
     if backward:
         return form.bias_sum_seconds + out.bytes / (chip.bandwidth * form.bias_sum_bandwidth)
     return form.bias_seconds + 2 * out.bytes / (chip.bandwidth * form.bias_bandwidth)
 
 
 def _mask(call: Call) -> list[bool]:
-    """Which of input, weight and bias get a gradient."""
+    """Return which of input, weight and bias get a gradient."""
     text = number(call, "output_mask", "[True, True, True]")
     return [part.strip(" []") == "True" for part in text.split(",")]
 
 
 def _outputs(call: Call, out: Array, x: Array) -> int:
-    """Numbers that meet the whole kernel: of the result, or of the input where it is transposed."""
+    """Return the elements that meet the whole kernel: of the result, or of the input of a transposed convolution."""
     return x.elements if number(call, "transposed") == "True" else out.elements
 
 
 def _few(weight: Array) -> bool:
-    """Fewer input channels than a load of tensor cores has, and not one of those that can be padded cheaply."""
+    """Return whether the input channels fill less than one load of tensor cores."""
     return weight.shape[1] * weight.itemsize < _ALIGNED
 
 
 def _plain(call: Call, weight: Array) -> bool:
-    """A product of the matrices as they lie: one place, one step."""
+    """Return whether it is a product of the matrices as they are: a 1 x 1 kernel with stride 1."""
     return prod(weight.shape[2:]) == 1 and set(whole_numbers(number(call, "stride", "1"))) <= {1}
 
 
@@ -129,8 +131,8 @@ def _parts(out: Array, x: Array, weight: Array, mask: list[bool], groups: int, b
 def _product(
     chip: Chip, part: _Part, kind: str, groups: int, x: Array, *, backward: bool, to_weight: bool
 ) -> tuple[float, int]:
-    """Seconds and kernels of one product with what is rewritten around it."""
-    form = _form()
+    """Return the time and the number of kernels of one product with the layout changes around it."""
+    form = _constants()
     tf32 = chip._replace(tf32=chip.cudnn_tf32)
     name = "half" if x.dtype in HALVES else "tf32" if tf32.precision(x.dtype) == "tf32" else "fp32"
     if kind == "few" and backward:
@@ -148,12 +150,12 @@ def _product(
     if kind == "pointwise" or x.strides[1] == 1:
         return seconds, 2 if to_weight else 1
     rewritten = [tensor for tensor in part.rewritten if prod(tensor.shape[2:]) > 1]
-    return seconds + sum(_rewriting(chip, tensor) for tensor in rewritten), 1 + len(rewritten)
+    return seconds + sum(_layout_seconds(chip, tensor) for tensor in rewritten), 1 + len(rewritten)
 
 
-def _rewriting(chip: Chip, tensor: Array) -> float:
-    """From channel-first order to channels-last or back: by tiles of channels x places, or by bandwidth."""
-    form = _form()
+def _layout_seconds(chip: Chip, tensor: Array) -> float:
+    """Return the time of a change between channels-first and channels-last, by tiles or by bandwidth."""
+    form = _constants()
     channels, places = tensor.shape[1], prod(tensor.shape[2:])
     tiles = tensor.shape[0] * ceil(channels / _LAYOUT_TILE) * ceil(places / _LAYOUT_TILE)
     by_tiles = tiles * _LAYOUT_TILE**2 / (form.layout_rate * chip.multiprocessors)
@@ -163,9 +165,11 @@ def _rewriting(chip: Chip, tensor: Array) -> float:
 def _depthwise(
     chip: Chip, call: Call, tensors: tuple[Array, Array], mask: list[bool], backward: bool
 ) -> tuple[float, int]:
-    """A thread for each result, that reads its places; the weight's gradient has a block of threads for each of its
-    numbers."""
-    form = _form()
+    """Return the time and the number of kernels of a depthwise convolution.
+
+    Each output has a thread; in the gradient of the weight, each element has a block of threads.
+    """
+    form = _constants()
     out, weight = tensors
     flop = 2.0 * out.elements * prod(weight.shape[2:])
     seconds = flop / (chip.rate("fp32") * form.depthwise) * (1 if not backward else mask[0])
@@ -176,6 +180,6 @@ def _depthwise(
 
 
 @cache
-def _form() -> Form:
+def _constants() -> ConvolutionConstants:
     known = read_yaml("efficiency.yaml")["convolution"]
-    return Form(**{name: known[name] for name in Form._fields})
+    return ConvolutionConstants(**{name: known[name] for name in ConvolutionConstants._fields})

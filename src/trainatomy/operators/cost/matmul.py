@@ -1,9 +1,9 @@
 """Matrix products: cuBLAS, batched and grouped.
 
-A kernel fills tiles of the result; with fewer tiles than multiprocessors, or a few more than a multiple of them, some
-idle (wave quantisation); a result that is not a multiple of the tile wastes its edge (tile quantisation).  cuBLAS
-chooses among many tiles and splits the depth where the result is small; here the fastest choice counts.  The form and
-its constants: ``facts/efficiency.yaml``.
+A kernel computes the result tile by tile. With fewer tiles than multiprocessors, or a few more than a multiple of them,
+some multiprocessors idle (wave quantisation); a result that is not a multiple of the tile wastes its edge (tile
+quantisation). cuBLAS chooses among many tiles and splits the depth where the result is small; here the fastest choice
+counts. Constants: ``catalog/efficiency.yaml``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from math import ceil, log2
 from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.work import HALVES, NOTHING, Chip, Work
+from trainatomy.operators.cost.kernel import HALVES, NOTHING, Chip, KernelWork, passes_to
+from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Array, Call
 
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _SIDES = (64, 96, 128, 160, 192, 256)
 _LARGEST_TILE = 36864
-"""192 x 192: what the registers of two warp groups accumulate in fp32."""
+"""192 x 192: the fp32 accumulators that fit in the registers of two warp groups."""
 _TILES = {
     "half": tuple((a, b) for a in _SIDES if a != 160 for b in _SIDES if a * b <= _LARGEST_TILE),
     "tf32": ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (64, 256), (256, 64)),
@@ -28,13 +29,13 @@ _TILES = {
 _TILES["half_misaligned"] = _TILES["half_odd"] = (*_TILES["tf32"], (64, 32), (32, 64), (32, 32))
 _TILES["tf32_misaligned"] = _TILES["tf32"]
 _LEAST_DEPTH = 128
-"""Depth that a part of a split product has at least."""
+"""Smallest depth of one part of a split product."""
 _ALIGNED, _HALF_ALIGNED = 16, 4
-"""Bytes that rows begin at a multiple of, for tensor cores' fast kernels and for those that are next."""
+"""Alignment of rows in bytes for tensor cores' fastest kernels, and for the next class."""
 
 
-class Form(NamedTuple):
-    """Constants of a kind of product, as in ``facts/efficiency.yaml``."""
+class ProductConstants(NamedTuple):
+    """Constants of a kind of product, as in ``catalog/efficiency.yaml``."""
 
     peak: float
     border: float
@@ -44,8 +45,8 @@ class Form(NamedTuple):
     traffic: float
 
 
-def matmul(call: Call, chip: Chip) -> Work:
-    """``mm``, ``bmm``, ``addmm``, ``baddbmm``, ``addbmm``: the last two inputs are the factors."""
+def matmul(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of ``mm``, ``bmm``, ``addmm``, ``baddbmm``, ``addbmm``, whose last two inputs are the factors."""
     a, b = call.inputs[-2:]
     if len(a.shape) < 2 or len(b.shape) < 2 or a.on_host:
         return vector_product(call, chip)
@@ -56,23 +57,28 @@ def matmul(call: Call, chip: Chip) -> Work:
     kind = kind_of(chip, a, b, *call.outputs[:1])
     layout = ("n" if a.strides[-1] == 1 else "t") + ("n" if b.strides[-1] == 1 else "t")
     work = product(chip, kind, a.dtype, layout, batch, m, n, k, "batched" if len(a.shape) == 3 else "plain")
-    return work._replace(family=f"{work.family}.{'added' if len(call.inputs) > 2 else 'alone'}")
+    return work._replace(
+        family=f"{work.family}.{'added' if len(call.inputs) > 2 else 'alone'}",
+        passes=passes_to(call, work.bytes, "dense factors and result, without the added matrix"),
+    )
 
 
-def product(chip: Chip, kind: str, dtype: str, layout: str, batch: int, m: int, n: int, k: int, form: str) -> Work:
-    """``batch`` products of m x k with k x n."""
+def product(
+    chip: Chip, kind: str, dtype: str, layout: str, batch: int, m: int, n: int, k: int, form: str
+) -> KernelWork:
+    """Return the work of ``batch`` products of m x k with k x n."""
     size = 2 if dtype in HALVES else 8 if dtype == "float64" else 4
-    flop, traffic = 2.0 * batch * m * n * k, batch * (m * k + k * n + m * n) * size
+    flop, moved = 2.0 * batch * m * n * k, batch * (m * k + k * n + m * n) * size
     rate = chip.precision(dtype)
     seconds = _seconds(
         kind, float(chip.rate(rate)), chip.multiprocessors, chip.bandwidth, size, batch, m, n, k
     )  # fmt: skip
     features = (log2(batch), log2(m), log2(n), log2(k))
-    return Work(f"matmul.{kind}.{form}.{layout}", features, flop, rate, traffic, 1, seconds)
+    return KernelWork(f"matmul.{kind}.{form}.{layout}", features, flop, rate, moved, 1, seconds)
 
 
 def kind_of(chip: Chip, *tensors: Array) -> str:
-    """Which family of kernels multiplies: by type and, on tensor cores, by where rows begin."""
+    """Return the family of kernels that multiplies: by type and, on tensor cores, by the alignment of rows."""
     dtype = tensors[0].dtype
     name = "half" if dtype in HALVES else "tf32" if chip.precision(dtype) == "tf32" else "fp32"
     if name == "fp32" or _aligned(tensors, _ALIGNED):
@@ -88,8 +94,8 @@ def _aligned(tensors: tuple[Array, ...], to: int) -> bool:
 def _seconds(
     kind: str, rate: float, processors: int, bandwidth: float, size: int, batch: int, m: int, n: int, k: int
 ) -> float:
-    """The fastest tile and split."""
-    form = form_of(kind)
+    """Return the time of the fastest tile and split."""
+    form = constants_of(kind)
     moved = batch * (m * k + k * n + m * n) * size / (bandwidth * form.traffic)
     best = float("inf")
     for rows, columns in _TILES[kind]:
@@ -107,19 +113,21 @@ def _seconds(
 
 
 @cache
-def form_of(kind: str) -> Form:
-    """The constants of a kind of product."""
-    return Form(**read_yaml("efficiency.yaml")["matmul"][kind])
+def constants_of(kind: str) -> ProductConstants:
+    """Return the constants of a kind of product."""
+    return ProductConstants(**read_yaml("efficiency.yaml")["matmul"][kind])
 
 
-def vector_product(call: Call, chip: Chip) -> Work:
-    """``mv``, ``dot``, ``addmv``: bound by traffic."""
-    traffic = sum(t.bytes for t in (*call.inputs, *call.outputs) if not t.on_host)
-    return Work("vector product", (log2(max(traffic, 1) / chip.l2_bytes),), traffic / 2.0, "fp32", traffic)
+def vector_product(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of ``mv``, ``dot``, ``addmv``, which is bound by traffic."""
+    moved = traffic(call).bytes
+    return KernelWork("vector product", (log2(max(moved, 1) / chip.l2_bytes),), moved / 2.0, bytes=moved)
 
 
-def grouped(call: Call, chip: Chip) -> Work:
-    """``_grouped_mm``: experts' products in one kernel, after one that prepares it; groups of equal size are assumed.
+def grouped_matmul(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of ``_grouped_mm``: the experts' products in one kernel, after one that prepares it.
+
+    Groups of equal size are assumed.
 
     Source: aten/src/ATen/native/cuda/GroupedBlas.cpp.
     """
@@ -134,4 +142,5 @@ def grouped(call: Call, chip: Chip) -> Work:
     work = product(
         chip, "half" if a.dtype in HALVES else "fp32", a.dtype, "nn", batch, max(m, 1), n, max(k, 1), "grouped"
     )
-    return work._replace(family="grouped", launches=2)
+    passes = passes_to(call, work.bytes, "dense factors and result, without the offsets")
+    return work._replace(family="grouped", launches=2, passes=passes)

@@ -1,11 +1,13 @@
-"""Recurrent layers of cuDNN: what does not depend on the step before as one product, the rest step by step.
+"""Recurrent layers of cuDNN: one product for all that does not depend on the previous time step, the rest step by step.
 
-For each layer and direction, gates x hidden numbers from [inputs + hidden]: the inputs' product is one of [steps x
-batch, inputs]; each step then needs a small product [batch, hidden] and a kernel for the gates, and waits for the step
-before.  The two directions run side by side; layers follow each other by one step, unless a direction must have seen
-the last step first.  Backward goes through the steps the other way; the weights' gradients are products over all steps.
+Each layer and direction computes gates x hidden numbers from [inputs + hidden]. The inputs' part is one product of
+[steps x batch, inputs]; each step then needs a small product [batch, hidden] and a kernel for the gates, and waits for
+the previous step. The two directions run side by side; a layer runs one step behind the layer below, unless a direction
+must have seen the last step first. Backward goes through the steps in reverse; the gradients of the weights are
+products over all steps.
+
 Sources: Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs" (arXiv 1604.01946), which is
-how cuDNN's standard algorithm works; aten/src/ATen/native/cudnn/RNN.cpp chooses that one unless it is told otherwise
+how cuDNN's standard algorithm works; aten/src/ATen/native/cudnn/RNN.cpp chooses that one by default
 (persistent kernels only for one layer in fp16).  No recurrent layer was timed to write this.
 """
 
@@ -13,16 +15,16 @@ from __future__ import annotations
 
 from math import log2
 
+from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to
 from trainatomy.operators.cost.matmul import product
-from trainatomy.operators.cost.work import HALVES, Chip, Work, number
 from trainatomy.results.operations import Array, Call
 
 _GATES_SECONDS = 2.0e-6
-"""A small element-wise kernel between two products, with the gap behind it."""
+"""Duration of a small elementwise kernel between two products, with the gap behind it."""
 
 
-def recurrent(call: Call, chip: Chip) -> Work:
-    """``_cudnn_rnn`` (data, hidden states, weights...) and its backward (gradient, data, hidden states, weights...).
+def recurrent(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of ``_cudnn_rnn`` (data, states, weights) or its backward (gradient, data, states, weights).
 
     Weights are pairs [gates x hidden, inputs] and [gates x hidden, hidden], layer by layer, directions side by side.
     """
@@ -35,31 +37,33 @@ def recurrent(call: Call, chip: Chip) -> Work:
     steps = data.elements // max(batch * data.shape[-1], 1)
     layers = max(len(pairs) // directions, 1)
     chip = chip._replace(tf32=chip.cudnn_tf32)
-    at_once = sum(_at_once(chip, pair, steps * batch, backward) for pair in pairs)
+    parallel = sum(_parallel_seconds(chip, pair, steps * batch, backward) for pair in pairs)
     gates = pairs[0][1].shape[0]
-    one = _product(chip, data, batch, hidden, gates) if backward else _product(chip, data, batch, gates, hidden)
-    in_turn = steps * layers if directions == 2 else steps + layers - 1
+    columns, depth = (hidden, gates) if backward else (gates, hidden)
+    step = _product_seconds(chip, data, batch, columns, depth)
+    serial_steps = steps * layers if directions == 2 else steps + layers - 1
     flop = 2.0 * steps * batch * sum(w.elements for pair in pairs for w in pair) * (2 if backward else 1)
-    traffic = sum(t.bytes for t in (*call.inputs, *call.outputs)) + steps * sum(pair[1].bytes for pair in pairs)
+    moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) + steps * sum(pair[1].bytes for pair in pairs)
     launches = 2 * steps * len(pairs) + 3 * len(pairs)
-    seconds = at_once + in_turn * (one + _GATES_SECONDS)
+    seconds = parallel + serial_steps * (step + _GATES_SECONDS)
     features = (log2(max(steps, 1)), log2(max(batch, 1)), log2(max(hidden, 1)))
     family = f"recurrent.{'backward' if backward else 'forward'}"
-    return Work(family, features, flop, chip.precision(data.dtype), traffic, launches, seconds)
+    passes = passes_to(call, moved, "hidden weights read at each time step")
+    return KernelWork(family, features, flop, chip.precision(data.dtype), moved, launches, seconds, passes)
 
 
-def _at_once(chip: Chip, pair: tuple[Array, Array], rows: int, backward: bool) -> float:
-    """Products over all steps: of the inputs; backward of their gradient and of both weights'."""
+def _parallel_seconds(chip: Chip, pair: tuple[Array, Array], rows: int, backward: bool) -> float:
+    """Return the time of products over all steps: of the inputs; in backward of their gradient and of both weights'."""
     of_inputs, of_hidden = pair
     gates, inputs = of_inputs.shape
     if not backward:
-        return _product(chip, of_inputs, rows, gates, inputs)
-    weights = _product(chip, of_inputs, gates, inputs, rows) + _product(
+        return _product_seconds(chip, of_inputs, rows, gates, inputs)
+    weights = _product_seconds(chip, of_inputs, gates, inputs, rows) + _product_seconds(
         chip, of_inputs, gates, of_hidden.shape[1], rows
     )
-    return weights + _product(chip, of_inputs, rows, inputs, gates)
+    return weights + _product_seconds(chip, of_inputs, rows, inputs, gates)
 
 
-def _product(chip: Chip, like: Array, m: int, n: int, k: int) -> float:
+def _product_seconds(chip: Chip, like: Array, m: int, n: int, k: int) -> float:
     kind = "half" if like.dtype in HALVES else "tf32" if chip.precision(like.dtype) == "tf32" else "fp32"
     return product(chip, kind, like.dtype, "nn", 1, m, n, k, "plain").seconds

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from trainatomy.operators.allocation.plan import Call, Free, Out, Processor, Scratch
-from trainatomy.operators.allocation.table_b import RULES_B
+from trainatomy.operators.allocation import allocation_rules
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Scratch
 
 H200 = Processor((9, 0), 132, (2, 11))
 A100 = Processor((8, 0), 108, (2, 11))
 V100 = Processor((7, 0), 80, (2, 11))
+RULES = allocation_rules()
 _aten = torch.ops.aten
 
 
@@ -26,8 +27,8 @@ def plan_of(func: Any, *args: Any, processor: Processor = H200, **kwargs: Any) -
     result = func(*args, **kwargs)
     flat = result if isinstance(result, tuple) else (result,)
     outputs = tuple(tensor for tensor in flat if isinstance(tensor, torch.Tensor))
-    call = Call(func, args, kwargs, outputs, processor)
-    return list(RULES_B[func._schema.name](call))
+    call = KernelCall(func, args, kwargs, outputs, processor)
+    return list(RULES[func._schema.name](call))
 
 
 def taken(func: Any, *args: Any, processor: Processor = H200, **kwargs: Any) -> list[tuple[str, int]]:

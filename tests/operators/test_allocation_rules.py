@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 import torch
 
-from trainatomy.operators.allocation.plan import Call, Free, Out, Plan, Processor, Scratch
-from trainatomy.operators.allocation.table_a import RULES_A
+from trainatomy.operators.allocation import allocation_rules
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Processor, Scratch
 
+RULES = allocation_rules()
 aten = torch.ops.aten
 H200 = Processor((9, 0), 132, (2, 11))
 
@@ -21,7 +22,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def plan(operator, *args, processor: Processor = H200, **kwargs) -> Plan:
     results = operator(*args, **kwargs)
     outputs = tuple(leaf for leaf in torch.utils._pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor))
-    return RULES_A[operator._schema.name](Call(operator, args, kwargs, outputs, processor))
+    return RULES[operator._schema.name](KernelCall(operator, args, kwargs, outputs, processor))
 
 
 def scratch(steps: Plan) -> list[int]:
@@ -174,7 +175,7 @@ def test_foreach_norm_of_bert_large_as_an_h200_allocates_it():
     assert steps[1:] == [*(Out(index) for index in range(393)), Free("chunks")]
 
 
-@pytest.mark.parametrize("name", sorted(RULES_A))
+@pytest.mark.parametrize("name", sorted(RULES))
 def test_every_name_is_an_operator(name: str):
     namespace, operator = name.split("::")
     assert hasattr(getattr(torch.ops, namespace), operator)

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.grouped import grouped_mm
-from trainatomy.operators.allocation.plan import Call, Free, Out, Processor, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Scratch
 from trainatomy.operators.allocation.recurrent import Recurrence, recurrent
-from trainatomy.operators.allocation.table_b import RULES_B
-from trainatomy.operators.allocation.workspaces import Workspaces
+from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 
 H200 = Processor((9, 0), 132, (2, 11))
 V100 = Processor((7, 0), 80, (2, 11))
+RULES = allocation_rules()
 _aten = torch.ops.aten
 
 
@@ -27,7 +28,7 @@ def plan_of(func: Any, *args: Any, processor: Processor = H200) -> list[Out | Sc
     result = func(*args)
     flat = result if isinstance(result, tuple) else (result,)
     outputs = tuple(tensor for tensor in flat if isinstance(tensor, torch.Tensor))
-    return list(RULES_B[func._schema.name](Call(func, args, {}, outputs, processor)))
+    return list(RULES[func._schema.name](KernelCall(func, args, {}, outputs, processor)))
 
 
 def copies(func: Any, *args: Any) -> list[int]:
@@ -60,7 +61,7 @@ class TestOperandsOfCublas:
 class TestWorkspaces:
     def test_an_h200_as_on_its_tapes(self) -> None:
         """torch 2.11: 32 MiB for each thread, and 1 MiB beside it at a thread's first product with a bias."""
-        workspaces = Workspaces(H200)
+        workspaces = WorkspaceTracker(H200)
         assert workspaces.before("aten::add", "forward") == []
         assert [size for size, _ in workspaces.before("aten::addmm", "forward")] == [33554432, 1048576]
         assert workspaces.before("aten::addmm", "forward") == []
@@ -68,7 +69,7 @@ class TestWorkspaces:
         assert [size for size, _ in workspaces("aten::addmm", True)] == [1048576]
 
     def test_shared_since_torch_2_12(self) -> None:
-        workspaces = Workspaces(Processor((8, 0), 108, (2, 12)))
+        workspaces = WorkspaceTracker(Processor((8, 0), 108, (2, 12)))
         assert [size for size, _ in workspaces.before("aten::addmm", "forward")] == [8519680]
 
 

@@ -1,0 +1,51 @@
+"""Optimizers of bitsandbytes: one launch for each parameter.
+
+With 8-bit states, a block of 256 threads works on 256 elements, which share a scale for each state. It reads states,
+gradient and code books one after the other with barriers between them, finds the new scales by a reduction, reads and
+writes the parameter, and looks up each new state in a code book of 256 by bisection, in shared memory. That is a chain
+of latencies: throughput follows from how many blocks a multiprocessor holds at a time, which the kernel's registers
+limit. The traffic alone would be a third of the time.
+
+Sources: csrc/kernels.cu of bitsandbytes 0.45 to 0.50 (``kOptimizerStatic8bit2StateBlockwise``, ``quantize_2D``);
+latencies: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture"
+(arXiv 2402.13499).  Not timed on a GPU.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+from trainatomy.operators.cost.elementwise import memory_bound
+from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork
+from trainatomy.operators.traffic import traffic
+from trainatomy.results.operations import Call
+
+_BLOCK = 256
+_BLOCKS_HELD = 4
+"""Resident blocks of 256 threads at 64 registers each; the launch bounds promise 3 at least."""
+_MEMORY_CYCLES, _SHARED_CYCLES, _REDUCTION_CYCLES = 600, 30, 150
+_SERIAL_READS = 3
+"""Reads of memory that wait for each other: states and gradient, the parameter, the loads behind a barrier."""
+_BISECTIONS = 6
+"""Steps of the search in the code book in shared memory; the first two are kept in registers."""
+_CLOCK_HZ = 1.7e9
+"""Clock of GPUs since 2020 under load, roughly."""
+
+
+def update_8bit(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of an update with 8-bit states: gradient, parameter, states, code books, scales."""
+    gradient = call.inputs[0]
+    if gradient.on_host or not gradient.elements:
+        return NOTHING
+    states = max(sum(tensor.dtype == "uint8" for tensor in call.inputs), 1)
+    cycles_of_state = 2 * _BISECTIONS * _SHARED_CYCLES + _REDUCTION_CYCLES
+    cycles = _SERIAL_READS * _MEMORY_CYCLES + states * cycles_of_state
+    rounds = ceil(ceil(gradient.elements / _BLOCK) / (chip.multiprocessors * _BLOCKS_HELD))
+    moved = traffic(call).bytes
+    seconds = max(rounds * cycles / _CLOCK_HZ, moved / (chip.bandwidth * 0.8))
+    return KernelWork("bitsandbytes.8", (log2(gradient.elements),), bytes=moved, seconds=seconds)
+
+
+def update_32bit(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of an update with 32-bit states: an elementwise kernel."""
+    return memory_bound("traffic.plain.32.bitsandbytes", chip, call) if traffic(call).bytes else NOTHING

@@ -1,0 +1,86 @@
+"""Kernels whose cost is what they move: elementwise operations, fills, copies between host and GPU.
+
+What one kernel does besides moving (gelu, dropout's random numbers, type conversions), and how much faster the L2 cache
+is than memory, is in the measured efficiency of its family, by size relative to the L2 cache.
+"""
+
+from __future__ import annotations
+
+from math import log2
+
+from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, Passes, name_of, on_gpu
+from trainatomy.operators.traffic import traffic
+from trainatomy.results.operations import Array, Call
+
+
+def memory_bound(
+    family: str, chip: Chip, call: Call, *features: float, launches: int = 1, passes: Passes = ()
+) -> KernelWork:
+    """Return work that is nothing but traffic; its first feature is its size relative to the L2 cache."""
+    moved = traffic(call).bytes + sum(size for _, size in passes)
+    sizes = (log2(max(moved, 1) / chip.l2_bytes), *features)
+    return KernelWork(family, sizes, bytes=moved, launches=launches, passes=passes)
+
+
+def pointwise(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of one kernel that reads and writes; its family names the operator, width and layout."""
+    device = on_gpu((*call.inputs, *call.outputs))
+    if not device or not traffic(call).bytes:
+        return NOTHING
+    short = name_of(call)
+    if short == "_to_copy" and call.inputs and call.outputs:
+        source, result = call.inputs[0].itemsize, call.outputs[0].itemsize
+        short = "widen" if result > source else "narrow" if result < source else "convert"
+    result_array = call.outputs[0] if call.outputs else call.inputs[call.written[0]] if call.written else device[0]
+    return memory_bound(f"traffic.{_layout(call, result_array)}.{_width(call)}.{short}", chip, call)
+
+
+def fill(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of a kernel that writes and reads nothing: zeros, full, arange, random numbers."""
+    return memory_bound("traffic.fill", chip, call) if traffic(call).bytes else NOTHING
+
+
+def transfer(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of a copy between host memory and GPU memory, over the bus."""
+    arrives = any(not tensor.on_host for tensor in call.outputs)
+    size = max((tensor.bytes for tensor in call.inputs), default=0) or 4  # ``copy_`` names its target too
+    family = f"transfer.{'to card' if arrives else 'to host'}"
+    return KernelWork(family, (log2(size),), seconds=1.2e-6 + size / 2.0e10)
+
+
+def _width(call: Call) -> str:
+    """Return the bits of the numbers that are moved; ``mixed`` where they differ by more than masks."""
+    sizes = {t.itemsize for t in on_gpu((*call.inputs, *call.outputs)) if t.elements > 1 and t.itemsize > 1}
+    return str(8 * sizes.pop()) if len(sizes) == 1 else "mixed" if sizes else "8"
+
+
+def _layout(call: Call, result: Array) -> str:
+    """Return which kind of elementwise kernel runs (aten/src/ATen/native/cuda/CUDALoops.cuh).
+
+    ``plain``: all tensors are laid out alike; ``broadcast``: a smaller operand is repeated; ``rows``: large operands
+    are laid out differently but have the same innermost dimension; else ``transposed``.
+    """
+    small = any(1 < t.elements < result.elements for t in on_gpu(call.inputs))
+    worst = "broadcast" if small else "plain"
+    for tensor in on_gpu(call.inputs):
+        if tensor.elements * 2 < result.elements or len(tensor.shape) != len(result.shape):
+            continue
+        order, result_order = _memory_order(tensor, result), _memory_order(result, result)
+        if order == result_order and (_is_dense(tensor) or tensor.elements < result.elements):
+            continue
+        if order[-1:] != result_order[-1:]:
+            return "transposed"
+        worst = "rows"
+    return worst
+
+
+def _memory_order(tensor: Array, like: Array) -> list[int]:
+    """Return the dimensions from the outermost to the innermost in memory, without those of size 1."""
+    dimensions = [d for d, size in enumerate(like.shape) if size > 1 and tensor.shape[d] > 1 and tensor.strides[d]]
+    return sorted(dimensions, key=lambda d: (-tensor.strides[d], d))
+
+
+def _is_dense(tensor: Array) -> bool:
+    """Return whether the elements lie in memory without gaps."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=False) if size)
+    return span <= tensor.elements

@@ -1,0 +1,109 @@
+"""Rows by index: embeddings, gathers, scatters, losses by class; zeros with a part written; sorts."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+from trainatomy.operators.cost.elementwise import memory_bound
+from trainatomy.operators.cost.kernel import (
+    NOTHING,
+    Chip,
+    KernelWork,
+    efficiency_of,
+    name_of,
+    number,
+    on_gpu,
+    passes_to,
+)
+from trainatomy.operators.traffic import in_memory, traffic
+from trainatomy.results.operations import Call
+
+_SMALL_EMBEDDING = 3072
+"""Up to so many tokens, embedding's backward is one kernel without a sort (aten/src/ATen/native/cuda/Embedding.cu)."""
+_SAME_ROW_SECONDS = 6.3e-8
+"""In that kernel, tokens that hit the same row are added one after the other: time for each on an H200, by the trace
+of a BERT, whose table of two token types is hit by all."""
+_SECTOR_BYTES = 64
+"""What writing one element of a row costs in traffic."""
+
+
+def embedding(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of reading as many rows as are written."""
+    indices = call.inputs[-1]
+    repeated = indices.bytes - in_memory(indices)
+    return memory_bound(
+        "table.embedding", chip, call, passes=(("broadcast indices", repeated),) if repeated else ()
+    )  # fmt: skip
+
+
+def embedding_backward(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of zeros for the whole table and rows added, with a sort of the tokens where there are many."""
+    gradient, ids = call.inputs[:2]
+    sort = ids.elements > _SMALL_EMBEDDING
+    moved = call.outputs[0].bytes + 2 * gradient.bytes
+    passes = passes_to(call, moved, "rows added to the table, without the indices")
+    family = f"table.embedding_backward.{'sorted' if sort else 'direct'}"
+    rows = max(call.outputs[0].shape[0], 1)
+    features = (log2(max(ids.elements, 1)), log2(rows) / 2)
+    work = memory_bound(family, chip, call, *features, launches=31 if sort else 2, passes=passes)
+    if sort:
+        return work
+    efficiency = efficiency_of(family)
+    one_by_one = ids.elements * _SAME_ROW_SECONDS * min(1.0, 2 / rows)
+    moving = moved / (chip.bandwidth * efficiency.share)
+    return work._replace(seconds=efficiency.kernel_seconds + moving + one_by_one)
+
+
+def gathered(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of ``index``, ``gather``, ``index_select``: rows and indices read, rows written."""
+    return memory_bound(f"table.{name_of(call)}", chip, call) if traffic(call).written else NOTHING
+
+
+def scattered(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of ``index_put``, ``scatter``, ``index_add``.
+
+    Values and indices are read, and the rows that they hit read and written; the target is copied first where the
+    operator is not in place.
+    """
+    tensors = on_gpu(call.inputs)
+    if not tensors:
+        return NOTHING
+    target, others = tensors[0], tensors[1:]
+    rows = 2 * max((t.bytes for t in others), default=0)
+    copied = 0 if call.written else 2 * target.bytes
+    sorts = number(call, "accumulate") == "True"
+    launches = 1 + (not call.written) + (20 if sorts else 0)
+    moved = sum(in_memory(t) for t in others) + rows + copied
+    passes = passes_to(call, moved, "rows that are hit instead of the whole target")
+    return memory_bound(f"table.{name_of(call)}", chip, call, launches=launches, passes=passes)
+
+
+def part_of_zeros(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of ``slice_backward``, ``select_backward``, ``constant_pad_nd``: a fill, then a part written."""
+    part, out = call.inputs[0].bytes, call.outputs[0].bytes
+    wide = part * 8 > out
+    family = f"table.part_of_zeros.{'wide' if wide else 'narrow'}"
+    passes = passes_to(call, out + 2 * part, "the part written after the fill")
+    return memory_bound(family, chip, call, launches=2, passes=passes)
+
+
+def negative_log_likelihood(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of the loss: one block of threads over the rows; backward fills and writes one number a row."""
+    rows = max(call.inputs[2 if "backward" in call.name else 1].elements, 1)  # a target for each, of pixels too
+    if "backward" in call.name:
+        passes = passes_to(call, call.outputs[0].bytes + rows * _SECTOR_BYTES, "a memory sector for each row")
+        return memory_bound("table.nll_loss_backward", chip, call, launches=2, passes=passes)
+    moved = rows * 40.0
+    passes = passes_to(call, moved, "a memory sector for each row")
+    seconds = 3e-6 + rows * 1.2e-8
+    return KernelWork("table.nll_loss_forward", (log2(rows),), bytes=moved, seconds=seconds, passes=passes)
+
+
+def sorted_values(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of a radix sort (a histogram and eight passes for each 8 bytes of a key), ``topk`` or a scan."""
+    source = call.inputs[0]
+    sorts = name_of(call) in ("sort", "argsort")
+    digits = 2 * source.itemsize if sorts else 3
+    further = (ceil(digits / 2) - 1) * traffic(call).bytes
+    passes = (("further passes over the keys", further),) if further else ()
+    return memory_bound(f"sort.{name_of(call)}", chip, call, launches=digits + 2 if sorts else 2, passes=passes)

@@ -1,0 +1,130 @@
+"""The values of kernel costs: the GPU as far as a cost depends on it, and the work of a call before it is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.traffic import traffic
+from trainatomy.results.operations import Array, Call
+
+HALVES = frozenset({"float16", "bfloat16"})
+Passes = tuple[tuple[str, float], ...]
+
+
+class Chip(NamedTuple):
+    """A GPU as far as the cost of a kernel depends on it.
+
+    Attributes:
+        rates: peak FLOP per second by precision.
+        bandwidth: bytes per second of the data sheet.
+        tf32: fp32 matrix products may use tensor cores.
+        cudnn_tf32: fp32 convolutions may (PyTorch's default).
+    """
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    bandwidth: float
+    l2_bytes: int
+    rates: Mapping[str, float]
+    tf32: bool = False
+    cudnn_tf32: bool = True
+
+    def rate(self, precision: str) -> float:
+        """Return the peak of a precision, or that of fp32 where the GPU lacks it (bf16 before Ampere)."""
+        return self.rates.get(precision, self.rates["fp32"])
+
+    def precision(self, dtype: str, tf32: bool | None = None) -> str:
+        """Return the key of ``rates`` for matrix arithmetic on numbers of a type."""
+        if dtype in ("float16", "bfloat16"):
+            return "fp16" if dtype == "float16" else "bf16"
+        if dtype == "float32" and (self.tf32 if tf32 is None else tf32) and "tf32" in self.rates:
+            return "tf32"
+        return "fp64" if dtype == "float64" else "fp8" if dtype.startswith("float8") else "fp32"
+
+
+class KernelWork(NamedTuple):
+    """The work of a call's kernels.
+
+    Attributes:
+        family: dotted name from the general to the special, by which a measured efficiency is looked up.
+        features: logarithms to base 2 that say how alike two calls of a family are.
+        flop: floating-point operations.
+        rate: the key of ``Chip.rates`` that bounds them.
+        bytes: bytes that the kernels move: the compulsory traffic of the call (``operators.traffic``) and ``passes``.
+        launches: kernels, copies and fills.
+        seconds: time of kernels of this form by physics alone, longer than ``flop`` at the peak ``rate`` or ``bytes``
+            at the GPU's bandwidth; 0 where these two and the kernels' floor say it all.
+        passes: what ``bytes`` has beyond the compulsory traffic, by name; negative where a kernel's cost leaves
+            something out.
+    """
+
+    family: str
+    features: tuple[float, ...] = ()
+    flop: float = 0.0
+    rate: str = "fp32"
+    bytes: float = 0.0
+    launches: int = 1
+    seconds: float = 0.0
+    passes: Passes = ()
+
+
+NOTHING = KernelWork("nothing", launches=0)
+"""The work of a call for which no kernel runs."""
+
+
+class Efficiency(NamedTuple):
+    """What a family of kernels reaches where no calibration says more (``catalog/efficiency.yaml``).
+
+    Attributes:
+        kernel_seconds: duration of a call that has next to nothing to do.
+        share: share of the bandwidth that it reaches, or of the peak where arithmetic bounds it.
+    """
+
+    kernel_seconds: float
+    share: float
+
+
+@cache
+def efficiency_of(family: str) -> Efficiency:
+    """Return the efficiency of a family, or of the nearest one that contains it."""
+    known = read_yaml("efficiency.yaml")["families"]
+    while family not in known:
+        if not family:
+            raise KeyError("efficiency.yaml: families has no entry for everything")
+        family = family.rpartition(".")[0]
+    kernel_us, share = known[family]
+    return Efficiency(kernel_us * 1e-6, share)
+
+
+def passes_to(call: Call, moved: float, name: str) -> Passes:
+    """Return the difference between ``moved`` bytes and the compulsory traffic as one pass of that name."""
+    difference = moved - traffic(call).bytes
+    return ((name, difference),) if difference else ()
+
+
+def on_gpu(tensors: tuple[Array, ...]) -> list[Array]:
+    """Return the tensors that lie in GPU memory."""
+    return [tensor for tensor in tensors if not tensor.on_host]
+
+
+def largest(tensors: tuple[Array, ...]) -> Array | None:
+    """Return the tensor in GPU memory with the most elements."""
+    return max(on_gpu(tensors), key=lambda tensor: tensor.elements, default=None)
+
+
+def name_of(call: Call) -> str:
+    """Return the operator without its namespace."""
+    return call.name.rpartition("::")[2]
+
+
+def number(call: Call, name: str, default: str = "") -> str:
+    """Return an argument that is no tensor, as text."""
+    return next((value for key, value in call.numbers if key == name), default)
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Return the integers of a text such as ``[1, 2]``."""
+    return [int(part) for part in text.strip("[]() ").replace(" ", "").split(",") if part.lstrip("-").isdigit()]

@@ -1,0 +1,89 @@
+"""Reductions and normalisations, whose cost is what they move."""
+
+from __future__ import annotations
+
+from math import hypot, log2
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.cost.elementwise import memory_bound
+from trainatomy.operators.cost.kernel import (
+    NOTHING,
+    Chip,
+    KernelWork,
+    Passes,
+    largest,
+    name_of,
+    number,
+    on_gpu,
+    whole_numbers,
+)
+from trainatomy.operators.traffic import traffic
+from trainatomy.results.operations import Array, Call
+
+_WARP_ROW = 1024
+"""Softmax keeps rows up to this long in the registers of a warp (aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""
+
+
+def reduction(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of sums, means, norms, extrema: along rows (the innermost dimension), across them, or of all."""
+    source = largest(call.inputs)
+    if source is None or not source.elements:
+        return NOTHING
+    kept = call.outputs[0].elements if call.outputs else 1
+    dims = whole_numbers(number(call, "dim"))
+    inner = max((d for d, size in enumerate(source.shape) if size > 1), key=lambda d: -source.strides[d], default=0)
+    reduced = {d % max(len(source.shape), 1) for d in dims}
+    way = "all" if kept == 1 else "rows" if inner in reduced else "columns"
+    depth = max(source.elements / max(kept, 1), 1)
+    work = memory_bound(f"reduction.{way}.{source.itemsize * 8}", chip, call, log2(depth) / 2)
+    return work._replace(seconds=_across_seconds(chip, depth, work.bytes)) if way == "columns" else work
+
+
+def _across_seconds(chip: Chip, rows: float, moved: float) -> float:
+    """Return the time of a reduction across rows (aten/src/ATen/native/cuda/Reduce.cuh).
+
+    Blocks of threads share the rows and a second pass adds what they found; however few the columns are, each row takes
+    its turn.
+    """
+    form = read_yaml("efficiency.yaml")["reduction_across"]
+    start = min(form["start_seconds"] + rows * form["start_row_seconds"], form["most_start_seconds"])
+    return float(start + hypot(rows * form["row_seconds"], moved / (chip.bandwidth * form["bandwidth"])))
+
+
+def normalisation(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of layer, root-mean-square and group norms, and of softmax.
+
+    The backward of a norm reads gradient and input a second time for the gradients of weight and bias. Inputs that are
+    not dense are copied first.
+    """
+    short = name_of(call)
+    source = largest(call.inputs)
+    if source is None or not source.elements:
+        return NOTHING
+    passes, launches = _further_passes(call, short)
+    channels = "group_norm" in short  # a block of threads works on one of them
+    width = source.shape[1 if channels else -1] if len(source.shape) > 1 else source.elements
+    if "norm" in short:
+        copied = [t for t in on_gpu(call.inputs) if t.elements == source.elements and not _has_dense_rows(t)]
+        if copied:
+            passes = (*passes, ("copies of strided inputs", 4 * sum(tensor.bytes for tensor in copied)))
+            launches += len(copied)
+    length = f".{'long' if width > _WARP_ROW else 'short'}" if "softmax" in short else ""
+    family = f"normalisation.{short}.{source.itemsize * 8}{length}"
+    return memory_bound(family, chip, call, log2(max(width, 1)) / 2, launches=launches, passes=passes)
+
+
+def _further_passes(call: Call, short: str) -> tuple[Passes, int]:
+    """Return the passes beyond the first, and the number of kernels."""
+    if "norm" in short and short.endswith("backward"):
+        return (("second read for weight and bias", traffic(call).read),), 2
+    if short == "_safe_softmax":
+        return (("finding and replacing rows that are masked whole", traffic(call).bytes),), 5
+    return (), 1
+
+
+def _has_dense_rows(tensor: Array) -> bool:
+    """Return whether rows follow each other as the shape says (channels-last images count as dense too)."""
+    return bool(tensor.strides) and (
+        min((s for s in tensor.strides if s), default=1) == tensor.strides[-1] or len(tensor.shape) == 4
+    )

@@ -1,0 +1,84 @@
+"""Count what one call does: floating-point operations, and bytes read and written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainatomy.operators.operator import Group, Operator
+from trainatomy.operators.registry import operator_of
+from trainatomy.operators.traffic import crosses, traffic
+from trainatomy.results.operations import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a call does on the GPU.
+
+    Attributes:
+        kind: ``kernel``; ``view``, nothing runs; ``host``, it runs on the CPU; ``read``, the CPU reads a value;
+            ``transfer``, a copy between host memory and GPU memory.
+        operator: the row of a kernel's operator.
+        flop: floating-point operations; ``None`` where there is no formula.
+        read: bytes that a kernel has to read (``operators.traffic``).
+        written: bytes that it has to write.
+    """
+
+    kind: Literal["kernel", "view", "host", "read", "transfer"]
+    operator: Operator | None = None
+    flop: int | None = 0
+    read: int = 0
+    written: int = 0
+
+    @property
+    def group(self) -> Group | None:
+        """The group of a kernel."""
+        return self.operator.group if self.operator is not None else None
+
+    @property
+    def bytes(self) -> int:
+        """Compulsory traffic: what kernels move beyond it is only in their predicted time."""
+        return self.read + self.written
+
+
+def count(call: Call) -> Counts:
+    """Return what a call does on the GPU."""
+    on_gpu = any(not array.on_host for array in (*call.inputs, *call.outputs))
+    operator = operator_of(call)
+    if operator.sync == "value":
+        return Counts("read" if on_gpu else "host")
+    if not on_gpu:
+        return Counts("host")
+    if call.is_view or not operator.kernel:
+        return Counts("view")
+    if crosses(call):
+        return Counts("transfer")
+    return Counts("kernel", operator, flop_of(call, operator), *traffic(call))
+
+
+def flop_of(call: Call, operator: Operator) -> int | None:
+    """Return the floating-point operations of a call, None without a formula.
+
+    PyTorch's registry of formulas comes first; then the grouped product, for which it has none: 2·S·K·N, where each of
+    the S rows meets the [K, N] of its group; else the operator's count per element.
+    """
+    if call.flop is not None:
+        return call.flop
+    if operator.name == "_grouped_mm":
+        return _grouped_flop(call)
+    return None if operator.flop is None else operator.flop * _elements(call)
+
+
+def _grouped_flop(call: Call) -> int:
+    first, second = (array.shape for array in call.inputs[:2])
+    if len(first) == len(second) == 2:  # [K, S] x [S, N]: a product for each group, over its rows
+        return 2 * first[0] * first[1] * second[1]
+    rows = first[0] if len(first) == 2 else first[0] * first[1]
+    return 2 * rows * first[-1] * second[-1]
+
+
+def _elements(call: Call) -> int:
+    """Return the elements of the first list, or of the largest tensor."""
+    if call.lengths and ("_foreach_" in call.name or "_fused_" in call.name):
+        return sum(array.elements for array in call.inputs[: call.lengths[0]])
+    return max((array.elements for array in (*call.inputs, *call.outputs)), default=0)
