@@ -1,4 +1,4 @@
-"""What the concept pages show: numbers and drawings from the data files, put into the text of ``*.md`` beside this.
+"""Numbers, tables and drawings of the concept pages, filled into the Markdown templates in this folder.
 
-``docs/generate.py`` writes the pages; nothing in them that is a number of ours is typed by hand.
+``docs/generate.py`` writes the pages. None of our own numbers is typed into a template.
 """

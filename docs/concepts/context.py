@@ -1,5 +1,4 @@
-"""Numbers and tables of docs/context.md, from the cards' data, the probes of benchmarks/context and the records of
-benchmarks/accuracy."""
+"""Numbers and tables of docs/context.md: from the GPU catalog, benchmarks/context and the accuracy records."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from trainatomy.catalog.published import notebook
 from trainatomy.units import exact_bytes, human_bytes
 
 RUN = "bert-large-sgd-momentum"
-"""The run that is drawn: of the H200's held-out rows, which have every figure, one of the guides' model."""
+"""The run in the figure: a held-out row of the H200 (these have all five figures), of the guides' model."""
 FP32 = ("kernels", "cublas", "cublas_backward", "training")
 HALF = (*FP32, "cudnn", "cudnn_backward")
 CUDNN = find_gpu("h200").context().holding(HALF) - find_gpu("h200").context().holding(FP32)
@@ -32,7 +31,7 @@ PROBED = {
     "lstm": "an LSTM by cuDNN",
     "linalg": "`torch.linalg.qr` (cuSOLVER)",
 }
-"""Stages of the probe's sequence "fp32" that are shown, and what they are."""
+"""Stages of the probe's sequence "fp32" shown in the table, with their descriptions."""
 CHECKED = {
     ("fp32", "foreach adamw"): ("a training in fp32", FP32),
     ("fp32", "cudnn attention"): ("with attention by cuDNN", HALF),
@@ -50,11 +49,11 @@ CHECKED = {
         ("kernels", "cublas", "cublas_backward"),
     ),
 }
-"""Moments of the probe with the libraries that are in use by then, as the card's data name them."""
+"""Stages of the probe, with their descriptions and the libraries in use by then (keys of the GPU catalog)."""
 
 
 def context_page() -> str:
-    """docs/context.md."""
+    """Render docs/context.md."""
     rows = records("h200-held-out")
     lacking = [row["device_bytes"] - row["process_bytes"] for row in alone()]
     held = Counter(outside(row) for row in rows if row["workload"].get("mode") != "inference")
@@ -79,7 +78,7 @@ def context_page() -> str:
             "probe": probe("h200"),
             "probed": probed_table(),
             "checked": checked_table(),
-            "cards": cards_table(),
+            "gpus": gpus_table(),
             "shortfall": shortfall(),
             "lacking": Counter(lacking),
             "alone": len(lacking),
@@ -97,88 +96,88 @@ def context_page() -> str:
 
 @cache
 def records(name: str) -> list[dict[str, Any]]:
-    """The rows of a file of benchmarks/accuracy/records."""
+    """Return the rows of a file in benchmarks/accuracy/records."""
     lines = (ROOT / "benchmarks" / "accuracy" / "records" / f"{name}.jsonl").read_text("utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
 def alone() -> list[dict[str, Any]]:
-    """Rows that had the card to themselves and give both the card's figure and the process's, of both cards."""
+    """Return the rows of both GPUs that ran alone and have a figure for the GPU and one for the process."""
     rows = [row for name in ("h200-held-out", "h200-tuning", "h100-sample") for row in records(name)]
     return [row for row in rows if row["nvml_used_bytes"] is not None and row["process_bytes"] is not None]
 
 
 def shortfall() -> int:
-    """What the driver's figure for a process leaves out, bytes, as the records' notes have it."""
+    """Return the bytes that the driver's figure for a process omits, from records/cards.yaml."""
     notes = yaml.safe_load((ROOT / "benchmarks" / "accuracy" / "records" / "cards.yaml").read_text("utf-8"))
     size: int = notes["NVIDIA H200"]["process_shortfall_bytes"]
     return size
 
 
 def outside(row: dict[str, Any]) -> int:
-    """Bytes outside of PyTorch's allocator at the peak of a run."""
+    """Return the bytes outside PyTorch's allocator at the peak of a run."""
     size: int = row["device_bytes"] - row["peak_reserved_bytes"]
     return size
 
 
 def where(row: dict[str, Any]) -> str:
-    """``NVIDIA H200, driver 580.159.04, torch 2.11.0 on CUDA 13.0, 2026-11-21``."""
+    """Describe a run's environment: ``NVIDIA H200, driver 580.159.04, torch 2.11.0 on CUDA 13.0, 2026-11-21``."""
     torch = f"torch {row['versions']['torch']} on CUDA {row['versions']['cuda']}"
     return f"{row['gpu']}, driver {row['driver']}, {torch}, {row['date']}"
 
 
 @cache
 def probe(name: str) -> dict[str, Any]:
-    """What benchmarks/context/probe.py found on a card."""
+    """Return what benchmarks/context/probe.py measured on a GPU."""
     found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "context" / f"{name}.json").read_text("utf-8"))
     return found
 
 
 def figures(run: dict[str, Any]) -> tuple[tuple[str, str, int, str], ...]:
-    """Who is asked, how, what it says (bytes), what is in it: the widest first."""
+    """Return source, call, bytes and contents of each figure, the largest first."""
     driver = run["idle_bytes"]
     return (
-        ("NVML, first form", "`nvmlDeviceGetMemoryInfo(handle).used`", run["nvml_used_bytes"],
-         "the driver's own share, every process"),
-        ("NVML, second form; `nvidia-smi`", "`nvmlDeviceGetMemoryInfo(handle, version=nvmlMemory_v2).used`",
-         run["nvml_used_bytes"] - driver, "every process"),
+        ("NVML, version 1", "`nvmlDeviceGetMemoryInfo(handle).used`", run["nvml_used_bytes"],
+         "all processes and the driver's own memory"),
+        ("NVML, version 2; `nvidia-smi`", "`nvmlDeviceGetMemoryInfo(handle, version=nvmlMemory_v2).used`",
+         run["nvml_used_bytes"] - driver, "all processes"),
         ("NVML, this process", "`nvmlDeviceGetComputeRunningProcesses(handle)`, the processes of `nvidia-smi`",
-         run["process_bytes"], "this process, but for a small part of its context"),
+         run["process_bytes"], "this process, without a small part of its context"),
         ("PyTorch, reserved", "`torch.cuda.max_memory_reserved()`", run["peak_reserved_bytes"],
-         "what PyTorch's allocator took from the driver"),
+         "memory that PyTorch's allocator obtained from the driver"),
         ("PyTorch, allocated", "`torch.cuda.max_memory_allocated()`", run["peak_allocated_bytes"],
-         "what it handed out: tensors and workspaces"),
+         "memory that it handed out: tensors and workspaces"),
     )  # fmt: skip
 
 
 def figures_table(run: dict[str, Any]) -> str:
-    rows = [(name, asked, what, human_bytes(size), exact_bytes(size)) for name, asked, size, what in figures(run)]
-    return table(("figure", "asked by", "what is in it", "", "bytes"), rows, 2)
+    rows = [(name, call, what, human_bytes(size), exact_bytes(size)) for name, call, size, what in figures(run)]
+    return table(("figure", "call", "contents", "", "bytes"), rows, 2)
 
 
 def stages_table() -> str:
-    """The guide's four stages for its first training: as published in 2022, and on an H200 today."""
+    """Tabulate the guide's four stages for its first training: as published in 2022, and on an H200 today."""
     guide = notebook()
     file = ROOT / "tests" / "data" / "h200-notebook.jsonl"
     today = json.loads(file.read_text("utf-8").splitlines()[0])
     first = next(row for row in guide.rows if row.name == "vanilla").memory_bytes
     published = (guide.idle_bytes, guide.context_bytes, guide.model_bytes, first)
-    names = ("idle card", "first tensor", "model loaded", "training, at its peak")
+    names = ("idle GPU", "first tensor", "model loaded", "training, at its peak")
     rows = []
     for name, old, key in zip(names, published, ("nvml_start", "nvml_context", "nvml_model", "nvml_end"), strict=True):
         now = today[key]
         rows.append((name, *(f"{size // MIB:,}" for size in (old, now, now - today["nvml_start"]))))
-    return table(("stage", "guide, V100, 2022", "same call, H200, 2026", "less the idle card"), rows, 3)
+    return table(("stage", "guide, V100, 2022", "same call, H200, 2026", "minus the idle GPU"), rows, 3)
 
 
 def probed_table() -> str:
-    """What each first use adds, on both cards, and under which name the cards' data have it."""
+    """Tabulate what each first use adds outside the allocator, on both GPUs."""
     growth = {name: _growth(name) for name in ("h200", "h100-sxm")}
     rows = [
         (what, *(mib(growth[name][stage]) if growth[name][stage] else "0" for name in growth))
         for stage, what in PROBED.items()
     ]
-    return table(("what happens for the first time", "H200", "H100"), rows, 2)
+    return table(("first use", "H200", "H100"), rows, 2)
 
 
 def _growth(name: str) -> dict[str, int]:
@@ -190,7 +189,7 @@ def _growth(name: str) -> dict[str, int]:
 
 
 def checked() -> list[tuple[str, int, int, int]]:
-    """A moment, what the card's data say is held by then, what the probe read on the H200 and on the H100."""
+    """Return stage, bytes by the GPU catalog, and bytes that the probe measured on the H200 and the H100."""
     context: Context = find_gpu("h200").context()
     found = []
     for (sequence, stage), (what, libraries) in CHECKED.items():
@@ -201,11 +200,11 @@ def checked() -> list[tuple[str, int, int, int]]:
 
 def checked_table() -> str:
     rows = [(what, *(mib(size) for size in sizes)) for what, *sizes in checked()]
-    return table(("after", "by the card's data", "H200", "H100"), rows, 3)
+    return table(("after", "from the catalog", "H200, measured", "H100, measured"), rows, 3)
 
 
-def cards_table() -> str:
-    """Every card: what its first tensor costs today, and what that rests on."""
+def gpus_table() -> str:
+    """Tabulate the context of every GPU, and its source."""
     rows = [
         (
             f"`{one.id}`",
@@ -215,11 +214,11 @@ def cards_table() -> str:
         )
         for one in gpus()
     ]
-    return table(("card", "first tensor", "training in fp32", "basis"), rows)
+    return table(("GPU", "first tensor", "training in fp32", "source"), rows)
 
 
 def basis(one: GPU) -> str:
-    """In two words, of today's software."""
+    """Return whether the context with current software is measured, published or assumed."""
     source = one.source("contexts.lazy.first_tensor_bytes")
     if not source.startswith("assumed"):
         return "**measured**" if source.startswith("measured") else "published"
@@ -227,6 +226,8 @@ def basis(one: GPU) -> str:
 
 
 def threads(one: GPU) -> int:
-    """Threads that can be resident on a card of the H200's kind: 2048 for each multiprocessor (CUDA programming guide,
-    compute capabilities)."""
+    """Return the threads that can be resident on a GPU: 2048 on each multiprocessor of an H200.
+
+    Source: CUDA programming guide, compute capabilities.
+    """
     return one.multiprocessors * 2048

@@ -1,4 +1,4 @@
-"""The figure of docs/context.md: five figures of one run over each other, and what lies outside of PyTorch larger."""
+"""The picture of docs/context.md: five figures for one run, and the memory outside PyTorch enlarged."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trainatomy.units import exact_bytes, human_bytes
 
 
 def context_picture() -> str:
-    """docs/context.svg."""
+    """Draw docs/context.svg."""
     run = next(row for row in records("h200-held-out") if row["name"] == RUN)
     left, right, top, step, high = 180.0, 850.0, 118.0, 44.0, 28.0
     scale = (right - left) / run["nvml_used_bytes"]
     begin = left + run["idle_bytes"] * scale
     low = top + 4 * step + high
-    told = f"BERT-large, {RUN_TOLD}, at its peak on {where(run)}"
-    shapes = [text(24, 36, "One run, five figures", 19, bold=True), text(24, 58, told, 12, FAINT)]
+    subtitle = f"BERT-large, {RUN_SETTINGS}, at its peak on {where(run)}"
+    shapes = [text(24, 36, "One run, five figures for its memory", 19, bold=True), text(24, 58, subtitle, 12, FAINT)]
     shapes += _key(left, 84, KEY) + _zoom(run, begin, outside(run) * scale, low, low + 44, left, right)
     for number, (name, _, size, _) in enumerate(reversed(figures(run))):
         y = top + number * step
@@ -32,25 +32,25 @@ def context_picture() -> str:
             shapes.append(text(left - 14, y + 33, "nvidia-smi", 11, FAINT, "end"))
         elif "process" in name:
             shapes.append(text(right + 12, y + 33, f"{mib(shortfall())} less", 11, FAINT))
-    return picture(960, int(low) + 180, f"Five figures of one run, from {human_bytes(size)} down", shapes)
+    return picture(960, int(low) + 180, f"Five figures for one run, from {human_bytes(size)} down", shapes)
 
 
 KEY = (
     ("tensors and workspaces", BLUE),
     ("PyTorch's cache", PALE),
     ("context and libraries", AMBER),
-    ("the driver's own", GREY),
+    ("driver", GREY),
 )
-RUN_TOLD = "SGD with momentum, batch 5 × 300 tokens, fp32"
+RUN_SETTINGS = "SGD with momentum, batch 5 × 300 tokens, fp32"
 
 
 def _bar(run: dict[str, Any], number: int, y: float, high: float, left: float, scale: float) -> list[str]:
-    """The parts that figure ``number`` counts, each where it lies in the widest one."""
+    """Draw the parts that figure ``number`` counts, aligned with the largest figure."""
     driver, context = run["idle_bytes"], outside(run)
     lacking = context - (run["process_bytes"] - run["peak_reserved_bytes"]) if number == 2 else 0
     cache = run["peak_reserved_bytes"] - run["peak_allocated_bytes"]
     parts = (
-        ("the driver's own", driver, 0, GREY, number < 1),
+        ("driver", driver, 0, GREY, number < 1),
         ("context and libraries", context - lacking, lacking, AMBER, number < 3),
         ("PyTorch, allocated", run["peak_allocated_bytes"], 0, BLUE, True),
         ("PyTorch, cache", cache, 0, PALE, number < 4),
@@ -75,13 +75,13 @@ def _key(x: float, y: float, entries: tuple[tuple[str, str], ...]) -> list[str]:
 def _zoom(
     run: dict[str, Any], begin: float, width: float, above: float, y: float, left: float, right: float
 ) -> list[str]:
-    """The context of the run, as wide as the page: what loads it on the way."""
+    """Draw the context of the run at full width, split by what loads it."""
     context = find_gpu("h200").context()
     parts = [("first tensor", context.first_tensor_bytes), *((NAMES[name], context.loads_bytes[name]) for name in FP32)]
     scale, at = (right - left) / outside(run), left
     shapes = [
         area(((begin, above), (begin + width, above), (right, y), (left, y)), "#fdf3e7"),
-        text(24, y + 18, "outside of PyTorch", 13),
+        text(24, y + 18, "outside PyTorch", 13),
         text(24, y + 34, mib(outside(run)), 13, bold=True),
     ]
     for number, ((name, size), fill) in enumerate(zip(parts, ORANGES, strict=True)):
@@ -89,15 +89,15 @@ def _zoom(
         middle, deep = at + size * scale / 2, y + 48 + 20 * max(number - 1, 0)
         if number:
             shapes.append(line(((middle, y + 30), (middle, deep - 4), (middle - 6, deep - 4)), FAINT))
-        told, anchor = f"{name}, {mib(size)}", "end" if number else "middle"
-        shapes.append(text(middle - 10 if number else middle, deep, told, 12, INK, anchor))
+        label, anchor = f"{name}, {mib(size)}", "end" if number else "middle"
+        shapes.append(text(middle - 10 if number else middle, deep, label, 12, INK, anchor))
         at += size * scale
     return shapes
 
 
 NAMES = {
     "kernels": "PyTorch's kernels",
-    "cublas": "cuBLAS in the thread of forward",
-    "cublas_backward": "cuBLAS in the thread of backward",
+    "cublas": "cuBLAS in the forward thread",
+    "cublas_backward": "cuBLAS in the backward thread",
     "training": "kernels of backward and optimizer",
 }

@@ -1,4 +1,4 @@
-"""A few shapes in SVG, the same bytes wherever they are drawn. Lengths are pixels; light background, dark text."""
+"""Simple SVG shapes, byte-identical on every machine. Lengths are in pixels; light background, dark text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 
 def picture(width: int, height: int, title: str, shapes: Sequence[str]) -> str:
-    """A whole file; ``title`` is what a screen reader says."""
+    """Return a complete SVG file; ``title`` is its label for screen readers."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="{_FONT}" role="img" aria-label="{escape(title)}">'
@@ -22,7 +22,7 @@ def picture(width: int, height: int, title: str, shapes: Sequence[str]) -> str:
 
 
 def box(x: float, y: float, width: float, height: float, fill: str, hint: str = "") -> str:
-    """A filled rectangle; ``hint`` shows under the mouse."""
+    """Return a filled rectangle; ``hint`` is its tooltip."""
     inside = f"<title>{escape(hint)}</title>" if hint else ""
     place = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"'
     return f'<rect {place} fill="{fill}">{inside}</rect>'
@@ -31,26 +31,26 @@ def box(x: float, y: float, width: float, height: float, fill: str, hint: str = 
 def text(
     x: float, y: float, words: str, size: int = 13, fill: str = INK, anchor: str = "start", bold: bool = False
 ) -> str:
-    """A line of text whose baseline is at ``y``; ``anchor``: start, middle or end."""
+    """Return a line of text whose baseline is at ``y``; ``anchor`` is start, middle or end."""
     weight = ' font-weight="600"' if bold else ""
     place = f'x="{_n(x)}" y="{_n(y)}" font-size="{size}" text-anchor="{anchor}"'
     return f'<text {place} fill="{fill}"{weight}>{escape(words)}</text>'
 
 
 def line(points: Sequence[tuple[float, float]], stroke: str = RULE, width: float = 1, dashes: str = "") -> str:
-    """A line through ``points``."""
+    """Return a line through ``points``."""
     path = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     return f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="{_n(width)}"{dashed}/>'
 
 
 def area(points: Sequence[tuple[float, float]], fill: str) -> str:
-    """A filled polygon."""
+    """Return a filled polygon."""
     return f'<polygon points="{" ".join(f"{_n(x)},{_n(y)}" for x, y in points)}" fill="{fill}"/>'
 
 
 def dot(x: float, y: float, radius: float, fill: str) -> str:
-    """A filled circle."""
+    """Return a filled circle."""
     return f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}" fill="{fill}" stroke="#ffffff" stroke-width="1.5"/>'
 
 

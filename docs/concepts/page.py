@@ -1,4 +1,4 @@
-"""A page from its text: Markdown with ``{{ name }}`` where a number, a table or the output of a command belongs."""
+"""Rendering of the concept pages: Markdown templates with ``{{ name }}`` for numbers, tables and command output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ MIB = 1024**2
 
 
 def page(name: str, values: Mapping[str, Any]) -> str:
-    """The text ``name`` with its values; a name that nothing stands for is an error (``jinja2.UndefinedError``)."""
+    """Render the template ``name``.
+
+    Raises:
+        jinja2.UndefinedError: The template names a value that is missing from ``values``.
+    """
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     environment.filters |= {"human": human_bytes, "exact": exact_bytes, "mib": mib}
     mark = f"<!-- Written by `make docs` from docs/concepts/{name} and the data; change those. -->"
@@ -24,16 +28,16 @@ def page(name: str, values: Mapping[str, Any]) -> str:
 
 
 def mib(count: int) -> str:
-    """``552402944`` -> ``526.8 MiB``."""
+    """Format bytes as MiB: ``552402944`` -> ``526.8 MiB``."""
     return f"{count / MIB:,.1f} MiB"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
-    """A Markdown table whose last ``numbers`` columns stand at the right."""
+    """Format a Markdown table whose last ``numbers`` columns are right-aligned."""
     marks = ["---"] * (len(head) - numbers) + ["---:"] * numbers
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, marks, *rows))
 
 
 def share(part: float, whole: float) -> str:
-    """``12.5 %``."""
+    """Format a share as a percentage: ``12.5 %``."""
     return percent(part, whole)

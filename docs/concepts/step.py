@@ -1,4 +1,4 @@
-"""Numbers and tables of docs/time.md: the commands' own output, the clock's cost_model, and the data they rest on."""
+"""Numbers and tables of docs/time.md: command output, predicted kernel times, and their data."""
 
 from __future__ import annotations
 
@@ -26,41 +26,42 @@ from trainatomy.timing.timeline import LAUNCH_QUEUE_DEPTH
 from trainatomy.workload import Workload
 from trainatomy.workload.encoder_layer import encoder_layer
 
-CARD = "h200"
+GPU_ID = "h200"
 MODEL, LENGTH = "google-bert/bert-base-uncased", 128
 BATCHES = (1, 16, 64, 256)
-COMMAND = f"--model {MODEL} --sequence-length {LENGTH} --per-device-train-batch-size {BATCHES[-1]} --bf16 --gpu {CARD}"
-"""The largest batch, as it is typed."""
+COMMAND = f"--model {MODEL} --sequence-length {LENGTH} --per-device-train-batch-size {BATCHES[-1]} --bf16 --gpu {GPU_ID}"
+"""Options of `predict` for the largest batch."""
 WIDTH = 100
-"""Columns of a command's output, as in a terminal of unknown width."""
+"""Columns of command output, as in a terminal of unknown width."""
 VOCABULARY = {50257: "GPT-2's", 50258: "even", 50264: "a multiple of 8", 50304: "a multiple of 64"}
+BOUNDS = {"host": "CPU", "arithmetic": "GPU, arithmetic", "bandwidth": "GPU, bandwidth"}
+"""Names of ``Time.bound_by``."""
 ROWS = (4096, 4224, 4288, 4352)
 OTHERS = ("v100-16gb", "rtx-4090", "a100-80gb", "h100-sxm", "h200", "b200")
 
 
 def time_page() -> str:
-    """docs/time.md."""
-    anatomy = layer(CARD)
+    """Render docs/time.md."""
+    anatomy = layer(GPU_ID)
     host = reference_host()
-    calibration = shipped()[CARD]
+    calibration = shipped()[GPU_ID]
     smallest, largest = predicted(BATCHES[0]), predicted(BATCHES[-1])
     return page(
         "time.md",
         {
-            "card": find_gpu(CARD),
+            "gpu": find_gpu(GPU_ID),
             "operations": sections(
                 render(anatomy_page(anatomy), WIDTH), "What the operations do", "What they cost the GPU"
             ),
             "claims": sections(render(anatomy_page(anatomy), WIDTH), "What the guides say, for this model"),
             "parts": {row.group: row for row in anatomy.groups if row.phase == "step"},
-            "ridge": find_gpu(CARD).rates["fp16"] / find_gpu(CARD).bandwidth_bytes_per_second,
+            "ridge": find_gpu(GPU_ID).rates["fp16"] / find_gpu(GPU_ID).bandwidth_bytes_per_second,
             "shares": shares_table(),
             "command": COMMAND,
             "answer": paragraph(render(prediction_page(largest), WIDTH), "a step takes "),
             "spent": sections(render(prediction_page(largest), WIDTH), "A step's time"),
             "batches": batches_table(),
             "first": timed(smallest),
-            "last": timed(largest),
             "host": host,
             "us": host.microseconds,
             "gap": gap_seconds(calibration) * 1e6,
@@ -72,7 +73,7 @@ def time_page() -> str:
             "vocabulary": vocabulary_table(),
             "waves": waves_table(),
             "padding": step_measured.padding_table(),
-            "carried": step_measured.carried(),
+            "extrapolation": step_measured.extrapolation(),
             "measured_on": step_measured.record("h200-encoder-layer")["environment"],
             "calibration": render(calibration_page(calibration, ()), WIDTH).rstrip(),
             "environment": calibration.environment,
@@ -83,33 +84,33 @@ def time_page() -> str:
 
 @cache
 def layer(name: str) -> OperationBreakdown:
-    """The published encoder layer on a card, as ``trainatomy ops encoder-layer --gpu NAME`` has it."""
+    """Return the operations of the published encoder layer, as ``trainatomy ops encoder-layer --gpu NAME`` does."""
     return ops(Workload.from_mapping(encoder_layer().to_mapping() | {"gpu": name}))
 
 
 @cache
 def predicted(batch: int) -> Prediction:
-    """BERT-base with a batch of this size."""
+    """Predict BERT-base with this batch size."""
     train = {"per_device_train_batch_size": batch, "bf16": True}
-    described = {"model": {"id": MODEL}, "data": {"sequence_length": LENGTH}, "train": train, "gpu": CARD}
+    described = {"model": {"id": MODEL}, "data": {"sequence_length": LENGTH}, "train": train, "gpu": GPU_ID}
     return predict(Workload.from_mapping(described))
 
 
 def timed(prediction: Prediction) -> Time:
-    """The time of a prediction, which one of today's software has."""
+    """Return the time of a prediction, which is never missing for current software."""
     assert prediction.time is not None
     return prediction.time
 
 
 def attainable() -> float:
-    """The share of the data sheet's peak that large products attain, as predictions for the card have it."""
+    """Return the share of the data sheet's peak that large products reach on this GPU."""
     time = timed(predicted(BATCHES[-1]))
     assert time.model_flop_utilisation and time.attainable_utilisation
     return time.model_flop_utilisation / time.attainable_utilisation
 
 
 def sections(output: str, *titles: str) -> str:
-    """The titled parts of a command's output, a line between them."""
+    """Return the sections of a command's output with these titles, separated by empty lines."""
     found: dict[str, list[str]] = {}
     title = ""
     for row in output.splitlines():
@@ -120,19 +121,19 @@ def sections(output: str, *titles: str) -> str:
 
 
 def paragraph(output: str, beginning: str) -> str:
-    """The lines of a command's output from the one with this beginning to the next empty one."""
+    """Return the lines of a command's output from the one with this beginning up to the next empty line."""
     rows = output.splitlines()
     first = next(number for number, row in enumerate(rows) if row.startswith(beginning))
     return "\n".join(rows[first : rows.index("", first)])
 
 
 def milliseconds(seconds: float) -> str:
-    """``0.02405`` -> ``24.1 ms``."""
+    """Format seconds as milliseconds: ``0.02405`` -> ``24.1 ms``."""
     return f"{seconds * 1e3:.1f} ms"
 
 
 def batches_table() -> str:
-    """Both clocks by the size of the batch."""
+    """Tabulate the time of a step on both timelines by batch size."""
     rows = []
     for batch in BATCHES:
         time = timed(predicted(batch))
@@ -140,15 +141,15 @@ def batches_table() -> str:
         both = (milliseconds(time.gpu_seconds), milliseconds(time.host_seconds), milliseconds(time.step_seconds))
         span = f"{low * 1e3:.0f} to {high * 1e3:.0f} ms"
         used = f"{100 * (time.model_flop_utilisation or 0):.1f} %"
-        rows.append((str(batch), time.bound_by, *both, span, f"{time.samples_per_second:,.0f}", used))
-    head = ("batch", "bound by", "GPU at work", "host at work", "step", "9 in 10", "samples/s", "MFU")
+        rows.append((str(batch), BOUNDS[time.bound_by], *both, span, f"{time.samples_per_second:,.0f}", used))
+    head = ("batch", "bound by", "GPU time", "CPU time", "step", "9 in 10", "samples/s", "MFU")
     return table(head, rows, 6)
 
 
 def shares_table() -> str:
-    """The published shares of time beside predicted and measured ones, in percent."""
+    """Tabulate published, predicted and measured shares of the time, in percent."""
     _, published = operator_shares()
-    here = {name: whole_step(layer(name)) for name in ("v100-16gb", CARD)}
+    here = {name: whole_step(layer(name)) for name in ("v100-16gb", GPU_ID)}
     measured, microseconds = step_measured.layer_shares()
     rows = [
         (
@@ -165,18 +166,18 @@ def shares_table() -> str:
 
 
 def intervals_table() -> str:
-    """What holds in 9 of 10 cases, by what the clock rests on and by what bounds the step."""
+    """Tabulate the 9-in-10 intervals by the source of the kernel times and by what bounds the step."""
     rows = [
-        (basis, {"host": "the host"}.get(bound, f"the {bound.upper()}"), *(f"{limit:.2f}" for limit in limits))
+        (basis, {"host": "the CPU"}.get(bound, f"the {bound.upper()}"), *(f"{limit:.2f}" for limit in limits))
         for basis, found in read_yaml("intervals.yaml").items()
         for bound, limits in found.items()
         if bound != "source"
     ]
-    return table(("card", "bound by", "at least", "at most"), rows, 2)
+    return table(("kernel times from", "bound by", "at least", "at most"), rows, 2)
 
 
 def interval_sources() -> list[str]:
-    """Where the intervals come from."""
+    """Return a sentence about the source of each row of intervals."""
     return [f"{basis}: {found['source'].strip()}" for basis, found in read_yaml("intervals.yaml").items()]
 
 
@@ -185,22 +186,22 @@ def whole_step(anatomy: OperationBreakdown) -> dict[str, GroupShare]:
 
 
 def _product(m: int, n: int, k: int) -> float:
-    """Predicted seconds of a product [m, k] x [k, n] in bfloat16."""
+    """Predict the seconds of a product [m, k] x [k, n] in bfloat16."""
     call = from_text(f"aten::mm(bf16[{m},{k}],bf16[{k},{n}])->bf16[{m},{n}]")
-    return kernel_cost(call, cost_model_of(find_gpu(CARD))).seconds
+    return kernel_seconds(call, cost_model_of(find_gpu(GPU_ID))).seconds
 
 
-def _product_row(what: str, m: int, n: int, k: int) -> tuple[str, ...]:
+def _product_row(label: str, m: int, n: int, k: int) -> tuple[str, ...]:
     seconds = _product(m, n, k)
-    return what, f"[{m}, {k}] × [{k}, {n}]", f"{seconds * 1e6:,.0f} µs", f"{2 * m * n * k / seconds / 1e12:,.0f}"
+    return label, f"[{m}, {k}] × [{k}, {n}]", f"{seconds * 1e6:,.0f} µs", f"{2 * m * n * k / seconds / 1e12:,.0f}"
 
 
 def vocabulary_table() -> str:
-    """The product that ends a GPT-2, by the size of its vocabulary."""
+    """Tabulate the last product of a GPT-2 by the size of its vocabulary."""
     rows = [_product_row(f"{size:,}: {what}", 8192, size, 768) for size, what in VOCABULARY.items()]
     return table(("vocabulary", "product", "predicted", "TFLOP/s"), rows, 2)
 
 
 def waves_table() -> str:
-    """A product by its number of rows, around a full wave."""
+    """Tabulate a product by its number of rows, around a full wave."""
     return table(("rows", "product", "predicted", "TFLOP/s"), [_product_row(f"{m:,}", m, 2048, 4096) for m in ROWS], 2)

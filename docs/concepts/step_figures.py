@@ -1,4 +1,4 @@
-"""The two figures of docs/time.md."""
+"""The two pictures of docs/time.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import log10
 
 from concepts.drawing import BLUE, FAINT, INK, ORANGES, RULE, box, dot, line, picture, text
-from concepts.step import BATCHES, CARD, LENGTH, attainable, layer, milliseconds, predicted, timed, whole_step
+from concepts.step import BATCHES, GPU_ID, LENGTH, attainable, layer, milliseconds, predicted, timed, whole_step
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.results.operation_breakdown import TITLES
 
@@ -14,8 +14,8 @@ Scale = Callable[[float], float]
 
 
 def roofline_picture() -> str:
-    """docs/roofline.svg: the three groups of the layer under the card's roof, both axes logarithmic."""
-    one = find_gpu(CARD)
+    """Draw docs/roofline.svg: the layer's three groups under the GPU's roofline, with logarithmic axes."""
+    one = find_gpu(GPU_ID)
     peak, bandwidth = one.rates["fp16"], one.bandwidth_bytes_per_second
     left, right, top, bottom = 84.0, 736.0, 104.0, 424.0
     low, high, least, most = 0.1, 2000.0, 1e11, 3e15
@@ -29,7 +29,7 @@ def roofline_picture() -> str:
     ridge = peak / bandwidth
     share = attainable()
     shapes = [
-        text(24, 36, "What each group of operations can reach", 19, bold=True),
+        text(24, 36, "Roofline of the three groups of operations", 19, bold=True),
         text(
             24,
             58,
@@ -43,7 +43,7 @@ def roofline_picture() -> str:
         text(
             x(high) - 6,
             y(peak) - 8,
-            f"data sheet: {peak / 1e12:.0f} TFLOP/s; large products attain {100 * share:.0f} %",
+            f"data sheet: {peak / 1e12:.0f} TFLOP/s; large products reach {100 * share:.0f} %",
             12,
             INK,
             "end",
@@ -51,15 +51,15 @@ def roofline_picture() -> str:
         text(x(1.25), y(bandwidth * 0.9), f"data sheet: {bandwidth / 1e12:.1f} TB/s", 12, INK),
     ]
     colours = dict(zip(TITLES, (BLUE, ORANGES[0], ORANGES[2]), strict=True))
-    for group, row in whole_step(layer(CARD)).items():
+    for group, row in whole_step(layer(GPU_ID)).items():
         assert row.intensity is not None and row.seconds
         place = x(row.intensity), y(row.flop / row.seconds)
-        told = f"{100 * (row.seconds_share or 0):.0f} % of the time, {100 * row.flop_share:.2f} % of the FLOP"
+        label = f"{100 * (row.seconds_share or 0):.0f} % of the time, {100 * row.flop_share:.2f} % of the FLOP"
         at, deep, anchor = (right - 6, 30, "end") if row.intensity > ridge else (place[0] + 13, 14, "start")
         shapes += [
             dot(*place, 7, colours[group]),
             text(at, place[1] + deep, TITLES[group], 13, INK, anchor, bold=True),
-            text(at, place[1] + deep + 16, told, 12, FAINT, anchor),
+            text(at, place[1] + deep + 16, label, 12, FAINT, anchor),
         ]
     return picture(760, 480, "Roofline of the encoder layer's three groups of operations", shapes)
 
@@ -79,23 +79,23 @@ def _grid(x: Scale, y: Scale, frame: tuple[float, float, float, float]) -> list[
         ]
     shapes += [line(((left, top), (left, bottom), (right, bottom)), RULE)]
     shapes += [
-        text((left + right) / 2, bottom + 40, "FLOP for each byte that is moved", 12, FAINT, "middle"),
+        text((left + right) / 2, bottom + 40, "FLOP per byte moved", 12, FAINT, "middle"),
         text(24, top - 10, "TFLOP/s", 12, FAINT),
     ]
     return shapes
 
 
 def clocks_picture() -> str:
-    """docs/clocks.svg: host and GPU at work in a step, by the size of the batch."""
+    """Draw docs/clocks.svg: CPU and GPU time of a step by batch size."""
     left, right, top, step = 150.0, 700.0, 118.0, 74.0
     times = [timed(predicted(batch)) for batch in BATCHES]
     scale = (right - left) / max(time.step_seconds for time in times)
     shapes = [
-        text(24, 36, "Two clocks in one step", 19, bold=True),
+        text(24, 36, "CPU and GPU time of a step", 19, bold=True),
         text(
             24,
             58,
-            f"BERT-base, {LENGTH} tokens, bf16, AdamW, through the Trainer, predicted on {find_gpu(CARD).name}",
+            f"BERT-base, {LENGTH} tokens, bf16, AdamW, through the Trainer, predicted on {find_gpu(GPU_ID).name}",
             12,
             FAINT,
         ),
@@ -105,20 +105,20 @@ def clocks_picture() -> str:
         y, end = top + number * step, left + time.step_seconds * scale
         shapes += [
             text(left - 14, y + 22, f"batch {batch}", 13, INK, "end", bold=True),
-            text(left - 14, y + 38, "launch-bound" if time.bound_by == "host" else "GPU-bound", 11, FAINT, "end"),
+            text(left - 14, y + 38, "CPU-bound" if time.bound_by == "host" else "GPU-bound", 11, FAINT, "end"),
             box(left, y, time.host_seconds * scale, 20, ORANGES[0]),
             box(left, y + 24, time.gpu_seconds * scale, 20, BLUE),
             line(((end, y - 5), (end, y + 49)), INK, 1.5),
             text(end + 8, y + 26, milliseconds(time.step_seconds), 13, INK, bold=True),
         ]
     return picture(
-        800, int(top + len(BATCHES) * step + 6), "Host and GPU at work in a step, by the size of the batch", shapes
+        800, int(top + len(BATCHES) * step + 6), "CPU and GPU time of a step by batch size", shapes
     )
 
 
 def _swatches(x: float, y: float) -> list[str]:
     shapes = []
-    for name, fill in (("the host issues", ORANGES[0]), ("the GPU computes", BLUE)):
+    for name, fill in (("CPU launches", ORANGES[0]), ("GPU computes", BLUE)):
         shapes += [box(x, y, 12, 12, fill), text(x + 18, y + 11, name, 12)]
         x += 150
-    return [*shapes, line(((x + 4, y - 2), (x + 4, y + 14)), INK, 1.5), text(x + 12, y + 11, "the step ends", 12)]
+    return [*shapes, line(((x + 4, y - 2), (x + 4, y + 14)), INK, 1.5), text(x + 12, y + 11, "end of the step", 12)]

@@ -1,4 +1,4 @@
-"""What GPUs said of the clock, beside what it says: tables of docs/time.md from records and fresh predictions."""
+"""Measured times beside predicted ones, for docs/time.md."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from trainatomy.timing.cost_model import cost_model_from, kernel_cost, point_mic
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "clock"
 LEAST_MICROSECONDS = 10.0
-"""Shorter operations are mostly the start of a kernel."""
+"""Minimum duration of an operation to compare: shorter ones are mostly launch overhead."""
 FROM, TO = "h200", "h100-sxm"
 
 
-class Carried(NamedTuple):
-    """How well one card's calibration tells what another measured: operations, and the error of their times."""
+class Extrapolation(NamedTuple):
+    """Errors of kernel times when one GPU's calibration is extrapolated to another: median and 90th percentile."""
 
     operations: int
     median: float
-    ninth: float
+    percentile_90: float
 
 
 @cache
 def record(name: str) -> dict[str, Any]:
-    """What ``benchmarks/clock/records`` has of this name."""
+    """Read a file of ``benchmarks/clock/records``."""
     found: dict[str, Any] = json.loads((BENCHMARKS / "records" / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def layer_shares() -> tuple[dict[str, float], float]:
-    """The encoder layer on a GPU: shares of its time by group, and microseconds of the whole."""
+    """Return the measured shares of the encoder layer's time by group, and its total in microseconds."""
     step = record("h200-encoder-layer")["microseconds"]["step"]
     names = {"contraction": "contractions", "normalisation": "normalisations", "elementwise": "element-wise"}
     return {group: step[name] / step["all"] for group, name in names.items()}, step["all"]
@@ -44,7 +44,7 @@ def layer_shares() -> tuple[dict[str, float], float]:
 
 @cache
 def padding_table() -> str:
-    """What padding saves of the GPU's time, by prediction and as measured."""
+    """Tabulate how much GPU time padding saves, predicted and measured."""
     sys.path.insert(0, str(BENCHMARKS))
     import padding
 
@@ -53,11 +53,11 @@ def padding_table() -> str:
     for case in padding.cases("h200"):
         saved = padding.compared(case, padding.predicted)["saves"]["gpu"]
         rows.append((case.why, f"{100 * saved:+.1f} %", f"{100 * known[case.name]['measured']['saves']['gpu']:+.1f} %"))
-    return table(("before", "predicted", "measured"), rows, 1)
+    return table(("before padding", "predicted", "measured"), rows, 1)
 
 
-def carried() -> Carried:
-    """The calibration of one card, extrapolated to another, beside that one's own."""
+def extrapolation() -> Extrapolation:
+    """Compare one GPU's calibration, extrapolated to another GPU, with what was measured there."""
     there = find_gpu(TO)
     cost_models = {tf32: cost_model_from(there, shipped()[FROM], tf32=tf32) for tf32 in (False, True)}
     off = sorted(
@@ -65,4 +65,4 @@ def carried() -> Carried:
         for point in shipped()[TO].points
         if point.hot > LEAST_MICROSECONDS
     )
-    return Carried(len(off), median(off), off[int(0.9 * len(off))])
+    return Extrapolation(len(off), median(off), off[int(0.9 * len(off))])
