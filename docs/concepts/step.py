@@ -34,7 +34,7 @@ COMMAND = f"--model {MODEL} --sequence-length {LENGTH} --per-device-train-batch-
 WIDTH = 100
 """Columns of command output, as in a terminal of unknown width."""
 VOCABULARY = {50257: "GPT-2's", 50258: "even", 50264: "a multiple of 8", 50304: "a multiple of 64"}
-BOUNDS = {"host": "CPU", "arithmetic": "GPU, arithmetic", "bandwidth": "GPU, bandwidth"}
+BOUNDS = {"host": "CPU", "arithmetic": "GPU (arithmetic)", "memory bandwidth": "GPU (bandwidth)"}
 """Names of ``Time.bound_by``."""
 ROWS = (4096, 4224, 4288, 4352)
 OTHERS = ("v100-16gb", "rtx-4090", "a100-80gb", "h100-sxm", "h200", "b200")
