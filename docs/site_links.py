@@ -10,4 +10,4 @@ _OUTSIDE = re.compile(r"\]\(\.\./([^)\s]+)\)")
 
 def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
     """Replace ``](../FILE)`` with the address of FILE in the repository."""
-    return _OUTSIDE.sub(rf"]({config.repo_url}/blob/main/\1)", markdown)
+    return _OUTSIDE.sub(rf"]({config.extra['repository']}/blob/main/\1)", markdown)

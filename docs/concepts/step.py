@@ -29,7 +29,9 @@ from trainatomy.workload.encoder_layer import encoder_layer
 GPU_ID = "h200"
 MODEL, LENGTH = "google-bert/bert-base-uncased", 128
 BATCHES = (1, 16, 64, 256)
-COMMAND = f"--model {MODEL} --sequence-length {LENGTH} --per-device-train-batch-size {BATCHES[-1]} --bf16 --gpu {GPU_ID}"
+COMMAND = (
+    f"--model {MODEL} --sequence-length {LENGTH} --per-device-train-batch-size {BATCHES[-1]} --bf16 --gpu {GPU_ID}"
+)
 """Options of `predict` for the largest batch."""
 WIDTH = 100
 """Columns of command output, as in a terminal of unknown width."""

@@ -111,9 +111,7 @@ def clocks_picture() -> str:
             line(((end, y - 5), (end, y + 49)), INK, 1.5),
             text(end + 8, y + 26, milliseconds(time.step_seconds), 13, INK, bold=True),
         ]
-    return picture(
-        800, int(top + len(BATCHES) * step + 6), "CPU and GPU time of a step by batch size", shapes
-    )
+    return picture(800, int(top + len(BATCHES) * step + 6), "CPU and GPU time of a step by batch size", shapes)
 
 
 def _swatches(x: float, y: float) -> list[str]:
