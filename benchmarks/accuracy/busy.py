@@ -1,7 +1,7 @@
-"""Busy time of the GPU in a step, measured with PyTorch's profiler, beside the predicted time and bound.
+"""GPU time of a step and what bounds the step: PyTorch's profiler compared with the prediction.
 
-The profiler gives the time of the kernels; a GPU that is never idle also spends the gaps between them.  Where both
-fill the step, the step is GPU-bound; where the GPU is idle for much of it, it is CPU-bound.
+A profiled step gives the duration of its kernels; a GPU that is never idle also spends the gaps between them. If both
+together fill the step, it is GPU-bound; if the GPU is idle for much of it, it is CPU-bound.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from trainatomy.timing.cost_model import gap_seconds
 RECORDS = HERE.parent / "clock" / "records" / "h200-kernels.jsonl"
 """A line per profiled step: ``row``, ``tiny``, ``kernels``, ``kernel_seconds``, ``step_seconds`` (without profiler)."""
 MOSTLY, HARDLY = 0.85, 0.70
-"""Busy shares of a step: from the first on it is GPU-bound, up to the second CPU-bound."""
+"""Shares of the step in which the GPU is busy: GPU-bound from the first on, CPU-bound up to the second."""
 NOTE = """\
-Kernels of one step, by PyTorch's profiler, and the gaps between them, beside `Time.gpu_seconds`; the share of the step
-that they fill says what bounded it, beside `Time.bound_by`."""
+Kernels of one step and the gaps between them, measured with PyTorch's profiler, compared with `Time.gpu_seconds`. The
+share of the step that they fill shows what bounded the step, compared with `Time.bound_by`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """GPU time of a row in seconds, measured and predicted, its step time, and the predicted bound."""
+    """Seconds of GPU time of a row, measured and predicted, its step time, and its predicted bound."""
 
     name: str
     measured: float
@@ -40,7 +40,7 @@ class Busy:
 
     @property
     def error(self) -> float:
-        """Relative error; positive where the prediction is too long."""
+        """Relative error, positive if the prediction is too long."""
         return self.predicted / self.measured - 1
 
     @property
@@ -50,7 +50,7 @@ class Busy:
 
 
 def busy(run: Run, path: Path = RECORDS) -> list[Busy]:
-    """Return the profiled rows of a run."""
+    """Return the rows of a run that were profiled."""
     gap = gap_seconds(shipped()["h200"])
     known = {
         one["row"]: one
@@ -66,20 +66,20 @@ def busy(run: Run, path: Path = RECORDS) -> list[Busy]:
 
 
 def section(run: Run) -> list[str]:
-    """Return the page's section about GPU time; empty where no row was profiled."""
+    """Return the section of the page about GPU time, or nothing if no row was profiled."""
     found = busy(run)
     if not found:
         return []
     sizes = [abs(one.error) for one in found]
-    said = (
-        f"The GPU's time of {len(found)} tuning rows is {100 * median(sizes):.1f} % off in the median, "
-        f"{100 * percentile(sizes, 0.9):.1f} % or less in nine of ten, {100 * max(sizes):.1f} % at worst."
+    summary = (
+        f"GPU time of {len(found)} tuning rows: median error {100 * median(sizes):.1f} %, 90th percentile "
+        f"{100 * percentile(sizes, 0.9):.1f} %, worst {100 * max(sizes):.1f} %."
     )
-    return ["### What the GPU did of it, and what bounds a step", "", NOTE, "", said, "", *_bounds(found), ""]
+    return ["### GPU time, and what bounds a step", "", NOTE, "", summary, "", *_bounds(found), ""]
 
 
 def _bounds(found: Sequence[Busy]) -> list[str]:
-    """Tabulate the predicted bound by the share of the step in which the GPU was busy."""
+    """Tabulate predicted bounds by the share of the step in which the GPU was busy."""
     kinds = {
         f"up to {HARDLY:.0%}": [one for one in found if one.share <= HARDLY],
         "between": [one for one in found if HARDLY < one.share < MOSTLY],
@@ -89,4 +89,4 @@ def _bounds(found: Sequence[Busy]) -> list[str]:
     for title, members in kinds.items():
         hosts = sum(one.bound_by == "host" for one in members)
         rows.append((title, len(members), hosts, len(members) - hosts))
-    return table(("share of the step in which the GPU worked", "rows", "said: host", "said: GPU"), rows)
+    return table(("GPU busy", "rows", "predicted CPU-bound", "predicted GPU-bound"), rows)

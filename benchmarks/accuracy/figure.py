@@ -34,7 +34,7 @@ def draw(run: Run, lines: Sequence[Line]) -> bytes:
     from matplotlib.figure import Figure
 
     by_name = {line["name"]: line for line in lines}
-    tools = [one for one in contenders(run) if one.errors and "on these" not in one.name]
+    tools = [one for one in contenders(run) if one.errors and "same rows" not in one.name]
     families = _members(run, lambda one: [family(by_name[one.name])], [], "families")
     order = [PLAIN, *TECHNIQUES]
     methods = _members(run, lambda one: techniques(by_name[one.name]["workload"]), order, "techniques")
@@ -72,7 +72,7 @@ def errors_of(rows: Sequence[Outcome]) -> list[float]:
 
 
 def _tools(axes: Axes, tools: Sequence[Contender]) -> None:
-    """Draw a line for each tool: the error of every row, the median, and a summary in words."""
+    """Plot every row's error by tool, with a bar at the median and a summary in words."""
     for place, one in enumerate(tools):
         colour = COLOURS[one.figure] if one.name == US else RIVAL
         values = [100 * error for error in one.errors]
@@ -84,9 +84,7 @@ def _tools(axes: Axes, tools: Sequence[Contender]) -> None:
             text, (1.01, place), xycoords=("axes fraction", "data"), va="center", color=MUTED, annotation_clip=False
         )
     _axis(axes, [f"{one.name}: {one.figure}" for one in tools], TOOLS_RANGE, TOOLS_TICKS)
-    axes.set_title(
-        "Error of the prediction for every row of the grid; a bar marks the median", loc="left", color=INK, fontsize=10
-    )
+    axes.set_title("Error of every prediction; bars mark medians", loc="left", color=INK, fontsize=10)
 
 
 def _groups(axes: Axes, groups: Sequence[tuple[str, list[Outcome]]], title: str) -> None:

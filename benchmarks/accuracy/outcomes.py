@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 RECORDS = steps.RECORDS
 SETS = {
-    "fresh": "Fresh families and techniques: predicted, then measured; some then led to changes (records/README.md)",
-    "unseen": "Unseen when first predicted; three rows then led to changes (records/README.md)",
+    "fresh": "Fresh",
+    "unseen": "Unseen",
     "held out": "Held out",
     "tuning": "Tuned on",
-    "H100": "Both, on an H100",
-    "notebook": "The notebook",
+    "H100": "Sample of both, on an H100",
+    "notebook": "Notebook",
 }
 """The sets of rows, with their titles on the page."""
 FIGURES = ("allocated", "reserved", "device")

@@ -9,10 +9,10 @@ from outcomes import Outcome
 from tables import percent, percentile, table
 
 LIMIT = 0.01
-"""Allowed gap of a component, as a share of the total."""
+"""Tolerance for the error of a component, as a share of the measured total."""
 NOTE = """\
-The measured bill is drawn from the allocations that happened on the GPU, not from the prediction. A gap is predicted
-less measured, as a share of the measured total."""
+The measured breakdown comes from the allocations recorded on the GPU, not from the prediction. An error is (predicted −
+measured) as a share of the measured total."""
 
 
 def recorded(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -21,7 +21,7 @@ def recorded(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def by_component(outcomes: Sequence[Outcome]) -> list[str]:
-    """Tabulate rows, median, 95th percentile and worst gap of each component, and the rows beyond the limit."""
+    """Tabulate for each component the rows, the errors, and how many rows are beyond the limit."""
     found: dict[str, list[tuple[float, str]]] = {}
     for one in outcomes:
         for name, gap in one.gaps().items():
@@ -34,14 +34,14 @@ def by_component(outcomes: Sequence[Outcome]) -> list[str]:
         where = row if worst else ""
         cells = (percent(median(sizes)), percent(percentile(sizes, 0.95)), percent(worst, signed=True), beyond, where)
         rows.append((name.replace("_", " "), len(gaps), *cells))
-    return table(("component", "rows", "median", "p95", "worst gap", f"beyond {LIMIT:.0%}", "where"), rows)
+    return table(("component", "rows", "median", "p95", "worst", f"beyond {LIMIT:.0%}", "worst row"), rows)
 
 
 def sentence(outcomes: Sequence[Outcome]) -> str:
-    """Summarise the components in one sentence."""
+    """Summarise the comparison in one sentence."""
     within = sum(all(abs(gap) <= LIMIT for gap in one.gaps().values()) for one in outcomes)
     instants = sum(bool(one.same_instant) for one in outcomes)
     return (
-        f"In {within} of {len(outcomes)} recorded rows every component is within {LIMIT:.0%} of the total; "
-        f"in {instants} both peaks are in the same phase of the same step."
+        f"In {within} of {len(outcomes)} recorded rows, every component is within {LIMIT:.0%} of the total; "
+        f"in {instants}, both peaks are in the same phase of the same step."
     )

@@ -1,4 +1,4 @@
-"""Tables of other tools: each on the rows that it answered, and trainatomy on the same rows."""
+"""Comparison with other tools: each on the rows it gave an answer for, beside our predictions of the same rows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tables import STATISTICS, errors, statistics, table
 
 US = "trainatomy"
 NOT_ASKED = ("H100", "fresh")
-"""Sets that the tools were not asked about: rows measured again on another GPU, and those that came later."""
+"""Sets that the tools were not run on: a repetition on another GPU, and rows that were added later."""
 REASONS = 4
-"""Number of reasons for missing answers that are printed, most frequent first."""
+"""Number of reasons for missing answers to list, the most frequent first."""
 NOTE = """\
-Each tool is held against the figure that it speaks of, on the rows for which it gives one; a refusal and an exception
-are no answer. Behind each stands what is predicted here for the same rows and the same figure."""
+Each tool is compared with the figure that it estimates, on the rows for which it gives an estimate. A refusal or an
+exception counts as no answer. The line below each tool is trainatomy's prediction of the same rows and figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A line of the table: tool, figure, number of rows asked, and errors of those answered."""
+    """One line of the table: tool, figure, rows that it was run on, and the errors of those it answered."""
 
     name: str
     figure: str
@@ -31,7 +31,7 @@ class Contender:
 
 
 def contenders(run: Run, said: Sequence[Said] | None = None) -> list[Contender]:
-    """Return trainatomy's three figures over all rows, then each tool followed by trainatomy on the same rows."""
+    """Return trainatomy's three figures over all rows, then each tool, followed by trainatomy on the same rows."""
     rows = {one.name: one for one in run.outcomes if one.set not in NOT_ASKED}
     found = [Contender(US, figure, len(rows), errors(rows.values(), figure)) for figure in FIGURES]
     for one in run_rivals.kept() if said is None else said:
@@ -41,12 +41,12 @@ def contenders(run: Run, said: Sequence[Said] | None = None) -> list[Contender]:
             (one.answers[row.name] - measured) / measured for row in answered if (measured := row.measured[figure])
         ]
         found.append(Contender(one.about.tool, figure, len(rows), theirs))
-        found.append(Contender(f"{US} on these", figure, len(answered), errors(answered, figure)))
+        found.append(Contender(f"{US}, same rows", figure, len(answered), errors(answered, figure)))
     return found
 
 
 def comparison(run: Run, said: Sequence[Said] | None = None) -> list[str]:
-    """Format the table in Markdown."""
+    """Return the table as Markdown."""
     rows = [
         (one.name, one.figure, f"{len(one.errors)} of {one.asked}", *statistics(one.errors))
         for one in contenders(run, said)
@@ -56,7 +56,7 @@ def comparison(run: Run, said: Sequence[Said] | None = None) -> list[str]:
 
 
 def about(said: Sequence[Said] | None = None) -> list[str]:
-    """Describe how each tool was asked, with versions and date, and why it did not answer."""
+    """Describe how each tool was run, with versions and date, and why it gave no answer."""
     lines = []
     for one in run_rivals.kept() if said is None else said:
         versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())

@@ -1,4 +1,4 @@
-"""Draw docs/accuracy-time.svg, predicted step times, from errors.json."""
+"""The picture of predicted step times, docs/accuracy-time.svg, from errors.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import steps
 from outcomes import Run
-from step_tables import Timed, percent, timed
+from step_tables import BOUND_TITLES, Timed, percent, timed
 from steps import CLOSE, QUICKEST
 
 from trainatomy.reporters.charts.style import INK, MUTED, as_bytes, drawing
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BOUNDS = {"arithmetic": "#2f5d8c", "memory bandwidth": "#6cae5c", "host": "#d9775f"}
-"""Predicted bounds of a step, and their colours."""
+"""Colours of the predicted bounds of a step."""
 SHORT = {
     "held out": "Held out",
     "tuning": "Tuned on",
-    "notebook": "The notebook",
+    "notebook": "Notebook",
     "unseen": "Unseen",
     "fresh": "Fresh",
     "H100": "H100",
 }
 FIRST = "held out"
-"""The set whose rows are drawn one by one, each in its quickest session."""
+"""The set whose rows are drawn one by one, each in its fastest session."""
 MILLISECONDS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 DOT, SPREAD = 12, 0.25
 
 
 def draw(run: Run) -> bytes:
-    """Draw the figure as SVG: held-out rows, measured against predicted, beside the errors of every set and session."""
+    """Draw the SVG: measured against predicted time of held-out rows, and the errors by set and session."""
     from matplotlib.figure import Figure
 
     found = timed(run.outcomes)
@@ -47,7 +47,7 @@ def draw(run: Run) -> bytes:
 
 
 def _against(axes: Axes, rows: Sequence[Timed]) -> None:
-    """Plot measured against predicted milliseconds, coloured by the predicted bound."""
+    """Plot predicted against measured milliseconds, coloured by what bounds the step."""
     every = [time for one in rows for time in _times(one)]
     if not every:
         return
@@ -68,7 +68,7 @@ def _against(axes: Axes, rows: Sequence[Timed]) -> None:
     axes.grid(axis="both")
     axes.set_aspect("equal")
     axes.set_title(
-        f"Held out, each on its quickest; the band is ±{CLOSE:.0%}",
+        f"Held-out rows, fastest session; band: ±{CLOSE:.0%}",
         loc="left",
         color=INK,
         fontsize=10,
@@ -84,12 +84,14 @@ def _legend(axes: Axes) -> None:
     from matplotlib.lines import Line2D
 
     style: dict[str, Any] = {"linestyle": "", "markersize": 4.5}
-    marks = [Line2D([], [], marker="o", color=colour, label=bound, **style) for bound, colour in BOUNDS.items()]
+    marks = [
+        Line2D([], [], marker="o", color=colour, label=BOUND_TITLES[bound], **style) for bound, colour in BOUNDS.items()
+    ]
     axes.legend(handles=marks, loc="upper left", fontsize=8.5, frameon=False, handletextpad=0.1)
 
 
 def _errors(axes: Axes, found: Mapping[tuple[str, str], Sequence[Timed]]) -> None:
-    """Draw a line for each set and session: the error of every row, the median, and a summary in words."""
+    """Plot every row's error by set and session, with a bar at the median and a summary in words."""
     moved = random.Random(0)
     widest = 0.0
     for place, rows in enumerate(found.values()):
@@ -115,5 +117,5 @@ def _errors(axes: Axes, found: Mapping[tuple[str, str], Sequence[Timed]]) -> Non
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:+.0f} %" if value else "0")
     axes.tick_params(labelsize=8.5)
     axes.set_title(
-        "Error of the predicted time, by set and occasion; a bar marks the median", loc="left", color=INK, fontsize=10
+        "Error of the predicted time, by set and session; bars mark medians", loc="left", color=INK, fontsize=10
     )

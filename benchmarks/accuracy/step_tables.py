@@ -1,4 +1,4 @@
-"""Tables of step times: errors by set and measurement session, by bound, by family, row by row."""
+"""Tables of step-time errors: by set and measurement session, by bound, by family, and row by row."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from steps import APART, CLOSE, Step
 from tables import percentile, table
 
 NOTE = f"""\
-`Prediction.time`, with what ships and nothing else, beside measured steps. An error is (predicted − measured) /
-measured; median, 90th percentile and worst are of its absolute value. *Order* counts the pairs of one line whose
-measured times differ by more than {APART:.0%} and that are predicted in the right order. *In the interval* counts the
-measured times within `interval_seconds`, which is meant to hold in 9 of 10 cases.
+`Prediction.time` with the calibrations that ship, compared with measured steps. The error is (predicted − measured) /
+measured; median, 90th percentile (p90) and worst refer to its absolute value. *Order* counts pairs of rows whose
+measured times differ by more than {APART:.0%}, and those that are predicted in the right order. *In the interval*
+counts measured times within `interval_seconds`, which should hold in 9 of 10 cases.
 
-The clock predicts a step in the middle of a training, with the host running ahead of the GPU. A step that was *waited
-for* ended with an idle GPU, so that the next one's first kernels came late: that makes a measured step longer, and no
-prediction counts it. Other work on a shared host slows a training and never quickens it: *each on its
-quickest* compares with the least of a row's times."""
-AIM = "| *aimed at, held out* | | *40* | *6 %* | *15 %* | *30 %* | *90 %* | *97 %* | *90 %* |"
+The timing model predicts a step in the middle of a training, with the CPU running ahead of the GPU. Sessions marked
+*synchronised* waited for the GPU after each step, so that the next step's first kernels started late; this lengthens
+the measured step and is not predicted. Other load on a shared CPU only ever slows a training down, so *fastest session
+of each row* compares with the smallest of a row's times."""
+AIM = "| *target, held out* | | *40* | *6 %* | *15 %* | *30 %* | *90 %* | *97 %* | *90 %* |"
 HEADS = ("rows", "median", "p90", "worst", f"within {CLOSE:.0%}", "order", "in the interval")
+BOUND_TITLES = {"host": "CPU", "arithmetic": "arithmetic", "memory bandwidth": "memory bandwidth"}
 FEW = 2
-"""Minimum number of rows for a statement about order."""
+"""Minimum number of rows for counting the order of pairs."""
 
 
 class Timed(NamedTuple):
@@ -39,14 +40,15 @@ class Timed(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Return the relative error; positive where the prediction is too long."""
+        """Relative error, positive if the prediction is too long."""
         return self.step.seconds / self.step.measured[self.occasion] - 1
 
 
 def timed(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Timed]]:
-    """Return the rows that have a measured and a predicted time, by set and session, in the order of the page.
+    """Return the rows with a measured and a predicted time, by set and session.
 
-    Within a set, first each row in its quickest session, then the other sessions, the rows' own last.
+    Sets are in the order of the page. In each, the fastest session of each row comes first and the session of the
+    row's own record last.
     """
     found: dict[tuple[str, str], list[Timed]] = {}
     for kind in SETS:
@@ -59,7 +61,7 @@ def timed(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Timed]]:
 
 
 def section(run: Run, lines: Sequence[Line]) -> list[str]:
-    """Return the page's section about time; empty where no row has a time."""
+    """Return the section of the page about time, or nothing if no row has a time."""
     found = timed(run.outcomes)
     if not found:
         return []
@@ -71,24 +73,24 @@ def section(run: Run, lines: Sequence[Line]) -> list[str]:
 
 
 def left_out(run: Run) -> str:
-    """Return how many rows have no time of their own."""
+    """Say how many rows have no usable time."""
     without = sum(one.step is not None and not one.step.measured for one in run.outcomes)
     failed = sum(one.step is None for one in run.outcomes)
     return (
-        f"{without} of {len(run.outcomes)} rows shared the card with others while they were measured: what they took "
-        f"is no time of the training, and they are left out here; {failed} have no predicted time."
+        f"{without} of {len(run.outcomes)} rows shared the GPU with others while they were measured. Their times are "
+        f"not those of the training alone and are left out here; {failed} have no predicted time."
     )
 
 
 def by_occasion(found: Mapping[tuple[str, str], Sequence[Timed]], *, aim: bool = False) -> list[str]:
-    """Tabulate a line for each set and session."""
+    """Tabulate the errors by set and session."""
     rows = [(SETS[kind], steps.title(occasion), *cells(rows)) for (kind, occasion), rows in found.items()]
-    text = table(("", "occasion", *HEADS), rows, 2)
+    text = table(("", "session", *HEADS), rows, 2)
     return [*text, AIM] if aim else text
 
 
 def cells(rows: Sequence[Timed]) -> list[str]:
-    """Return rows, median, 90th percentile, worst, share within ``CLOSE``, order of pairs, share in the interval."""
+    """Return rows, median, p90, worst, share within ``CLOSE``, order of pairs, and share within the interval."""
     sizes = [abs(one.error) for one in rows]
     right, pairs = steps.order([one.step for one in rows], rows[0].occasion)
     inside = sum(one.step.holds(one.occasion) for one in rows)
@@ -98,17 +100,17 @@ def cells(rows: Sequence[Timed]) -> list[str]:
 
 
 def about(found: Mapping[tuple[str, str], Sequence[Timed]]) -> list[str]:
-    """Describe how steps were timed in each session, and what is known of its CPU."""
+    """Tabulate how steps were timed in each session, and the load on its CPU."""
     known = steps.occasions()
     rows = []
     for occasion in dict.fromkeys(occasion for _, occasion in found if occasion != steps.QUICKEST):
         one = known.get(occasion, {})
         rows.append((steps.title(occasion), occasion, one.get("how", ""), one.get("host", "")))
-    return table(("occasion", "when", "how a step was timed", "its host"), rows, 4)
+    return table(("session", "date", "how steps were timed", "CPU load"), rows, 4)
 
 
 def again(run: Run) -> list[str]:
-    """Compare each two sessions that share rows: ratio of their step times."""
+    """Compare the times of the same rows in two sessions, for each pair of sessions that shares rows."""
     ratios: dict[tuple[str, str], list[float]] = {}
     for one in run.outcomes:
         known = one.step.measured.items() if one.step else ()
@@ -119,25 +121,25 @@ def again(run: Run) -> list[str]:
     for (before, after), found in ratios.items():
         text += [
             f"The same {len(found)} rows took {median(found):.2f} times as long ({min(found):.2f} to {max(found):.2f}) "
-            f"on the occasion “{steps.title(after)}” as on “{steps.title(before)}”; their prediction is one for both.",
+            f"in the session “{steps.title(after)}” as in “{steps.title(before)}”; the prediction is the same for both.",
             "",
         ]
     return text
 
 
 def _by_bound(found: Mapping[tuple[str, str], Sequence[Timed]]) -> list[str]:
-    """Tabulate a line for each set, session and predicted bound."""
+    """Tabulate the errors by set, session and predicted bound."""
     rows = []
     for (kind, occasion), members in found.items():
         bounds = Counter(one.step.bound_by for one in members)
         for bound, _ in bounds.most_common():
             chosen = [one for one in members if one.step.bound_by == bound]
-            rows.append((SETS[kind], steps.title(occasion), bound, *cells(chosen)))
-    return table(("", "occasion", "bound by", *HEADS), rows, 3)
+            rows.append((SETS[kind], steps.title(occasion), BOUND_TITLES[bound], *cells(chosen)))
+    return table(("", "session", "bound by", *HEADS), rows, 3)
 
 
 def _by_family(found: Mapping[tuple[str, str], Sequence[Timed]], lines: Sequence[Line]) -> list[str]:
-    """Tabulate the families of the held-out rows, in every session that they were measured in."""
+    """Tabulate the errors of the held-out rows by model family and session."""
     by_name = {line["name"]: line for line in lines}
     rows = []
     for (kind, occasion), members in found.items():
@@ -146,7 +148,7 @@ def _by_family(found: Mapping[tuple[str, str], Sequence[Timed]], lines: Sequence
         for name, chosen in _grouped(members, lambda one: family(by_name[one.row.name])).items():
             rows.append((name, steps.title(occasion), *cells(chosen)))
     rows.sort(key=lambda row: row[0].lower())
-    return table(("held out", "occasion", *HEADS), rows, 2)
+    return table(("held out", "session", *HEADS), rows, 2)
 
 
 def _grouped(members: Sequence[Timed], name_of: Callable[[Timed], str]) -> dict[str, list[Timed]]:
@@ -167,7 +169,7 @@ def details(run: Run) -> list[str]:
                     row.name,
                     kind,
                     steps.title(occasion),
-                    step.bound_by,
+                    BOUND_TITLES[step.bound_by],
                     f"{1e3 * step.measured[occasion]:.1f}",
                     f"{1e3 * step.seconds:.1f}",
                     f"{100 * (step.error(occasion) or 0):+.1f} %",
@@ -176,8 +178,8 @@ def details(run: Run) -> list[str]:
                     f"{1e3 * step.gpu_seconds:.1f}",
                 )
             )
-    heads = ("measured ms", "predicted ms", "error", "interval ms", "host ms", "GPU ms")
-    return table(("row", "set", "occasion", "bound by", *heads), rows, 4)
+    heads = ("measured ms", "predicted ms", "error", "interval ms", "CPU ms", "GPU ms")
+    return table(("row", "set", "session", "bound by", *heads), rows, 4)
 
 
 def percent(share: float) -> str:

@@ -121,9 +121,9 @@ def occasions() -> dict[str, dict[str, str]]:
 
 
 def title(occasion: str) -> str:
-    """Return the session's name in tables."""
+    """Return the name of a measurement session in tables."""
     if occasion == QUICKEST:
-        return "each on its quickest"
+        return "fastest session of each row"
     return occasions().get(occasion, {}).get("title", occasion)
 
 

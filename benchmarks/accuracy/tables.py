@@ -1,4 +1,4 @@
-"""Markdown tables of errors: of a set of rows, of its groups, and row by row."""
+"""Tables of memory errors in Markdown: of a set of rows, of its groups, and row by row."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def errors(outcomes: Iterable[Outcome], figure: str) -> list[float]:
 
 
 def percentile(sizes: Iterable[float], share: float) -> float:
-    """Return the smallest of the values that a ``share`` of them does not exceed."""
+    """Return the smallest value that at least ``share`` of the values do not exceed."""
     ordered = sorted(sizes)
     return ordered[math.ceil(share * len(ordered)) - 1]
 
 
 def statistics(found: Sequence[float]) -> list[str]:
-    """Return median, 95th percentile and worst absolute error, the number too low, and the worst of those."""
+    """Return median, p95 and worst of the absolute errors, how many are too low, and the worst of those."""
     sizes = [abs(error) for error in found]
     low = [error for error in found if error < 0]
     lowest = percent(min(low), signed=True) if low else "–"
@@ -38,7 +38,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1)
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
-    """Tabulate for each figure the rows, median, 95th percentile and worst error, those too low, and the exact ones."""
+    """Tabulate the errors by figure, with the number of exact predictions."""
     rows = [
         (figure, len(found), *statistics(found), found.count(0))
         for figure in FIGURES
@@ -50,7 +50,7 @@ def summary(outcomes: Sequence[Outcome]) -> list[str]:
 def groups(
     outcomes: Sequence[Outcome], groups_of: Callable[[Outcome], list[str]], order: Sequence[str] = ()
 ) -> list[str]:
-    """Tabulate groups: rows and, for each figure, median, 95th percentile and worst error, and those too low."""
+    """Tabulate the errors of each figure by group."""
     members: dict[str, list[Outcome]] = {name: [] for name in order}
     for one in outcomes:
         for name in groups_of(one):
@@ -68,7 +68,7 @@ def groups(
 
 
 def details(outcomes: Iterable[Outcome]) -> list[str]:
-    """Tabulate for each row the measured MiB and the error of each figure."""
+    """Tabulate the measured MiB and the error of each figure, row by row."""
     heads = [text for figure in FIGURES for text in (f"{figure} MiB", "error")]
     lines = [f"| row | set | {' | '.join(heads)} | |", f"|---|---|{'---:|' * len(heads)}---|"]
     for one in outcomes:

@@ -174,13 +174,13 @@ def test_times_are_told_by_set_and_occasion_by_bound_by_family_and_by_row() -> N
     run = Run({}, "", [*members, Outcome("w", "held out", {}, {})])
     text = "\n".join(step_tables.section(run, [line(name, allocated=1) for name in "wxyz"]))
     assert "| Held out | a | 3 | 9.1 % | 25.0 % | 25.0 % | 2 of 3 | 3 of 3 | 2 of 3 |" in text
-    assert "| Held out | a | host | 2 | 12.5 % | 25.0 % | 25.0 % | 1 of 2 | 1 of 1 | 1 of 2 |" in text
+    assert "| Held out | a | CPU | 2 | 12.5 % | 25.0 % | 25.0 % | 1 of 2 | 1 of 1 | 1 of 2 |" in text
     assert "| Bert | a | 3 |" in text
     assert "1 have no predicted time" in text
     rows = step_tables.details(run)[2:]
     assert (
         rows[1]
-        == "| y | held out | a | host | 2000.0 | 2500.0 | +25.0 % | 2250.0 – 2750.0 **(outside)** | 100.0 | 200.0 |"
+        == "| y | held out | a | CPU | 2000.0 | 2500.0 | +25.0 % | 2250.0 – 2750.0 **(outside)** | 100.0 | 200.0 |"
     )
     assert step_tables.section(Run({}, "", []), []) == []
 

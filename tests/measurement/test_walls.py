@@ -109,7 +109,7 @@ def test_verdicts_are_counted_by_size() -> None:
     ]
     assert verdicts.by_size(found)[2] == "| 8 GiB | 1 | 5 | 2 | 3 | 1 | 1 | 1 of 2 | 1 of 2 |"
     assert "the verdict was right in 3" in verdicts.sentence(found)
-    assert "not as predicted" in verdicts.details(found)[-1]
+    assert "(wrong)" in verdicts.details(found)[-1]
 
 
 def test_what_is_predicted_again_stands_beside_what_was_predicted_before() -> None:
@@ -120,7 +120,7 @@ def test_what_is_predicted_again_stands_beside_what_was_predicted_before() -> No
     again = [same, later, same | {"fits": False}]
     found = [replace(one, again=predicted) for one, predicted in zip(found, again, strict=True)]
     paragraph = verdicts.since(found)[-1]
-    assert "right in 3 of 3. Another verdict than before: row with 3 on 8 GiB. What changed" in paragraph
+    assert "right in 3 of 3. Verdicts that changed: row, batch 3, 8 GiB. Two rules changed" in paragraph
     assert [line.split("|")[-2].strip() for line in verdicts.details(found)[2:]] == ["", "tight, 4 retries", ""]
     assert "the verdict was right in 2" in verdicts.sentence(found)  # what was said before stands
 

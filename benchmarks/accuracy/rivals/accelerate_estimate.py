@@ -33,5 +33,5 @@ def answer(line: dict[str, Any]) -> int:
         return int(total if row.precision == "fp32" else total // 2)
     spec, optimizer = row.workload.model, row.workload.train.optim
     if optimizer not in ADAM or spec.lora is not None or spec.freeze:
-        raise NoAnswer("it speaks of training all parameters with Adam")
+        raise NoAnswer("it only estimates training all parameters with Adam")
     return int(max(estimate_training_usage(total, DTYPES[row.precision]).values()))

@@ -16,7 +16,7 @@ ABOUT = About(
     tool="canifinetune",
     packages=("canifinetune",),
     figure="reserved",
-    how="its total less its flat shares of the card, for the row's architecture and settings",
+    how="its total without its flat shares of the GPU's memory, for the row's architecture and settings",
 )
 OPTIMIZERS = {
     "adamw_torch": "adamw_torch",

@@ -1,8 +1,8 @@
 """FitScout (https://pypi.org/project/fitscout/): Megatron's formula for activations, and bytes per parameter.
 
-Its formula for blocks is that of *Reducing Activation Recomputation in Large Transformer Models* (arXiv 2205.05198), on
-which most calculators rest.  Its own functions are called, with the shipped configuration and the exact number of
-parameters, for causal language models only.
+Its formula for blocks is that of *Reducing Activation Recomputation in Large Transformer Models* (arXiv 2205.05198),
+on which most calculators rest.  It is asked by its own functions, with the shipped configuration and the exact number
+of parameters, for causal language models, the only ones it covers.
 """
 
 from __future__ import annotations

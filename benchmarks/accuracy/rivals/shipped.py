@@ -58,7 +58,7 @@ def trained_decoder(line: dict[str, Any]) -> Shipped:
     """Return the row where it trains a decoder; raises ``NoAnswer`` for everything else."""
     row = shipped(line)
     if row.workload.mode == "inference" or not row.is_decoder:
-        raise NoAnswer("it speaks of training decoders")
+        raise NoAnswer("it only estimates the training of decoders")
     return row
 
 
@@ -72,7 +72,7 @@ def _shipped(text: str) -> Shipped:
     line = json.loads(text)
     workload = workload_of(line, "h200")
     if workload.model.factory is not None:
-        raise NoAnswer("not a model of transformers")
+        raise NoAnswer("not a transformers model")
     bare = workload.model.model_copy(update={"lora": None, "freeze": (), "dtype": "float32"})
     with torch.device("meta"):
         model = build_model(workload.model_copy(update={"model": bare}))
