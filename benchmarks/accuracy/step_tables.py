@@ -121,7 +121,7 @@ def again(run: Run) -> list[str]:
     for (before, after), found in ratios.items():
         text += [
             f"The same {len(found)} rows took {median(found):.2f} times as long ({min(found):.2f} to {max(found):.2f}) "
-            f"in the session “{steps.title(after)}” as in “{steps.title(before)}”; the prediction is the same for both.",
+            f"in the session “{steps.title(after)}” as in “{steps.title(before)}”; both have the same prediction.",
             "",
         ]
     return text
