@@ -190,7 +190,7 @@ def whole_step(anatomy: OperationBreakdown) -> dict[str, GroupShare]:
 def _product(m: int, n: int, k: int) -> float:
     """Predict the seconds of a product [m, k] x [k, n] in bfloat16."""
     call = from_text(f"aten::mm(bf16[{m},{k}],bf16[{k},{n}])->bf16[{m},{n}]")
-    return kernel_seconds(call, cost_model_of(find_gpu(GPU_ID))).seconds
+    return kernel_cost(call, cost_model_of(find_gpu(GPU_ID))).seconds
 
 
 def _product_row(label: str, m: int, n: int, k: int) -> tuple[str, ...]:
