@@ -1,19 +1,19 @@
-"""Every operation of one training step, in the order of issue: what the clock and the operations' anatomy read.
+"""Operations of one training step, in launch order: input of the timing model and of the operation breakdown.
 
-A run without a GPU writes it from executed operations, as autograd's dispatcher hands them to the GPU's kernels: below
-autograd, composites in their parts.  Plain values; no torch.
+A simulation writes them from executed operations, as autograd's dispatcher hands them to the GPU's kernels: below
+autograd, composite operators as their parts.  Plain values; no torch.
 
-What a reader should know:
+Notes for readers:
 
 - An operation with an output that is not ``on_host`` runs on the GPU; one whose tensors all are, on the CPU.
   ``aten::_to_copy`` and ``aten::copy_`` between the two are copies of a batch or a result.
-- ``aten::_local_scalar_dense`` of a tensor that is not on the host is a read by the host, which waits for the GPU.
+- ``aten::_local_scalar_dense`` of a tensor that is not on the host is a read by the CPU, which waits for the GPU.
   ``aten::equal``, ``aten::nonzero``, ``aten::masked_select``, ``aten::index`` with a bool index and copies to the host
   wait for it too.
-- In-place lists (``aten::_foreach_add_``, ``aten::_fused_adamw_``) have no outputs: ``Call.written`` says what is
-  written.
-- Operations that follow one another with ``repeats`` above 1 are one micro-batch, run that often as a whole.
-- The engine's accumulation of gradients is ``aten::add_``, as on a GPU.
+- In-place lists (``aten::_foreach_add_``, ``aten::_fused_adamw_``) have no outputs; ``Call.written`` names the tensors
+  that are written.
+- Consecutive operations with ``repeats`` above 1 are one micro-batch that runs that many times as a whole.
+- The autograd engine's accumulation of gradients is ``aten::add_``, as on a GPU.
 """
 
 from __future__ import annotations
@@ -24,9 +24,17 @@ from typing import NamedTuple
 
 
 class Array(NamedTuple):
-    """A tensor as a kernel sees it. ``dtype`` as PyTorch names it without ``torch.``; ``strides`` in elements;
-    ``storage``: equal within one call for arguments that share memory; ``on_host``: lies in host memory; ``part``:
-    equal within one call for arguments that begin at the same place in memory."""
+    """Tensor as a kernel sees it.
+
+    Attributes:
+        shape: Sizes.
+        strides: Strides in elements.
+        dtype: PyTorch's name without ``torch.``.
+        itemsize: Bytes of one element.
+        storage: Number of the storage; equal within one call for arguments that share memory.
+        on_host: True if it lies in host memory.
+        part: Number of the first element's place; equal within one call for arguments that begin at the same place.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -38,7 +46,7 @@ class Array(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         count = 1
         for size in self.shape:
             count *= size
@@ -46,19 +54,25 @@ class Array(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """How much memory they take."""
+        """Size of all elements in bytes."""
         return self.elements * self.itemsize
 
 
 class Call(NamedTuple):
-    """A distinct call of an operator: equal calls of a step are one ``Call``.
+    """Distinct call of an operator: equal calls of a step share one ``Call``.
 
-    ``name``: ``aten::addmm``; ``inputs`` and ``outputs``: its tensors in the order of its schema, lists flattened
-    (``lengths``: how many tensors each list argument holds); ``numbers``: its other arguments as text, by name, those
-    that were left at their defaults not among them (a list of optional tensors: ``indices``, ``None, *``);
-    ``flop``: by torch's registry of formulas (``torch.utils.flop_counter``), ``None`` where it has none; ``written``:
-    positions in ``inputs`` that the operator writes to; ``is_view``: its results share memory with its arguments and
-    no kernel runs; ``pointwise``: PyTorch tags the operator as one that works element by element.
+    Attributes:
+        name: Operator, such as ``aten::addmm``.
+        inputs: Its tensors in the order of the schema, lists flattened.
+        outputs: Its results, flattened.
+        lengths: Number of tensors in each list argument.
+        numbers: Other arguments as (name, text), without those left at their defaults.  For a list of optional tensors
+            the text shows which are given (``indices``: ``None, *``).
+        flop: Floating-point operations by torch's registry (``torch.utils.flop_counter``), None where it has no
+            formula.
+        written: Positions in ``inputs`` that the operator writes to.
+        is_view: True if the results share memory with the arguments and no kernel runs.
+        pointwise: True if PyTorch tags the operator as one that works element by element.
     """
 
     name: str
@@ -73,11 +87,18 @@ class Call(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One operation of the step. ``event``: how many of the tape's events happened before it; ``call``: index in
-    ``Operations.calls``; ``phase``: as in ``Origin`` (forward, recompute, backward, optimizer, zero_grad, other);
-    ``module``: path of the module it belongs to; ``micro_step``: from 0 in the step; ``repeats``: how often the real
-    step runs it (more than once for a micro-batch that stands for others that were not executed); ``outputs``:
-    the trace's numbers of the allocations that its results live in; ``stream``: the CUDA stream it is launched on.
+    """One operation of the step.
+
+    Attributes:
+        event: Number of events of the allocation trace before it.
+        call: Index into ``Operations.calls``.
+        phase: As in ``Origin``: forward, recompute, backward, optimizer, zero_grad or other.
+        module: Path of the module it belongs to.
+        micro_step: Micro-batch, from 0 in the step.
+        repeats: Times that the real step runs it; more than once for a micro-batch that stands for others that were
+            not executed.
+        outputs: Allocations of the trace that hold its results.
+        stream: Number of the CUDA stream it is launched on.
     """
 
     event: int
@@ -92,11 +113,16 @@ class Operation(NamedTuple):
 
 @dataclass(slots=True)
 class Operations:
-    """One steady step: its distinct calls, its operations in order, and how often modules were called in it (by phase,
-    for the cost of Python between operations).
+    """One step in the steady state.
 
-    ``dependencies``: for an operation (by index) those of other streams that must finish before it starts, as
-    ``Stream.wait_event`` demands; an index that comes later in ``operations`` means its run in the previous step.
+    Attributes:
+        calls: Distinct calls.
+        operations: Operations in launch order.
+        module_calls: Number of calls of modules by phase, for the cost of Python between operations.
+        step: Optimizer step that was recorded.
+        dependencies: For an operation (by index) those of other streams that must finish before it starts, as
+            ``Stream.wait_event`` demands; an index that comes later in ``operations`` means its run in the previous
+            step.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -106,7 +132,7 @@ class Operations:
     dependencies: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def unrolled(self) -> list[int]:
-        """Indices in ``operations`` in the order in which a real step runs them: a micro-batch that stands for others
-        as often as it runs."""
+        """Return indices into ``operations`` in the order of a real step, micro-batches repeated as often as they
+        run."""
         blocks = groupby(range(len(self.operations)), key=lambda index: self.operations[index].repeats)
         return [index for repeats, block in blocks for index in list(block) * repeats]

@@ -1,7 +1,7 @@
-"""The tape: every allocation and release of device memory, in the order in which they happened.
+"""Allocation trace: every allocation and release of device memory, in the order in which they happened.
 
-A run without a GPU writes it from executed operations; a run on a GPU from PyTorch's own memory history.
-The allocator twin and the ledger read both alike.
+A simulation writes it from executed operations; a run on a GPU from PyTorch's own memory history.  The simulated
+allocator and the memory breakdown read both alike.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ DriverAction = Literal["malloc", "map", "free", "unmap", "refused"]
 
 
 class Event(NamedTuple):
-    """One thing that happened to device memory.
+    """An allocation, a release, or ``torch.cuda.empty_cache()``.
 
-    ``allocation`` is an index into ``Tape.origins`` (unique for each allocation, -1 for ``empty_cache``);
-    ``bytes`` is the size that was requested, before the allocator rounds it (0 for ``free`` and ``empty_cache``).
+    Attributes:
+        action: Kind of the event.
+        allocation: Index into ``AllocationTrace.origins``, unique for each allocation; -1 for ``empty_cache``.
+        bytes: Requested size, before the allocator rounds it; 0 for ``free`` and ``empty_cache``.
+        stream: Number of the CUDA stream that was current at an allocation, 0 for the default stream; the allocator
+            keeps a pool for each.
     """
 
     action: Action
@@ -27,8 +31,14 @@ class Event(NamedTuple):
 
 
 class DriverCall(NamedTuple):
-    """The allocator turned to the driver while it served the event of that index: it took a segment (``malloc``) or
-    pages of an expandable one (``map``), gave them back (``free``, ``unmap``), or was refused (``refused``)."""
+    """A call of the driver that the allocator made while it served an event.
+
+    Attributes:
+        event: Index of the event.
+        action: ``malloc`` takes a segment and ``map`` pages of an expandable one; ``free`` and ``unmap`` return them;
+            ``refused`` is a failed attempt to take memory.
+        bytes: Size of the segment or pages.
+    """
 
     event: int
     action: DriverAction
@@ -36,7 +46,14 @@ class DriverCall(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where an allocation came from. ``phase``: load, forward, recompute, backward, optimizer, zero_grad or other."""
+    """Code that an allocation came from.
+
+    Attributes:
+        operation: Name of the operator, or of the workspace.
+        module: Path of the module in the model, "" where there is none.
+        phase: load, forward, recompute, backward, optimizer, zero_grad or other.
+        step: Optimizer step, from 0; -1 before the first.
+    """
 
     operation: str
     module: str
@@ -45,21 +62,41 @@ class Origin(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Something began or ended before the event of that index: ``loaded``, ``step``, ``forward``, ``forward end``,
-    ..."""
+    """Moment in the run, such as ``loaded``, ``step``, ``forward`` or ``forward end``, before the event of that
+    index."""
 
     event: int
     name: str
     step: int
 
 
+class StreamUse(NamedTuple):
+    """``Tensor.record_stream``: the allocation's release waits for what that stream was given until then.
+
+    Attributes:
+        event: Number of events before the call.
+        allocation: Index into ``AllocationTrace.origins``.
+        stream: Number of the stream that uses the memory.
+    """
+
+    event: int
+    allocation: int
+    stream: int
+
+
 @dataclass(slots=True)
 class AllocationTrace:
-    """A stream of events and, for each allocation, its origin and what it turned out to hold (``labels``, see the
-    ledger).
+    """Events of one process on one GPU, with the origin of each allocation.
 
-    ``choices``: workspaces that their library does without where memory lacks, and the number of the decision that each
-    belongs to: a library decides once for all calls that are alike.
+    Attributes:
+        events: All events in order.
+        origins: Origin of each allocation, by its number.
+        labels: Contents of allocations where they are known (weight, gradient, ...), by their numbers.
+        marks: Moments of the run.
+        choices: Workspaces that their library does without when memory is short, by their numbers; the value numbers
+            the decision that each belongs to, as a library decides once for all equal calls.
+        rank: Rank of the process in a training on several GPUs.
+        stream_uses: Calls of ``Tensor.record_stream``.  The simulated allocator does not wait for these streams.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -67,3 +104,5 @@ class AllocationTrace:
     labels: dict[int, str] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     choices: dict[int, int] = field(default_factory=dict)
+    rank: int = 0
+    stream_uses: list[StreamUse] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""CUDA's autocast, for tensors without data.
+"""CUDA's autocast for meta tensors.
 
-``torch.autocast("cuda")`` keeps its state in C++ and that state works everywhere; only the casts are made by dispatch
-keys that meta tensors do not carry.  This file makes them, before autograd sees the call, with the same lists and the
+``torch.autocast("cuda")`` keeps its state in C++, and that state works everywhere; only the casts are made by dispatch
+keys that meta tensors do not have.  This file makes them, before autograd sees the call, with the same lists and the
 same cache as ``aten/src/ATen/autocast_mode.{h,cpp}`` (torch 2.9-2.13; ``rms_norm`` joined the fp32 list in 2.12).
 """
 
@@ -37,13 +37,14 @@ FP32_BY_DTYPE = (
 ).split()
 PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
 
-#: How many positional arguments come before ``dtype`` in the functions of the third list (softmax(x, dim, dtype)).
 _DTYPE_POSITION = {"softmax": 2, "log_softmax": 2}
+"""Position of ``dtype`` in functions of ``FP32_BY_DTYPE`` that take it as a positional argument."""
 _PARTS = ("_nn", "_linalg", "_special", "_VariableFunctions")
 _NAMESPACES = (torch, torch.Tensor, *(getattr(torch._C, part) for part in _PARTS))
 
 
 def _functions(names: list[str]) -> set[Callable[..., Any]]:
+    """Return the builtins of these names in all namespaces that Python calls them from."""
     found: set[Callable[..., Any]] = set()
     for space in _NAMESPACES:
         found.update(getattr(space, name) for name in names if hasattr(space, name))
@@ -51,7 +52,13 @@ def _functions(names: list[str]) -> set[Callable[..., Any]]:
 
 
 class Autocast:
-    """The casts and their cache. ``cast(func, args, kwargs)`` gives the arguments that the CUDA kernels would get."""
+    """Casts and their cache.
+
+    Args:
+        storages: Location of tensors: only those on the GPU are cast.
+        torch_version: Version of PyTorch that is simulated.
+        on_copy: Called with each copy that enters the cache.
+    """
 
     def __init__(
         self, storages: Storages, torch_version: tuple[int, int], on_copy: Callable[[torch.Tensor], None]
@@ -69,13 +76,12 @@ class Autocast:
 
     @property
     def enabled(self) -> bool:
-        """Whether an ``autocast("cuda")`` context is open, and not suspended."""
+        """Whether an ``autocast("cuda")`` context is open and not suspended."""
         return not self._suspended and torch.is_autocast_enabled("cuda")
 
     @contextlib.contextmanager
-    def within(self, func: Callable[..., Any]) -> Iterator[None]:
-        """What a listed function is made of is not cast again: its kernel runs with autocast's dispatch key
-        excluded."""
+    def suspended_inside(self, func: Callable[..., Any]) -> Iterator[None]:
+        """Do not cast inside a listed function: its kernel runs with autocast's dispatch key excluded."""
         before, self._suspended = self._suspended, self._suspended or any(func in names for names in self._lists)
         try:
             yield
@@ -83,13 +89,13 @@ class Autocast:
             self._suspended = before
 
     def clear(self) -> None:
-        """What leaving the outermost context does: the 16-bit copies are let go."""
+        """Drop the 16-bit copies, as leaving the outermost context does."""
         self._cache.clear()
 
     def cast(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of ``func`` as its CUDA kernel would get them."""
+        """Return the arguments of ``func`` as its CUDA kernel would get them."""
         if func in self._lower:
             return self._to(torch.get_autocast_dtype("cuda"), args, kwargs)
         if func in self._fp32:
@@ -103,8 +109,7 @@ class Autocast:
     def _to(
         self, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Last argument first, which is the order in which compilers evaluate the casts of ``cached_cast``'s
-        callers."""
+        """Cast all arguments, the last one first: compilers evaluate the casts of ``cached_cast``'s callers so."""
         cast_kwargs = {k: self._value(dtype, v) for k, v in reversed(kwargs.items())}
         return tuple([self._value(dtype, a) for a in reversed(args)][::-1]), cast_kwargs
 
@@ -116,6 +121,7 @@ class Autocast:
         return value
 
     def _eligible(self, tensor: torch.Tensor) -> bool:
+        """Return whether autocast casts a tensor at all."""
         return (
             tensor.is_meta
             and tensor.is_floating_point()
@@ -144,11 +150,12 @@ class Autocast:
         return self._cache[id(tensor)][1]
 
     def _with_dtype(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Add ``dtype=float32`` where the caller names no dtype."""
         name = getattr(func, "__name__", "")
         positional = len(args) > _DTYPE_POSITION.get(name, len(args))
-        given = positional or kwargs.get("dtype") is not None or kwargs.get("out") is not None
+        has_dtype = positional or kwargs.get("dtype") is not None or kwargs.get("out") is not None
         first = args[0] if args else kwargs.get("input", kwargs.get("self"))
-        if given or not isinstance(first, torch.Tensor) or not self._eligible(first):
+        if has_dtype or not isinstance(first, torch.Tensor) or not self._eligible(first):
             return kwargs
         return {**kwargs, "dtype": torch.float32}
 

@@ -1,10 +1,10 @@
-"""bitsandbytes' optimizers on tensors without data.
+"""bitsandbytes' optimizers on meta tensors.
 
 Their Python code makes the states, and its custom operators have kernels for meta tensors that change nothing, so that
-8-bit optimizers run as they are: for a parameter of n >= 4096 elements two uint8 states of n and two fp32 scales of
-ceil(n / 256); for a smaller one two fp32 states; two tables of 256 fp32 are shared by all. Only paged states need help:
-a library call takes them with ``cudaMallocManaged``, outside PyTorch's caching allocator. Source: bitsandbytes
-0.45-0.50, optim/optimizer.py and functional.py.
+8-bit optimizers run unmodified: a parameter of n >= 4096 elements has two uint8 states of n elements and two fp32
+scales of ceil(n / 256); a smaller one has two fp32 states; all share two tables of 256 fp32.  Only paged states need
+help: a library call allocates them with ``cudaMallocManaged``, outside PyTorch's caching allocator.  Source:
+bitsandbytes 0.45-0.50, optim/optimizer.py and functional.py.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ if TYPE_CHECKING:
 def simulated_bitsandbytes(
     host_memory: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[list[torch.Tensor]]:
-    """Let bitsandbytes' optimizers step on meta tensors; yields the paged states that they make, outside the caching
-    allocator.
+    """Let bitsandbytes' optimizers step on meta tensors; yields the paged states, as a list that grows.
 
-    Enter it before the world in which tensors claim to be CUDA's, as the library looks for a GPU when it is imported.
-    ``host_memory``: what is made inside it does not lie on the device. Raises MissingLibrary.
+    Enter it before the simulated process, as the library looks for a GPU when it is imported.
+
+    Args:
+        host_memory: Context in which tensors are made that do not lie on the GPU.
+
+    Raises:
+        MissingLibrary: bitsandbytes is not installed.
     """
     functional, optimizer = _library()
     pages = optimizer.F.GlobalPageManager.get_instance()
@@ -60,8 +64,10 @@ def simulated_bitsandbytes(
 
 
 def _replacements(get_paged: Callable[..., torch.Tensor]) -> dict[str, Callable[..., Any]]:
-    """By name in bitsandbytes.functional. The updates write in place and take nothing, but for the norm that LAMB and
-    LARS ask for."""
+    """Return replacements by their names in bitsandbytes.functional.
+
+    The updates write in place and allocate nothing but the norm that LAMB and LARS need.
+    """
 
     def update_32bit(optimizer_name: str, g: torch.Tensor, p: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("max_unorm", 0.0) > 0.0:
@@ -73,26 +79,26 @@ def _replacements(get_paged: Callable[..., torch.Tensor]) -> dict[str, Callable[
 
     return {
         "get_paged": get_paged,
-        "fill": _nothing,
-        "prefetch_tensor": _nothing,
+        "fill": _no_op,
+        "prefetch_tensor": _no_op,
         "optimizer_update_32bit": update_32bit,
         "optimizer_update_8bit_blockwise": update_8bit,
     }
 
 
 def _update(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """One kernel that writes its parameter and states, after the gradient."""
+    """Write one kernel that updates its parameter and states; the gradient is its first tensor."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     with one_operation(f"bitsandbytes::{name}", *tensors, written=tuple(range(1, len(tensors)))):
         pass
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """A kernel or prefetch without data."""
+def _no_op(*args: Any, **kwargs: Any) -> None:
+    """Do nothing: a kernel or prefetch without data."""
 
 
 def _library() -> tuple[ModuleType, ModuleType]:
-    """bitsandbytes.functional and its optimizers; the import's advice about kernels for the CPU is kept quiet."""
+    """Import bitsandbytes.functional and its optimizers without the advice about kernels for the CPU."""
     logger = logging.getLogger("bitsandbytes")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -102,7 +108,8 @@ def _library() -> tuple[ModuleType, ModuleType]:
         )
     except ImportError as error:
         raise MissingLibrary(
-            "the optimizer asked for is bitsandbytes', which is not installed; pip install bitsandbytes"
+            "this optimizer needs bitsandbytes, which is not installed: pip install bitsandbytes",
+            library="bitsandbytes",
         ) from error
     finally:
         logger.setLevel(level)

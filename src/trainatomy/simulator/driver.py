@@ -1,8 +1,6 @@
-"""``torch.cuda`` without CUDA: the questions that libraries ask before they use a GPU, answered for the card that is
-simulated.
+"""``torch.cuda`` without CUDA: answers to what libraries ask before they use a GPU, for the GPU that is simulated.
 
-Everything is put back when the context ends.  Patched on a machine with a GPU as well, so that a prediction never
-touches it.
+The patches apply on a machine with a GPU as well, so that a prediction never touches it.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -17,25 +16,26 @@ import torch
 from torch.cuda.amp import common as amp_common
 from torch.utils import _foreach_utils, checkpoint
 
+from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import Processor
+from trainatomy.simulator.streams import StreamContext, Streams
+from trainatomy.simulator.topology import Topology
 
-CUDA = torch.device("cuda:0")
-#: Functions of ``torch.cuda`` that do nothing.
-_SILENT = (
-    "set_device synchronize init _lazy_init _lazy_call ipc_collect manual_seed manual_seed_all seed seed_all "
-    "set_rng_state set_rng_state_all reset_peak_memory_stats reset_max_memory_allocated set_stream "
+_NO_OPS = (
+    "init _lazy_init _lazy_call ipc_collect manual_seed manual_seed_all seed seed_all "
+    "set_rng_state set_rng_state_all reset_peak_memory_stats reset_max_memory_allocated "
     "reset_accumulated_memory_stats set_per_process_memory_fraction"
 ).split()
-_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+"""Functions of ``torch.cuda`` that do nothing in a simulation."""
+_MEMORY_COUNTERS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+_OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+_THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
+"""Maximum resident threads, where they are not 2048.  Source: CUDA C++ programming guide, compute capabilities."""
 
 
-#: Resident threads of a multiprocessor, where they are not 2048. Source: CUDA C++ programming guide, table of compute
-#: capabilities.
-_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
-
-
-class Properties:
-    """What ``torch.cuda.get_device_properties`` gives."""
+class DeviceProperties:
+    """Result of ``torch.cuda.get_device_properties``."""
 
     def __init__(self, name: str, total_memory: int, processor: Processor) -> None:
         self.name = name
@@ -43,144 +43,245 @@ class Properties:
         self.major, self.minor = processor.capability
         self.multi_processor_count = processor.multiprocessors
         self.warp_size = 32
-        self.max_threads_per_multi_processor = _THREADS.get(processor.capability, 2048)
+        self.max_threads_per_multi_processor = _THREADS_PER_MULTIPROCESSOR.get(processor.capability, 2048)
         self.is_integrated = self.is_multi_gpu_board = False
         self.gcnArchName = ""
 
 
-class Stream:
-    """A stream that runs nothing; there is one queue."""
+class CurrentDevice:
+    """Device of the simulated process, with the checks of ``torch.cuda`` on device arguments."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device = CUDA
-        self.stream_id = self.cuda_stream = 0
+    def __init__(self, topology: Topology) -> None:
+        self.count = topology.gpus_per_node
+        self.index = topology.local_rank
+        self.device = torch.device("cuda", self.index)
 
-    def __enter__(self) -> Stream:
-        return self
+    def check(self, device: Any) -> int:
+        """Return the index that ``device`` (None, an index, a string or a ``torch.device``) names.
 
-    def __exit__(self, *exc: object) -> None:
+        Raises:
+            SimulationError: It is not the GPU that this process simulates.
+        """
+        index = self._index(device)
+        if index is None or index == self.index or index < 0:
+            return self.index
+        if index >= self.count:
+            raise SimulationError(
+                f"cuda:{index} does not exist: the simulated machine has {self.count} "
+                f"GPU{'s' if self.count > 1 else ''} (cuda:0{f' to cuda:{self.count - 1}' if self.count > 1 else ''})"
+            )
+        raise SimulationError(
+            f"cuda:{index} is not simulated: each process simulates one GPU, and this one is cuda:{self.index}.\n"
+            "Models that one process spreads over several GPUs cannot be predicted"
+        )
+
+    @staticmethod
+    def _index(device: Any) -> int | None:
+        if device is None or isinstance(device, int):
+            return device
+        if isinstance(device, str):
+            device = torch.device(device)
+        index: int | None = device.index if isinstance(device, torch.device) and device.type == "cuda" else None
+        return index
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Functions of the simulation that ``torch.cuda`` calls.
+
+    Attributes:
+        empty_cache: Called by ``torch.cuda.empty_cache``.
+        clear_autocast_cache: Called when the outermost autocast context ends.
+        record_stream: Called with (tensor, stream) by ``Tensor.record_stream``.
+        to_device: Moves a tensor to the simulated GPU.
+    """
+
+    empty_cache: Callable[[], None]
+    clear_autocast_cache: Callable[[], None]
+    record_stream: Callable[[torch.Tensor, Any], None]
+    to_device: Callable[[torch.Tensor], torch.Tensor]
+
+
+class DeviceContext:
+    """``torch.cuda.device``, ``device_of`` and ``_DeviceGuard``: check that the device is the simulated one."""
+
+    def __init__(self, current: CurrentDevice, device: Any) -> None:
+        self.idx = current.check(getattr(device, "device", device))
+        self.prev_idx = current.index
+
+    def __enter__(self) -> None:
         return None
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *a, **k: True if name == "query" else self if name == "record_event" else None
+    def __exit__(self, *error: object) -> None:
+        return None
 
 
-class _Event(Stream):
-    def elapsed_time(self, other: object) -> float:
-        return 0.0
+class _SilentNvtx:
+    """``torch.cuda.nvtx`` without a profiler: ranges and marks do nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *args, **kwargs: 0
 
 
 def _always(value: Any) -> Callable[..., Any]:
-    """A new function each time: libraries keep tables by function."""
+    """Return a function that returns ``value``; a new one each time, as libraries keep tables by function."""
     return lambda *args, **kwargs: value
 
 
-def _cuda(properties: Properties, empty_cache: Callable[[], None]) -> dict[str, Any]:
+def _cuda(properties: DeviceProperties, current: CurrentDevice, streams: Streams, hooks: Hooks) -> dict[str, Any]:
+    """Return the replacements for attributes of ``torch.cuda``."""
     capability = (properties.major, properties.minor)
     state = torch.zeros(16, dtype=torch.uint8)
-    memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+
+    def of_device(value: Any) -> Callable[..., Any]:
+        def answer(device: Any = None) -> Any:
+            current.check(device)
+            return value
+
+        return answer
+
+    def get_device_properties(device: Any = None) -> DeviceProperties:
+        if not 0 <= (CurrentDevice._index(device) or 0) < current.count:
+            current.check(device)
+        return properties  # all GPUs of a machine are alike
+
     return {
         "is_available": _always(True),
         "is_initialized": _always(True),
         "_is_in_bad_fork": _always(False),
         "_initialized": True,
-        "device_count": _always(1),
-        "current_device": _always(0),
+        "device_count": _always(current.count),
+        "current_device": _always(current.index),
+        "set_device": of_device(None),
+        "_exchange_device": of_device(current.index),
+        "_maybe_exchange_device": of_device(current.index),
         "get_device_name": _always(properties.name),
         "get_device_capability": _always(capability),
-        "get_device_properties": _always(properties),
+        "get_device_properties": get_device_properties,
+        "can_device_access_peer": _always(True),
         "is_bf16_supported": lambda including_emulation=True: capability >= (8, 0) or including_emulation,
         "mem_get_info": _always((properties.total_memory, properties.total_memory)),
         "get_arch_list": _always([f"sm_{properties.major}{properties.minor}"]),
-        "current_stream": _always(Stream()),
-        "default_stream": _always(Stream()),
-        "Stream": Stream,
-        "Event": _Event,
-        "stream": contextlib.nullcontext,
-        "device": contextlib.nullcontext,
-        "device_of": contextlib.nullcontext,
-        "empty_cache": empty_cache,
+        "Stream": streams.stream_class,
+        "Event": streams.event_class,
+        "ExternalStream": streams.external_class,
+        "current_stream": lambda device=None: streams.current,
+        "default_stream": lambda device=None: streams.default,
+        "set_stream": streams.select,
+        "stream": lambda stream: StreamContext(streams, stream),
+        "device": lambda device: DeviceContext(current, device),
+        "device_of": lambda obj: DeviceContext(current, obj),
+        "_DeviceGuard": lambda index: DeviceContext(current, index),
+        "synchronize": lambda device=None: streams.synchronize_device(),
+        "empty_cache": hooks.empty_cache,
         "get_rng_state": _always(state),
         "get_rng_state_all": _always([state]),
         "initial_seed": _always(0),
         "memory_stats": _always({}),
         "is_current_stream_capturing": _always(False),
-        **{name: _always(0) for name in memory},
-        **{name: _always(None) for name in _SILENT},
+        **{name: _always(0) for name in _MEMORY_COUNTERS},
+        **{name: _always(None) for name in _NO_OPS},
     }
 
 
-def _accelerator() -> dict[str, Any]:
+def _accelerator(current: CurrentDevice, streams: Streams) -> dict[str, Any]:
+    """Return the replacements for attributes of ``torch.accelerator``."""
     return {
         "is_available": _always(True),
         "current_accelerator": _always(torch.device("cuda")),
-        "device_count": _always(1),
-        "current_device_index": _always(0),
-        "current_device_idx": _always(0),
-        "set_device_index": _always(None),
-        "synchronize": _always(None),
-        "current_stream": _always(Stream()),
+        "device_count": _always(current.count),
+        "current_device_index": _always(current.index),
+        "current_device_idx": _always(current.index),
+        "set_device_index": current.check,
+        "set_device_idx": current.check,
+        "device_index": lambda index: DeviceContext(current, index),
+        "synchronize": lambda device=None: streams.synchronize_device(),
+        "current_stream": lambda device=None: streams.current,
+        "set_stream": streams.select,
     }
 
 
-def _metadata(tensor: torch.Tensor) -> dict[str, Any]:
-    """What checkpointing compares. It asks once from inside an operation and once outside, and must hear the same
-    device."""
+def _scatter(current: CurrentDevice, hooks: Hooks) -> Callable[..., list[torch.Tensor]]:
+    """Return ``torch._C._scatter``, with which ``DataParallel`` distributes a batch."""
+
+    def scatter(
+        tensor: torch.Tensor,
+        devices: list[int],
+        chunk_sizes: list[int] | None = None,
+        dim: int = 0,
+        streams: Any = None,
+    ) -> list[torch.Tensor]:
+        for device in devices:
+            current.check(device)
+        chunks = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
+        return [hooks.to_device(chunk) for chunk in chunks]
+
+    return scatter
+
+
+def _tensor_metadata(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return the metadata that gradient checkpointing compares.
+
+    It asks once from inside an operation and once outside, and must hear the same device.
+    """
     with torch._C.DisableTorchFunction():
         return {"shape": tensor.shape, "dtype": tensor.dtype, "device": tensor.device}
 
 
-def _told(text_of: Callable[..., str]) -> Callable[..., str]:
-    """A tensor without data as text: where it is, not what it holds."""
+def _as_text(format_tensor: Callable[..., str], device: torch.device) -> Callable[..., str]:
+    """Return ``str`` of a tensor: its device, not its data."""
 
     def text(tensor: torch.Tensor, *, tensor_contents: str | None = None) -> str:
         with torch._C.DisableTorchFunction():
-            return text_of(tensor, tensor_contents=tensor_contents).replace("device='meta'", "device='cuda:0'")
+            return format_tensor(tensor, tensor_contents=tensor_contents).replace("device='meta'", f"device='{device}'")
 
     return text
 
 
-def _overridable_checks() -> Iterator[tuple[Any, str]]:
-    """Functions written in Python ask whether a mode overrides them, and run with the mode off if so; they must not,
-    see ``mode``."""
+def _override_checks() -> Iterator[tuple[Any, str]]:
+    """Yield the places of PyTorch's Python code that ask whether a mode overrides a function.
+
+    A function that is overridden runs with the mode off; ``functions`` needs to see the builtins inside.
+    """
     for module in [m for n, m in sys.modules.items() if n == "torch" or n.startswith("torch.")]:
         if module.__name__ in ("torch.overrides", "torch._C"):
             continue
         names = vars(module)
-        for check in _CHECKS:
+        for check in _OVERRIDE_CHECKS:
             if check in names:
                 yield module, check
 
 
-@contextlib.contextmanager
-def simulated_driver(
-    properties: Properties, empty_cache: Callable[[], None], clear_autocast_cache: Callable[[], None]
-) -> Iterator[None]:
-    """While open, Python is told that one GPU is there."""
+def install_driver(
+    stack: contextlib.ExitStack, properties: DeviceProperties, current: CurrentDevice, streams: Streams, hooks: Hooks
+) -> None:
+    """Patch PyTorch so that Python code finds the simulated GPU; ``stack`` undoes it."""
     clear = torch.clear_autocast_cache
 
-    def clear_both() -> None:
+    def clear_both_caches() -> None:
         clear()
-        clear_autocast_cache()
+        hooks.clear_autocast_cache()
 
-    with contextlib.ExitStack() as stack:
-        for name, value in _cuda(properties, empty_cache).items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
-        for name, value in _accelerator().items():
-            if hasattr(torch.accelerator, name):
-                stack.enter_context(mock.patch.object(torch.accelerator, name, value))
-        stack.enter_context(mock.patch.object(torch._C, "_get_accelerator", _always(torch.device("cuda")), create=True))
-        stack.enter_context(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", _always(0), create=True))
-        devices = _foreach_utils._get_foreach_kernels_supported_devices()
-        foreach = _always([*devices, "meta"])
-        stack.enter_context(mock.patch.object(_foreach_utils, "_get_foreach_kernels_supported_devices", foreach))
-        stack.enter_context(mock.patch.object(amp_common, "amp_definitely_not_available", _always(False)))
-        stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", clear_both))
-        stack.enter_context(mock.patch.object(torch.version, "cuda", torch.version.cuda or "13.0"))
-        stack.enter_context(mock.patch.dict(checkpoint._allowed_determinism_checks_to_fns, default=_metadata))
-        stack.enter_context(mock.patch.object(torch._tensor_str, "_str", _told(torch._tensor_str._str)))
-        for module, check in list(_overridable_checks()):
-            stack.enter_context(mock.patch.object(module, check, _always(False)))
-        yield
+    def patch(target: Any, name: str, value: Any) -> None:
+        stack.enter_context(mock.patch.object(target, name, value, create=True))
+
+    for name, value in _cuda(properties, current, streams, hooks).items():
+        patch(torch.cuda, name, value)
+    for name, value in _accelerator(current, streams).items():
+        if hasattr(torch.accelerator, name):
+            patch(torch.accelerator, name, value)
+    patch(torch.cuda.nvtx, "_nvtx", _SilentNvtx())
+    patch(torch._C, "_get_accelerator", _always(torch.device("cuda")))
+    patch(torch._C, "_cuda_getCurrentRawStream", lambda device=0: streams.current.stream_id)
+    patch(torch._C, "_scatter", _scatter(current, hooks))
+    # C++ parses the stream before it asks a mode, and accepts none of ours.
+    patch(torch.Tensor, "record_stream", hooks.record_stream)
+    devices = _foreach_utils._get_foreach_kernels_supported_devices()
+    patch(_foreach_utils, "_get_foreach_kernels_supported_devices", _always([*devices, "meta"]))
+    patch(amp_common, "amp_definitely_not_available", _always(False))
+    patch(torch, "clear_autocast_cache", clear_both_caches)
+    patch(torch.version, "cuda", torch.version.cuda or "13.0")
+    patch(torch._tensor_str, "_str", _as_text(torch._tensor_str._str, current.device))
+    stack.enter_context(mock.patch.dict(checkpoint._allowed_determinism_checks_to_fns, default=_tensor_metadata))
+    for module, check in list(_override_checks()):
+        patch(module, check, _always(False))

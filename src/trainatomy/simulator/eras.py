@@ -1,9 +1,10 @@
-"""What older software kept in memory that today's does not: PyTorch before 1.11, and transformers 4.15 (2022).
+"""Behaviour of the libraries of January 2022 that kept more memory: PyTorch before 1.11 and transformers 4.15.
 
 Softmax saved its input.  Up to PyTorch 1.10 the backward of ``softmax`` and ``log_softmax`` was written in terms of
-their input although it computes with the output alone, so that autograd kept both; since 1.11 it takes the input's type
-instead (https://github.com/pytorch/pytorch/issues/64000, https://github.com/pytorch/pytorch/pull/65242; transformers
-tells the two apart by ``is_torch_less_than_1_11``).  In attention that is one more [B, H, S, S] tensor for each layer.
+their input although it computes with the output alone, so that autograd kept both; since 1.11 it takes the input's
+dtype instead (https://github.com/pytorch/pytorch/issues/64000, https://github.com/pytorch/pytorch/pull/65242;
+transformers distinguishes the two by ``is_torch_less_than_1_11``).  In attention that is one more [B, H, S, S] tensor
+for each layer.
 
 Attention always had a mask.  BERT of transformers 4.15 made a mask of ones where a batch had none, and added it to the
 scores as fp32 zeros [B, 1, 1, S]: under autocast the sum, and so what softmax saved, was in fp32.
@@ -26,26 +27,26 @@ _aten = torch.ops.aten
 
 
 def functions_of(torch_version: tuple[int, int]) -> dict[Any, Callable[..., Tensor]]:
-    """Functions that ran otherwise in ``torch_version`` than today, by the builtin that Python calls."""
+    """Return functions that saved more memory in ``torch_version`` than today, by the builtin that Python calls."""
     if not behaviour("softmax_saves_its_input", torch_version):
         return {}
-    soft = _keeping_input(_aten._softmax, _aten._softmax_backward_data)
-    log = _keeping_input(_aten._log_softmax, _aten._log_softmax_backward_data)
+    soft = _saving_input(_aten._softmax, _aten._softmax_backward_data)
+    log = _saving_input(_aten._log_softmax, _aten._log_softmax_backward_data)
     return {
         **dict.fromkeys((torch.softmax, Tensor.softmax), soft),
         **dict.fromkeys((torch.log_softmax, Tensor.log_softmax), log),
     }
 
 
-def _keeping_input(forward: Any, backward: Any) -> Callable[..., Tensor]:
-    """A softmax that saves its input beside its output; ``forward`` and ``backward`` are the kernels of both ways."""
+def _saving_input(forward: Any, backward: Any) -> Callable[..., Tensor]:
+    """Return a softmax that saves its input beside its output; ``forward`` and ``backward`` are its kernels."""
 
-    class KeepingInput(Function):
-        """Only the output is used in backward."""
+    class SavingInput(Function):
+        """Softmax that saves its input and output and uses only the output in backward."""
 
         @staticmethod
         def forward(ctx: Any, input: Tensor, dim: int, to_float: bool) -> Tensor:
-            """Softmax over ``dim``; float16 to float32 in one kernel where ``to_float``."""
+            """Compute softmax over ``dim``; with ``to_float`` from float16 to float32 in one kernel."""
             output: Tensor = forward(input, dim, to_float)
             ctx.save_for_backward(input, output)
             ctx.dim = dim
@@ -53,7 +54,7 @@ def _keeping_input(forward: Any, backward: Any) -> Callable[..., Tensor]:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-            """The gradient of the input, in its type."""
+            """Return the gradient of the input, in its dtype."""
             input, output = ctx.saved_tensors
             return backward(gradients[0], output, ctx.dim, input.dtype), None, None
 
@@ -61,14 +62,14 @@ def _keeping_input(forward: Any, backward: Any) -> Callable[..., Tensor]:
         to_float = input.dtype == torch.float16 and dtype == torch.float32
         if dtype is not None and not to_float:
             input = input.to(dtype)
-        return KeepingInput.apply(input, dim, to_float)
+        return SavingInput.apply(input, dim, to_float)
 
     return softmax
 
 
 @contextlib.contextmanager
 def software_of(era: str | None) -> Iterator[None]:
-    """Inside, transformers does what it did in ``era``; ``None`` is today."""
+    """Let transformers behave as in ``era`` inside the block; None is today."""
     if era is None:
         yield
         return
@@ -88,7 +89,21 @@ def attention_of_2022(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention [B, S, H, D] and its probabilities [B, H, S, T] of query [B, H, S, D], key and value [B, H, T, D]."""
+    """Compute eager attention as BERT of transformers 4.15 did.
+
+    Args:
+        module: Attention layer.
+        query: [B, H, S, D].
+        key: [B, H, T, D].
+        value: [B, H, T, D].
+        attention_mask: Additive mask; zeros [B, 1, 1, T] if None.
+        scaling: Factor of the scores, by default 1 / sqrt(D).
+        dropout: Probability of dropping an attention weight.
+        **options: Ignored.
+
+    Returns:
+        Output [B, S, H, D] and attention weights [B, H, S, T].
+    """
     if attention_mask is None:
         attention_mask = torch.zeros((query.shape[0], 1, 1, key.shape[2]), dtype=torch.float32, device=query.device)
     scores = query @ key.transpose(-1, -2)

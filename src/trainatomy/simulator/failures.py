@@ -1,4 +1,4 @@
-"""What goes wrong in code that is not ours while a step is executed: which operation of which module, on which line."""
+"""Errors of library code while a step is executed: which operation of which module failed, where, and what to do."""
 
 from __future__ import annotations
 
@@ -15,15 +15,27 @@ from trainatomy.errors import SimulationError, TrainatomyError
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.training.factory import has_users_frame
 
-_OPERATION = Recorder.__torch_dispatch__.__code__
+_DISPATCH = Recorder.__torch_dispatch__.__code__
+_TORCH = Path(torch.__file__).parent
+_OURS = Path(__file__).parents[1]
+_BATCH_ERRORS = (TypeError, KeyError, ValueError, IndexError, AttributeError, RuntimeError)
+"""Errors that a model raises for a batch that lacks something, or has a wrong shape."""
+_MAX_MESSAGE = 300
 
 
 @contextmanager
-def failures(what: str, path_of: Callable[[nn.Module], str]) -> Iterator[None]:
-    """Turn an exception of a library's code into a ``SimulationError`` with module, operation and line.
+def explained_failures(
+    model_name: str, path_of: Callable[[nn.Module], str], stage: Callable[[], str], *, own_batch: bool = True
+) -> Iterator[None]:
+    """Turn an exception of library code into a ``SimulationError`` that names module, operation and line.
 
-    Our own errors, running out of memory and exceptions of the user's own code pass.  ``path_of``: the name of a module
-    in the model.
+    trainatomy's own errors, running out of memory and exceptions of the user's code pass unchanged.
+
+    Args:
+        model_name: Name of the model for the message.
+        path_of: Returns the path of a module in the model.
+        stage: Returns what the loop is doing ("optimizer", ...).
+        own_batch: True if trainatomy made the batch, so that the user could provide another.
     """
     try:
         yield
@@ -32,32 +44,66 @@ def failures(what: str, path_of: Callable[[nn.Module], str]) -> Iterator[None]:
     except Exception as error:
         if has_users_frame(error):
             raise
-        raise SimulationError(f"{what} cannot be executed: {_told(error, path_of)}") from error
+        raise _explained(error, model_name, path_of, stage(), own_batch) from error
 
 
-def _told(error: Exception, path_of: Callable[[nn.Module], str]) -> str:
+def _explained(
+    error: Exception, model_name: str, path_of: Callable[[nn.Module], str], stage: str, own_batch: bool
+) -> SimulationError:
+    """Return the error to raise in place of ``error``."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    operation = next((f"{f.f_locals['name']} in " for f in frames if f.f_code is _OPERATION), "")
-    modules = [found for frame in frames if (found := _module(frame)) is not None]
-    module = path_of(modules[-1]) if modules else "the training loop"
-    text = next(iter(str(error).splitlines()), "no message")[:300]
-    return (
-        f"{operation}{module} raised {type(error).__name__}: {text}\n  {_line(error)}\n"
-        "If its batch lacks something, name a function that makes one: data.factory.  If a step with this batch works "
-        "on a GPU, this is a bug of trainatomy's, and `trainatomy measure` runs it."
+    operation = next((str(f.f_locals["name"]) for f in frames if f.f_code is _DISPATCH and "name" in f.f_locals), None)
+    modules = [found for frame in frames if (found := _module_of(frame)) is not None]
+    module = path_of(modules[-1]) if modules else None
+    text = next(iter(str(error).splitlines()), "no message")[:_MAX_MESSAGE]
+    where = f"{operation} in {module or 'the training loop'}" if operation else module or "the training loop"
+    return SimulationError(
+        f"{model_name} cannot be executed: {where} raised {type(error).__name__}: {text}\n"
+        f"  {_innermost_line(error)}\n{_advice(error, frames, module is not None, stage, own_batch)}",
+        operation=operation,
+        module=module,
     )
 
 
-def _module(frame: FrameType) -> nn.Module | None:
-    """The module whose method a frame runs."""
+def _advice(error: Exception, frames: list[FrameType], in_module: bool, stage: str, own_batch: bool) -> str:
+    """Return what the user can do about this kind of error."""
+    if isinstance(error, ImportError):
+        library = f" (pip install {error.name})" if error.name else ""
+        return f"Install the library that is missing{library}."
+    if isinstance(error, (OverflowError, ZeroDivisionError)):
+        return "A number of the workload is too large or too small for this computation."
+    if not in_module and (stage == "optimizer" or any(_runs_optimizer(frame) for frame in frames)):
+        return (
+            "The optimizer cannot run in this loop with these parameters or settings.  Choose another optimizer "
+            "(train.optim) or change its arguments (train.optim_args)."
+        )
+    report = (
+        "If this step works on a GPU, please report a bug in trainatomy; `trainatomy measure` runs the step meanwhile."
+    )
+    if in_module and isinstance(error, _BATCH_ERRORS):
+        batch = (
+            "If the generated batch lacks something that the model needs, name a function that makes one: data.factory."
+            if own_batch
+            else "Check that data.factory returns what this model's forward takes."
+        )
+        return f"{batch}  {report}"
+    return report
+
+
+def _runs_optimizer(frame: FrameType) -> bool:
+    """Return whether a frame runs a method of an optimizer."""
+    return isinstance(frame.f_locals.get("self"), torch.optim.Optimizer)
+
+
+def _module_of(frame: FrameType) -> nn.Module | None:
+    """Return the module whose method a frame runs."""
     found = frame.f_locals.get("self")
     return found if isinstance(found, nn.Module) else None
 
 
-def _line(error: Exception) -> str:
-    """The innermost line of a library that is not PyTorch and not ours; else the innermost of all."""
-    places = list(traceback.extract_tb(error.__traceback__))
-    aside = (Path(torch.__file__).parent, Path(__file__).parents[1])
-    theirs = [p for p in places if not any(Path(p.filename).is_relative_to(folder) for folder in aside)]
-    place = (theirs or places)[-1]
-    return f"{place.filename}:{place.lineno}, in {place.name}"
+def _innermost_line(error: Exception) -> str:
+    """Return the innermost line of a library other than PyTorch and trainatomy, else the innermost of all."""
+    lines = list(traceback.extract_tb(error.__traceback__))
+    theirs = [one for one in lines if not any(Path(one.filename).is_relative_to(folder) for folder in (_TORCH, _OURS))]
+    line = (theirs or lines)[-1]
+    return f"{line.filename}:{line.lineno}, in {line.name}"

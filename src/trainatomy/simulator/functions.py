@@ -1,5 +1,9 @@
-"""Functions that take another way on CUDA than on meta tensors, above autograd: dropout, losses, attention,
-normalisation."""
+"""Function mode: what Python calls, before autograd sees it.
+
+Python functions of torch (``torch.nn.functional``, ...) would arrive here whole and then run with the mode off.  During
+a simulation they are made to believe that nothing overrides them (see ``driver``), so that only the builtins inside
+arrive.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,101 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from trainatomy.operators.allocation import above_autograd, recurrent
 from trainatomy.operators.allocation.grouped import grouped_mm
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.sdpa import sdpa
 from trainatomy.operators.allocation.sdpa_choice import SdpFlags
+from trainatomy.simulator.autocast import Autocast
 from trainatomy.simulator.eras import functions_of
+from trainatomy.simulator.placement import META, Handler, Placement, names_cuda
 
 Function = Callable[..., Any]
-_nn: Any = torch._C._nn  # its stubs take a reduction for a string, which is an index there
+_FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
+_nn: Any = torch._C._nn  # its stubs declare ``reduction`` as a string, which is an index there
+
+
+class CudaFunctions(TorchFunctionMode):
+    """Answers for devices, makes autocast's casts, and replaces composite functions by what CUDA runs.
+
+    Args:
+        placement: Devices of tensors.
+        handlers: Answers by function, called with (function, args, kwargs).
+        composites: Replacements by function, called with the function's own arguments.
+        autocast: Casts.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        handlers: dict[Any, Handler],
+        composites: dict[Any, Function],
+        autocast: Autocast,
+    ) -> None:
+        super().__init__()
+        self._placement = placement
+        self._handlers = handlers
+        self._composites = composites
+        self._autocast = autocast
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        handler = self._handlers.get(func)
+        if handler is not None:
+            return handler(func, args, kwargs)
+        composite = self._composites.get(func)
+        autocast = self._autocast.enabled
+        if composite is not None:
+            if not autocast:
+                with self:
+                    return composite(*args, **kwargs)
+            args, kwargs = self._autocast.cast(func, args, kwargs)
+            with self._autocast.suspended_inside(func), self:
+                return composite(*args, **kwargs)
+        if func in _FROM_DATA and args:
+            args = (self._read_numbers(args[0]), *args[1:])
+        if "device" in kwargs and names_cuda(kwargs["device"]):
+            self._placement.check(kwargs["device"])
+            return self._make_on_gpu(func, args, {**kwargs, "device": META})
+        if autocast:
+            args, kwargs = self._autocast.cast(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _read_numbers(self, data: Any) -> Any:
+        """Replace tensors in lists that a tensor is made from by their numbers, which PyTorch reads."""
+        if type(data) in (list, tuple):
+            return [self._number(one) if isinstance(one, torch.Tensor) else self._read_numbers(one) for one in data]
+        return data
+
+    def _number(self, tensor: torch.Tensor) -> Any:
+        return tensor.item() if tensor.is_meta and tensor.numel() == 1 else tensor
+
+    def _make_on_gpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a tensor on the GPU: by a factory, or from data (``torch.tensor(..., device="cuda")``)."""
+        to, gpu = self._handlers[torch.Tensor.to], self._placement.gpu
+        if func in (torch.as_tensor, torch.asarray) and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+            dtype = args[1] if len(args) > 1 else kwargs.get("dtype")
+            return to(torch.Tensor.to, (args[0], gpu), {"dtype": dtype})
+        if func in _FROM_DATA:
+            options = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad", "pin_memory")}
+            made = to(torch.Tensor.to, (func(*args, **{**options, "device": "cpu"}), gpu), {})
+            made.requires_grad_(kwargs.get("requires_grad", False))
+            return made
+        kwargs.pop("pin_memory", None)
+        if isinstance(kwargs.get("generator"), torch.Generator):
+            kwargs = {**kwargs, "generator": None}
+        return func(*args, **kwargs)
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, train: bool = True) -> torch.Tensor:
-    """CUDA runs the fused kernel with a bool mask (``aten/src/ATen/native/Dropout.cpp``,
-    ``is_fused_kernel_acceptable``)."""
+    """Run dropout as CUDA does: a fused kernel with a bool mask.
+
+    Source: aten/src/ATen/native/Dropout.cpp (``is_fused_kernel_acceptable``).
+    """
     if not train or p == 0 or p == 1 or input.numel() == 0:
         with torch._C.DisableTorchFunction():
             return torch.dropout(input, p, train)
@@ -36,8 +120,10 @@ def cross_entropy_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """What ``aten/src/ATen/native/LossNLL.cpp`` composes, so that autocast reaches the parts: log_softmax in the
-    logits' type, the loss in fp32."""
+    """Run the parts of the loss, so that autocast reaches them: log_softmax in the logits' dtype, the loss in fp32.
+
+    Source: aten/src/ATen/native/LossNLL.cpp.
+    """
     if label_smoothing > 0.0 or target.shape == input.shape or (weight is not None):
         with torch._C.DisableTorchFunction():
             return _nn.cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smoothing)
@@ -46,7 +132,7 @@ def cross_entropy_loss(
 
 
 def composites(processor: Processor) -> dict[Any, Function]:
-    """By the builtin that Python calls."""
+    """Return what CUDA runs in place of functions that differ above autograd, by the builtin that Python calls."""
 
     def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
         return sdpa(*args, **kwargs, processor=processor, flags=SdpFlags.current())

@@ -1,4 +1,4 @@
-"""A module that exists already: described as a workload, and copied to tensors without data."""
+"""Live modules: description as a workload, and a copy on meta tensors."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from trainatomy.errors import WorkloadError
 from trainatomy.training.batch import MakeBatch
 from trainatomy.workload.schema import Workload
 
-#: Keywords that are sections of a workload; every other one is a setting of ``train``.
-_TOP = ("loop", "mode", "allocator", "data", "zero_grad_set_to_none", "software")
+_SECTIONS = ("loop", "mode", "allocator", "data", "zero_grad_set_to_none", "software")
+"""Keywords that are sections of a workload; every other one is a setting of ``train``."""
+_BATCH_SIZE = "per_device_train_batch_size"
 
 
 def on_meta(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` whose parameters and buffers are meta tensors; ties between them and settings are kept, the
-    model is not touched.
+    """Copy ``model`` with meta tensors as parameters and buffers; ties between them are kept.
 
-    Raises ``WorkloadError`` for a module that cannot be copied.
+    The model itself is not touched.
+
+    Raises:
+        WorkloadError: The module cannot be copied, has parameters without a shape, or quantised weights.
     """
     memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        if isinstance(parameter, UninitializedParameter):
-            raise WorkloadError(
-                f"the module {type(model).__name__} has parameters without a shape (lazy modules): "
-                "run it on one batch first, so that it takes its shapes from that"
-            )
-        empty = torch.empty_like(parameter, device="meta")
-        memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        _check_parameter(model, name, parameter)
+        if id(parameter) not in memo:
+            empty = torch.empty_like(parameter, device="meta")
+            memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    for computed in _computed(model):
+    for computed in _computed_attributes(model):
         memo[id(computed)] = torch.empty_like(computed, device="meta").detach()
     try:
         return copy.deepcopy(model, memo)
@@ -46,9 +46,27 @@ def on_meta(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _computed(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Tensors that modules keep as plain attributes and compute from parameters before each forward: the weight of
-    ``torch.nn.utils.weight_norm``, ``spectral_norm`` and ``prune``."""
+def _check_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Raise WorkloadError for a parameter that an empty tensor cannot stand for."""
+    if isinstance(parameter, UninitializedParameter):
+        raise WorkloadError(
+            f"the module {type(model).__name__} has parameters without a shape (lazy modules): "
+            "run it on one batch first, so that it takes its shapes from that"
+        )
+    kind = type(parameter)
+    if kind.__module__.startswith("bitsandbytes."):
+        raise WorkloadError(
+            f"{name} of {type(model).__name__} is quantised (bitsandbytes {kind.__name__}): its scales and the copies "
+            "that its layers make are not simulated.\nPredict the model without quantisation, or measure it with "
+            "trainatomy.measure"
+        )
+
+
+def _computed_attributes(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield tensors that modules keep as plain attributes and compute from parameters before each forward.
+
+    The weights of ``torch.nn.utils.weight_norm``, ``spectral_norm`` and ``prune`` are such tensors.
+    """
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, torch.Tensor) and not value.is_leaf:
@@ -62,39 +80,111 @@ def described(
     gpu: str | None,
     train: Mapping[str, Any],
 ) -> tuple[Workload, MakeBatch | None]:
-    """The workload that stands for training ``model``, and what makes its batches (None: what fits a transformers
-    model)."""
+    """Describe the training of a live module as a workload.
+
+    Args:
+        model: Module to train.
+        batch: Batch, or function of the batch size that returns one; None for a transformers model.
+        optimizer: Name of an optimizer, or its class.
+        gpu: Id of the GPU.
+        train: Other keywords: settings of ``train``, or sections of the workload.
+
+    Returns:
+        The workload, and what makes its batches (None: trainatomy makes them).
+
+    Raises:
+        WorkloadError: An argument has a wrong type, or batch and settings contradict each other.
+    """
+    _check_types(model, batch, optimizer)
     settings = dict(train)
-    top = {key: settings.pop(key) for key in _TOP if key in settings}
+    top = {key: settings.pop(key) for key in _SECTIONS if key in settings}
     if optimizer is not None:
-        named = optimizer if isinstance(optimizer, str) else f"{optimizer.__module__}.{optimizer.__qualname__}"
-        settings["optim"] = named
+        path = optimizer if isinstance(optimizer, str) else f"{optimizer.__module__}.{optimizer.__qualname__}"
+        settings["optim"] = path
     make_batch: MakeBatch | None = None
     if isinstance(batch, Mapping):
-        given = _to_host(batch)
-        settings.setdefault("per_device_train_batch_size", _batch_size(given))
-        make_batch = lambda size: given  # noqa: E731
+        on_host = _to_host(batch)
+        settings.setdefault(_BATCH_SIZE, _batch_size(on_host))
+        _check_rows(on_host, settings[_BATCH_SIZE], "the batch")
+        make_batch = lambda size: on_host  # noqa: E731
     elif batch is not None:
-        make_batch = lambda size: _to_host(batch(size))  # noqa: E731
+        make_batch = _checked(batch)
     elif not hasattr(model, "config"):
         raise WorkloadError(
             f"a batch is needed to train {type(model).__name__}: "
             "pass batch={name: tensor}, or a function of the batch size"
         )
-    card = {} if gpu is None else {"gpu": gpu}
-    described_model = {"class": type(model).__name__, **_dtype(model)}
-    mapping: dict[str, Any] = {"loop": "pytorch", **top, **card, "model": described_model, "train": settings}
+    section = {} if gpu is None else {"gpu": gpu}
+    model_section = {"class": type(model).__name__, **_dtype(model)}
+    mapping: dict[str, Any] = {"loop": "pytorch", **top, **section, "model": model_section, "train": settings}
     return Workload.from_mapping(mapping), make_batch
 
 
+def _check_types(model: Any, batch: Any, optimizer: Any) -> None:
+    """Raise WorkloadError for arguments that are often confused with what is needed."""
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise WorkloadError(
+            f"predict got the class {model.__name__}, not a module: pass an instance, {model.__name__}(...)"
+        )
+    if isinstance(model, str):
+        raise WorkloadError(
+            f"predict got the text {model!r}: pass a Workload, such as "
+            f"Workload.from_mapping({{'model': {{'id': {model!r}}}}}), or a torch.nn.Module"
+        )
+    if not isinstance(model, nn.Module):
+        raise WorkloadError(f"predict takes a Workload or a torch.nn.Module, not a {type(model).__name__}")
+    if isinstance(optimizer, torch.optim.Optimizer):
+        name = type(optimizer).__name__
+        raise WorkloadError(
+            f"optimizer: got an instance of {name}, which belongs to the parameters it was made with.\n"
+            f"Pass its class (optimizer=torch.optim.{name}) or a name ('adamw_torch'), and its settings by their names "
+            "in TrainingArguments (learning_rate=1e-4)",
+            key="train.optim",
+        )
+    if optimizer is not None and not isinstance(optimizer, (str, type)):
+        raise WorkloadError(
+            f"optimizer: takes a name or a class of torch.optim.Optimizer, not a {type(optimizer).__name__}",
+            key="train.optim",
+        )
+    if batch is not None and not isinstance(batch, Mapping) and not callable(batch):
+        raise WorkloadError(
+            f"batch: takes a mapping of names to tensors, or a function of the batch size, not a {type(batch).__name__}"
+        )
+
+
+def _checked(make: Callable[[int], Mapping[str, Any]]) -> MakeBatch:
+    """Return a function that makes a batch with ``make`` and checks its size."""
+
+    def make_batch(size: int) -> dict[str, Any]:
+        batch = make(size)
+        if not isinstance(batch, Mapping):
+            raise WorkloadError(f"batch({size}) returned a {type(batch).__name__}, not a mapping of names to tensors")
+        on_host = _to_host(batch)
+        _check_rows(on_host, size, f"batch({size})")
+        return on_host
+
+    return make_batch
+
+
+def _check_rows(batch: Mapping[str, Any], size: Any, what: str) -> None:
+    """Raise WorkloadError if no tensor of a batch has ``size`` rows."""
+    rows = _rows(batch)
+    if rows and isinstance(size, int) and size not in rows:
+        raise WorkloadError(
+            f"{what} has {rows[0]} rows, but {_BATCH_SIZE} is {size}: "
+            f"leave {_BATCH_SIZE} out, or pass a batch of {size} rows",
+            key=f"train.{_BATCH_SIZE}",
+        )
+
+
 def _dtype(model: nn.Module) -> dict[str, str]:
-    """The type of the weights, where they have 16 bits: that of the first."""
+    """Return the dtype of the first weight as a section of the workload, if it has 16 bits."""
     first = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     return {"dtype": str(first).removeprefix("torch.")} if first in (torch.float16, torch.bfloat16) else {}
 
 
 def _to_host(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors with their values where they are on the host or on a card, empty ones for those on meta."""
+    """Copy a batch to the host: tensors with their values, empty ones for those on meta."""
 
     def host(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -104,8 +194,13 @@ def _to_host(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {key: host(value) for key, value in batch.items()}
 
 
+def _rows(batch: Mapping[str, Any]) -> list[int]:
+    """Return the first dimension of each tensor."""
+    return [int(value.shape[0]) for value in batch.values() if isinstance(value, torch.Tensor) and value.dim() > 0]
+
+
 def _batch_size(batch: Mapping[str, Any]) -> int:
-    sizes = [value.shape[0] for value in batch.values() if isinstance(value, torch.Tensor) and value.dim() > 0]
-    if not sizes:
+    rows = _rows(batch)
+    if not rows:
         raise WorkloadError("the batch holds no tensor with a first dimension")
-    return int(sizes[0])
+    return rows[0]

@@ -1,4 +1,4 @@
-"""Which module is at work: by hooks in forward, by the sequence numbers of autograd's nodes in backward."""
+"""Tracks the module at work: by hooks in forward, by the sequence numbers of autograd's nodes in backward."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 
 class ModuleTracker:
-    """Keeps a stack of the modules that are being called; ``current()`` is the path of the innermost.
+    """Stack of the modules that are being called.
 
-    ``recomputation(True)`` is called when a checkpointed forward begins inside backward, ``recomputation(False)`` when
-    it ends, ``count()`` (where it is set) for every call of a module.
+    Args:
+        on_recomputation: Called with True when a checkpointed forward begins inside backward, with False when it ends.
+
+    Attributes:
+        on_call: Called for every call of a module, where it is set.
     """
 
-    def __init__(self, recomputation: Callable[[bool], None]) -> None:
-        self._recomputation = recomputation
-        self.count: Callable[[], None] | None = None
+    def __init__(self, on_recomputation: Callable[[bool], None]) -> None:
+        self._on_recomputation = on_recomputation
+        self.on_call: Callable[[], None] | None = None
         self._paths: dict[int, str] = {}
         self._stack: list[str] = []
         self._by_sequence: dict[int, str] = {}
@@ -32,7 +35,7 @@ class ModuleTracker:
             self._paths.setdefault(id(module), name or type(module).__name__)
 
     def path(self, module: nn.Module) -> str:
-        """Where a module is in the model; its class where it is not."""
+        """Return a module's path in the model, or its class if it is not part of it."""
         return self._paths.get(id(module), type(module).__name__)
 
     def __enter__(self) -> ModuleTracker:
@@ -51,24 +54,25 @@ class ModuleTracker:
 
     @property
     def recomputing(self) -> bool:
-        """Whether a module is being called (asked during backward: a checkpointed forward runs again)."""
+        """Whether a module is being called; during backward that is a checkpointed forward that runs again."""
         return bool(self._stack)
 
     def operation(self) -> None:
-        """An operation ran: remember for its autograd node, if one was made, which module it belongs to.
+        """Remember which module the autograd node of the operation that just ran belongs to, if one was made.
 
-        A node has its number before its operation runs; an operation without one finds the last node's, which is taken.
+        A node has its number before its operation runs; an operation without a node finds the last one's, which is
+        taken.
         """
         if self._stack and torch.is_grad_enabled():
             self._by_sequence.setdefault(torch._C._autograd._get_sequence_nr() - 1, self._stack[-1])
 
     def custom_operation(self) -> None:
-        """The forward of an ``autograd.Function`` runs, whose node has been made already."""
+        """Remember the module of the running forward of an ``autograd.Function``, whose node exists already."""
         if self._stack:
             self._by_sequence.setdefault(torch._C._autograd._get_sequence_nr() - 1, self._stack[-1])
 
     def current(self) -> str:
-        """Path of the module at work, '' for none."""
+        """Return the path of the module at work, "" for none."""
         if self._stack:
             return self._stack[-1]
         if torch._C._current_graph_task_id() != -1:
@@ -79,13 +83,13 @@ class ModuleTracker:
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
         if not self._stack and torch._C._current_graph_task_id() != -1:
-            self._recomputation(True)
+            self._on_recomputation(True)
         self._stack.append(self.path(module))
-        if self.count is not None:
-            self.count()
+        if self.on_call is not None:
+            self.on_call()
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self._stack:
             self._stack.pop()
             if not self._stack and torch._C._current_graph_task_id() != -1:
-                self._recomputation(False)
+                self._on_recomputation(False)

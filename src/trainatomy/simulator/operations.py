@@ -1,9 +1,8 @@
-"""Writes the operations of the last executed step: distinct calls once, with their shapes, strides and FLOP, and every
-operation in the order of issue.
+"""Writes the operations of the last executed step: distinct calls once, and every operation in launch order.
 
-The recorder hands over each aten operation after it ran.  Where PyTorch acts otherwise under a dispatch mode than on a
-GPU (gradients that the engine accumulates, zeros that are filled in place), the operation is written as the GPU's;
-where a kernel is simulated by smaller operations, ``kernels.whole.one_operation`` writes it whole.
+The recorder passes each aten operation after it ran.  Where PyTorch acts otherwise under a dispatch mode than on a GPU
+(gradients that the engine accumulates, zeros that are filled in place), the operation is written as on the GPU; where a
+kernel is simulated by smaller operations, ``operators.allocation.whole.one_operation`` writes it as one.
 """
 
 from __future__ import annotations
@@ -14,14 +13,33 @@ from typing import Any
 import torch
 
 from trainatomy.results.operations import Call, Operation, Operations
-from trainatomy.simulator.calls import Places, Seen, arrays, described, storages_of, text
+from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_of, storages_in, text
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.storages import Storages
+from trainatomy.simulator.streams import Streams, SyncKind
 
 
 class OperationWriter:
-    """Writes ``operations`` while ``recording``, if they are ``wanted``. ``number_of`` gives the allocation that a
-    storage's key stands for."""
+    """Writes ``operations`` while ``recording``.
+
+    Args:
+        storages: Location of tensors.
+        modules: Tracker of the module at work.
+        number_of: Returns the allocation behind a storage's key.
+        event: Returns the number of events of the allocation trace so far.
+
+    Attributes:
+        operations: Operations of the step that is or was recorded.
+        wanted: False if nobody needs the operations.
+        recording: True during the step that is written.
+        micro_step: Current micro-batch.
+        repeats: Number of micro-batches that the current one stands for.
+        stage: What the loop is doing.
+        whole: Name of the operation that the current ones are parts of.
+        streams: Streams of the process.
+    """
+
+    streams: Streams
 
     def __init__(
         self,
@@ -36,41 +54,45 @@ class OperationWriter:
         self.micro_step = 0
         self.repeats = 1
         self.stage = "other"
+        self.whole: str | None = None
         self._storages = storages
         self._modules = modules
         self._number_of = number_of
         self._event = event
         self._indices: dict[Any, int] = {}
-        self.whole: str | None = None
-        self._skips = False
+        self._skips_placeholder = False
+        self._last: dict[int, frozenset[int]] = {}
+        self._awaited: dict[int, frozenset[int]] = {}
+        self._recorded: dict[int, frozenset[int]] = {}
 
-    # -- what the loop tells -------------------------------------------------------------------------------------------
+    # -- control by the loop -------------------------------------------------------------------------------------------
 
     def start(self, step: int) -> None:
-        """What follows is the step that is written."""
+        """Begin to write, as optimizer step ``step``."""
         if not self.wanted:
             return
         self.operations = Operations(step=step)
-        self._indices.clear()
+        for table in (self._indices, self._last, self._awaited, self._recorded):
+            table.clear()
         self.micro_step, self.repeats, self.recording = 0, 1, True
-        self._modules.count = self._called
+        self._modules.on_call = self._count_module_call
 
     def stop(self) -> None:
-        """The step is over."""
+        """Stop writing."""
         self.recording = False
-        self._modules.count = None
+        self._modules.on_call = None
 
     def skip_placeholder(self) -> None:
-        """A micro-batch is left out; the zero that the Trainer takes for its loss is no operation of the step."""
-        self._skips = True
+        """Leave out the next ``zeros``: what the Trainer takes for the loss of a micro-batch that was not executed."""
+        self._skips_placeholder = True
 
     def phase(self) -> str:
-        """forward, recompute, backward, optimizer, zero_grad or other."""
+        """Return the phase: forward, recompute, backward, optimizer, zero_grad or other."""
         if torch._C._current_graph_task_id() != -1:
             return "recompute" if self._modules.recomputing else "backward"
         return self.stage
 
-    def _called(self) -> None:
+    def _count_module_call(self) -> None:
         calls, phase = self.operations.module_calls, self.phase()
         calls[phase] = calls.get(phase, 0) + self.repeats
 
@@ -79,51 +101,68 @@ class OperationWriter:
     def write(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, event: int, in_place: bool
     ) -> None:
-        """An operation ran, ``event`` events of the tape before it. ``in_place``: on a GPU its result is its first
-        argument. Call with torch functions disabled."""
-        if self.whole or func.namespace == "profiler" or (self._skips and self._is_placeholder(func)):
+        """Write an operation that ran.  Call with torch functions disabled.
+
+        Args:
+            func: Operator overload.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            result: Its result.
+            event: Number of events of the allocation trace before it.
+            in_place: True if a GPU writes the result into the first argument.
+        """
+        if self.whole or func.namespace == "profiler" or (self._skips_placeholder and self._is_placeholder(func)):
             return
-        places = Places()
-        given = tuple([self._seen(value, places) for value in args])
-        named = tuple([(name, self._seen(value, places)) for name, value in kwargs.items()]) if kwargs else ()
-        before = len(places.storages)
-        made = self._seen(result, places)
-        key = (func, given, named, made, in_place)
+        numbers = StorageNumbers()
+        positional = tuple([self._key(value, numbers) for value in args])
+        named = tuple([(name, self._key(value, numbers)) for name, value in kwargs.items()]) if kwargs else ()
+        before = len(numbers.storages)
+        outputs = self._key(result, numbers)
+        key = (func, positional, named, outputs, in_place)
         index = self._indices.get(key)
         if index is None:
-            no_new = len(places.storages) == before
-            index = self._intern(key, described(func, args, kwargs, result, key[1:4], in_place, no_new))
-        self._append(index, event, made, places)
+            no_new = len(numbers.storages) == before
+            index = self._add_call(key, call_of(func, args, kwargs, result, key[1:4], in_place, no_new))
+        self._append(index, event, outputs, numbers)
 
     def write_one(
         self, name: str, inputs: Any, outputs: Any, numbers: dict[str, Any], written: tuple[int, ...], event: int
     ) -> None:
-        """An operation that Python simulates: see ``one_operation``."""
+        """Write an operation that Python simulates; see ``one_operation``."""
         if not self.recording:
             return
         with torch._C.DisableTorchFunction():
-            places = Places()
-            given, made = self._seen(tuple(inputs), places), self._seen(tuple(outputs), places)
-            key = (name, given, made, tuple(numbers.items()), written)
+            storages = StorageNumbers()
+            input_key, output_key = self._key(tuple(inputs), storages), self._key(tuple(outputs), storages)
+            key = (name, input_key, output_key, tuple(numbers.items()), written)
             index = self._indices.get(key)
             if index is None:
                 texts = tuple((key, text(value)) for key, value in numbers.items())
-                call = Call(name, arrays(given), arrays(made), numbers=texts, written=written)
-                index = self._intern(key, call)
-            self._append(index, event, made, places)
+                call = Call(name, arrays(input_key), arrays(output_key), numbers=texts, written=written)
+                index = self._add_call(key, call)
+            self._append(index, event, output_key, storages)
 
     def enter(self, name: str) -> int:
-        """What follows, until ``leave``, is part of one operation. Gives the number of events before it."""
+        """Let what runs until ``leave`` be parts of one operation; returns the number of events before it."""
         self.whole = name
         self._modules.custom_operation()
         return self._event()
 
     def leave(self) -> None:
-        """The operation that ``enter`` began is over."""
+        """End the operation that ``enter`` began."""
         self.whole = None
 
-    def arrived(self) -> None:
-        """The last operation's result lies on the device: a copy of what stood for the host's."""
+    def write_sync(self, kind: SyncKind, stream: int, event: int) -> None:
+        """Note a synchronisation of streams for the dependencies between operations (see ``Streams``)."""
+        if not self.recording:
+            return
+        if kind == "record":
+            self._recorded[event] = self._last.get(stream, frozenset()) | self._awaited.get(stream, frozenset())
+        elif kind == "wait":
+            self._awaited[stream] = self._awaited.get(stream, frozenset()) | self._recorded.get(event, frozenset())
+
+    def result_moved_to_device(self) -> None:
+        """Let the result of the last operation lie on the GPU: a copy of a tensor that stood for one on the host."""
         if not self.recording or self.whole or not self.operations.operations:
             return
         last = self.operations.operations[-1]
@@ -131,36 +170,49 @@ class OperationWriter:
         if any(array.on_host for array in call.outputs):
             call = call._replace(outputs=tuple(array._replace(on_host=False) for array in call.outputs))
             index = self._indices.get(call)
-            index = self._intern(call, call) if index is None else index
+            index = self._add_call(call, call) if index is None else index
             self.operations.operations[-1] = last._replace(call=index)
 
-    def _append(self, index: int, event: int, made: Any, places: Places) -> None:
-        keys = list(places.storages)
-        numbers = [self._number_of(keys[place]) for place in dict.fromkeys(storages_of(made))]
-        outputs = tuple([number for number in numbers if number is not None and number >= 0])
+    def _append(self, index: int, event: int, output_key: Any, numbers: StorageNumbers) -> None:
+        storages = list(numbers.storages)
+        found = [self._number_of(storages[number]) for number in dict.fromkeys(storages_in(output_key))]
+        outputs = tuple([number for number in found if number is not None and number >= 0])
+        stream = self.streams.current.stream_id
+        position = len(self.operations.operations)
+        if awaited := self._awaited.pop(stream, None):
+            self.operations.dependencies[position] = tuple(sorted(awaited))
+        self._last[stream] = frozenset((position,))
         operation = Operation(
-            event, index, self.phase(), self._modules.current(), self.micro_step, self.repeats, outputs
+            event,
+            index,
+            self.phase(),
+            self._modules.current(),
+            self.micro_step,
+            self.repeats,
+            outputs,
+            stream,
         )
         self.operations.operations.append(operation)
 
-    def _intern(self, key: Any, call: Call) -> int:
+    def _add_call(self, key: Any, call: Call) -> int:
         index = self._indices[key] = len(self.operations.calls)
         self.operations.calls.append(call)
         return index
 
-    def _seen(self, value: Any, places: Places) -> Any:
-        """A value as a part of the key: tensors as ``Seen`` (sparse ones by their values), lists as tuples."""
+    def _key(self, value: Any, numbers: StorageNumbers) -> Any:
+        """Return a value as part of a call's key: tensors as ``TensorKey`` (sparse ones by their values), lists as
+        tuples."""
         if isinstance(value, torch.Tensor):
             value = value._values() if value.layout == torch.sparse_coo else value
             storage = value.untyped_storage()._cdata
-            place = places.storages.setdefault(storage, len(places.storages))
-            part = places.parts.setdefault((storage, int(value.storage_offset())), len(places.parts))
-            on_host = storage in self._storages._host if value.is_meta else True
-            return Seen((value.shape, value.stride(), value.dtype, place, on_host, part))
+            number = numbers.storages.setdefault(storage, len(numbers.storages))
+            part = numbers.parts.setdefault((storage, int(value.storage_offset())), len(numbers.parts))
+            on_host = self._storages.is_host_key(storage) if value.is_meta else True
+            return TensorKey((value.shape, value.stride(), value.dtype, number, on_host, part))
         if isinstance(value, (list, tuple)):
-            return tuple([self._seen(item, places) for item in value])
+            return tuple([self._key(item, numbers) for item in value])
         return None if isinstance(value, torch.Generator) else value
 
     def _is_placeholder(self, func: Any) -> bool:
-        self._skips = False
+        self._skips_placeholder = False
         return bool(func._schema.name == "aten::zeros")

@@ -1,6 +1,6 @@
-"""Where tensors are: the answers that Python gets when it asks for a device, and moves between host and device.
+"""Devices of tensors: answers when Python asks where a tensor is, and moves between host and GPU.
 
-Handlers run with the world's function mode popped, so the calls inside see meta tensors as what they are.
+Handlers run with the simulation's function mode popped, so the calls inside see meta tensors as what they are.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from trainatomy.errors import SimulationError
-from trainatomy.simulator.answers import assumed
+from trainatomy.simulator.data_dependent import assumed_values
+from trainatomy.simulator.driver import CurrentDevice
 from trainatomy.simulator.storages import Storages
 
-CUDA = torch.device("cuda:0")
 CPU = torch.device("cpu")
 META = torch.device("meta")
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 def names_cuda(device: Any) -> bool:
-    """Whether a ``device`` argument of any kind (string, index, torch.device) means the GPU."""
+    """Return whether a ``device`` argument of any kind (string, index, torch.device) names a GPU."""
     if device is None or isinstance(device, bool):
         return False
     if isinstance(device, int):
@@ -32,64 +32,82 @@ def names_cuda(device: Any) -> bool:
 
 
 def _getter(name: str) -> Callable[..., Any]:
-    """The function that a mode is handed when Python asks a tensor for an attribute."""
+    """Return the function that a mode receives when Python reads an attribute of a tensor."""
     getter: Callable[..., Any] = getattr(torch.Tensor, name).__get__
     return getter
 
 
 class Placement:
-    """The handlers of one world, by function.
+    """Handlers of one simulation, by function.
 
-    ``arriving`` is told of a tensor that came over to the device, and of its source where that has its values; what
-    is made inside ``on_host()`` stands for a tensor in host memory.  ``known``: the values of a device's tensor,
-    if known; it comes back with them (``pack_padded_sequence`` wants its lengths so).
+    Args:
+        current: GPU of the process.
+        storages: Location of meta tensors.
+        arrived: Called with a tensor that was copied to the GPU, and with its source where that has its values.
+        on_host: Context in which meta tensors that are made stand for tensors in host memory.
+        known: Returns the values of a tensor, None if they are unknown.  A tensor with known values comes back to the
+            host with them (``pack_padded_sequence`` needs its lengths so).
     """
 
     def __init__(
         self,
+        current: CurrentDevice,
         storages: Storages,
-        arriving: Callable[[torch.Tensor, torch.Tensor | None], None],
+        arrived: Callable[[torch.Tensor, torch.Tensor | None], None],
         on_host: Callable[[], AbstractContextManager[None]],
-        known: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None,
+        known: Callable[[torch.Tensor], torch.Tensor | None],
     ) -> None:
+        self.gpu = current.device
+        self._current = current
         self._storages = storages
-        self._arriving = arriving
+        self._arrived = arrived
         self._on_host = on_host
         self._known = known
 
     def handlers(self) -> dict[Any, Handler]:
-        """All handlers by the function (or property getter) that they answer for."""
+        """Return all handlers by the function (or property getter) that they answer for."""
         t = torch.Tensor
-        table: dict[Any, Handler] = {
+        return {
             _getter("device"): self._device,
             _getter("is_cuda"): self._is_cuda,
             _getter("is_meta"): lambda f, a, k: False,
             _getter("is_cpu"): self._is_cpu,
-            t.get_device: lambda f, a, k: 0 if self._is_cuda(f, a, k) else -1,
+            t.get_device: lambda f, a, k: self._current.index if self._is_cuda(f, a, k) else -1,
             t.to: self._to,
-            t.cuda: lambda f, a, k: self._move(a[0], CUDA),
-            t.cpu: lambda f, a, k: self._move(a[0], CPU),
+            t.cuda: self._cuda,
+            t.cpu: lambda f, a, k: self.move(a[0], CPU),
             t.pin_memory: lambda f, a, k: a[0],
             t.is_pinned: lambda f, a, k: False,
-            t.record_stream: lambda f, a, k: None,
             t.type: self._type,
             t.numpy: self._numpy,
             t.tolist: self._tolist,
             t.new_tensor: self._new_tensor,
             t.__getitem__: self._at,
             t.__setitem__: self._at,
+            torch.device: self._torch_device,
+            torch._C._nn._parse_to: lambda f, a, k: f(*a, **k),  # nn.Module.to: returns a device, makes nothing
         }
-        return table
 
     def is_device(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor stands for one in GPU memory."""
+        """Return whether a tensor stands for one in GPU memory."""
         return tensor.is_meta and self._storages.on_device(tensor)
+
+    def check(self, device: Any) -> None:
+        """Raise SimulationError if ``device`` names a GPU that this process does not simulate."""
+        self._current.check(device)
+
+    def _torch_device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+        """Return ``torch.device(0)`` as a GPU; C++ finds no accelerator."""
+        if len(args) == 1 and type(args[0]) is int and not kwargs:
+            return torch.device("cuda", args[0])
+        device: torch.device = func(*args, **kwargs)
+        return device
 
     def _device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         tensor = args[0]
         if not tensor.is_meta:
             return tensor.device
-        return CUDA if self._storages.on_device(tensor) else CPU
+        return self.gpu if self._storages.on_device(tensor) else CPU
 
     def _is_cuda(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return self.is_device(args[0])
@@ -97,44 +115,49 @@ class Placement:
     def _is_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return not self.is_device(args[0])
 
+    def _cuda(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        self.check(args[1] if len(args) > 1 else kwargs.get("device"))
+        return self.move(args[0], self.gpu)
+
     def _numpy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An array of what was computed, with the values that are taken for granted (``answers``).  A detector hands
-        the costs of its matches to SciPy so."""
+        """Return an array with known or assumed values; a detector passes the costs of its matches to SciPy so."""
         tensor = args[0]
         if not tensor.is_meta:
             return func(*args, **kwargs)
         if self.is_device(tensor):
-            raise TypeError("a tensor of the device has no array: copy it to the host with .cpu() first")
+            raise TypeError("can't convert a CUDA tensor to numpy: copy it to the host with .cpu() first")
         if tensor.requires_grad and not kwargs.get("force"):
-            raise RuntimeError("a tensor that requires a gradient has no array: take .detach() of it first")
+            raise RuntimeError("can't convert a tensor that requires grad to numpy: use .detach() first")
         values = self._assumed(tensor)
         if values is None:
             raise SimulationError(
-                f"an array of computed {tensor.dtype} values cannot be made without data: what follows depends on "
-                "values that do not exist in a run without a GPU.\nMeasure this model with `trainatomy measure`"
+                f"a NumPy array of computed {tensor.dtype} values cannot be made without data: what follows depends on "
+                "values that do not exist in a run without a GPU.\nMeasure this model with `trainatomy measure`",
+                operation="Tensor.numpy",
             )
         return values.clone().numpy()
 
     def _assumed(self, tensor: torch.Tensor) -> torch.Tensor | None:
         known = self._known(tensor)
-        return assumed(tensor) if known is None else known
+        return assumed_values(tensor) if known is None else known
 
     def _tolist(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Known values, or those that are taken for granted (``answers``)."""
+        """Return known or assumed values as a list."""
         values = self._assumed(args[0]) if args[0].is_meta else None
         return func(*args, **kwargs) if values is None else values.tolist()
 
     def _new_tensor(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Data of the host, by default as a tensor where another one is and of its kind."""
+        """Make a tensor from data of the host, by default of the dtype and on the device of another one."""
         like, data = args[0], (args[1] if len(args) > 1 else kwargs["data"])
-        named = kwargs.get("device")
-        if not (self.is_device(like) if named is None else names_cuda(named)):
+        device = kwargs.get("device")
+        if not (self.is_device(like) if device is None else names_cuda(device)):
             return func(*args, **{**kwargs, "device": CPU})
+        self.check(device)
         made = torch.tensor(data, dtype=kwargs.get("dtype") or like.dtype)
-        return self._move(made, CUDA).requires_grad_(kwargs.get("requires_grad", False))
+        return self.move(made, self.gpu).requires_grad_(kwargs.get("requires_grad", False))
 
     def _at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An index that is a list becomes a tensor where the indexed one is, with its values.
+        """Index a tensor; an index that is a list becomes a tensor on the device of the indexed one, with its values.
 
         Source: torch/csrc/autograd/python_variable_indexing.cpp (``sequenceToVariable``), torch 2.9-2.13.
         """
@@ -142,47 +165,51 @@ class Placement:
         several = isinstance(index, tuple)
         indices = index if several else (index,)
         if any(type(one) is list for one in indices) and self.is_device(tensor):
-            indices = tuple(self._listed(one) for one in indices)
+            indices = tuple(self._list_to_tensor(one) for one in indices)
             return func(tensor, indices if several else indices[0], *args[2:], **kwargs)
         return func(*args, **kwargs)
 
-    def _listed(self, index: Any) -> Any:
-        """A list of numbers or truths as a tensor of the device; everything else as it is."""
+    def _list_to_tensor(self, index: Any) -> Any:
+        """Return a list of numbers or bools as a tensor on the GPU, everything else unchanged."""
         plain = type(index) is list and index and all(isinstance(one, int) for one in index)
-        return self._move(torch.tensor(index), CUDA) if plain else index
+        return self.move(torch.tensor(index), self.gpu) if plain else index
 
     def _type(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``type()`` and ``type("torch.cuda.HalfTensor")``; a dtype moves nothing."""
-        tensor, asked = args[0], (args[1] if len(args) > 1 else kwargs.get("dtype"))
-        if asked is None:
+        """Answer ``type()`` and ``type("torch.cuda.HalfTensor")``; a dtype moves nothing."""
+        tensor, target = args[0], (args[1] if len(args) > 1 else kwargs.get("dtype"))
+        if target is None:
             kind = func(tensor).rpartition(".")[2]
             return f"torch.cuda.{kind}" if self.is_device(tensor) else f"torch.{kind}"
-        if isinstance(asked, str):
-            place, _, kind = asked.rpartition(".")
-            return self._move(tensor, CUDA if place == "torch.cuda" else CPU, getattr(torch, kind).dtype)
+        if isinstance(target, str):
+            place, _, kind = target.rpartition(".")
+            return self.move(tensor, self.gpu if place == "torch.cuda" else CPU, getattr(torch, kind).dtype)
         return func(*args, **kwargs)
 
     def _to(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensor, rest = args[0], args[1:]
         if rest and isinstance(rest[0], torch.Tensor):
             other = rest[0]
-            target = CUDA if self.is_device(other) else CPU
-            return self._move(tensor, target, other.dtype, **kwargs)
+            target = self.gpu if self.is_device(other) else CPU
+            return self.move(tensor, target, other.dtype, **kwargs)
         named = kwargs.get("device")
         if named is None and rest and isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool):
             named, rest = rest[0], rest[1:]
-        if named is not None:
-            device = CUDA if names_cuda(named) else torch.device(named)
-            if device.type == "meta":
-                return func(*args, **kwargs)
-            options = {k: v for k, v in kwargs.items() if k != "device"}
-            names = ("dtype", "non_blocking", "copy") if "dtype" not in options else ("non_blocking", "copy")
-            options.update(zip(names, rest, strict=False))
-            dtype = options.pop("dtype", None)
-            return self._move(tensor, device, dtype, **options)
-        return func(*args, **kwargs)
+        if named is None:
+            return func(*args, **kwargs)
+        if names_cuda(named):
+            self.check(named)
+            device = self.gpu
+        else:
+            device = torch.device(named)
+        if device.type == "meta":
+            return func(*args, **kwargs)
+        options = {k: v for k, v in kwargs.items() if k != "device"}
+        names = ("dtype", "non_blocking", "copy") if "dtype" not in options else ("non_blocking", "copy")
+        options.update(zip(names, rest, strict=False))
+        dtype = options.pop("dtype", None)
+        return self.move(tensor, device, dtype, **options)
 
-    def _move(
+    def move(
         self,
         tensor: torch.Tensor,
         device: torch.device,
@@ -191,19 +218,20 @@ class Placement:
         copy: bool = False,
         **options: Any,
     ) -> torch.Tensor:
-        here = self.is_device(tensor)
-        there = device.type == "cuda"
+        """Copy a tensor between host and GPU, as ``Tensor.to`` does."""
+        is_on_gpu = self.is_device(tensor)
+        to_gpu = device.type == "cuda"
         dtype = dtype or tensor.dtype
-        if here == there:
+        if is_on_gpu == to_gpu:
             return tensor.to(dtype, copy=copy, **options)
         if not tensor.is_meta:
             source = tensor if tensor.requires_grad else tensor.detach()
             moved = source.to(META, dtype, **options)
-        elif not there and not tensor.requires_grad and (value := self._known(tensor)) is not None:
+        elif not to_gpu and not tensor.requires_grad and (value := self._known(tensor)) is not None:
             return value.to(dtype, copy=True)
         else:
-            with contextlib.nullcontext() if there else self._on_host():
+            with contextlib.nullcontext() if to_gpu else self._on_host():
                 moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **options)
-        if there:
-            self._arriving(moved, tensor if tensor.dtype == moved.dtype else None)
+        if to_gpu:
+            self._arrived(moved, tensor if tensor.dtype == moved.dtype else None)
         return moved

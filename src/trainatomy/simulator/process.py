@@ -1,12 +1,13 @@
-"""The world in which a step runs without a GPU: driver, function mode, recorder and module tracker, entered and left
-together."""
+"""Simulated process: the parts of a run without a GPU, entered and left together."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -17,41 +18,126 @@ from trainatomy.operators.allocation.recurrent import flattening
 from trainatomy.operators.allocation.whole import told_to
 from trainatomy.results.trace import AllocationTrace, Event
 from trainatomy.simulator.autocast import Autocast
-from trainatomy.simulator.driver import Properties, simulated_driver
-from trainatomy.simulator.functions import composites
-from trainatomy.simulator.mode import CudaFunctions
+from trainatomy.simulator.driver import CurrentDevice, DeviceProperties, Hooks, install_driver
+from trainatomy.simulator.experts import grouped_mm_fallback
+from trainatomy.simulator.functions import CudaFunctions, composites
+from trainatomy.simulator.isolation import patched
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.placement import Handler, Placement
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import Storages
+from trainatomy.simulator.topology import Topology
+
+_REJECTION_ROUNDS = 3
+"""Rounds of ``trunc_normal_``'s rejection sampling that are executed; more allocate nothing new."""
 
 
 @dataclass
 class SimulatedProcess:
-    """One simulated process with one GPU."""
+    """One process with one GPU.
+
+    Attributes:
+        name: Name of the GPU, as ``torch.cuda.get_device_name`` returns it.
+        total_memory: Its memory in bytes.
+        processor: Properties that the choice of kernels depends on.
+        rules: Allocation rules by operator.
+        workspaces: Returns the (bytes, name) of workspaces that an operation makes its libraries take; called with
+            (operator, whether backward runs).
+        topology: Place of the process in a training on several GPUs.
+    """
 
     name: str
     total_memory: int
     processor: Processor
     rules: dict[str, Rule] = field(default_factory=dict)
     workspaces: Callable[[str, bool], list[tuple[int, str]]] = lambda name, backward: []
+    topology: Topology = field(default_factory=Topology)
 
     def __post_init__(self) -> None:
+        self.current = CurrentDevice(self.topology)
         self.storages = Storages()
         self.modules = ModuleTracker(lambda begins: self.recorder.mark("recompute" if begins else "recompute end"))
-        self.recorder = Recorder(self.storages, self.modules, self.rules, self.processor, self.workspaces)
-        copied = lambda t: self.recorder.label(t, "weight_copy")  # noqa: E731
-        self.autocast = Autocast(self.storages, self.processor.torch_version, copied)
-        self.placement = Placement(self.storages, self._arrive, self.on_host, self._known)
-        self.functions = CudaFunctions(self._handlers(), composites(self.processor), self.autocast)
+        self.recorder = Recorder(
+            self.storages,
+            self.modules,
+            self.rules,
+            self.processor,
+            self.workspaces,
+            self.current.device,
+            self.topology.rank,
+        )
+        self.autocast = Autocast(
+            self.storages, self.processor.torch_version, lambda copy: self.recorder.label(copy, "weight_copy")
+        )
+        self.placement = Placement(self.current, self.storages, self._arrived, self.on_host, self._known)
+        self.functions = CudaFunctions(self.placement, self._handlers(), self._composites(), self.autocast)
 
     @property
     def trace(self) -> AllocationTrace:
-        """What was allocated so far."""
+        """Allocations so far."""
         return self.recorder.trace
 
-    def _told(self, functions: Iterable[Any], flag: str) -> dict[Any, Handler]:
-        """Handlers that set a flag of the recorder while one of ``functions`` runs."""
+    @contextlib.contextmanager
+    def open(self) -> Iterator[SimulatedProcess]:
+        """Run the block in this process; all patches are undone after it, also after an exception or Ctrl-C."""
+        with patched(self._enter):
+            yield self
+
+    def _enter(self, stack: contextlib.ExitStack) -> None:
+        properties = DeviceProperties(self.name, self.total_memory, self.processor)
+        hooks = Hooks(
+            empty_cache=lambda: self.recorder.trace.events.append(Event("empty_cache", -1, 0)),
+            clear_autocast_cache=self.autocast.clear,
+            record_stream=self.recorder.use_on_stream,
+            to_device=lambda tensor: self.placement.move(tensor, self.current.device),
+        )
+        stack.enter_context(mock.patch.dict(os.environ, self.topology.environment()))
+        install_driver(stack, properties, self.current, self.recorder.streams, hooks)
+        stack.enter_context(mock.patch.object(nn.init, "_no_grad_trunc_normal_", self._trunc_normal()))
+        stack.enter_context(told_to(self.recorder.operations))
+        stack.enter_context(flattening())
+        stack.enter_context(meta_kernels())
+        stack.enter_context(self.modules)
+        stack.enter_context(self.recorder)
+        stack.enter_context(self.functions)
+
+    @contextlib.contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Let meta tensors that are made inside stand for tensors in host memory: a model before it is moved."""
+        before, self.recorder.stage = self.recorder.stage, "host"
+        try:
+            with torch.device("meta"):
+                yield
+        finally:
+            self.recorder.stage = before
+
+    def adopt(self, model: nn.Module) -> None:
+        """Take a model on meta tensors that was built elsewhere: it lies in host memory."""
+        with torch._C.DisableTorchFunction():
+            self.storages.mark_host([*model.parameters(), *model.buffers()])
+            for name, buffer in model.named_buffers():
+                if name.endswith("num_batches_tracked"):  # a mean over all batches divides by it
+                    self.recorder.values.learn(buffer, torch.zeros(buffer.shape, dtype=buffer.dtype))
+        self.modules.learn(model)
+
+    # -- handlers ------------------------------------------------------------------------------------------------------
+
+    def _handlers(self) -> dict[Any, Handler]:
+        """Return handlers for devices, for additions in Python (not the autograd engine's), for numbers that are
+        assigned (CUDA keeps them on the host), and for functions that read lengths on the host."""
+        t = torch.Tensor
+        return {
+            **self.placement.handlers(),
+            **self._flagged((torch.add, t.add, t.__add__, t.__radd__), "python_adds"),
+            **self._flagged((t.__setitem__,), "scalars_on_host"),
+            torch.ctc_loss: self._ctc_loss,
+        }
+
+    def _composites(self) -> dict[Any, Callable[..., Any]]:
+        return {**composites(self.processor), **grouped_mm_fallback()}
+
+    def _flagged(self, functions: Iterable[Any], flag: str) -> dict[Any, Handler]:
+        """Return handlers that set a flag of the recorder while one of ``functions`` runs."""
 
         def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             before = getattr(self.recorder, flag)
@@ -63,77 +149,52 @@ class SimulatedProcess:
 
         return dict.fromkeys(functions, run)
 
-    def _handlers(self) -> dict[Any, Handler]:
-        """Devices; additions that Python makes, which are not the autograd engine's; numbers that are assigned, which
-        CUDA keeps on the host."""
-        t = torch.Tensor
-        return {
-            **self.placement.handlers(),
-            **self._told((torch.add, t.add, t.__add__, t.__radd__), "python_adds"),
-            **self._told((t.__setitem__,), "scalars_on_host"),
-            torch.ctc_loss: self._ctc_loss,
-        }
-
     def _ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """CUDA's loss takes its lengths as numbers on the host (aten/src/ATen/native/LossCTC.cpp, ``ctc_loss``); where
-        the batch does not tell them, each sample is as long as there is room for."""
+        """Pass the lengths of samples as numbers on the host, as CUDA's loss reads them.
+
+        Where the batch does not say, each sample has the maximum length.  Source: aten/src/ATen/native/LossCTC.cpp
+        (``ctc_loss``).
+        """
         probabilities, targets, inputs, outputs = args[:4]
         with torch._C.DisableTorchFunction():
-            inputs, outputs = self._numbers(inputs, probabilities.shape[0]), self._numbers(outputs, targets.shape[-1])
+            inputs, outputs = self._lengths(inputs, probabilities.shape[0]), self._lengths(outputs, targets.shape[-1])
         args = (probabilities, targets, inputs, outputs, *args[4:])
         if self.autocast.enabled:
             args, kwargs = self.autocast.cast(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _numbers(self, given: Any, most: int) -> Any:
-        """The values of a tensor of lengths as a list."""
-        if not isinstance(given, torch.Tensor):
-            return given
-        if not given.is_meta:
-            return given.tolist()
-        known = self.recorder.values.of(given)
-        return [most] * given.numel() if known is None else known.tolist()
+    def _lengths(self, lengths: Any, maximum: int) -> Any:
+        """Return a tensor of lengths as a list."""
+        if not isinstance(lengths, torch.Tensor):
+            return lengths
+        if not lengths.is_meta:
+            return lengths.tolist()
+        known = self.recorder.values.of(lengths)
+        return [maximum] * lengths.numel() if known is None else known.tolist()
+
+    def _trunc_normal(self) -> Callable[..., torch.Tensor]:
+        """Return ``trunc_normal_`` with an end: it draws again until all values are within the bounds."""
+        original = nn.init._no_grad_trunc_normal_
+
+        def trunc_normal(*args: Any, **kwargs: Any) -> torch.Tensor:
+            with self.recorder.scalar_reads.true_at_most(_REJECTION_ROUNDS):
+                return original(*args, **kwargs)
+
+        return trunc_normal
+
+    # -- callbacks -----------------------------------------------------------------------------------------------------
 
     def _known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         with torch._C.DisableTorchFunction():
             return self.recorder.values.of(tensor) if tensor.layout == torch.strided else None
 
-    def _arrive(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
-        """A tensor came over from the host, perhaps with values: the recorder did not see it as the device's."""
+    def _arrived(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
+        """Hold a tensor that was copied to the GPU, perhaps with known values."""
         with torch._C.DisableTorchFunction():
-            self.storages.forget(tensor)
+            self.storages.mark_device(tensor)
             self.recorder.hold(tensor, "copy to device")
-            self.recorder.operations.arrived()
+            self.recorder.operations.result_moved_to_device()
             if value is not None:
                 self.recorder.values.learn(tensor, value)
         if self.recorder.stage != "load":
             self.recorder.label(tensor, "input")
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[SimulatedProcess]:
-        """Everything inside runs in this world."""
-        properties = Properties(self.name, self.total_memory, self.processor)
-        empty = lambda: self.recorder.trace.events.append(Event("empty_cache", -1, 0))  # noqa: E731
-        operations = told_to(self.recorder.operations)
-        with simulated_driver(properties, empty, self.autocast.clear), operations, flattening(), meta_kernels():  # noqa: SIM117
-            with self.modules, self.recorder, self.functions:
-                yield self
-
-    @contextlib.contextmanager
-    def on_host(self) -> Iterator[None]:
-        """Meta tensors made inside stand for tensors in host memory: a model that is built before it is moved."""
-        before, self.recorder.stage = self.recorder.stage, "host"
-        try:
-            with torch.device("meta"):
-                yield
-        finally:
-            self.recorder.stage = before
-
-    def adopt(self, model: nn.Module) -> None:
-        """Take a model on meta tensors that was built elsewhere: it lies on the host."""
-        with torch._C.DisableTorchFunction():
-            self.storages.mark_host([*model.parameters(), *model.buffers()])
-            for name, buffer in model.named_buffers():
-                if name.endswith("num_batches_tracked"):  # a mean over all batches divides by it
-                    self.recorder.values.learn(buffer, torch.zeros(buffer.shape, dtype=buffer.dtype))
-        self.modules.learn(model)

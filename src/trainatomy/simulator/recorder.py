@@ -1,5 +1,4 @@
-"""Sees every aten operation below autograd and writes to the tape what it allocates on the device, and when that is
-given back."""
+"""Dispatch mode that writes the allocation trace: it sees every aten operation below autograd."""
 
 from __future__ import annotations
 
@@ -15,22 +14,34 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Rule, Scratch
 from trainatomy.operators.registry import libraries_of
-from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
-from trainatomy.simulator.answers import Answers, assumed
+from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, StreamUse
+from trainatomy.simulator.data_dependent import DataDependentSizes, ScalarReads, assumed_values
+from trainatomy.simulator.inplace import FreshZeros, GradientReferences, is_dense
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operations import OperationWriter
-from trainatomy.simulator.selection import Selection
 from trainatomy.simulator.storages import Storages
-from trainatomy.simulator.uses import UseCounts, is_dense
+from trainatomy.simulator.streams import Streams
 from trainatomy.simulator.values import Values
-from trainatomy.simulator.zeros import FreshZeros
 
 _DISABLED = torch._C.DisableTorchFunction
 _FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
 
 
 class Recorder(TorchDispatchMode):
-    """Writes the tape, and answers where the value of a tensor is asked for."""
+    """Writes the allocation trace and the operations, and answers where Python reads a value of a tensor.
+
+    Attributes:
+        trace: Allocations so far.
+        operations: Writer of the operations of one step.
+        values: Values of tensors that are known.
+        scalar_reads: Answers where Python reads a value.
+        libraries: Names of the CUDA libraries that were loaded so far.
+        step: Optimizer step, from 0; -1 before the first.
+        stage: What the loop is doing: load, forward, optimizer, zero_grad or other; "host" while a model is built.
+        python_adds: True while Python code adds tensors, which the autograd engine's accumulation must not be taken
+            for.
+        scalars_on_host: True while an assignment converts a number, which CUDA keeps on the host.
+    """
 
     def __init__(
         self,
@@ -39,60 +50,72 @@ class Recorder(TorchDispatchMode):
         rules: dict[str, Rule],
         processor: Processor,
         workspaces: Callable[[str, bool], list[tuple[int, str]]],
+        device: torch.device,
+        rank: int = 0,
     ) -> None:
         super().__init__()
-        self.trace = AllocationTrace()
+        self.trace = AllocationTrace(rank=rank)
         self.step = -1
         self.stage = "load"
         self.python_adds = False
         self.scalars_on_host = False
+        self.values = Values()
+        self.scalar_reads = ScalarReads(self.values)
+        self.libraries: set[str] = set()
         self._storages = storages
         self._modules = modules
         self._rules = rules
-        self.values = Values()
-        self._answers = Answers(self.values)
         self._processor = processor
         self._workspaces = workspaces
-        self.libraries: set[str] = set()
         self._choices = defaultdict[Hashable, int](count().__next__)  # each thread decides for itself
-        self._uses = UseCounts()
+        self._references = GradientReferences()
         self._zeros = FreshZeros()
-        self._selection = Selection(self.values, self.hold)
+        self._sizes = DataDependentSizes(self.values, self.hold)
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._taken_over = False
         self.operations = OperationWriter(storages, modules, self._number_at, lambda: len(self.trace.events))
+        self.streams = Streams(device, self.operations.write_sync)
+        self.operations.streams = self.streams
 
-    # -- the tape ------------------------------------------------------------------------------------------------------
+    # -- allocation trace ----------------------------------------------------------------------------------------------
 
     def mark(self, name: str) -> None:
-        """Note that something began or ended here."""
+        """Note that something begins or ends here."""
         self.trace.marks.append(Mark(len(self.trace.events), name, self.step))
 
     def allocate(self, size: int, operation: str) -> int:
-        """A request of ``size`` bytes; gives its number on the tape, -1 for an empty one (PyTorch takes nothing for
-        it)."""
+        """Write a request of ``size`` bytes on the current stream.
+
+        Returns its number in the trace, or -1 for an empty request, for which PyTorch allocates nothing.
+        """
         if size == 0:
             return -1
         number = len(self.trace.origins)
         operation = self.operations.whole or operation
         self.trace.origins.append(Origin(operation, self._modules.current(), self.phase, self.step))
-        self.trace.events.append(Event("alloc", number, size))
+        self.trace.events.append(Event("alloc", number, size, self.streams.current.stream_id))
         return number
 
     def release(self, number: int) -> None:
-        """The allocation of that number is given back."""
+        """Write that the allocation of that number is released."""
         if number >= 0:
             self.trace.events.append(Event("free", number, 0))
 
+    def use_on_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Note that another stream uses a tensor's memory (``Tensor.record_stream``)."""
+        number = self.number_of(tensor)
+        if number is not None and number >= 0:
+            self.trace.stream_uses.append(StreamUse(len(self.trace.events), number, stream.stream_id))
+
     @property
     def phase(self) -> str:
-        """What is going on: recompute and backward are seen from autograd's state, the rest is told."""
+        """Current phase: recompute and backward from autograd's state, the others as set by the loop."""
         if torch._C._current_graph_task_id() != -1:
             return "recompute" if self._modules.recomputing else "backward"
         return self.stage
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
-        """The allocation that holds a tensor, of a sparse one its values, if it is on the device."""
+        """Return the allocation that holds a tensor (of a sparse one, its values); None if it is not on the GPU."""
         with _DISABLED():
             tensor = tensor._values() if tensor.layout == torch.sparse_coo else tensor
             known = self._known.get(tensor.untyped_storage()._cdata) if tensor.is_meta else None
@@ -103,17 +126,17 @@ class Recorder(TorchDispatchMode):
         return known[0] if known else None
 
     def hold(self, tensor: torch.Tensor, operation: str, size: int | None = None) -> int | None:
-        """A tensor has come to life on the device; its storage's death will release it."""
+        """Write the allocation of a tensor that came to life on the GPU; the death of its storage releases it."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._known:
             return None
         number = self.allocate(storage.nbytes() if size is None else size, operation)
-        self._adopt(tensor, number)
+        self._assign(tensor, number)
         return number
 
-    def _adopt(self, tensor: torch.Tensor, number: int) -> None:
-        """An allocation belongs to a tensor's storage from now on."""
+    def _assign(self, tensor: torch.Tensor, number: int) -> None:
+        """Let an allocation belong to a tensor's storage from now on."""
         storage = tensor.untyped_storage()
         key = storage._cdata
 
@@ -125,7 +148,7 @@ class Recorder(TorchDispatchMode):
         self._known[key] = (number, weakref.ref(storage, died))
 
     def label(self, tensor: torch.Tensor, label: str) -> None:
-        """Say what the allocation behind a tensor holds."""
+        """Note what the allocation behind a tensor holds."""
         number = self.number_of(tensor)
         if number is not None and number >= 0:
             self.trace.labels.setdefault(number, label)
@@ -144,17 +167,17 @@ class Recorder(TorchDispatchMode):
         with _DISABLED():
             name = func._schema.name
             event, self._taken_over = len(self.trace.events), False
-            result = self._answers.answer(name, args)
+            result = self.scalar_reads.answer(name, args)
             if result is None:
-                result = self._selection.run(name, func, args, kwargs)
+                result = self._sizes.run(name, func, args, kwargs)
             if result is None:
                 result = self._run(name, func, args, kwargs)
             self._modules.operation()
             outputs = _tensors(result)
             if outputs:
-                self._answers.learn(name, args, outputs)
+                self.scalar_reads.learn(name, args, outputs)
                 self.values.follow(func, args, kwargs, outputs)
-                if self._from_host(name, args, outputs):
+                if self._stays_on_host(name, args, outputs):
                     self._storages.mark_host(outputs)
                 elif not (name == "aten::add" and self._accumulates(args, outputs[0])):
                     self._zeros.follow(name, args, outputs[0], self._take_over)
@@ -165,32 +188,37 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operation on tensors without data.  A number in the host's memory may fill a tensor of the device: CUDA
-        reads it (aten/src/ATen/native/cuda/IndexKernel.cpp, ``masked_fill__cuda``), what stands for its tensors asks
-        for the same place."""
+        """Run an operation on meta tensors.
+
+        A number in host memory may fill a tensor of the GPU (aten/src/ATen/native/cuda/IndexKernel.cpp,
+        ``masked_fill__cuda``), while the meta kernel asks for both on one device.
+        """
         if name in _FILLS and isinstance(args[2], torch.Tensor) and not args[2].is_meta:
             func, args = func._overloadpacket.Scalar, (*args[:2], args[2].item())
         try:
             return func(*args, **kwargs)
         except NotImplementedError as error:
             if name == "aten::_to_copy" and _goes_to_host(kwargs):
-                told = self._told(args[0], kwargs.get("dtype"))
-                if told is not None:
-                    return told
+                copied = self._copy_to_host(args[0], kwargs.get("dtype"))
+                if copied is not None:
+                    return copied
+            module = self._modules.current()
             raise SimulationError(
-                f"{name} in {self._modules.current() or 'the training loop'} cannot be executed without data: "
+                f"{name} in {module or 'the training loop'} cannot be executed without data: "
                 "its result depends on values that do not exist in a run without a GPU.\n"
                 "Measure this model with `trainatomy measure`, or replace the operation "
-                f"(PyTorch says: {str(error).splitlines()[0][:200]})"
+                f"(PyTorch says: {str(error).splitlines()[0][:200]})",
+                operation=name,
+                module=module or None,
             ) from error
 
-    def _told(self, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor | None:
-        """What the host reads of a tensor of the device: its values where they are known, else what is assumed."""
+    def _copy_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor | None:
+        """Return a tensor of the GPU as the host reads it: its values where they are known, else assumed ones."""
         known = self.values.of(tensor)
-        return assumed(tensor, dtype) if known is None else known.to(dtype or known.dtype, copy=True)
+        return assumed_values(tensor, dtype) if known is None else known.to(dtype or known.dtype, copy=True)
 
     def _use_libraries(self, name: str) -> None:
-        """Libraries take their workspaces between a call's output and its kernel, once for each thread."""
+        """Load the libraries of an operation; they take a workspace for each thread between its output and kernel."""
         in_backward = torch._C._current_graph_task_id() != -1
         self.libraries.update(libraries_of(name, in_backward))
         for size, what in self._workspaces(name, in_backward):
@@ -198,11 +226,11 @@ class Recorder(TorchDispatchMode):
             self.trace.labels[number] = what
 
     def _accumulates(self, args: tuple[Any, ...], output: torch.Tensor) -> bool:
-        """The engine adds two gradients of one tensor in place if nobody else holds the first; under a dispatch mode it
-        never does.
+        """Return whether an addition is the engine's accumulation of gradients, in place on a GPU.
 
-        Source: torch/csrc/autograd/input_buffer.cpp (``accumulate``, ``can_accumulate_inplace``), torch 2.9-2.13.
-        ``python_adds`` is set while an addition comes from Python, which is not the engine's.
+        The engine adds two gradients of one tensor in place if nobody else holds the first; under a dispatch mode it
+        never does.  Source: torch/csrc/autograd/input_buffer.cpp (``accumulate``, ``can_accumulate_inplace``), torch
+        2.9-2.13.
         """
         if torch._C._current_graph_task_id() == -1 or self.python_adds or torch.is_grad_enabled():
             return False
@@ -214,25 +242,24 @@ class Recorder(TorchDispatchMode):
             or first.dtype != output.dtype
         ):
             return False
-        if not is_dense(first) or not self._uses.exclusive(first):
+        if not is_dense(first) or not self._references.exclusive(first):
             return False
         return self._take_over(first, output)
 
     def _take_over(self, source: torch.Tensor, output: torch.Tensor) -> bool:
-        """The memory of ``source`` is the output's from now on, as CUDA writes in place what a dispatch mode does
-        not."""
+        """Give the memory of ``source`` to the output: CUDA writes in place where a dispatch mode does not."""
         known = self._known.pop(source.untyped_storage()._cdata, None)
         if known is None:
             return False
-        self._adopt(output, known[0])
+        self._assign(output, known[0])
         self._taken_over = True
         return True
 
-    def _from_host(self, name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> bool:
-        """Results of meta tensors that all stand for the host's stay there."""
+    def _stays_on_host(self, name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> bool:
+        """Return whether results lie in host memory, as those of meta tensors that all stand for the host's."""
         if self.stage == "host" or (self.scalars_on_host and name == "aten::scalar_tensor"):
             return True
-        if not self._storages._host:
+        if not self._storages.any_on_host():
             return False
         sources = [t for t in _tensors(args) if t.is_meta]
         return bool(sources) and not any(self._storages.on_device(t) for t in sources)
@@ -240,6 +267,7 @@ class Recorder(TorchDispatchMode):
     def _write(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
     ) -> None:
+        """Write what an operation allocates, by its rule; without a rule, its outputs."""
         rule = self._rules.get(name)
         if rule is None:
             for tensor in outputs:
@@ -264,12 +292,13 @@ class Recorder(TorchDispatchMode):
 
 
 def _goes_to_host(kwargs: dict[str, Any]) -> bool:
+    """Return whether an operation copies to host memory."""
     device = kwargs.get("device")
     return device is not None and device.type == "cpu"
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """Tensors without data that have a storage of their own; a sparse one is made of tensors that were seen already."""
+    """Return the meta tensors with a storage of their own; a sparse one consists of tensors that were seen already."""
     if isinstance(value, torch.Tensor):
         return [value] if value.is_meta and value.layout == torch.strided else []
     if isinstance(value, (list, tuple)):

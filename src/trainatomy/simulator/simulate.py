@@ -1,10 +1,8 @@
-"""Run a workload's step in a simulated world and keep the tape."""
+"""Executes the steps of a workload without a GPU."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +12,7 @@ from torch import nn
 
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.versions import parse_version, version_note
-from trainatomy.errors import WorkloadError
+from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.libraries import version_of
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
@@ -22,8 +20,10 @@ from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator.eras import software_of
-from trainatomy.simulator.failures import failures
+from trainatomy.simulator.failures import explained_failures
+from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.simulator.topology import Topology
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import MakeBatch
 from trainatomy.training.model import build_model, unwrap
@@ -34,15 +34,26 @@ from trainatomy.training.throughput import tokens_per_sample
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.schema import Workload
 
-#: Micro-batches that are executed at most for the third step; two steps are always run (states and gradients exist from
-#: the second on).
-_PATIENCE = 6
+_MAX_MICRO_STEPS_IN_THREE = 6
+"""Micro-batches that three steps may have in all; with more, two steps run, as states and gradients exist from the
+second on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The tape of a run, what was trained, which libraries were loaded on the way (see ``facts.cards.Context``), and
-    the operations of its last step."""
+    """Result of executing a workload's steps.
+
+    Attributes:
+        trace: Allocations of the run.
+        parameters: Number of parameters of the model.
+        trainable_parameters: Number of those that are trained.
+        steps: Optimizer steps that were executed.
+        torch_version: Version of PyTorch that was simulated.
+        libraries: Names of what was loaded into the GPU's context (see ``catalog.gpus.Context``).
+        notes: Sentences about the description for the reader.
+        operations: Operations of the last step.
+        tokens_per_sample: Tokens that the model reads for each sample, None where it reads none.
+    """
 
     trace: AllocationTrace
     parameters: int
@@ -56,19 +67,18 @@ class Simulation:
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
-    """The version of PyTorch that is simulated: the workload's, or the installed one."""
+    """Return the version of PyTorch to simulate: the workload's, or the installed one."""
     return parse_version(workload.software.torch or torch.__version__)
 
 
 def steps_needed(workload: Workload) -> int:
-    """How many optimizer steps are executed: enough for optimizer states to exist and the allocator's cache to
-    settle."""
+    """Return how many optimizer steps to execute, so that states exist and the allocator's cache is stable."""
     if workload.steps is not None:
         return workload.steps
     if workload.mode == "inference":
         return 2
     micro_steps = min(workload.train.gradient_accumulation_steps, EXECUTED_MICRO_STEPS)
-    return 3 if 3 * micro_steps <= _PATIENCE else 2
+    return 3 if 3 * micro_steps <= _MAX_MICRO_STEPS_IN_THREE else 2
 
 
 def simulate(
@@ -79,42 +89,101 @@ def simulate(
     make_batch: MakeBatch | None = None,
     trust_remote_code: bool = False,
     operations: bool = True,
+    topology: Topology | None = None,
 ) -> Simulation:
-    """Execute the workload's step without a GPU; ``model`` builds the model on meta tensors, and ``make_batch`` its
-    batches, where they are not the workload's own. ``operations``: False where only the tape is wanted.
+    """Execute the workload's step without a GPU.
 
-    Raises ``SimulationError`` for an operation that needs data, and what building the model and the step raises.
+    The process is left as it was found, also after an exception or Ctrl-C; threads that simulate at once wait for each
+    other.
+
+    Args:
+        workload: Training to execute.
+        gpu: GPU to simulate.
+        model: Builds the model on meta tensors, if it is not the workload's.
+        make_batch: Makes batches, if they are not the workload's.
+        trust_remote_code: True if code from the Hugging Face hub may run.
+        operations: False if only the allocation trace is wanted.
+        topology: Place of the process in a training on several GPUs; by default it is alone.
+
+    Raises:
+        SimulationError: An operation needs data, or this thread is already simulating.
+        TrainatomyError: What building the model and the step raises.
     """
     version = torch_version(workload)
     processor = Processor(gpu.capability, gpu.multiprocessors, version)
-    world = SimulatedProcess(
-        gpu.device_name, gpu.memory_bytes, processor, allocation_rules(), WorkspaceTracker(processor)
+    with isolated():
+        preload(workload)
+        process = SimulatedProcess(
+            gpu.device_name,
+            gpu.memory_bytes,
+            processor,
+            allocation_rules(),
+            WorkspaceTracker(processor),
+            topology or Topology(),
+        )
+        process.recorder.operations.wanted = operations
+        steps = steps_needed(workload)
+        with software_of(workload.era), _optimizer_library(workload, process):
+            built = _build(workload, model, trust_remote_code)
+            _execute(workload, process, built, steps, make_batch)
+    return _result(workload, process, built, steps)
+
+
+def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remote_code: bool) -> nn.Module:
+    """Build the model on meta tensors and check that its step can be simulated."""
+    with torch.device("meta"):
+        built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
+    name = type(unwrap(built)).__name__
+    if workload.mode == "training" and not any(p.requires_grad for p in built.parameters()):
+        raise WorkloadError(
+            f"no parameter of {name} is trained (requires_grad is False for all): "
+            "leave model.freeze out or narrow it, or ask for mode: inference",
+            key="model.freeze",
+        )
+    if getattr(getattr(unwrap(built), "config", None), "_attn_implementation", None) == "flex_attention":
+        raise SimulationError(
+            f"{name} uses flex_attention, which torch.compile turns into a kernel; compiled code cannot be simulated.\n"
+            "Use attn_implementation: sdpa, whose fused kernels hold about as much"
+        )
+    return built
+
+
+def _execute(
+    workload: Workload, process: SimulatedProcess, model: nn.Module, steps: int, make_batch: MakeBatch | None
+) -> None:
+    """Run the steps in the simulated process."""
+    with process.open():
+        process.adopt(model)
+        # A measurement begins in the same way: with the context and the allocator's first segment.
+        torch.ones((1, 1)).to("cuda")
+        # Only the loop may hold the observer, which refers to the model and its optimizer.
+        run_steps = partial(run, workload, model, device="cuda", steps=steps, make_batch=make_batch)
+        with explained_failures(
+            type(unwrap(model)).__name__,
+            process.modules.path,
+            lambda: process.recorder.stage,
+            own_batch=make_batch is None and workload.data.factory is None,
+        ):
+            run_steps(observer=Watcher(process.recorder, steps))
+
+
+def _result(workload: Workload, process: SimulatedProcess, model: nn.Module, steps: int) -> Simulation:
+    """Collect what the run wrote."""
+    recorder = process.recorder
+    version = process.processor.torch_version
+    return Simulation(
+        trace=recorder.trace,
+        parameters=sum(p.numel() for p in model.parameters()),
+        trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        steps=steps,
+        torch_version=version,
+        libraries=frozenset(
+            recorder.libraries | {"kernels"} | ({"training"} if workload.mode == "training" else set())
+        ),
+        notes=(*_version_notes(version), *_notes(workload, model)),
+        operations=recorder.operations.operations,
+        tokens_per_sample=tokens_per_sample(workload, model),
     )
-    world.recorder.operations.wanted = operations
-    steps = steps_needed(workload)
-    preload(workload)
-    with _quiet(), software_of(workload.era), _libraries(workload, world):
-        with torch.device("meta"):
-            built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
-        if workload.mode == "training" and not any(p.requires_grad for p in built.parameters()):
-            raise WorkloadError(
-                f"no parameter of {type(unwrap(built)).__name__} is trained (requires_grad is False for all): "
-                "leave model.freeze out or narrow it, or ask for mode: inference"
-            )
-        with world.open():
-            world.adopt(built)
-            # A measurement begins so as well: the context, and the allocator's first segment.
-            torch.ones((1, 1)).to("cuda")
-            # Nobody but the loop holds the observer, which knows the model and its optimizer.
-            observed = partial(run, workload, built, device="cuda", steps=steps, make_batch=make_batch)
-            with failures(type(unwrap(built)).__name__, world.modules.path):
-                observed(observer=Watcher(world.recorder, steps))
-    counts = sum(p.numel() for p in built.parameters()), sum(p.numel() for p in built.parameters() if p.requires_grad)
-    used = world.recorder.libraries | {"kernels"} | ({"training"} if workload.mode == "training" else set())
-    notes = (*_version_notes(version), *_notes(workload, built))
-    written = world.recorder.operations.operations
-    tokens = tokens_per_sample(workload, built)
-    return Simulation(world.trace, *counts, steps, version, frozenset(used), notes, written, tokens)
 
 
 def _version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
@@ -129,37 +198,17 @@ def _version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
 
 
 def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
-    """What a reader should know of the description."""
+    """Return notes on the description of the training."""
     if workload.data.factory is not None or not hasattr(unwrap(model), "config"):
         return ()
     note = sequence_note(workload.data, model)
     return (note,) if note else ()
 
 
-def _libraries(workload: Workload, world: SimulatedProcess) -> contextlib.AbstractContextManager[object]:
-    """Optimizers that call libraries of their own are helped to run without a GPU."""
+def _optimizer_library(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which optimizers of other libraries run without a GPU."""
     if arguments().package_of(workload.train.optim) != "bitsandbytes":
         return contextlib.nullcontext()
     from trainatomy.simulator.bitsandbytes import simulated_bitsandbytes
 
-    return simulated_bitsandbytes(world.on_host)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings about a GPU that is not there, and no collection of cycles at moments that depend on this machine.
-
-    What exists already is frozen, so that a collection that the training itself asks for (accelerate does) takes no
-    time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    gc.freeze()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        gc.unfreeze()
-        if enabled:
-            gc.enable()
+    return simulated_bitsandbytes(process.on_host)

@@ -1,7 +1,7 @@
-"""Which tensors without data live on the host, and which on the device.
+"""Location of meta tensors: host memory or GPU memory.
 
-A meta tensor has no address; where it would live is a matter of bookkeeping.  Everything belongs to the device, except
-storages that were marked as the host's: a model before it is moved, a tensor that came back by ``.cpu()``.
+A meta tensor has no address, so its location is kept here.  Every storage belongs to the GPU except those that were
+marked as the host's: a model before it is moved, a tensor that came back by ``.cpu()``.
 """
 
 from __future__ import annotations
@@ -14,33 +14,41 @@ import torch
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """The identity of a tensor's storage, valid while it lives. Call with torch functions disabled."""
+    """Return the identity of a tensor's storage, valid while it lives.  Call with torch functions disabled."""
     return tensor.untyped_storage()._cdata
 
 
 def forgetting(table: dict[int, Any], key: int) -> Callable[[object], None]:
-    """What a weak reference calls when its storage dies: the key is dropped, before another storage can take it."""
+    """Return a callback for a weak reference to a storage: it drops ``key`` before another storage can have it."""
     return lambda _: table.pop(key, None)
 
 
 class Storages:
-    """The host's storages among meta tensors, forgotten as they die."""
+    """Storages of meta tensors that stand for host memory; forgotten as they die."""
 
     def __init__(self) -> None:
         self._host: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def on_device(self, tensor: torch.Tensor) -> bool:
-        """Whether a meta tensor stands for one in GPU memory."""
+        """Return whether a meta tensor stands for one in GPU memory."""
         return not self._host or storage_key(tensor) not in self._host
 
+    def any_on_host(self) -> bool:
+        """Return whether any meta tensor stands for one in host memory."""
+        return bool(self._host)
+
+    def is_host_key(self, key: int) -> bool:
+        """Return whether the storage with this key stands for host memory."""
+        return key in self._host
+
     def mark_host(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These meta tensors stand for tensors in host memory."""
+        """Let these meta tensors stand for tensors in host memory."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._host:
                 self._host[key] = weakref.ref(storage, forgetting(self._host, key))
 
-    def forget(self, tensor: torch.Tensor) -> None:
-        """A meta tensor that was taken for the host's stands for one on the device."""
+    def mark_device(self, tensor: torch.Tensor) -> None:
+        """Let a meta tensor stand for one in GPU memory."""
         self._host.pop(storage_key(tensor), None)

@@ -1,5 +1,7 @@
-"""Tells the tape what only the loop knows: when a step begins, and which tensors are weights, gradients, optimizer
-states."""
+"""Observer of a simulated training loop: writes what only the loop knows to the allocation trace.
+
+That is where steps and their phases begin, and which tensors are weights, gradients and optimizer states.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,16 @@ from torch import nn
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.training.states import tensors_in
 
-#: Micro-batches of a step that are executed: with gradients new, with gradients there (twice), and the last, on which
-#: the optimizer waits.
 EXECUTED_MICRO_STEPS = 4
+"""Micro-batches of a step that are executed: one that makes the gradients, two that add to them, and the last, after
+which the optimizer steps."""
 
 
 class Watcher:
-    """The observer of a simulated run (``training.observer.Observer``) of so many ``steps``; the operations of the last
-    are written."""
+    """Observer of a simulated run (see ``training.observer.Observer``) of ``steps`` steps.
+
+    The operations of the last step are written.
+    """
 
     def __init__(self, recorder: Recorder, steps: int) -> None:
         self._recorder = recorder
@@ -29,36 +33,36 @@ class Watcher:
         self._optimizer: torch.optim.Optimizer | None = None
 
     def loaded(self, model: nn.Module) -> None:
-        """Everything on the device now is the model's."""
+        """Label the model's tensors: nothing else is on the GPU yet."""
         self._model = model
         self._label(model.parameters(), "weight")
         self._label(model.buffers(), "buffer")
         self._recorder.mark("loaded")
-        self._stage("other")
+        self._set_stage("other")
 
     def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        """The optimizer is known; some make their states at once."""
+        """Label the optimizer's states; some optimizers make them at once."""
         self._optimizer = optimizer
-        self._states()
+        self._label_states()
         if self._last == 0:
             self._operations.start(0)
 
     def step_begin(self, step: int) -> None:
-        """A step begins; what the loop takes from here on is its own."""
+        """Begin a step."""
         self._recorder.step = step
         self._recorder.mark("step")
-        self._stage("other")
+        self._set_stage("other")
 
     def micro_step_begin(self, micro_step: int) -> None:
-        """Forward begins."""
+        """Begin the forward pass of a micro-batch."""
         self._recorder.mark("forward")
         third = micro_step == EXECUTED_MICRO_STEPS - 2
         self._operations.micro_step = micro_step
         self._operations.repeats = max(1, self._micro_steps - EXECUTED_MICRO_STEPS + 1) if third else 1
-        self._stage("forward")
+        self._set_stage("forward")
 
     def leaves_out(self, micro_step: int, of: int) -> bool:
-        """Micro-batches between the third and the last do again what the third did."""
+        """Return True for micro-batches between the third and the last: they repeat the third."""
         self._micro_steps = of
         left_out = EXECUTED_MICRO_STEPS - 1 <= micro_step < of - 1
         if left_out:
@@ -66,54 +70,54 @@ class Watcher:
         return left_out
 
     def forward_end(self) -> None:
-        """What forward made and is still held, is held for backward."""
+        """End the forward pass: what it made and is still held, is held for backward."""
         self._recorder.mark("forward end")
-        self._stage("other")
+        self._set_stage("other")
 
     def micro_step_end(self, micro_step: int) -> None:
-        """Gradients are there."""
-        self._gradients()
+        """Label the gradients."""
+        self._label_gradients()
         self._recorder.mark("backward end")
         self._operations.repeats = 1
 
     def optimizer_begin(self) -> None:
-        """The optimizer's step begins."""
-        self._gradients()
+        """Begin the optimizer's step."""
+        self._label_gradients()
         self._recorder.mark("optimizer")
-        self._stage("optimizer")
+        self._set_stage("optimizer")
 
     def optimizer_end(self) -> None:
-        """States are there."""
-        self._states()
+        """Label the optimizer's states."""
+        self._label_states()
         self._recorder.mark("optimizer end")
-        self._stage("other")
+        self._set_stage("other")
 
     def zero_grad_begin(self) -> None:
-        """Gradients are about to go."""
+        """Begin to release gradients or fill them with zeros."""
         self._recorder.mark("zero_grad")
         self._operations.stage = "zero_grad"
 
     def zero_grad_end(self) -> None:
-        """Gradients went, or were filled with zeros."""
+        """End of ``zero_grad``."""
         self._recorder.mark("zero_grad end")
         self._operations.stage = self._recorder.stage
 
     def step_end(self, step: int) -> None:
-        """The step is over."""
+        """End a step."""
         self._recorder.mark("step end")
-        if step == self._last - 1:  # what the loop does between steps belongs to the next: batches go to the device
+        if step == self._last - 1:  # batches move to the GPU between steps, which belongs to the next step
             self._operations.start(self._last)
         elif step == self._last:
             self._operations.stop()
 
-    def _stage(self, name: str) -> None:
+    def _set_stage(self, name: str) -> None:
         self._recorder.stage = self._operations.stage = name
 
-    def _gradients(self) -> None:
+    def _label_gradients(self) -> None:
         assert self._model is not None
         self._label((p.grad for p in self._model.parameters() if p.grad is not None), "gradient")
 
-    def _states(self) -> None:
+    def _label_states(self) -> None:
         if self._optimizer is not None:
             state = getattr(self._optimizer, "state", {})
             self._label(tensors_in(list(state.values())), "optimizer_state")

@@ -1,0 +1,188 @@
+"""Operations whose result depends on the values of a tensor that has none.
+
+Values that follow from the batch are known (see ``values``).  Elsewhere a number is taken as 0 and a bool as True,
+except what follows from ``isnan``, from ``isinf`` or from ``< 0``, which is False: that is how a training without
+padding, overflow or NaN runs (``mask.all()``, ``found_inf``, ``isnan(loss)``, ``(variance < 0).any()``).  Whether a
+mask pads only at the end, so that ``nn.TransformerEncoder`` may drop it in inference, is not checked: it is kept.
+
+Operations whose result has a data-dependent size (``nonzero``, ``unique``, ``bincount``, ``repeat_interleave`` with
+repeats, ``masked_select``, indexing with a bool mask) are executed if the values are known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from trainatomy.errors import SimulationError
+from trainatomy.simulator.storages import forgetting
+from trainatomy.simulator.values import Values
+
+_COMPARISONS: dict[str, Callable[..., bool]] = {"aten::equal": torch.equal, "aten::allclose": torch.allclose}
+_MAKES_FALSE = frozenset({"aten::isnan", "aten::isinf"})
+_KEEPS_FALSE = frozenset(
+    {
+        "aten::any",
+        "aten::all",
+        "aten::logical_or",
+        "aten::bitwise_or",
+        "aten::__or__",
+        "aten::logical_and",
+        "aten::to",
+        "aten::_to_copy",
+    }
+)
+_INDEXING = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
+_SIZED_BY_VALUES = frozenset(
+    {"aten::_unique2", "aten::unique_consecutive", "aten::unique_dim", "aten::bincount", "aten::repeat_interleave"}
+)
+_MASK_DTYPES = (torch.bool, torch.uint8)
+
+MAX_UNKNOWN_BOOLS = 10_000
+"""Unknown bools that a run may ask for before it counts as an endless loop; a training asks for a few in each step."""
+
+
+def assumed_values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+    """Return what a computed tensor is assumed to hold on the host: zeros, expanded from one element.
+
+    None for integers and bools, which say how large something is, or how often something runs.
+    """
+    if not tensor.is_floating_point():
+        return None
+    return torch.zeros((), dtype=dtype or tensor.dtype, device="cpu").expand(tensor.shape)
+
+
+class ScalarReads:
+    """Results of operations that read a value of a meta tensor into Python."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._unknown_bools = 0
+        self._true_left: int | None = None
+        self._false: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def answer(self, name: str, args: tuple[Any, ...]) -> bool | int | float | None:
+        """Return the result of an operation that reads a value; None if the operation should run."""
+        if name == "aten::_local_scalar_dense" or name == "aten::is_nonzero":
+            return self._scalar(args[0]) if args[0].is_meta else None
+        if name == "aten::_nested_tensor_from_mask_left_aligned":
+            return False
+        if name in _COMPARISONS and (args[0].is_meta or args[1].is_meta):
+            known = [self._values.of(t) if t.is_meta else t for t in args[:2]]
+            return True if known[0] is None or known[1] is None else _COMPARISONS[name](*known, *args[2:])
+        return None
+
+    def learn(self, name: str, args: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> None:
+        """Remember the outputs of an operation that are known to be False."""
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        stays_false = self._false and name in _KEEPS_FALSE and all(self._is_false(t) for t in tensors)
+        below_zero = name == "aten::lt" and isinstance(args[1], (int, float)) and args[1] <= 0
+        if name in _MAKES_FALSE or stays_false or below_zero:
+            for tensor in outputs:
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                self._false[key] = weakref.ref(storage, forgetting(self._false, key))
+
+    @contextlib.contextmanager
+    def true_at_most(self, times: int) -> Iterator[None]:
+        """Answer unknown bools with True that many times in the block, then with False: a loop that ends by chance."""
+        before, self._true_left = self._true_left, times
+        try:
+            yield
+        finally:
+            self._true_left = before
+
+    def _is_false(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._false
+
+    def _scalar(self, tensor: torch.Tensor) -> bool | int | float:
+        known = self._values.of(tensor)
+        if known is not None:
+            return known.item()
+        if tensor.dtype == torch.bool:
+            return self._bool(tensor)
+        return 0.0 if tensor.is_floating_point() else 0
+
+    def _bool(self, tensor: torch.Tensor) -> bool:
+        if self._true_left is not None:
+            self._true_left -= 1
+            return self._true_left >= 0
+        self._unknown_bools += 1
+        if self._unknown_bools > MAX_UNKNOWN_BOOLS:
+            raise SimulationError(
+                f"the run read a computed bool {MAX_UNKNOWN_BOOLS:,} times, whose value does not exist without a GPU: "
+                "a loop that ends when a computed value is small enough does not end here.\n"
+                "Measure this model with `trainatomy measure`, or give the loop a fixed length"
+            )
+        return not self._is_false(tensor)
+
+
+class DataDependentSizes:
+    """Executes operations whose output size depends on values, where the values are known.
+
+    CUDA turns a bool mask into indices before it indexes, and so does this class.
+    Source: aten/src/ATen/native/IndexingUtils.h (``expandTensors``), torch 2.9-2.13.
+
+    Args:
+        values: Known values.
+        hold: Called with (tensor, operation) for a tensor that the device must hold.
+    """
+
+    def __init__(self, values: Values, hold: Callable[[torch.Tensor, str], object]) -> None:
+        self._values = values
+        self._hold = hold
+
+    def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result; None if the operation is none of these or the values are unknown."""
+        if name == "aten::nonzero":
+            return self._nonzero(args[0]) if args[0].is_meta else None
+        if name == "aten::masked_select":
+            mask = self._values.of(args[1])
+            if mask is None:
+                return None
+            count = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
+            return torch.empty(count, dtype=args[0].dtype, device="meta")
+        if name in _SIZED_BY_VALUES:
+            return self._run_on_values(func, args, kwargs)
+        if name in _INDEXING and any(isinstance(i, torch.Tensor) and i.dtype in _MASK_DTYPES for i in args[1]):
+            indices = self._masks_as_indices(args[1])
+            return None if indices is None else func(args[0], indices, *args[2:], **kwargs)
+        return None
+
+    def _nonzero(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        value = self._values.of(tensor) if tensor.is_meta else tensor
+        if value is None:
+            return None
+        positions = value.nonzero()
+        found = torch.empty(positions.shape, dtype=torch.long, device="meta")
+        self._values.learn(found, positions)
+        return found
+
+    def _run_on_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = self._values.of(args[0]) if args[0].is_meta else None
+        if value is None:
+            return None
+        known = func(value, *args[1:], **kwargs)
+        several = known if isinstance(known, tuple) else (known,)
+        found = tuple(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in several)
+        for tensor, each in zip(found, several, strict=True):
+            self._values.learn(tensor, each)
+        return found if isinstance(known, tuple) else found[0]
+
+    def _masks_as_indices(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None] | None:
+        """Replace each mask by one index for each of its dimensions; None if a mask is unknown."""
+        expanded: list[torch.Tensor | None] = []
+        for index in indices:
+            if index is None or index.dtype not in _MASK_DTYPES:
+                expanded.append(index)
+                continue
+            positions = self._nonzero(index)
+            if positions is None:
+                return None
+            self._hold(positions, "aten::nonzero")
+            expanded.extend(positions.unbind(1))
+        return expanded

@@ -1,0 +1,63 @@
+"""Mixtures of experts on GPUs without a grouped matrix product.
+
+Before compute capability 8.0, transformers runs one product for each expert in a custom operator
+(``transformers::grouped_mm_fallback``, integrations/moe.py).  The CPU reads how many rows each expert gets, which
+depends on the router's values; rows are assumed to be spread evenly.  Memory does not depend on it: the products write
+into slices of one output.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+class _GroupedProducts(torch.autograd.Function):
+    """One product for each expert, written into slices of the result; operands are saved for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """Return [S, N] from rows [S, K], sorted by expert, and weights [G, K, N]."""
+        ctx.save_for_backward(rows, weight)
+        ctx.offsets = offsets
+        offsets.cpu()
+        output = torch.zeros(rows.size(0), weight.size(2), device=rows.device, dtype=rows.dtype)
+        for expert, part in _even_parts(rows.size(0), weight.size(0)):
+            torch.mm(rows[part], weight[expert], out=output[part])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """Return the gradients of rows and weights."""
+        rows, weight = ctx.saved_tensors
+        ctx.offsets.cpu()
+        of_rows, of_weight = torch.zeros_like(rows), torch.zeros_like(weight)
+        for expert, part in _even_parts(rows.size(0), weight.size(0)):
+            torch.mm(gradients[0][part], weight[expert].T, out=of_rows[part])
+            torch.mm(rows[part].T, gradients[0][part], out=of_weight[expert])
+        return of_rows, of_weight, None
+
+
+def _even_parts(rows: int, experts: int) -> Iterator[tuple[int, slice]]:
+    """Yield each expert that gets rows, and its slice of them."""
+    for expert in range(experts):
+        part = slice(rows * expert // experts, rows * (expert + 1) // experts)
+        if part.start < part.stop:
+            yield expert, part
+
+
+def grouped_mm_fallback() -> dict[Any, Callable[..., torch.Tensor]]:
+    """Return the replacement for the custom operator, by the operator, where transformers defines it."""
+    if "transformers.integrations.moe" not in sys.modules:
+        return {}
+    operator = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
+
+    def products(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", enabled=False):  # the operator runs below autocast
+            output: torch.Tensor = _GroupedProducts.apply(input, weight, offs)
+            return output
+
+    return {} if operator is None else {operator: products, operator.default: products}

@@ -1,0 +1,181 @@
+"""CUDA streams and events of a simulated process.
+
+A stream matters twice: the allocator keeps a pool of blocks for each, and the GPU works on several at once, in an
+order that events decide.  All code runs in the order of the program here; the allocation trace and the operations note
+the stream, and the operations what waits for what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+DEFAULT_STREAM = 0
+SyncKind = Literal["record", "wait", "cpu_wait"]
+
+
+class Streams:
+    """Streams of one process; number 0 is the default stream, the others count in the order of their creation.
+
+    Args:
+        device: Device that the streams belong to.
+        note: Called with (kind, stream, event) for each synchronisation.  "record": the stream records the event;
+            "wait": what is launched on the stream next waits for the event; "cpu_wait": the CPU waits for the event,
+            for the stream (event -1) or for all streams (stream -1).  An event has a new number whenever it is
+            recorded.
+    """
+
+    def __init__(self, device: torch.device, note: Callable[[SyncKind, int, int], None]) -> None:
+        self.device = device
+        self.note = note
+        self._count = 1
+        self._events = 0
+        self._external: dict[int, int] = {}
+        self.stream_class, self.event_class, self.external_class = _classes(self)
+        self.default = self.stream_class(stream_id=DEFAULT_STREAM)
+        self.current: Any = self.default
+
+    def next_stream(self) -> int:
+        """Return the number of a new stream."""
+        self._count += 1
+        return self._count - 1
+
+    def external(self, pointer: int) -> int:
+        """Return the number of a stream that another library made, by its address."""
+        if pointer not in self._external:
+            self._external[pointer] = self.next_stream() if pointer else DEFAULT_STREAM
+        return self._external[pointer]
+
+    def next_event(self) -> int:
+        """Return the number of a new record of an event."""
+        self._events += 1
+        return self._events - 1
+
+    def select(self, stream: Any) -> None:
+        """Make ``stream`` current (``torch.cuda.set_stream``); None changes nothing."""
+        if stream is not None:
+            self.current = stream
+
+    def synchronize_device(self) -> None:
+        """Let the CPU wait for all streams."""
+        self.note("cpu_wait", -1, -1)
+
+
+class StreamContext:
+    """``torch.cuda.stream``: makes a stream current for a block; None changes nothing."""
+
+    def __init__(self, streams: Streams, stream: Any) -> None:
+        self.stream = stream
+        self._streams = streams
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._before.append(self._streams.current)
+        self._streams.select(self.stream)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._streams.select(self._before.pop())
+
+
+def _classes(owner: Streams) -> tuple[type, type, type]:
+    """Return ``Stream``, ``Event`` and ``ExternalStream`` of one process; libraries make them without arguments."""
+
+    class Stream:
+        """``torch.cuda.Stream``."""
+
+        def __init__(
+            self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **options: Any
+        ) -> None:
+            self.stream_id = owner.next_stream() if stream_id is None else stream_id
+            self.cuda_stream = self.native_handle = self._as_parameter_ = self.stream_id
+            self.device, self.device_index, self.device_type = owner.device, owner.device.index, 1
+            self.priority = priority
+            self._contexts: list[StreamContext] = []
+
+        def __eq__(self, other: object) -> bool:
+            return getattr(other, "stream_id", None) == self.stream_id
+
+        def __hash__(self) -> int:
+            return hash((self.device, self.stream_id))
+
+        def __repr__(self) -> str:
+            return f"<torch.cuda.Stream device={self.device} cuda_stream={self.stream_id:#x}>"
+
+        def __enter__(self) -> Any:
+            self._contexts.append(StreamContext(owner, self))
+            self._contexts[-1].__enter__()
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            self._contexts.pop().__exit__(*error)
+
+        def record_event(self, event: Any = None) -> Any:
+            """Record ``event``, or a new one, and return it."""
+            event = Event() if event is None else event
+            event.record(self)
+            return event
+
+        def wait_event(self, event: Any) -> None:
+            """Let what is launched next wait for ``event``; one that was never recorded is over."""
+            if event.number is not None:
+                owner.note("wait", self.stream_id, event.number)
+
+        def wait_stream(self, stream: Any) -> None:
+            """Let what is launched next wait for what ``stream`` was given so far."""
+            self.wait_event(stream.record_event())
+
+        def synchronize(self) -> None:
+            """Let the CPU wait for this stream."""
+            owner.note("cpu_wait", self.stream_id, -1)
+
+        def query(self) -> bool:
+            """Return True: everything is done."""
+            return True
+
+        def is_capturing(self) -> bool:
+            """Return False: CUDA graphs are not simulated."""
+            return False
+
+    class Event:
+        """``torch.cuda.Event``."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.number: int | None = None
+            self.device, self.cuda_event = owner.device, 0
+            self._stream = -1
+
+        def record(self, stream: Any = None) -> None:
+            """Note the event on ``stream``, by default the current one."""
+            self.number = owner.next_event()
+            self._stream = (owner.current if stream is None else stream).stream_id
+            owner.note("record", self._stream, self.number)
+
+        def wait(self, stream: Any = None) -> None:
+            """Let ``stream``, by default the current one, wait for this event."""
+            (owner.current if stream is None else stream).wait_event(self)
+
+        def synchronize(self) -> None:
+            """Let the CPU wait for this event."""
+            if self.number is not None:
+                owner.note("cpu_wait", self._stream, self.number)
+
+        def query(self) -> bool:
+            """Return True: everything is done."""
+            return True
+
+        def elapsed_time(self, end_event: Any) -> float:
+            """Return 0: nothing runs."""
+            return 0.0
+
+    class ExternalStream(Stream):
+        """``torch.cuda.ExternalStream``: a stream that another library made."""
+
+        def __init__(self, stream_ptr: int, device: Any = None, **options: Any) -> None:
+            super().__init__(stream_id=owner.external(int(stream_ptr)))
+
+    return Stream, Event, ExternalStream

@@ -1,0 +1,81 @@
+"""Place of a simulated process among the processes of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainatomy.errors import WorkloadError
+
+_NO_LINKS: Mapping[str, float] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Rank of one process, and the GPUs of the machines that the training runs on.
+
+    Ranks are placed as ``torchrun`` does: one process for each GPU, machine after machine.
+
+    Attributes:
+        rank: Rank of this process, from 0.
+        world_size: Number of processes.
+        gpus_per_node: GPUs that each machine shows to a process (``torch.cuda.device_count()``).
+        mesh: Dimensions of the device mesh as (name, size), outermost first; their product is ``world_size``.  Empty:
+            one dimension.
+        links: Bytes per second that a GPU sends over its links, by their names in the GPU's data file ("nvlink",
+            "pcie"), and between machines ("network").
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    gpus_per_node: int = 1
+    mesh: tuple[tuple[str, int], ...] = ()
+    links: Mapping[str, float] = field(default_factory=lambda: _NO_LINKS, hash=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise WorkloadError(
+                f"rank {self.rank} is not one of {self.world_size} processes (0 to {self.world_size - 1})"
+            )
+        if self.gpus_per_node < 1:
+            raise WorkloadError(f"a machine has at least one GPU, not {self.gpus_per_node}")
+        size = 1
+        for _, extent in self.mesh:
+            size *= extent
+        if self.mesh and size != self.world_size:
+            shape = " x ".join(f"{name}={extent}" for name, extent in self.mesh)
+            raise WorkloadError(f"a mesh of {shape} holds {size} processes, not {self.world_size}")
+
+    @property
+    def local_rank(self) -> int:
+        """Rank of this process on its machine, which is also the index of its GPU."""
+        return self.rank % self.gpus_per_node
+
+    @property
+    def node(self) -> int:
+        """Index of the machine that this process runs on."""
+        return self.rank // self.gpus_per_node
+
+    @property
+    def coordinates(self) -> tuple[int, ...]:
+        """Position of this process along each dimension of the mesh."""
+        found: list[int] = []
+        rest = self.rank
+        for _, extent in reversed(self.mesh or (("", self.world_size),)):
+            rest, coordinate = divmod(rest, extent)
+            found.append(coordinate)
+        return tuple(reversed(found))
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that ``torchrun`` sets; none for a process that is alone."""
+        if self.world_size == 1:
+            return {}
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(min(self.gpus_per_node, self.world_size - self.node * self.gpus_per_node)),
+            "GROUP_RANK": str(self.node),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "29500",
+        }
