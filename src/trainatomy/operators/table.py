@@ -103,6 +103,7 @@ def _products() -> Iterator[Operator]:
         ),
         row("_flash_attention_forward _flash_attention_backward", cost=""),
         row("_efficient_attention_forward _efficient_attention_backward", cost=""),
+        row("_cudnn_attention_forward _cudnn_attention_backward", cost=""),
     )
     yield from family(  # what they allocate: ``allocation.recurrent``, which runs cuDNN's layers whole
         Operator("", "contraction", why="products, time step by time step"),
