@@ -1,14 +1,18 @@
-"""The one place that formats bytes, shares, counts and seconds. KiB, MiB and GiB are powers of 1024."""
+"""Formatting of bytes, shares, counts and seconds, in one place.  KiB, MiB, GiB and TiB are powers of 1024."""
 
 from __future__ import annotations
 
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
+TIB = 1024**4
 
 
 def human_bytes(count: int) -> str:
-    """``9797894144`` -> ``9.12 GiB``: three digits above 1 GiB, whole MiB above 10 MiB, exact below 1 KiB."""
+    """Format a size: ``9797894144`` -> ``9.12 GiB``.
+
+    Three digits from 1000 MiB on, whole MiB from 10 MiB on, exact below 1 KiB.
+    """
     sign, size = ("-" if count < 0 else ""), abs(count)
     if size < KIB:
         return f"{sign}{size} B"
@@ -16,36 +20,37 @@ def human_bytes(count: int) -> str:
         return f"{sign}{size / KIB:.1f} KiB"
     if size < 1000 * MIB:
         return f"{sign}{size / MIB:.{1 if size < 10 * MIB else 0}f} MiB"
-    return f"{sign}{size / GIB:.{2 if size < 10 * GIB else 1}f} GiB"
+    unit, name = (GIB, "GiB") if size < 1000 * GIB else (TIB, "TiB")
+    return f"{sign}{size / unit:.{2 if size < 10 * unit else 1}f} {name}"
 
 
 def mebibytes(count: int) -> int:
-    """Whole MiB, rounded down, as ``nvidia-smi`` and the notebook print them (both call them MB or MiB)."""
+    """Return whole MiB, rounded down, as ``nvidia-smi`` and the guides print them (under the name MB or MiB)."""
     return count // MIB
 
 
 def exact_bytes(count: int) -> str:
-    """``9797894144`` -> ``9,797,894,144``."""
+    """Format a size to the byte: ``9797894144`` -> ``9,797,894,144``."""
     return f"{count:,}"
 
 
 def difference(count: int) -> str:
-    """A difference with its sign: ``+1.3 GiB``, ``-300 MiB``, ``0``."""
+    """Format a difference of sizes with its sign: ``+1.30 GiB``, ``-300 MiB``, ``0``."""
     return "0" if count == 0 else ("+" if count > 0 else "") + human_bytes(count)
 
 
 def percent(part: float, whole: float, digits: int = 1) -> str:
-    """``percent(1, 8)`` -> ``12.5 %``; ``-`` where there is no whole."""
+    """Format a share: ``percent(1, 8)`` -> ``12.5 %``; ``-`` if ``whole`` is 0."""
     return "-" if whole == 0 else f"{100 * part / whole:.{digits}f} %"
 
 
 def signed_percent(part: float, whole: float, digits: int = 2) -> str:
-    """A relative difference with its sign: ``+0.31 %``."""
+    """Format a relative difference with its sign: ``+0.31 %``; ``-`` if ``whole`` is 0."""
     return "-" if whole == 0 else f"{100 * part / whole:+.{digits}f} %"
 
 
 def count_of(number: int) -> str:
-    """``334000000`` -> ``334 M``; parameters and the like, in powers of 1000, three significant digits."""
+    """Format a count in powers of 1000 with three significant digits: ``334000000`` -> ``334 M``."""
     for size, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
         if number >= size:
             value = number / size
@@ -54,31 +59,41 @@ def count_of(number: int) -> str:
 
 
 def many(number: int, noun: str) -> str:
-    """``1 step``, ``1,294 kernels``: a count with its noun, whose plural takes an s."""
+    """Format a count with its noun, whose plural takes an s: ``1 step``, ``1,294 kernels``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def flop_of(number: float) -> str:
-    """``3.35e11`` -> ``335 G``: as ``count_of``, with the prefixes of units."""
+    """Format a number of FLOP with SI prefixes, three significant digits: ``3.35e11`` -> ``335 G``."""
     return count_of(round(number)).replace("B", "G")
 
 
 def rate(number: float) -> str:
-    """``0.594`` -> ``0.59``, ``31.68`` -> ``31.7``, ``16229`` -> ``16,229``: samples or tokens in a second."""
+    """Format samples or tokens per second: ``0.594`` -> ``0.59``, ``31.68`` -> ``31.7``, ``16229`` -> ``16,229``."""
     if number < 0.1:
         return f"{number:.2g}"
     return f"{number:,.{2 if number < 10 else 1 if number < 1000 else 0}f}"
 
 
 def seconds(duration: float) -> str:
-    """``0.00031`` -> ``310 µs``; ``0.0042`` -> ``4.2 ms``; ``0.0421`` -> ``42 ms``; ``2.13`` -> ``2.1 s``."""
+    """Format a duration with a unit that suits it.
+
+    ``310 µs``, ``4.2 ms``, ``42 ms``, ``2.1 s``; from 100 s on in minutes (``9 min 59 s``), from an hour on in hours
+    (``2 h 05 min``), from two days on in days (``3.4 days``).
+    """
     if duration < 0.0009995:
         return f"{duration * 1e6:.0f} µs"
     if duration < 0.9995:
         return f"{duration * 1000:.{1 if duration < 0.00995 else 0}f} ms"
-    return f"{duration:.1f} s"
+    if duration < 99.95:
+        return f"{duration:.1f} s"
+    minutes, rest = divmod(round(duration), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(round(duration / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{duration / 86400:.1f} days"
 
 
 def times(count: int) -> str:
-    """``once``, ``twice``, ``3 times``."""
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+    """Format how often something happens: ``once``, ``twice``, ``3 times``."""
+    return {1: "once", 2: "twice"}.get(count, f"{count:,} times")

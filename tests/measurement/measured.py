@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainatomy.results.measurement import Measurement, Neighbour, Stage
+from trainatomy.results.measurement import Measurement, OtherProcess, Stage
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations
 
 GIB, MIB = 2**30, 2**20
@@ -62,6 +62,6 @@ FULL = replace(
     recorded_step_seconds=0.255,
     samples_per_second=16.0,
     tokens_per_second=8192.0,
-    neighbours=(Neighbour(4711, "python", 3 * GIB), Neighbour(9, "", None)),
+    neighbours=(OtherProcess(4711, "python", 3 * GIB), OtherProcess(9, "", None)),
     notes=("another process uses the card",),
 )

@@ -13,7 +13,7 @@ from trainatomy.records.store import Store
 from trainatomy.reporters.json import difference_to_json
 from trainatomy.reporters.text import difference_page, history_page, render
 from trainatomy.reporters.text.answer import answer
-from trainatomy.results.difference import Change
+from trainatomy.results.difference import SetupChange
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Line, Memory
 from trainatomy.results.record import History, Record, Skipped
@@ -35,9 +35,9 @@ def with_bill(record: Record, *lines: Line, activations: int) -> Record:
 
 def test_what_was_asked_for_otherwise(vanilla: Record, checkpointed: Record) -> None:
     assert difference(vanilla, checkpointed).changes == (
-        Change("workload", "train.per_device_train_batch_size", 4, 1),
-        Change("workload", "train.gradient_accumulation_steps", 1, 4),
-        Change("workload", "train.gradient_checkpointing", False, True),
+        SetupChange("workload", "train.per_device_train_batch_size", 4, 1),
+        SetupChange("workload", "train.gradient_accumulation_steps", 1, 4),
+        SetupChange("workload", "train.gradient_checkpointing", False, True),
     )
 
 
@@ -45,10 +45,10 @@ def test_what_it_ran_on_and_with(vanilla: Record) -> None:
     versions = {**vanilla.measurement.versions, "torch": "2.13.0", "peft": "0.21.0"}
     other = measured(vanilla, gpu="NVIDIA H100", driver="600.1", versions=versions, name="another")
     assert difference(vanilla, other).changes == (
-        Change("gpu", "gpu", "NVIDIA H200", "NVIDIA H100"),
-        Change("driver", "driver", "580.159.04", "600.1"),
-        Change("versions", "torch", "2.11.0", "2.13.0"),
-        Change("versions", "peft", None, "0.21.0"),
+        SetupChange("gpu", "gpu", "NVIDIA H200", "NVIDIA H100"),
+        SetupChange("driver", "driver", "580.159.04", "600.1"),
+        SetupChange("versions", "torch", "2.11.0", "2.13.0"),
+        SetupChange("versions", "peft", None, "0.21.0"),
     )
 
 
@@ -66,7 +66,7 @@ def test_a_section_that_one_side_does_not_have(vanilla: Record) -> None:
 def test_workloads_that_this_version_cannot_read_are_compared_as_written(vanilla: Record) -> None:
     workload = {**vanilla.measurement.workload, "planet": "mars"}
     found = difference(vanilla, measured(vanilla, workload=workload))
-    assert found.changes == (Change("workload", "planet", None, "mars"),)
+    assert found.changes == (SetupChange("workload", "planet", None, "mars"),)
 
 
 def test_the_bill_is_from_one_source(vanilla: Record, checkpointed: Record) -> None:

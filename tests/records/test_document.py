@@ -15,7 +15,7 @@ from trainatomy.errors import TrainatomyError
 from trainatomy.records.document import SCHEMA, from_document, to_document
 from trainatomy.reporters.json import record_to_json
 from trainatomy.reporters.schema import record_schema
-from trainatomy.results.measurement import Neighbour, Stage
+from trainatomy.results.measurement import OtherProcess, Stage
 from trainatomy.results.memory import ModuleActivations
 from trainatomy.results.record import Record
 
@@ -31,7 +31,7 @@ def test_everything_comes_back(vanilla: Record, failed: Record) -> None:
         modules=(ModuleActivations("bert.encoder.layer.*", 2**30, 24),),
         stages=(Stage("idle", None, 2**29, 0, 0), Stage("training", 2**33, 2**33, 2**32, 2**32)),
         timed_step_seconds=(0.1, 0.11),
-        neighbours=(Neighbour(4711, "python", None),),
+        neighbours=(OtherProcess(4711, "python", None),),
         notes=("größer → kleiner",),
     )
     for record in (vanilla, failed, replace(vanilla, measurement=full), replace(vanilla, prediction=None)):

@@ -21,6 +21,8 @@ GIB = 1024**3
         (1000 * 1024**2, "0.98 GiB"),
         (9_797_894_144, "9.12 GiB"),
         (150_109_880_320, "139.8 GiB"),
+        (999 * GIB, "999.0 GiB"),
+        (10_993_505_566_720, "10.0 TiB"),
         (-2 * GIB, "-2.00 GiB"),
     ],
 )
@@ -46,9 +48,15 @@ def test_counts_are_in_powers_of_1000(count: int, text: str) -> None:
         (0.0421, "42 ms"),
         (0.9996, "1.0 s"),
         (2.13, "2.1 s"),
+        (99.94, "99.9 s"),
+        (99.96, "1 min 40 s"),
+        (599.3, "9 min 59 s"),
+        (3599.6, "1 h 00 min"),
+        (7530.0, "2 h 06 min"),
+        (3.4 * 86400, "3.4 days"),
     ],
 )
-def test_small_durations_are_told_as_well(duration: float, text: str) -> None:
+def test_durations_have_a_unit_that_suits_them(duration: float, text: str) -> None:
     assert units.seconds(duration) == text
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trainatomy.records.settings import settings, stated
 from trainatomy.records.summary import summary_of
-from trainatomy.results.difference import About, Change, Difference, Pace, Shift, Source
+from trainatomy.results.difference import About, Difference, MemoryChange, SetupChange, Source, SpeedChange
 from trainatomy.results.memory import Memory
 from trainatomy.results.record import Record
 
@@ -28,9 +28,9 @@ def difference(before: Record, after: Record) -> Difference:
         components=_components(*bills) if bills else (),
         lines=tuple(_lines(*bills)) if bills else (),
         peaks=tuple(bill.peak for bill in bills) if bills else (),
-        figures=tuple(Shift("", name, getattr(first, name), getattr(second, name)) for name in FIGURES),
-        nvml=tuple(Shift("", name, getattr(first, name), getattr(second, name)) for name in NVML),
-        paces=tuple(Pace(name, getattr(first, name), getattr(second, name)) for name in PACES),
+        figures=tuple(MemoryChange("", name, getattr(first, name), getattr(second, name)) for name in FIGURES),
+        nvml=tuple(MemoryChange("", name, getattr(first, name), getattr(second, name)) for name in NVML),
+        paces=tuple(SpeedChange(name, getattr(first, name), getattr(second, name)) for name in PACES),
     )
 
 
@@ -44,8 +44,10 @@ def _bills(before: Record, after: Record) -> tuple[Source | None, tuple[Memory, 
     return None, None
 
 
-def _components(before: Memory, after: Memory) -> tuple[Shift, ...]:
-    return tuple(Shift(name, "", before.components[name], after.components[name]) for name in _names(before, after))
+def _components(before: Memory, after: Memory) -> tuple[MemoryChange, ...]:
+    return tuple(
+        MemoryChange(name, "", before.components[name], after.components[name]) for name in _names(before, after)
+    )
 
 
 def _names(before: Memory, after: Memory) -> list[str]:
@@ -53,11 +55,11 @@ def _names(before: Memory, after: Memory) -> list[str]:
     return list(replace(before.components, others={**before.components.others, **after.components.others}).as_dict())
 
 
-def _lines(before: Memory, after: Memory) -> Iterator[Shift]:
+def _lines(before: Memory, after: Memory) -> Iterator[MemoryChange]:
     """Those that differ: by component, in the order of the bill, then the largest difference first."""
     first, second = _by_line(before), _by_line(after)
     order = _names(before, after)
-    found = [Shift(*line, first.get(line, 0), second.get(line, 0)) for line in {**first, **second}]
+    found = [MemoryChange(*line, first.get(line, 0), second.get(line, 0)) for line in {**first, **second}]
     differing = [line for line in found if line.change]
     yield from sorted(differing, key=lambda line: (order.index(line.component), -abs(line.change or 0)))
 
@@ -71,7 +73,7 @@ def _by_line(memory: Memory) -> dict[tuple[str, str], int]:
     return sums
 
 
-def _changes(before: Record, after: Record) -> Iterator[Change]:
+def _changes(before: Record, after: Record) -> Iterator[SetupChange]:
     """What was asked for, then where it ran, then with what."""
     first, second = before.measurement, after.measurement
     yield from _differing("workload", *_settings(first.workload, second.workload))
@@ -90,7 +92,7 @@ def _settings(first: Mapping[str, object], second: Mapping[str, object]) -> tupl
     return one, other
 
 
-def _differing(about: About, first: Mapping[str, object], second: Mapping[str, object]) -> Iterator[Change]:
+def _differing(about: About, first: Mapping[str, object], second: Mapping[str, object]) -> Iterator[SetupChange]:
     for name in {**first, **second}:
         if first.get(name) != second.get(name):
-            yield Change(about, name, first.get(name), second.get(name))
+            yield SetupChange(about, name, first.get(name), second.get(name))

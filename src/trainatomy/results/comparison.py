@@ -1,4 +1,4 @@
-"""Several trainings side by side: what was predicted, measured and published of each."""
+"""Several trainings side by side: predicted, measured and published figures of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RowStatus = Literal["not measured", "completed", "out of memory", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """One figure over the repeats of a run: its median, its least and its largest value, and how many there were."""
+    """Median, minimum and maximum of one figure over the repeats of a run, and the number of repeats."""
 
     median: float
     least: float
@@ -25,9 +25,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class PublishedFigures:
-    """What others measured of the same training: bytes (NVML's or nvidia-smi's), seconds in all, samples per second.
+    """Figures that others measured for the same training; ``None`` where they give none.
 
-    ``None``: they do not say.
+    ``memory_bytes`` is NVML's or nvidia-smi's figure, ``seconds`` the whole run's time.
     """
 
     memory_bytes: int
@@ -37,10 +37,11 @@ class PublishedFigures:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One training.  ``prediction``: ``None`` where it could not be predicted, which ``prediction_error`` explains.
+    """One training of a comparison.
 
-    ``measurements``: one for each repeat that ended, completed or out of memory, in order; ``errors``: what the
-    repeats said that failed otherwise.
+    ``prediction`` is ``None`` where it could not be predicted; ``prediction_error`` says why.  ``measurements`` holds
+    one entry for each repeat that completed or ran out of memory, in order; ``errors`` the messages of repeats that
+    failed otherwise.
     """
 
     name: str
@@ -53,12 +54,12 @@ class ComparisonRow:
 
     @property
     def completed(self) -> tuple[Measurement, ...]:
-        """The repeats that came to their end."""
+        """The repeats that completed."""
         return tuple(each for each in self.measurements if each.status == "completed")
 
     @property
     def status(self) -> RowStatus:
-        """The worst that happened in any repeat; running out of memory is an outcome, not a failure."""
+        """The worst outcome of any repeat; running out of memory is an outcome, not a failure."""
         if self.errors:
             return "failed"
         if not self.measurements:
@@ -72,19 +73,23 @@ class ComparisonRow:
 
     @property
     def out_of_memory(self) -> OutOfMemoryPoint | None:
-        """Where it ran out of memory, if it did and is known."""
+        """The allocation that failed in the first repeat that ran out of memory, where known."""
         return self.ran_out.out_of_memory if self.ran_out else None
 
     @property
     def typical(self) -> Measurement | None:
-        """The completed repeat whose device memory is the median (the lower of two), to show as a whole."""
+        """The completed repeat with the median device memory (the lower of two), to show as a whole."""
         ranked = sorted(self.completed, key=lambda each: each.device_bytes or each.peak_reserved_bytes)
         return ranked[(len(ranked) - 1) // 2] if ranked else None
 
     def spread(self, figure: str) -> Spread | None:
-        """``figure``: a number of ``Measurement`` by its name; ``None`` unless all completed repeats have it.
+        """Return the spread of a figure over the completed repeats.
 
-        Medians of whole numbers are whole: bytes.
+        Args:
+            figure: The name of a number in ``Measurement``.
+
+        Returns:
+            ``None`` unless all completed repeats have the figure.  The median of integers (bytes) is an integer.
         """
         values = [getattr(each, figure) for each in self.completed]
         if not values or None in values:
@@ -95,7 +100,7 @@ class ComparisonRow:
         return Spread(middle, min(values), max(values), len(values))
 
     def gap(self, figure: str) -> float | None:
-        """predicted / measured (median) - 1 of a figure that both have (``device_bytes``); ``None`` unless both do."""
+        """Return predicted / measured (median) - 1 of a figure such as ``device_bytes``; ``None`` unless both have it."""
         measured = self.spread(figure)
         if measured is None or not measured.median or self.prediction is None:
             return None
@@ -105,11 +110,11 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Rows in the order in which they were asked for.
+    """Several trainings, in the order in which they were requested.
 
-    ``source`` of the published figures and a ``remark`` on what is known of their setting; ``samples``: of how many
-    samples the source gives the time, so that ours can be given of as many; ``group``: the name under which records of
-    the runs are kept; ``repeats``: how often each training was to be run.
+    ``source`` is where the published figures come from, and ``remark`` what is known of their setup; ``samples`` is the
+    number of samples the published times are for; ``group`` is the name that the runs' records share; ``repeats`` is
+    the number of runs requested of each training.
     """
 
     rows: tuple[ComparisonRow, ...]
@@ -121,15 +126,15 @@ class Comparison:
 
     @property
     def measured(self) -> bool:
-        """Whether anything was run."""
+        """Whether any training was run."""
         return any(row.status != "not measured" for row in self.rows)
 
     @property
     def predictions(self) -> tuple[Prediction, ...]:
-        """Those that could be made, in order."""
+        """The predictions that succeeded, in order."""
         return tuple(row.prediction for row in self.rows if row.prediction is not None)
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """What the runs were measured on: product names, each once."""
+        """Product names of the GPUs of the runs, each once."""
         return tuple(dict.fromkeys(each.gpu for row in self.rows for each in row.measurements))

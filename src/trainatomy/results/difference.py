@@ -1,4 +1,4 @@
-"""What differs between two records: what was asked and with what, and where the memory and the time went."""
+"""The difference between two records: what changed in the setup, and where memory and time went."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Source = Literal["measured", "predicted"]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Something that is not the same: ``("workload", "train.bf16", False, True)``, ``("versions", "torch", ...)``.
+class SetupChange:
+    """A setting, GPU, driver or version that differs: ``("workload", "train.bf16", False, True)``.
 
-    ``None``: unset, or not there.  A setting that a workload leaves at its default has the default's value.
+    ``None`` means unset or absent.  A setting that a workload leaves out has its default value.
     """
 
     about: About
@@ -26,11 +26,12 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
-    """Bytes before and after. ``component``: as in ``Components``, or nothing for a figure of the whole process;
-    ``name``: the line of the component, or the figure; nothing for the component itself.
+class MemoryChange:
+    """Bytes before and after; ``None`` where not known.
 
-    ``None``: not known; a line that one side does not have holds 0.
+    ``component`` is a component of the memory breakdown, or empty for a figure of the whole process.  ``name`` is the
+    line of the component or the name of the figure, and empty for the component itself.  A line that one side does
+    not have holds 0 bytes there.
     """
 
     component: str
@@ -40,14 +41,13 @@ class Shift:
 
     @property
     def change(self) -> int | None:
-        """After less before; ``None`` where one is not known."""
+        """Bytes after minus before; ``None`` where one of them is not known."""
         return None if self.before is None or self.after is None else self.after - self.before
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """A figure of time or throughput before and after: ``step_seconds``, ``samples_per_second``,
-    ``tokens_per_second``."""
+class SpeedChange:
+    """``step_seconds``, ``samples_per_second`` or ``tokens_per_second``, before and after."""
 
     name: str
     before: float | None
@@ -55,27 +55,27 @@ class Pace:
 
     @property
     def ratio(self) -> float | None:
-        """After / before; ``None`` where one is not known."""
+        """After / before; ``None`` where one of them is not known."""
         return self.after / self.before if self.before and self.after is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two records, ``before`` and ``after``, and what lies between them.
+    """Two records, ``before`` and ``after``, and everything that differs between them.
 
-    ``components`` are those of the bill at the peak, all of them, ``lines`` their parts that differ, ``peaks`` the
-    instants that these two bills are of; ``source`` says whose bills: measured where both records have one, else
-    predicted where both have that, else ``None``.  ``figures``: PyTorch's counters and device memory as measured;
-    ``nvml``: what the driver said.
+    ``components`` are all components of the memory breakdowns at the peak, ``lines`` the parts that differ, and
+    ``peaks`` the instants of the two breakdowns.  ``source`` says which breakdowns: measured if both records have one,
+    else predicted if both have that, else ``None``.  ``figures`` are PyTorch's counters and device memory as measured;
+    ``nvml`` are the driver's figures.
     """
 
     before: Summary
     after: Summary
-    changes: tuple[Change, ...]
+    changes: tuple[SetupChange, ...]
     source: Source | None
-    components: tuple[Shift, ...]
-    lines: tuple[Shift, ...]
+    components: tuple[MemoryChange, ...]
+    lines: tuple[MemoryChange, ...]
     peaks: tuple[Instant, ...]
-    figures: tuple[Shift, ...]
-    nvml: tuple[Shift, ...]
-    paces: tuple[Pace, ...]
+    figures: tuple[MemoryChange, ...]
+    nvml: tuple[MemoryChange, ...]
+    paces: tuple[SpeedChange, ...]

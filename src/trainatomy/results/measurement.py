@@ -7,13 +7,16 @@ from typing import Literal
 
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint
 
+Status = Literal["completed", "out of memory"]
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What the card and PyTorch hold at one stage of a measured run, bytes; ``None``: the driver does not say.
+    """Memory held at one stage of a measured run, in bytes; ``None`` where the driver does not report it.
 
-    ``name``: idle, first tensor, model loaded, training (its peak). ``device_bytes``: as nvidia-smi shows the process;
-    ``nvml_used_bytes``: the raw ``used`` of the first NVML call, which counts the driver's own share too.
+    ``name`` is idle, first tensor, model loaded or training (its peak). ``device_bytes`` is the process as nvidia-smi
+    shows it; ``nvml_used_bytes`` is the raw ``used`` of the first version of the NVML call, which includes the
+    driver's own reservation.
     """
 
     name: str
@@ -24,9 +27,8 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
-    """Another process that used the card during the run: its id, its name, and what it held at most, bytes (``None``:
-    the driver does not say)."""
+class OtherProcess:
+    """Another process on the GPU during the run, and the most it held (``None``: the driver does not report it)."""
 
     pid: int
     name: str
@@ -35,22 +37,23 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The same step on a GPU. ``None`` where it could not be read. ``status``: completed or out of memory.
+    """The same step on a GPU; ``None`` where a figure could not be read.
 
-    ``device_bytes`` is what nvidia-smi shows for the process (NVML, the driver's own reservation taken off);
-    ``process_bytes`` NVML's own figure for the process; ``nvml_used_bytes`` is the raw ``used`` of the first NVML call;
-    ``idle_bytes`` what NVML said before the first tensor; ``context_bytes`` what the first tensor cost outside of
-    PyTorch's allocator.
+    ``device_bytes`` is the process as nvidia-smi shows it (NVML's figure less the driver's own reservation),
+    ``process_bytes`` NVML's own figure for the process, ``nvml_used_bytes`` the raw ``used`` of the first version of
+    the NVML call, ``idle_bytes`` the same before the first tensor, and ``context_bytes`` what the first tensor added
+    outside of PyTorch's allocator.
 
-    ``memory`` is the bill at the measured peak, from the allocations that happened on the GPU; its total is
-    ``device_bytes`` where that is known.  ``step_seconds`` is the median of ``timed_step_seconds``, the steps after
-    the warm-up of a run in which nothing was recorded; ``recorded_step_seconds`` the median of the run whose
-    allocations were (``None``: there was no such run).  ``out_of_memory``: what was held and asked for when it failed.
+    ``memory`` is the breakdown at the measured peak, from the allocations recorded on the GPU; its total equals
+    ``device_bytes`` where that is known.  ``step_seconds`` is the median of ``timed_step_seconds``: the steps after
+    the warm-up of a run without recording.  ``recorded_step_seconds`` is the median of the run whose allocations were
+    recorded (``None`` without one).  ``out_of_memory`` is the failed allocation and the memory held then.
+    ``tape_file`` is the file with the allocation trace; ``neighbours`` are other processes on the GPU.
     """
 
     name: str
     workload: dict[str, object]
-    status: Literal["completed", "out of memory"]
+    status: Status
     gpu: str
     driver: str
     versions: dict[str, str]
@@ -75,6 +78,6 @@ class Measurement:
     recorded_step_seconds: float | None = None
     samples_per_second: float | None = None
     tokens_per_second: float | None = None
-    neighbours: tuple[Neighbour, ...] = ()
+    neighbours: tuple[OtherProcess, ...] = ()
     out_of_memory: OutOfMemoryPoint | None = None
     notes: tuple[str, ...] = ()

@@ -1,20 +1,21 @@
-"""A record: one measured run, with all that is needed to read it again without the machine it was made on."""
+"""Records: measured runs as they are kept on disk, and the rows of a history of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from trainatomy.results.measurement import Measurement
+from trainatomy.results.measurement import Measurement, Status
 from trainatomy.results.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``id``: sorts by time, unique in its folder; ``created``: UTC, ISO 8601, seconds; ``command``: how it was asked
-    for; ``group``: name of the comparison that it belongs to, or nothing; ``repeat``: from 0, of the same workload in
-    that group; ``key``: a hash of what was asked for (workload, steps), by which an interrupted comparison knows what
-    it has.
+    """One measured run, with everything needed to read it without the machine it ran on.
+
+    ``id`` sorts by time and is unique in its folder; ``created`` is UTC in ISO 8601, to the second; ``command`` is the
+    command line; ``group`` is the name of the comparison run it belongs to, or empty; ``repeat`` counts from 0 among
+    runs of the same workload in that group; ``key`` is a hash of workload and steps, by which an interrupted
+    comparison finds the runs that are already done.
     """
 
     id: str
@@ -29,11 +30,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One row of a history: what tells a record from others, and its figures.
+    """One row of a history: what identifies a record, and its main figures.
 
-    ``file``: where it lies; ``device_bytes``, ``step_seconds``, ``samples_per_second``: as measured, ``None`` where
-    that is not known; ``predicted_device_bytes``: ``None`` without a prediction; ``gap``: predicted / measured - 1 of
-    device memory, of a run that completed.
+    ``device_bytes``, ``step_seconds`` and ``samples_per_second`` are as measured (``None``: not known);
+    ``predicted_device_bytes`` is ``None`` without a prediction; ``gap`` is predicted / measured - 1 of device memory,
+    for a run that completed.
     """
 
     id: str
@@ -41,7 +42,7 @@ class Summary:
     created: str
     name: str
     gpu: str
-    status: Literal["completed", "out of memory"]
+    status: Status
     group: str
     repeat: int
     key: str
@@ -54,7 +55,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file in a folder of records that could not be read as one, and why."""
+    """A file in a folder of records that is not a readable record, and the reason."""
 
     file: str
     reason: str
@@ -62,7 +63,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The records of one folder that were asked for, oldest first, and the files that are none."""
+    """Records of one folder, oldest first, and the files that could not be read."""
 
     folder: str
     records: tuple[Summary, ...]

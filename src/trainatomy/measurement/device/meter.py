@@ -11,7 +11,7 @@ import torch
 
 from trainatomy.measurement.device.nvml import NoAnswer
 from trainatomy.measurement.device.processes import process_name
-from trainatomy.results.measurement import Neighbour, Stage
+from trainatomy.results.measurement import OtherProcess, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,7 +106,7 @@ class Meter:
             for name, reading, allocated, reserved in stages
         )
 
-    def neighbours(self) -> tuple[Neighbour, ...]:
+    def neighbours(self) -> tuple[OtherProcess, ...]:
         """Other processes on the card during the run, the largest first."""
         found: dict[int, int | None] = {}
         readings = self._readings if self._card is None else [self._idle_reading(), *self._readings]
@@ -115,7 +115,7 @@ class Meter:
             for pid, size in reading.processes:
                 if pid != own:
                     found[pid] = max(found.get(pid) or 0, size or 0) or None
-        named = [Neighbour(pid, process_name(pid), size) for pid, size in found.items()]
+        named = [OtherProcess(pid, process_name(pid), size) for pid, size in found.items()]
         return tuple(sorted(named, key=lambda one: -(one.bytes or 0)))
 
     def notes(self) -> tuple[str, ...]:

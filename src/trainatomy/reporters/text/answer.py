@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from trainatomy.results.difference import Change, Difference, Pace, Shift
+from trainatomy.results.difference import Difference, MemoryChange, SetupChange, SpeedChange
 from trainatomy.units import difference as signed
 from trainatomy.units import human_bytes
 
@@ -30,7 +30,7 @@ def shown(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def changes_phrase(change: Change) -> str:
+def changes_phrase(change: SetupChange) -> str:
     """What a change is of."""
     titles = {"gpu": "GPU", "driver": "driver"}
     return titles.get(change.about, change.name)
@@ -60,7 +60,7 @@ def _where(difference: Difference) -> str:
     return f": {'' if difference.source == 'measured' else 'as predicted, '}{listed}"
 
 
-def _size(shift: Shift) -> int:
+def _size(shift: MemoryChange) -> int:
     return abs(shift.change or 0)
 
 
@@ -82,7 +82,7 @@ def _pace(difference: Difference) -> list[str]:
     return [f"{100 * abs(ratio - 1):.0f} % {more if ratio > 1 else less}"]
 
 
-def _ratio(pace: Pace | None) -> float | None:
+def _ratio(pace: SpeedChange | None) -> float | None:
     return pace.ratio if pace else None
 
 

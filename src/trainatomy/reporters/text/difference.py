@@ -13,7 +13,7 @@ from trainatomy.reporters.text.bill import STYLES, TITLES
 from trainatomy.reporters.text.history import STATUS_STYLES
 from trainatomy.reporters.text.rendering import section
 from trainatomy.reporters.text.verdict import instant_phrase
-from trainatomy.results.difference import Difference, Pace, Shift
+from trainatomy.results.difference import Difference, MemoryChange, SpeedChange
 from trainatomy.results.memory import Instant
 from trainatomy.results.record import Summary
 from trainatomy.units import difference as signed
@@ -85,12 +85,12 @@ def _bill(difference: Difference) -> Table:
         for line in _parts(difference, shift):
             table.add_row(*(Text(cell, style="dim") for cell in (f"  {line.name}", *_bytes(line))))
     both = [(shift.before or 0, shift.after or 0) for shift in difference.components]
-    total = Shift("", "total", *map(sum, zip(*both, strict=True)))
+    total = MemoryChange("", "total", *map(sum, zip(*both, strict=True)))
     table.add_row(*(Text(cell, style="bold") for cell in ("together", *_bytes(total))))
     return table
 
 
-def _parts(difference: Difference, component: Shift) -> list[Shift]:
+def _parts(difference: Difference, component: MemoryChange) -> list[MemoryChange]:
     """The lines of a component that differ, unless one of them is the whole difference."""
     lines = [line for line in difference.lines if line.component == component.component]
     return [] if [line.change for line in lines] == [component.change] else lines
@@ -104,7 +104,7 @@ def _peaks(peaks: Sequence[Instant]) -> Text:
     return Text(f"The peak of A is {before}; the peak of B {after}.", style="dim")
 
 
-def _shifts(shifts: Sequence[Shift]) -> Table:
+def _shifts(shifts: Sequence[MemoryChange]) -> Table:
     table = _columns("", "A", "B", "B - A", "")
     for shift in filter(_known, shifts):
         relative = signed_percent(shift.change, shift.before, 1) if shift.change and shift.before else ""
@@ -112,7 +112,7 @@ def _shifts(shifts: Sequence[Shift]) -> Table:
     return table
 
 
-def _times(paces: Sequence[Pace]) -> Table:
+def _times(paces: Sequence[SpeedChange]) -> Table:
     table = _columns("", "A", "B", "B / A")
     for pace in filter(_known, paces):
         cells = (_pace(pace.name, pace.before), _pace(pace.name, pace.after))
@@ -120,7 +120,7 @@ def _times(paces: Sequence[Pace]) -> Table:
     return table
 
 
-def _known(figure: Shift | Pace) -> bool:
+def _known(figure: MemoryChange | SpeedChange) -> bool:
     return figure.before is not None or figure.after is not None
 
 
@@ -130,7 +130,7 @@ def _pace(name: str, value: float | None) -> str:
     return seconds(value) if name == "step_seconds" else rate(value)
 
 
-def _bytes(shift: Shift) -> tuple[str, str, str]:
+def _bytes(shift: MemoryChange) -> tuple[str, str, str]:
     sides = ("-" if count is None else human_bytes(count) for count in (shift.before, shift.after))
     return (*sides, "-" if shift.change is None else signed(shift.change))  # type: ignore[return-value]
 
