@@ -1,6 +1,77 @@
-"""Titles, colours and letters of everything that is reported: one home for text, JSON, charts and HTML."""
+"""Titles, colours and letters of everything that is reported: one home for text, JSON, charts and HTML.
+
+Sentences are in ``sentences.py``.  Text styles are those of rich; chart colours are hexadecimal.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentLabel:
+    """How a memory component is shown: title, letter in bars of text, rich style, colour in charts."""
+
+    title: str
+    letter: str
+    style: str
+    colour: str
+
+
+COMPONENTS = {
+    "weights": ComponentLabel("weights", "W", "blue", "#2f5d8c"),
+    "optimizer_states": ComponentLabel("optimizer states", "O", "magenta", "#7c5aa6"),
+    "gradients": ComponentLabel("gradients", "G", "cyan", "#3aa6a0"),
+    "activations": ComponentLabel("activations", "A", "green", "#6cae5c"),
+    "temporary": ComponentLabel("temporary buffers", "T", "yellow", "#e9b44c"),
+    "functionality": ComponentLabel("inputs and workspaces", "I", "bright_blue", "#d9775f"),
+    "cache": ComponentLabel("cache, fragmentation", "C", "bright_black", "#c3cad3"),
+    "context": ComponentLabel("context and kernels", "K", "white", "#8d97a5"),
+}
+"""By the names of ``Components``, in display order: tensors in full colours, the allocator's and driver's own in grey."""
+
+
+def component(name: str) -> ComponentLabel:
+    """Return the label of a component; one that is not standard is shown by its name."""
+    return COMPONENTS.get(name) or ComponentLabel(name.replace("_", " "), "+", "bright_magenta", "#b05c8f")
+
+
+VERDICT_STYLES = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
+STATUS_STYLES = {
+    "completed": "green",
+    "out of memory": "bold red",
+    "failed": "bold red",
+    "not measured": "dim",
+}
+BASIS_STYLES = {"measured": "green", "computed": "", "assumed": "yellow"}
+
+DEVICE_TOTAL = "total (as in nvidia-smi)"
+
+COUNTERS = {
+    "peak_allocated_bytes": "max_memory_allocated",
+    "peak_reserved_bytes": "max_memory_reserved",
+    "peak_requested_bytes": "requested, before rounding",
+    "model_bytes": "model after loading",
+}
+"""PyTorch's own counters, by the names of ``Memory``."""
+
+FIGURES = {
+    "device_bytes": "device memory",
+    "peak_reserved_bytes": "peak reserved",
+    "peak_allocated_bytes": "peak allocated",
+    "model_bytes": "model after loading",
+    "process_bytes": "process, as NVML reports it",
+    "nvml_used_bytes": "GPU in use (first NVML call)",
+    "idle_bytes": "in use before the first tensor",
+    "context_bytes": "added by the first tensor",
+    "step_seconds": "time per step",
+    "samples_per_second": "samples per second",
+    "tokens_per_second": "tokens per second",
+}
+"""Figures of a measurement, by the names of ``Measurement``."""
+
+SETUP = {"gpu": "GPU", "driver": "driver", "versions": "library versions"}
+"""Parts of the setup that two records can differ in, by the names of ``results.difference.About``."""
 
 FACTS = {
     "simulated_steps": "simulated steps",
@@ -10,3 +81,34 @@ FACTS = {
     "context": "context and kernels",
 }
 """Titles of the facts that a prediction rests on."""
+
+BOUNDS = {
+    "arithmetic": "compute-bound",
+    "memory bandwidth": "bound by memory bandwidth",
+    "host": "CPU-bound (kernel launch)",
+}
+"""What limits a step, by the names of ``results.time.Bound``."""
+
+LIMITS = {"arithmetic": "compute", "memory bandwidth": "memory bandwidth", "host": "CPU"}
+"""The same in one or two words, for a column of a table."""
+
+PHASES = {
+    "step": "whole step",
+    "recompute": "recomputation",
+    "zero_grad": "zeroing gradients",
+    "other": "between phases",
+}
+"""Phases whose name does not say enough; any other is shown by its name."""
+
+GROUPS = {
+    "contraction": "tensor contractions",
+    "normalisation": "statistical normalisations",
+    "elementwise": "element-wise operators",
+}
+"""Groups of operators, as named by Ivanov et al. (arXiv 2007.00072)."""
+
+SHORT_GROUPS = {"contraction": "contractions", "normalisation": "normalisations", "elementwise": "element-wise"}
+
+INK, MUTED, GRID, PAPER, ALARM = "#1f2933", "#66707d", "#e4e7eb", "#ffffff", "#c0392b"
+THROUGHPUT = "#3d6fa5"
+"""Colours of charts that belong to no component."""
