@@ -12,7 +12,8 @@ from rivalry import US, Contender, contenders
 from tables import errors
 from techniques import PLAIN, TECHNIQUES, techniques
 
-from trainatomy.reporters.charts.style import GRID, INK, MUTED, as_bytes, drawing
+from trainatomy.reporters.charts.style import as_bytes, drawing
+from trainatomy.reporters.labels import GRID, INK, MUTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,8 @@ from outcomes import Run
 from step_tables import BOUND_TITLES, Timed, percent, timed
 from steps import CLOSE, QUICKEST
 
-from trainatomy.reporters.charts.style import INK, MUTED, as_bytes, drawing
+from trainatomy.reporters.charts.style import as_bytes, drawing
+from trainatomy.reporters.labels import INK, MUTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,9 +14,7 @@ from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.catalog.published import operator_shares
-from trainatomy.reporters.text import prediction_page
-from trainatomy.reporters.text.calibration import calibration_page
-from trainatomy.reporters.text.operations import anatomy_page
+from trainatomy.reporters.text import calibration_page, operations_page, prediction_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.operation_breakdown import TITLES, GroupShare, OperationBreakdown
 from trainatomy.results.prediction import Prediction
@@ -52,16 +50,14 @@ def time_page() -> str:
         "time.md",
         {
             "gpu": find_gpu(GPU_ID),
-            "operations": sections(
-                render(anatomy_page(anatomy), WIDTH), "What the operations do", "What they cost the GPU"
-            ),
-            "claims": sections(render(anatomy_page(anatomy), WIDTH), "What the guides say, for this model"),
+            "operations": sections(render(operations_page(anatomy), WIDTH), "Operations by group", "GPU time by group"),
+            "claims": sections(render(operations_page(anatomy), WIDTH), "Rules of the guides, for this model"),
             "parts": {row.group: row for row in anatomy.groups if row.phase == "step"},
             "ridge": find_gpu(GPU_ID).rates["fp16"] / find_gpu(GPU_ID).bandwidth_bytes_per_second,
             "shares": shares_table(),
             "command": COMMAND,
             "answer": paragraph(render(prediction_page(largest), WIDTH), "a step takes "),
-            "spent": sections(render(prediction_page(largest), WIDTH), "A step's time"),
+            "spent": sections(render(prediction_page(largest), WIDTH), "Time per step"),
             "batches": batches_table(),
             "first": timed(smallest),
             "host": host,

@@ -77,8 +77,8 @@ def test_out_of_memory_is_a_result(asked: dict[str, Any], capsys: pytest.Capture
     asked["answer"] = replace(FULL, status="out of memory", out_of_memory=point, message="CUDA out of memory.")
     assert main(["measure", "w.yaml"]) == 0
     said = capsys.readouterr().out
-    assert "2.00 GiB wanted, with 7.00 GiB" in said
-    assert "When it failed, in step 2, backward" in said
+    assert "2.00 GiB requested with 7.00 GiB" in said
+    assert "At the failure, in step 2, backward" in said
 
 
 def test_what_cannot_be_predicted_is_measured(
@@ -161,12 +161,12 @@ def test_the_page_fits_its_width_and_says_everything(width: int) -> None:
         "At the peak, in step 2, backward",
         "8,589,934,592",
         "idle",
-        "250 ms a step (the median of 3 steps, from 240 ms to 270 ms)",
-        "16.0 samples a second, 8,192 tokens a second",
-        "a step took 255 ms (+2.0 %)",
+        "250 ms per step (median of 3 steps, from 240 ms to 270 ms)",
+        "16.0 samples/s, 8,192 tokens/s",
+        "255 ms per step while allocations were recorded (+2.0 %)",
         "layer.*.mlp",
         "4711  python",
-        "(not visible from here)  not told",
+        "(name not visible)  not reported",
         "another process uses the card",
     ):
         assert part in text, part

@@ -52,7 +52,7 @@ def test_show_as_json_is_the_file(capsys: pytest.CaptureFixture[str], vanilla: R
 
 def test_diff(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "3da9", "c6fa", *RECORDS]) == 0
-    assert capsys.readouterr().out.startswith("B holds 1.01 GiB less")
+    assert capsys.readouterr().out.startswith("B uses 1.01 GiB less")
     assert main(["diff", "3da9", "c6fa", *RECORDS, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["changes"][0]["name"] == "train.fp16"
 
@@ -83,7 +83,7 @@ def test_without_records_the_default_folder_is_just_empty(
     monkeypatch.delenv("TRAINATOMY_RECORDS", raising=False)
     monkeypatch.chdir(tmp_path)
     assert main(["history"]) == 0
-    assert "No records in trainatomy-records" in capsys.readouterr().out
+    assert "No matching records in trainatomy-records" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 

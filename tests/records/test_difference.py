@@ -12,7 +12,7 @@ from trainatomy.records.difference import difference
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import difference_to_json
 from trainatomy.reporters.text import difference_page, history_page, render
-from trainatomy.reporters.text.answer import answer
+from trainatomy.reporters.text.difference import answer
 from trainatomy.results.difference import SetupChange
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Line, Memory
@@ -108,19 +108,23 @@ def test_figures_that_one_side_does_not_have(vanilla: Record, failed: Record) ->
 
 def test_the_answer(vanilla: Record, checkpointed: Record, fp16: Record, failed: Record) -> None:
     assert answer(difference(vanilla, fp16)) == (
-        "B holds 1.01 GiB less: as predicted, activations -1.09 GiB, weights +568 MiB, cache -472 MiB; "
-        "2.5 times the samples per second; because train.fp16: false → true."
+        "B uses 1.01 GiB less; predicted changes: activations -1.09 GiB, weights +568 MiB, "
+        "cache and fragmentation -472 MiB; 2.5 times the samples per second; the only change: train.fp16: false → true."
     )
-    assert answer(difference(fp16, vanilla)).startswith("B holds 1.01 GiB more: as predicted, activations +1.09 GiB")
+    assert answer(difference(fp16, vanilla)).startswith(
+        "B uses 1.01 GiB more; predicted changes: activations +1.09 GiB"
+    )
     assert answer(difference(vanilla, checkpointed)).endswith(
-        "57 % fewer samples per second; changed train.per_device_train_batch_size: 4 → 1, "
+        "57 % fewer samples per second; changed: train.per_device_train_batch_size: 4 → 1, "
         "train.gradient_accumulation_steps: 1 → 4, train.gradient_checkpointing: false → true."
     )
     assert answer(difference(vanilla, vanilla)) == (
-        "B holds as much as A; as many samples per second; "
-        "nothing that the records say differs: so much do equal runs vary."
+        "B uses as much memory as A; the same samples per second; "
+        "nothing in the records differs: equal runs vary this much."
     )
-    assert answer(difference(vanilla, failed)).startswith("B ran out of memory; because GPU: NVIDIA H200 → NVIDIA Ge")
+    assert answer(difference(vanilla, failed)).startswith(
+        "B ran out of memory; the only change: GPU: NVIDIA H200 → NVIDIA Ge"
+    )
     assert answer(difference(failed, vanilla)).startswith("A ran out of memory")
     assert answer(difference(failed, failed)).startswith("Both ran out of memory; nothing")
 
@@ -130,14 +134,16 @@ def test_the_answer_names_its_source_and_what_else_is_other(vanilla: Record, fp1
     two = measured(with_bill(fp16, activations=2 * GIB), gpu="NVIDIA H100", versions={"torch": "2.13.0"})
     said = answer(difference(one, two))
     assert ": activations -3.00 GiB, weights" in said
-    assert said.endswith("changed train.fp16: false → true, with another GPU, other versions.")
+    assert said.endswith("changed: train.fp16: false → true; also different: GPU, library versions.")
 
 
 def test_the_answer_where_little_is_known(vanilla: Record) -> None:
     bare = measured(replace(vanilla, prediction=None), device_bytes=None, samples_per_second=None)
     slower = measured(bare, peak_reserved_bytes=bare.measurement.peak_reserved_bytes + GIB, step_seconds=0.2)
-    assert answer(difference(bare, slower)).startswith("B reserves 1.00 GiB more; 85 % longer a step; nothing")
-    assert answer(difference(bare, measured(bare, step_seconds=None))).startswith("B reserves as much as A; nothing")
+    assert answer(difference(bare, slower)).startswith("B reserves 1.00 GiB more; 85 % more time per step; nothing")
+    assert answer(difference(bare, measured(bare, step_seconds=None))).startswith(
+        "B reserves as much memory as A; nothing"
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -162,11 +168,11 @@ def test_pages_keep_to_their_width(
 def test_a_page_of_a_difference(vanilla: Record, checkpointed: Record) -> None:
     drawn = render(difference_page(difference(vanilla, checkpointed)), 100)
     for line in (
-        "Where the memory went, as predicted: not both records have a measured bill",
+        "Predicted GPU memory at the peak (not both records have a measured breakdown)",
         "  activations                   3.03 GiB   1.0 KiB  -3.03 GiB",
-        "  together                      8.36 GiB  6.05 GiB  -2.31 GiB",
-        "  device memory, as nvidia-smi shows it  8.36 GiB  6.05 GiB  -2.31 GiB  -27.6 %",
-        "  time of a step                108 ms  254 ms   2.35",
+        "  total                         8.36 GiB  6.05 GiB  -2.31 GiB",
+        "  device memory                 8.36 GiB  6.05 GiB  -2.31 GiB  -27.6 %",
+        "  time per step                 108 ms  254 ms   2.35",
         "  train.gradient_checkpointing       false  true",
     ):
         assert line in drawn.splitlines()
@@ -192,7 +198,7 @@ def test_what_all_rows_share_is_said_once(vanilla: Record, fp16: Record, failed:
 
 def test_skipped_files_and_empty_histories_are_told() -> None:
     empty = render(history_page(History("runs", (), ())))
-    assert empty == ("No records in runs, or none that meets the conditions; `trainatomy measure`\nwrites them.\n")
+    assert empty == "No matching records in runs; `trainatomy measure` writes them.\n"
     told = render(history_page(History("runs", (), (Skipped("runs/a.json", "empty file"),))))
     assert "Not read: 1 file in the folder" in told and "runs/a.json: empty file" in told
 

@@ -11,7 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from trainatomy.reporters.charts.comparison import draw, figure
-from trainatomy.reporters.charts.style import COLOURS, drawing
+from trainatomy.reporters.charts.style import drawing
+from trainatomy.reporters.labels import COMPONENTS
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
@@ -54,7 +55,7 @@ def test_components_are_stacked_to_the_device_memory(measured: Comparison, predi
     with drawing():
         page = figure(measured)
     drawn = widths(page, 0, 0)
-    assert len(drawn) == len(COLOURS)
+    assert len(drawn) == len(COMPONENTS)
     assert drawn == [count / GIB for count in prediction.memory.components.as_dict().values()]
     assert sum(drawn) == pytest.approx(8)
     assert widths(page, 0, 3) == [8.0]
@@ -65,7 +66,7 @@ def test_out_of_memory_shows_what_was_held(measured: Comparison) -> None:
         page = figure(measured)
         said = texts(page)
     assert widths(page, 0, 1) == [6.0]
-    assert "out of memory" in said and "300 MiB more asked for" in said
+    assert "out of memory" in said and "300 MiB requested" in said
     assert widths(page, 0, 2) == [] and "failed" in said
 
 

@@ -11,8 +11,7 @@ import pytest
 from trainatomy.api import ops
 from trainatomy.cli import main
 from trainatomy.reporters.operations_json import anatomy_schema, anatomy_to_json
-from trainatomy.reporters.text import render
-from trainatomy.reporters.text.operations import anatomy_page
+from trainatomy.reporters.text import operations_page, render
 from trainatomy.results.operation_breakdown import Joined, OperationBreakdown, Padding
 from trainatomy.workload.encoder_layer import encoder_layer
 
@@ -52,36 +51,36 @@ def test_pages_keep_their_width_and_cut_nothing(
     anatomy: OperationBreakdown, timed: OperationBreakdown, width: int
 ) -> None:
     for one in (anatomy, timed):
-        page = render(anatomy_page(one), width)
+        page = render(operations_page(one), width)
         assert max(map(len, page.splitlines())) <= width
         assert "…" not in page
 
 
 def test_the_page_says_what_the_value_says(anatomy: OperationBreakdown) -> None:
-    page = render(anatomy_page(anatomy), 120)
+    page = render(operations_page(anatomy), 120)
     assert "encoder layer on v100-16gb: 55 operations in one step, 336 GFLOP" in page
     assert "99.79 %" in page and "Published: Ivanov" in page
     assert "Backward takes 2.00 times the FLOP of forward" in page
-    untimed = render(anatomy_page(replace(anatomy, seconds=None)), 120)
-    assert "What they cost the GPU" in page and "What they cost the GPU" not in untimed
+    untimed = render(operations_page(replace(anatomy, seconds=None)), 120)
+    assert "GPU time by group" in page and "GPU time by group" not in untimed
 
 
 def test_times_are_shown_where_they_are_known(timed: OperationBreakdown) -> None:
-    page = render(anatomy_page(timed), 120)
-    assert "What they cost the GPU" in page and "1.00 ms" in page and "memory" in page
+    page = render(operations_page(timed), 120)
+    assert "GPU time by group" in page and "1.00 ms" in page and "memory" in page
     assert "50 of 52 predicted operations were found in the profile, with 90.0 % of its" in page
     assert "only measured: aten::topk (once)" in page
 
 
 def test_modules_are_shown_with_both_times(timed: OperationBreakdown) -> None:
-    page = render(anatomy_page(timed), 80)
-    body = page.partition("The heaviest modules")[2].partition("What the guides say")[0]
+    page = render(operations_page(timed), 80)
+    body = page.partition("Heaviest modules")[2].partition("Rules of the guides")[0]
     assert "predicted  measured" in body and "300 µs" in body and "3.25 ms" in body
     assert timed.modules[0].module in body
 
 
 def test_what_to_pad_names_the_setting_and_how_to_compare(timed: OperationBreakdown) -> None:
-    page = render(anatomy_page(timed), 120)
+    page = render(operations_page(timed), 120)
     assert (
         "model.config.vocab_size: 50304: 50,257 becomes 50,304 in 3 products of lm_head, predicted to save 100" in page
     )

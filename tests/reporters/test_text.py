@@ -14,8 +14,8 @@ from rich.console import RenderableType
 
 from trainatomy.catalog.published import notebook
 from trainatomy.reporters.text import comparison_page, measurement_page, prediction_page, render
+from trainatomy.reporters.text.prediction import verdict_line
 from trainatomy.reporters.text.rendering import bar
-from trainatomy.reporters.text.verdict import verdict_line
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Line, OutOfMemoryPoint
@@ -110,19 +110,19 @@ def test_the_verdict_is_the_first_line(prediction: Prediction, too_big: Predicti
     ]
 
 
-def test_a_training_that_fits_only_because_the_cache_was_given_back(prediction: Prediction) -> None:
+def test_a_training_that_fits_only_because_the_cache_is_freed(prediction: Prediction) -> None:
     tight = replace(
         prediction, verdict="tight", memory=replace(prediction.memory, num_alloc_retries=2), room_bytes=GIB // 4
     )
-    assert str(verdict_line(tight)).endswith("256 MiB to spare, after the allocator gave its cache back twice")
+    assert str(verdict_line(tight)).endswith("256 MiB to spare; the allocator has to free its cache twice")
     assert str(verdict_line(replace(tight, without_workspace=3))).endswith(
-        "gave its cache back twice, and with 3 convolutions by slower algorithms, for lack of memory"
+        "free its cache twice; 3 convolutions use slower algorithms for lack of workspace memory"
     )
 
 
 def test_a_training_that_fragments_does_not_seem_to_fit(too_big: Prediction) -> None:
     fragmented = replace(too_big, room_bytes=GIB)
-    assert "runs out in fragments although 1.00 GiB would be left" in str(verdict_line(fragmented))
+    assert "fails because of fragmentation although 1.00 GiB would be left" in str(verdict_line(fragmented))
 
 
 def test_a_line_that_says_no_more_than_its_component_is_left_out(prediction: Prediction) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from trainatomy.cli.options import Debug, Json, in_output, in_run
 from trainatomy.cli.output import note, show, show_json
 from trainatomy.cli.quiet import quiet_libraries
-from trainatomy.reporters.text.calibration import calibration_page
+from trainatomy.reporters.text import calibration_page
 
 Output = Annotated[
     Path,

@@ -11,7 +11,7 @@ from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.cli.options import Debug, Json
 from trainatomy.cli.output import show, show_json
 from trainatomy.reporters.json import cards_to_json
-from trainatomy.reporters.text import card_page, cards_table
+from trainatomy.reporters.text import gpu_page, gpus_table
 
 Name = Annotated[
     str | None, typer.Argument(metavar="CARD", help="One card, with the source of every figure.", show_default=False)
@@ -24,4 +24,4 @@ def gpus(gpu: Name = None, json: Json = False, debug: Debug = False) -> None:
     if json:
         show_json(cards_to_json(chosen))
     else:
-        show(cards_table(chosen) if gpu is None else card_page(chosen[0]))
+        show(gpus_table(chosen) if gpu is None else gpu_page(chosen[0]))

@@ -19,7 +19,7 @@ from trainatomy.cli.options import (
 from trainatomy.cli.output import progress, show, show_json
 from trainatomy.cli.quiet import quiet_libraries
 from trainatomy.reporters.operations_json import anatomy_to_json
-from trainatomy.reporters.text.operations import anatomy_page
+from trainatomy.reporters.text import operations_page
 from trainatomy.workload.encoder_layer import ENCODER_LAYER, encoder_layer
 from trainatomy.workload.overrides import merge
 
@@ -66,4 +66,4 @@ def ops(
     if json:
         show_json(anatomy_to_json(anatomy))
     else:
-        show(anatomy_page(anatomy))
+        show(operations_page(anatomy))

@@ -19,8 +19,7 @@ from trainatomy.cli.output import progress, show, show_json
 from trainatomy.cli.quiet import quiet_libraries
 from trainatomy.errors import DoesNotFit
 from trainatomy.reporters.json import to_json
-from trainatomy.reporters.text import prediction_page, render
-from trainatomy.reporters.text.verdict import verdict_line
+from trainatomy.reporters.text import prediction_page, render, verdict_line
 
 File = Annotated[
     str | None, typer.Argument(metavar="WORKLOAD.yaml", help="A file that describes the training.", show_default=False)

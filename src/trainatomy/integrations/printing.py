@@ -10,7 +10,7 @@ from trainatomy.integrations.reading import utilization
 from trainatomy.integrations.watch import Watch
 from trainatomy.reporters.text import measurement_page, prediction_page
 from trainatomy.reporters.text.rendering import console
-from trainatomy.reporters.text.summary import speed_text, summary_page, utilization_text
+from trainatomy.reporters.text.watched import speed_text, summary_page, utilization_text
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
 

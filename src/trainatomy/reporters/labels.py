@@ -25,10 +25,10 @@ COMPONENTS = {
     "activations": ComponentLabel("activations", "A", "green", "#6cae5c"),
     "temporary": ComponentLabel("temporary buffers", "T", "yellow", "#e9b44c"),
     "functionality": ComponentLabel("inputs and workspaces", "I", "bright_blue", "#d9775f"),
-    "cache": ComponentLabel("cache, fragmentation", "C", "bright_black", "#c3cad3"),
+    "cache": ComponentLabel("cache and fragmentation", "C", "bright_black", "#c3cad3"),
     "context": ComponentLabel("context and kernels", "K", "white", "#8d97a5"),
 }
-"""By the names of ``Components``, in display order: tensors in full colours, the allocator's and driver's own in grey."""
+"""By the names of ``Components``, in display order: tensors in colour, cache and context in grey."""
 
 
 def component(name: str) -> ComponentLabel:

@@ -2,10 +2,122 @@
 
 from __future__ import annotations
 
-from trainatomy.reporters.labels import FACTS
+import re
+
+from trainatomy.reporters.labels import BOUNDS, FACTS
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.results.operation_breakdown import Claim, Padding
-from trainatomy.results.prediction import Fact, Prediction
-from trainatomy.units import human_bytes, many
+from trainatomy.results.prediction import BytesPerParameter, Fact, Prediction
+from trainatomy.results.time import Time
+from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds, times
+
+NVML = (
+    "The first version of NVML's memory call counts the driver's own reservation as used, even on an idle GPU; "
+    "nvidia-smi does not. The CUDA context and loaded kernels lie outside PyTorch's allocator: none of PyTorch's "
+    "counters include them."
+)
+"""Why the figures of NVML, nvidia-smi and PyTorch differ."""
+
+_SCRATCH = re.compile(r"(?P<operator>\S+) \(.+\)")
+"""An operation whose own scratch memory is meant: ``aten::sum (semaphores 0)``."""
+
+
+def fit(prediction: Prediction) -> str:
+    """Return what follows the verdict: `` on T4 (14.6 GiB): needs 5.18 GiB, 9.39 GiB to spare``."""
+    gpu, needed = prediction.gpu, prediction.memory.device_bytes
+    return f" on {gpu.name} ({human_bytes(gpu.memory_bytes)}): needs {human_bytes(needed)}, {_headroom(prediction)}"
+
+
+def _headroom(prediction: Prediction) -> str:
+    room = prediction.room_bytes
+    if room < 0:
+        return f"{human_bytes(-room)} short"
+    if not prediction.fits:
+        return f"fails because of fragmentation although {human_bytes(room)} would be left"
+    parts = [f"{human_bytes(room)} to spare"]
+    if retries := prediction.memory.num_alloc_retries:
+        parts.append(cache_freed(retries))
+    if count := prediction.without_workspace:
+        uses = "uses a slower algorithm" if count == 1 else "use slower algorithms"
+        parts.append(f"{many(count, 'convolution')} {uses} for lack of workspace memory")
+    return "; ".join(parts)
+
+
+def cache_freed(count: int) -> str:
+    """Return a clause about the allocator's retries (``num_alloc_retries``)."""
+    return f"the allocator has to free its cache {times(count)}"
+
+
+def out_of_memory(point: OutOfMemoryPoint, *, predicted: bool) -> str:
+    """Return where a training runs, or ran, out of memory."""
+    verb = "It would run" if predicted else "It ran"
+    return f"{verb} out of memory {instant(point.instant)}: {failed_allocation(point)}."
+
+
+def failed_allocation(point: OutOfMemoryPoint) -> str:
+    """Return ``128 MiB requested with 5.00 GiB allocated and 5.20 GiB reserved``."""
+    held = f"with {human_bytes(point.allocated_bytes)} allocated and {human_bytes(point.reserved_bytes)} reserved"
+    return f"{human_bytes(point.requested_bytes)} requested {held}" if point.requested_bytes else held
+
+
+def instant(at: Instant) -> str:
+    """Return ``in step 2, backward, in encoder.layer.3 (aten::mm)``; steps count from 1 here."""
+    where = f", in {at.module}" if at.module else ""
+    if at.phase == "load":
+        when = "while loading the model"
+    elif at.step < 0:
+        when = "before the first step"
+    else:
+        when = f"in step {at.step + 1}, {at.phase}"
+    return f"{when}{where}{f' ({_operation(at.operation)})' if at.operation else ''}"
+
+
+def _operation(operation: str) -> str:
+    scratch = _SCRATCH.fullmatch(operation)
+    return f"scratch memory of {scratch['operator']}" if scratch else operation
+
+
+def step_time(time: Time, *, fits: bool = True) -> str:
+    """Return the time of a step in one line; for a training that does not fit, on a GPU with enough memory."""
+    takes = "takes" if fits else "would take, with enough memory,"
+    low, high = time.interval_seconds
+    tokens = "" if time.tokens_per_second is None else f", {rate(time.tokens_per_second)} tokens/s"
+    return (
+        f"a step {takes} {seconds(time.step_seconds)} (90 % interval: {seconds(low)} to {seconds(high)}): "
+        f"{rate(time.samples_per_second)} samples/s{tokens}; {BOUNDS[time.bound_by]}"
+    )
+
+
+def bytes_per_parameter(figures: BytesPerParameter) -> str:
+    """Return ``18.30 bytes per parameter (rule of thumb: 18 for mixed precision with AdamW)``."""
+    rule = f" (rule of thumb: {figures.rule:g} for {figures.rule_name})" if figures.rule is not None else ""
+    return f"{figures.actual:.2f} bytes per parameter{rule}"
+
+
+def parameters(figures: BytesPerParameter) -> str:
+    """Return how many parameters there are and how many of them are trained."""
+    trained = figures.trainable_parameters
+    if trained == figures.parameters:
+        return f"{count_of(figures.parameters)} parameters, all trained"
+    share = percent(trained, figures.parameters, 2)
+    return f"{count_of(figures.parameters)} parameters, {count_of(trained)} of them trained ({share})"
+
+
+def versions(value: Prediction | Measurement) -> str:
+    """Return ``torch 2.13.0, transformers 5.17.0``."""
+    return ", ".join(f"{name} {version}" for name, version in value.versions.items())
+
+
+def speed(measurement: Measurement) -> str:
+    """Return ``250 ms per step, 16.0 samples/s, 2,048 tokens/s``, with the figures that are known."""
+    if measurement.step_seconds is None:
+        return "too few steps to measure the time per step"
+    parts = [f"{seconds(measurement.step_seconds)} per step"]
+    for figure, unit in ((measurement.samples_per_second, "samples/s"), (measurement.tokens_per_second, "tokens/s")):
+        if figure is not None:
+            parts.append(f"{rate(figure)} {unit}")
+    return ", ".join(parts)
 
 
 def fact_value(fact: Fact) -> str:
@@ -25,7 +137,7 @@ def fact_source(fact: Fact) -> str:
     if fact.source == "meta tensors":
         return "the real step, run on meta tensors (no data)"
     if fact.name == "allocator" and fact.source.startswith("PyTorch "):
-        return f"simulated CUDA caching allocator of {fact.source}"
+        return f"simulation of the caching allocator of {fact.source}"
     return fact.source
 
 

@@ -100,7 +100,7 @@ class ComparisonRow:
         return Spread(middle, min(values), max(values), len(values))
 
     def gap(self, figure: str) -> float | None:
-        """Return predicted / measured (median) - 1 of a figure such as ``device_bytes``; ``None`` unless both have it."""
+        """Return predicted / measured (median) - 1 of a figure; ``None`` unless both sides have it."""
         measured = self.spread(figure)
         if measured is None or not measured.median or self.prediction is None:
             return None

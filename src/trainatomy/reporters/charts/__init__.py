@@ -1,5 +1,5 @@
-"""Values as charts, drawn by matplotlib (the extra ``plot``).
+"""Result values as charts, drawn by matplotlib (the extra ``plot``).
 
-style.py         colours, fonts, and how a figure becomes the bytes of a file
-comparison.py    several trainings: memory by component beside throughput
+style.py         the look of all charts, and the conversion to a file
+comparison.py    several trainings: memory by component and throughput
 """

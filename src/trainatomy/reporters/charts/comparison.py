@@ -1,5 +1,7 @@
-"""Several trainings: memory by component, measured where it was, with the predicted total beside it; and throughput,
-likewise."""
+"""A chart of several trainings: memory by component on the left, throughput on the right.
+
+Bars show what was measured where it was, with marks for the predicted and published figures.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +14,28 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from trainatomy.reporters.charts.style import ALARM, COLOURS, INK, MUTED, PAPER, THROUGHPUT, as_bytes, drawing
-from trainatomy.reporters.text.bill import TITLES
+from trainatomy.reporters.charts.style import as_bytes, drawing
+from trainatomy.reporters.labels import ALARM, INK, MUTED, PAPER, THROUGHPUT, component
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Memory
 from trainatomy.units import GIB, human_bytes, signed_percent
 
 WIDTH, ROW, ABOVE, BELOW = 11.0, 0.46, 1.30, 0.50
-"""Inches: the page, one row, what stands above the rows and below them."""
+"""Inches: the width, the height of a row, and the space above and below the rows."""
 
 NAME_WIDTH = 30
 BAR = 0.56
 
 
 def draw(comparison: Comparison, ending: str) -> bytes:
-    """The chart as a file of that kind: svg, png or pdf."""
+    """Return the chart as a file of the format ``ending``: svg, png or pdf."""
     with drawing():
         return as_bytes(figure(comparison), ending)
 
 
 def figure(comparison: Comparison) -> Figure:
-    """Rows from top to bottom: memory on the left and, where any row has one, throughput on the right."""
+    """Return the chart, with rows from top to bottom and a panel for throughput if any row has one."""
     rows = comparison.rows
     with_rate = any(row.spread("samples_per_second") or _predicted_rate(row) for row in rows)
     height = ABOVE + BELOW + ROW * max(len(rows), 3)
@@ -58,11 +60,11 @@ def _wrapped(name: str) -> str:
 
 
 def _heading(page: Figure, comparison: Comparison, height: float) -> None:
-    """Title, setting, and the legend of what occurs."""
-    title, setting = _title(comparison)
+    """Add the title, the setup, and a legend of what occurs."""
+    title, setup = _title(comparison)
     left = 0.018
     page.text(left, 1 - 0.14 / height, title, size=13.5, weight="bold", va="top")
-    page.text(left, 1 - 0.45 / height, setting, size=9, color=MUTED, va="top")
+    page.text(left, 1 - 0.45 / height, setup, size=9, color=MUTED, va="top")
     page.legend(
         handles=_keys(comparison),
         loc="upper left",
@@ -84,8 +86,8 @@ def _title(comparison: Comparison) -> tuple[str, str]:
         some = next((each for row in comparison.rows for each in row.measurements), None)
         runs = f"median of {comparison.repeats} runs" if comparison.repeats > 1 else "each in a fresh process"
         return f"Measured on {', '.join(comparison.gpus) or 'a GPU'}", f"{_software(some)}{runs}"
-    cards = dict.fromkeys(prediction.gpu.name for prediction in comparison.predictions)
-    return f"Predicted for {', '.join(cards)}", "one training step, computed without a GPU; throughput where it fits"
+    gpus = dict.fromkeys(prediction.gpu.name for prediction in comparison.predictions)
+    return f"Predicted for {', '.join(gpus)}", "one training step, predicted without a GPU; throughput where it fits"
 
 
 def _software(measurement: Measurement | None) -> str:
@@ -97,13 +99,14 @@ def _software(measurement: Measurement | None) -> str:
 
 
 def _keys(comparison: Comparison) -> list[Any]:
-    """What the legend explains: components that occur, then marks that occur."""
+    """Return the entries of the legend: components that occur, then marks that occur."""
     shown = [memory for row in comparison.rows if (memory := _shown(row)) is not None]
-    used = [name for name in COLOURS if any(memory.components.as_dict()[name] for memory in shown)]
+    names = dict.fromkeys(name for memory in shown for name in memory.components.as_dict())
+    labels = [component(name) for name in names if any(memory.components[name] for memory in shown)]
     mark: dict[str, Any]
-    keys: list[Any] = [Patch(color=COLOURS[name], label=TITLES[name]) for name in used]
+    keys: list[Any] = [Patch(color=label.colour, label=label.title) for label in labels]
     if any(row.typical and not row.typical.memory for row in comparison.rows):
-        keys.append(Patch(color=MUTED, label="all together"))
+        keys.append(Patch(color=MUTED, label="total"))
     if comparison.measured:
         if comparison.predictions:
             mark = {"color": PAPER, "marker": "D", "markersize": 6, "markeredgecolor": INK}
@@ -117,7 +120,7 @@ def _keys(comparison: Comparison) -> list[Any]:
 
 
 def _shown(row: ComparisonRow) -> Memory | None:
-    """The bill that the row's bar shows: the measured one, or the prediction's where nothing was run."""
+    """Return the breakdown that the row's bar shows: measured, or predicted where nothing was run."""
     if row.status == "not measured":
         return row.prediction.memory if row.prediction else None
     return row.typical.memory if row.typical else None
@@ -128,19 +131,19 @@ def _memory(axes: Axes, comparison: Comparison) -> None:
     for place, row in enumerate(comparison.rows):
         ends.append(max(_bar(axes, place, row), _marks(axes, place, row)))
         _label(axes, place, row, ends[-1])
-    room = axes.get_position().width * WIDTH
-    widest = max(end * room / (room - _label_inches(row)) for row, end in zip(comparison.rows, ends, strict=True))
+    inches = axes.get_position().width * WIDTH
+    widest = max(end * inches / (inches - _label_inches(row)) for row, end in zip(comparison.rows, ends, strict=True))
     axes.set_xlim(0, widest or 1)
     axes.set_xlabel("GiB of device memory")
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=widest > 7))
 
 
 def _bar(axes: Axes, place: int, row: ComparisonRow) -> float:
-    """The row's bar, stacked by component; returns where it ends, GiB."""
+    """Draw the row's bar, stacked by component, and return its end in GiB."""
     if (memory := _shown(row)) is not None:
         end = 0.0
         for name, count in memory.components.as_dict().items():
-            axes.barh(place, count / GIB, BAR, left=end, color=COLOURS[name], edgecolor=PAPER, linewidth=0.4)
+            axes.barh(place, count / GIB, BAR, left=end, color=component(name).colour, edgecolor=PAPER, linewidth=0.4)
             end += count / GIB
         return end
     if (some := row.typical) is not None:
@@ -155,13 +158,13 @@ def _bar(axes: Axes, place: int, row: ComparisonRow) -> float:
 
 
 def _held(failed: Measurement) -> int:
-    """Bytes that a run held when it went out of memory: its process, or what PyTorch had reserved."""
+    """Return the bytes held when a run ran out of memory: by its process, or reserved by PyTorch."""
     point = failed.out_of_memory
     return max(failed.device_bytes or 0, point.reserved_bytes if point else failed.peak_reserved_bytes)
 
 
 def _marks(axes: Axes, place: int, row: ComparisonRow) -> float:
-    """The predicted and the published total; returns the larger one that was drawn, GiB."""
+    """Mark the predicted and the published total, and return the larger one in GiB."""
     furthest = 0.0
     if row.prediction and row.status != "not measured":
         furthest = row.prediction.memory.device_bytes / GIB
@@ -174,7 +177,7 @@ def _marks(axes: Axes, place: int, row: ComparisonRow) -> float:
 
 
 def _label(axes: Axes, place: int, row: ComparisonRow, end: float) -> None:
-    """What the bar says, to the right of it."""
+    """Write the label to the right of the bar."""
     bold, aside, alarming = _words(row)
     text = axes.annotate(
         bold,
@@ -191,18 +194,18 @@ def _label(axes: Axes, place: int, row: ComparisonRow, end: float) -> None:
 
 
 def _label_inches(row: ComparisonRow) -> float:
-    """About how wide the label is: characters of 9 points bold and of 8 points, and the gaps around them."""
+    """Return about how wide the label is, from its characters (9 points bold, 8 points) and the gaps."""
     bold, aside, _ = _words(row)
     return 0.092 * len(bold) + 0.070 * len(aside) + 0.3
 
 
 def _words(row: ComparisonRow) -> tuple[str, str, bool]:
-    """In bold, beside it, and whether it is bad news."""
+    """Return the bold part of the label, the plain part, and whether to print it as an alarm."""
     if row.status == "failed":
         return "failed", "", True
     if row.status == "out of memory" and not row.completed:
         point = row.out_of_memory
-        return "out of memory", f"{human_bytes(point.requested_bytes)} more asked for" if point else "", True
+        return "out of memory", f"{human_bytes(point.requested_bytes)} requested" if point else "", True
     if row.status == "not measured":
         prediction = row.prediction
         if prediction is None:
@@ -218,14 +221,13 @@ def _words(row: ComparisonRow) -> tuple[str, str, bool]:
 
 
 def _predicted_rate(row: ComparisonRow) -> float | None:
-    """Predicted samples per second of a training that fits its card."""
+    """Return the predicted samples per second of a training that fits its GPU."""
     found = row.prediction
     return found.time.samples_per_second if found and found.fits and found.time else None
 
 
 def _throughput(axes: Axes, rows: tuple[ComparisonRow, ...]) -> None:
-    """Samples per second: measured, with a thin line from the least to the largest of the repeats and the predicted
-    figure on it; predicted where nothing was run."""
+    """Draw samples per second: measured, with the range of the repeats as a line; predicted where nothing was run."""
     furthest = 0.0
     for place, row in enumerate(rows):
         measured, predicted = row.spread("samples_per_second"), _predicted_rate(row)
@@ -246,7 +248,7 @@ def _throughput(axes: Axes, rows: tuple[ComparisonRow, ...]) -> None:
 
 
 def _rate_bar(axes: Axes, place: int, rate: float | None, end: float) -> None:
-    """One bar and, beyond its ``end``, its figure; a dash where there is none."""
+    """Draw one bar with its figure beyond ``end``; a dash where there is no rate."""
     beside: dict[str, Any] = {"textcoords": "offset points", "va": "center_baseline"}
     if rate is None:
         axes.annotate("–", (0, place), xytext=(6, 0), color=MUTED, **beside)

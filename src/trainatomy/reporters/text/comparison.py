@@ -1,5 +1,4 @@
-"""Several trainings side by side: predicted, with the difference to the first and, where there is one, the published
-figure; or predicted and measured, with the gap, time and throughput."""
+"""Several trainings side by side: predicted, measured, and compared with published figures."""
 
 from __future__ import annotations
 
@@ -9,140 +8,198 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters.text.published import published_memory, published_times
-from trainatomy.reporters.text.rendering import figures, section
-from trainatomy.reporters.text.verdict import STYLES, instant_phrase, verdict_cell
+from trainatomy.reporters import sentences
+from trainatomy.reporters.labels import STATUS_STYLES, VERDICT_STYLES
+from trainatomy.reporters.text.prediction import verdict_cell
+from trainatomy.reporters.text.rendering import AdaptiveTable, Column, section
 from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.memory import OutOfMemoryPoint
 from trainatomy.results.prediction import Prediction
-from trainatomy.units import difference, human_bytes, rate, seconds, signed_percent
-
-_OUTCOMES = {"out of memory": "bold red", "failed": "bold red", "not measured": "dim"}
+from trainatomy.units import difference, human_bytes, mebibytes, rate, seconds, signed_percent
 
 
 def comparison_page(comparison: Comparison) -> Group:
-    """One row a training."""
-    if comparison.measured:
-        return _measured_page(comparison)
-    predictions = comparison.predictions
-    cards = {prediction.gpu.name: prediction.gpu.memory_bytes for prediction in predictions}
-    several = len(cards) > 1
-    where = "" if several else "".join(f" on {name} ({human_bytes(memory)})" for name, memory in cards.items())
-    table = published_memory(comparison) if comparison.source else _table(predictions, with_card=several)
-    parts: list[RenderableType] = [Text(f"Memory at the peak{where}", style="bold"), Text(), table]
-    if comparison.source:
-        unit = "MiB throughout, as the source counts (its MB)."
-        parts += [Text(), Text(f"{unit} Published: {comparison.source}.", style="dim")]
-    if comparison.remark:
-        parts += [Text(), Text(comparison.remark, style="dim")]
-    if comparison.source:
-        parts += published_times(comparison)
-    elif priced := dict.fromkeys(each.time.priced_by for each in predictions if each.time is not None):
-        parts += [Text(), Text(f"Time of a step, priced by: {'; '.join(priced)}.", style="dim")]
-    return Group(*parts)
+    """Return a page with one row for each training."""
+    return _measured_page(comparison) if comparison.measured else _predicted_page(comparison)
 
 
 def run_line(name: str, measurement: Measurement | None, error: Exception | None, from_record: bool) -> str:
-    """One run that ended, in a line: ``fp16: 9.12 GiB, 108 ms a step``."""
+    """Return one finished run in a line: ``fp16: 9.12 GiB, 108 ms per step``."""
     if measurement is None:
         return f"{name}: failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     size = measurement.peak_reserved_bytes if measurement.device_bytes is None else measurement.device_bytes
-    said = human_bytes(size) if measurement.status == "completed" else measurement.status
-    step = "" if measurement.step_seconds is None else f", {seconds(measurement.step_seconds)} a step"
-    return f"{name}: {said}{step}{' (on record)' if from_record else ''}"
+    outcome = human_bytes(size) if measurement.status == "completed" else measurement.status
+    step = "" if measurement.step_seconds is None else f", {seconds(measurement.step_seconds)} per step"
+    return f"{name}: {outcome}{step}{' (from its record)' if from_record else ''}"
 
 
-def _table(predictions: Sequence[Prediction], *, with_card: bool) -> Table:
+def _predicted_page(comparison: Comparison) -> Group:
+    predictions = comparison.predictions
+    gpus = {prediction.gpu.name: prediction.gpu.memory_bytes for prediction in predictions}
+    where = "".join(f" on {name} ({human_bytes(memory)})" for name, memory in gpus.items()) if len(gpus) == 1 else ""
+    parts: list[RenderableType] = [Text(f"GPU memory at the peak{where}", style="bold"), Text()]
+    if not comparison.source:
+        parts.append(_predictions(predictions, with_gpu=len(gpus) > 1))
+        parts += _remark(comparison)
+        parts += _costs_from(predictions)
+        return Group(*parts)
+    unit = "All sizes are in MiB, which the source calls MB."
+    parts += [_published_memory(comparison), *_dim(f"{unit} Published: {comparison.source}.")]
+    return Group(*parts, *_remark(comparison), *_published_times(comparison))
+
+
+def _dim(text: str) -> list[RenderableType]:
+    return [Text(), Text(text, style="dim")]
+
+
+def _remark(comparison: Comparison) -> list[RenderableType]:
+    return _dim(comparison.remark) if comparison.remark else []
+
+
+def _costs_from(predictions: Sequence[Prediction]) -> list[RenderableType]:
+    """Return a line with the sources of the predicted times; nothing without times."""
+    sources = dict.fromkeys(each.time.priced_by for each in predictions if each.time is not None)
+    return _dim(f"Kernel times from: {'; '.join(sources)}.") if sources else []
+
+
+def _predictions(predictions: Sequence[Prediction], *, with_gpu: bool) -> AdaptiveTable:
     with_time = any(prediction.time is not None for prediction in predictions)
-    titles = ["device\nmemory", "to the\nfirst", "\nallocated", "\nreserved", *(["\nstep"] if with_time else [])]
-    table = figures("training", "verdict", numbers=titles)
-    if with_card:
-        table.add_column("\ncard", no_wrap=True)
-    first = predictions[0].memory.device_bytes
+    columns = [Column("\nverdict", justify="left"), Column("device\nmemory"), Column("vs.\nfirst")]
+    columns += [Column("\nallocated", 1), Column("\nreserved", 2)]
+    columns += [Column("time\nper step")] if with_time else []
+    columns += [Column("\nGPU", justify="left")] if with_gpu else []
+    table = AdaptiveTable("\ntraining", columns)
+    first = predictions[0].memory.device_bytes if predictions else 0
     for index, prediction in enumerate(predictions):
         memory = prediction.memory
-        change = difference(memory.device_bytes - first) if index else ""
-        sizes = (memory.peak_allocated_bytes, memory.peak_reserved_bytes)
-        cells: list[RenderableType] = [
-            prediction.name,
-            verdict_cell(prediction),
-            human_bytes(memory.device_bytes),
-            change,
-            *map(human_bytes, sizes),
-        ]
+        cells: list[str | Text] = [verdict_cell(prediction), human_bytes(memory.device_bytes)]
+        cells.append(difference(memory.device_bytes - first) if index else "")
+        cells += [human_bytes(memory.peak_allocated_bytes), human_bytes(memory.peak_reserved_bytes)]
         if with_time:
             cells.append("" if prediction.time is None else seconds(prediction.time.step_seconds))
-        table.add_row(*cells, *([prediction.gpu.id] if with_card else []))
+        table.add_row(prediction.name, *cells, *([prediction.gpu.id] if with_gpu else []))
     return table
+
+
+def _published_memory(comparison: Comparison) -> AdaptiveTable:
+    """Return the predicted and published sizes in MiB, the unit of the published ones."""
+    columns = (Column("\nverdict", justify="left"), Column("\npredicted"), Column("\npublished"), Column("\nerror"))
+    table = AdaptiveTable("\ntraining", (*columns, Column("vs.\nfirst", 1)))
+    first = mebibytes(comparison.predictions[0].memory.device_bytes) if comparison.predictions else 0
+    for index, row in enumerate(comparison.rows):
+        if row.prediction is None or row.published is None:
+            continue
+        known = mebibytes(row.published.memory_bytes)
+        predicted = mebibytes(row.prediction.memory.device_bytes)
+        error, change = signed_percent(predicted - known, known), f"{predicted - first:+d}" if index else ""
+        table.add_row(row.name, verdict_cell(row.prediction), str(predicted), str(known), error, change)
+    return table
+
+
+def _published_times(comparison: Comparison) -> list[RenderableType]:
+    """Return a section with the time of as many samples as the source took; nothing where it gives no times."""
+    samples = comparison.samples
+    rows = [
+        (row.name, row.prediction.time, row.published.seconds)
+        for row in comparison.rows
+        if row.prediction is not None and row.prediction.time is not None and row.published and row.published.seconds
+    ]
+    if not samples or not rows:
+        return []
+    columns = (Column("predicted"), Column("90 % interval"), Column("published"), Column("error"))
+    table = AdaptiveTable("training", columns)
+    for name, time, known in rows:
+        predicted = samples / time.samples_per_second
+        low, high = (predicted * end / time.step_seconds for end in time.interval_seconds)
+        error = signed_percent(predicted - known, known, 0)
+        table.add_row(name, seconds(predicted), f"{low:.0f} to {high:.0f} s", seconds(known), error)
+    predictions = [row.prediction for row in comparison.rows if row.prediction is not None]
+    return [section(f"Time for {samples} samples", table, *_costs_from(predictions))]
 
 
 def _measured_page(comparison: Comparison) -> Group:
     parts: list[RenderableType] = [
         Text(f"Measured on {', '.join(comparison.gpus) or 'a GPU'}", style="bold"),
-        Text(_setting(comparison), style="dim"),
+        Text(_setup(comparison), style="dim"),
         Text(),
-        _measured_table(comparison),
+        _measured(comparison),
     ]
     if comparison.source:
-        told = Text(f"Published: {comparison.source}. {comparison.remark}", style="dim")
-        parts.append(section("Beside what was published", _beside_published(comparison), Text(), told))
-    parts += _explained("Out of memory", [(row.name, _ran_out(row)) for row in comparison.rows if row.ran_out])
+        source = f"Published: {comparison.source}. {comparison.remark}".rstrip()
+        parts.append(section("Compared with published figures", _measured_and_published(comparison), *_dim(source)))
+    out_of_memory = [(row.name, _out_of_memory(row)) for row in comparison.rows if row.ran_out]
     failed = [(row.name, row.errors[0]) for row in comparison.rows if row.errors]
-    parts += _explained("Failed", failed)
     unpredicted = [(row.name, row.prediction_error) for row in comparison.rows if row.prediction is None]
-    parts += _explained("Not predicted", unpredicted)
+    for title, entries in (("Out of memory", out_of_memory), ("Failed", failed), ("Not predicted", unpredicted)):
+        if entries:
+            parts.append(section(title, _explanations(entries)))
     return Group(*parts)
 
 
-def _setting(comparison: Comparison) -> str:
-    """What the figures are, in a sentence or two."""
-    what = "memory as nvidia-smi shows it" if _figure(comparison) == "device_bytes" else "memory PyTorch reserved"
-    repeats = f"; medians of {comparison.repeats} runs, least–largest where they differ" * (comparison.repeats > 1)
+def _setup(comparison: Comparison) -> str:
+    memory = "as nvidia-smi shows it" if _figure(comparison) == "device_bytes" else "as reserved by PyTorch"
+    repeats = f"; medians of {comparison.repeats} runs, with the range where they differ" * (comparison.repeats > 1)
     group = f"; records: {comparison.group}" if comparison.group else ""
-    return f"Each in a fresh process; {what}{repeats}{group}."
+    return f"Each run is a fresh process; memory {memory}{repeats}{group}."
 
 
 def _figure(comparison: Comparison) -> str:
-    """The memory that is compared: the device's, unless the driver did not say it of a run."""
+    """Return the figure to compare: device memory, unless the driver did not report it for a run."""
     known = all(each.device_bytes is not None for row in comparison.rows for each in row.completed)
     return "device_bytes" if known else "peak_reserved_bytes"
 
 
-def _measured_table(comparison: Comparison) -> Table:
+def _measured(comparison: Comparison) -> AdaptiveTable:
     figure, rows = _figure(comparison), comparison.rows
     samples = None if comparison.source else comparison.samples
     with_time = any(_predicted_step(row) is not None for row in rows)
-    titles = ["predicted\nmemory", "measured\nmemory", "\ngap"]
-    titles += [*(["predicted\nstep"] if with_time else []), "\nstep", "samples\nper s"]
-    titles += [f"{samples}\nsamples"] if samples else []
-    table = figures("training", numbers=titles)
+    columns = [Column("predicted\nmemory"), Column("measured\nmemory"), Column("\ngap")]
+    columns += [Column("predicted\nstep", 1)] if with_time else []
+    columns += [Column("measured\nstep"), Column("samples\nper s", 2)]
+    columns += [Column(f"{samples}\nsamples", 3)] if samples else []
+    table = AdaptiveTable("\ntraining", columns, name_width=20)
     for row in rows:
-        cells: list[RenderableType] = [_predicted(row, figure), _outcome(row, figure), _gap(row, figure)]
+        cells: list[str | Text] = [_predicted_memory(row, figure), _outcome(row, figure), _gap(row, figure)]
         cells += [_predicted_time(row)] if with_time else []
-        cells += [_cell(row.spread("step_seconds"), seconds), _cell(row.spread("samples_per_second"), rate)]
-        cells += [_total(row, samples)] if samples else []
+        cells += [_spread(row.spread("step_seconds"), seconds), _spread(row.spread("samples_per_second"), rate)]
+        cells += [_total_time(row, samples)] if samples else []
         table.add_row(row.name, *cells)
     return table
 
 
-def _predicted(row: ComparisonRow, figure: str) -> Text:
+def _measured_and_published(comparison: Comparison) -> AdaptiveTable:
+    """Return memory and, where the source gives it, the time of as many samples."""
+    figure, samples = _figure(comparison), comparison.samples
+    columns = [Column("measured\nmemory"), Column("published\nmemory")]
+    if samples:
+        columns += [Column(f"measured\n{samples} samples"), Column(f"published\n{samples} samples")]
+    table = AdaptiveTable("\ntraining", columns)
+    for row in comparison.rows:
+        if row.published is None:
+            continue
+        cells: list[str | Text] = [_outcome(row, figure), human_bytes(row.published.memory_bytes)]
+        if samples:
+            known = row.published.seconds
+            cells += [_total_time(row, samples), "" if known is None else seconds(known)]
+        table.add_row(row.name, *cells)
+    return table
+
+
+def _predicted_memory(row: ComparisonRow, figure: str) -> Text:
     if row.prediction is None:
         return Text("-", style="dim")
     text = Text(human_bytes(getattr(row.prediction.memory, figure)))
     if row.prediction.out_of_memory is not None:
-        text.append("\ndoes not fit", style=STYLES["does not fit"])
+        text.append("\ndoes not fit", style=VERDICT_STYLES["does not fit"])
     return text
 
 
 def _outcome(row: ComparisonRow, figure: str) -> Text:
-    """The measured memory; what happened instead; or both, where only some repeats came to their end."""
+    """Return the measured memory, the failure, or both where only some repeats completed."""
     if row.status == "completed":
-        return _cell(row.spread(figure), _bytes)
-    said = Text(row.status.replace("out of ", "out of\n"), style=_OUTCOMES[row.status])
-    if row.completed:
-        said = Text.assemble(_cell(row.spread(figure), _bytes), "\n", said)
-    return said
+        return _spread(row.spread(figure), _size)
+    failure = Text(row.status.replace("out of ", "out of\n"), style=STATUS_STYLES[row.status])
+    return Text.assemble(_spread(row.spread(figure), _size), "\n", failure) if row.completed else failure
 
 
 def _gap(row: ComparisonRow, figure: str) -> str:
@@ -150,25 +207,7 @@ def _gap(row: ComparisonRow, figure: str) -> str:
     return "" if gap is None else signed_percent(gap, 1)
 
 
-def _beside_published(comparison: Comparison) -> Table:
-    """Memory and, where the source gives it, the time of as many samples."""
-    figure, samples = _figure(comparison), comparison.samples
-    titles = ["measured\nmemory", "published\nmemory"]
-    titles += [f"measured\n{samples} samples", f"published\n{samples} samples"] if samples else []
-    table = figures("training", numbers=titles)
-    for row in comparison.rows:
-        if row.published is None:
-            continue
-        cells: list[RenderableType] = [_outcome(row, figure), human_bytes(row.published.memory_bytes)]
-        if samples:
-            then = row.published.seconds
-            cells += [_total(row, samples), "" if then is None else seconds(then)]
-        table.add_row(row.name, *cells)
-    return table
-
-
 def _predicted_step(row: ComparisonRow) -> float | None:
-    """Seconds of a step, where the prediction has a time."""
     time = row.prediction.time if row.prediction is not None else None
     return None if time is None else time.step_seconds
 
@@ -178,46 +217,38 @@ def _predicted_time(row: ComparisonRow) -> str:
     return "" if step is None else seconds(step)
 
 
-def _total(row: ComparisonRow, samples: int) -> str:
-    """What the guide calls time: so many samples at the measured rate."""
-    pace = row.spread("samples_per_second")
-    return "" if pace is None or not pace.median else seconds(samples / pace.median)
+def _total_time(row: ComparisonRow, samples: int) -> str:
+    spread = row.spread("samples_per_second")
+    return "" if spread is None or not spread.median else seconds(samples / spread.median)
 
 
-def _cell(spread: Spread | None, say: Callable[[float], str]) -> Text:
-    """The median and, where repeats differ as far as one can see, the least and the largest below it."""
+def _spread(spread: Spread | None, text: Callable[[float], str]) -> Text:
+    """Return the median, with the range below it where the repeats differ visibly."""
     if spread is None:
-        return Text("")
-    text, least, most = Text(say(spread.median)), say(spread.least), say(spread.most)
-    if least != most:
-        number, _, unit = least.partition(" ")
-        text.append(f"\n{number if most.endswith(f' {unit}') else least}–{most}", style="dim")
-    return text
+        return Text()
+    drawn, low, high = Text(text(spread.median)), text(spread.least), text(spread.most)
+    if low != high:
+        number, _, unit = low.rpartition(" ")
+        short = number if unit and high.endswith(f" {unit}") else low
+        drawn.append(f"\n{short}–{high}", style="dim")
+    return drawn
 
 
-def _bytes(count: float) -> str:
+def _size(count: float) -> str:
     return human_bytes(round(count))
 
 
-def _ran_out(row: ComparisonRow) -> str:
-    """What was held and asked for when memory ran out; the message of PyTorch where that is all there is."""
+def _out_of_memory(row: ComparisonRow) -> str:
+    """Return the allocation that failed; the message where that is not known."""
     if (point := row.out_of_memory) is not None:
-        return _held(point)
+        return f"{sentences.instant(point.instant)}: {sentences.failed_allocation(point)}"
     return row.ran_out.message if row.ran_out else ""
 
 
-def _held(point: OutOfMemoryPoint) -> str:
-    held = f"{human_bytes(point.allocated_bytes)} allocated and {human_bytes(point.reserved_bytes)} reserved"
-    return f"{human_bytes(point.requested_bytes)} asked for {instant_phrase(point.instant)}, with {held}"
-
-
-def _explained(title: str, entries: Sequence[tuple[str, str]]) -> list[RenderableType]:
-    """A section with a line for each row that needs explaining; nothing where none does."""
-    if not entries:
-        return []
+def _explanations(entries: Sequence[tuple[str, str]]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(ratio=1, overflow="fold")
     table.add_column(ratio=2, overflow="fold")
     for name, text in entries:
         table.add_row(Text(name, style="bold"), Text(text))
-    return [section(title, table)]
+    return table

@@ -1,12 +1,14 @@
-"""From something that rich can draw to characters: on the terminal, or in a string of a fixed width."""
+"""Building blocks of text pages, and how a page becomes characters on a terminal or in a string."""
 
 from __future__ import annotations
 
 import io
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -14,30 +16,37 @@ from rich.text import Text
 WIDEST = 120
 NARROWEST = 60
 _UNKNOWN_TERMINAL = (100, 24)
+_GAP = 2
 
 
 def console() -> Console:
-    """Standard output: as wide as the terminal up to ``WIDEST``, beyond which a line is hard to follow."""
+    """Return a console for standard output, as wide as the terminal up to ``WIDEST`` columns."""
     width = shutil.get_terminal_size(_UNKNOWN_TERMINAL).columns
     return Console(width=max(NARROWEST, min(width, WIDEST)), highlight=False, soft_wrap=False)
 
 
 def render(drawing: RenderableType, width: int = 80) -> str:
-    """``drawing`` as plain text, without colour and without blanks at the ends of lines."""
-    paper = Console(file=io.StringIO(), width=width, highlight=False, color_system=None, legacy_windows=False)
-    with paper.capture() as capture:
-        paper.print(drawing)
+    """Return ``drawing`` as plain text, without colour and trailing blanks."""
+    buffer = Console(file=io.StringIO(), width=width, highlight=False, color_system=None, legacy_windows=False)
+    with buffer.capture() as capture:
+        buffer.print(drawing)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
 def section(title: str, *body: RenderableType) -> Group:
-    """A titled part of a page, its body two columns to the right, with an empty line in front."""
+    """Return a titled part of a page: an empty line, the title, and the body indented by two columns."""
     return Group(Text(), Text(title, style="bold"), *(Padding(part, (0, 0, 0, 2)) for part in body))
 
 
 def figures(*titles: str, numbers: Sequence[str], folded: int = 0) -> Table:
-    """An empty table: columns of text, then of numbers; where room is short, the text column ``folded`` folds."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    """Return an empty table with columns of text, then of numbers.
+
+    Args:
+        titles: Titles of the text columns.
+        numbers: Titles of the number columns.
+        folded: The text column that folds where the page is narrow.
+    """
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
     for index, title in enumerate(titles):
         table.add_column(title, overflow="fold", no_wrap=index != folded, vertical="top")
     for title in numbers:
@@ -45,8 +54,70 @@ def figures(*titles: str, numbers: Sequence[str], folded: int = 0) -> Table:
     return table
 
 
+def grid(*justify: str) -> Table:
+    """Return an empty table without titles, with one column for each of ``left`` and ``right``."""
+    table = Table.grid(padding=(0, _GAP, 0, 0))
+    for side in justify:
+        table.add_column(justify=side, no_wrap=side == "right", overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of figures. ``rank``: columns with the highest rank are left out first; 0 is never left out."""
+
+    title: str
+    rank: int = 0
+    justify: str = "right"
+
+
+class AdaptiveTable:
+    """A table of names and figures that leaves out columns where the page is too narrow for the names."""
+
+    def __init__(self, title: str, columns: Sequence[Column], *, name_width: int = 26) -> None:
+        self.title = title
+        self.columns = columns
+        self.name_width = name_width
+        self.rows: list[tuple[str, list[Text]]] = []
+
+    def add_row(self, name: str, *cells: str | Text) -> None:
+        """Add a row with one cell for each column."""
+        self.rows.append((name, [Text(cell) if isinstance(cell, str) else cell for cell in cells]))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = self._fitting(options.max_width)
+        table = figures(self.title, numbers=())
+        for index in shown:
+            column = self.columns[index]
+            table.add_column(column.title, justify=column.justify, no_wrap=True)  # type: ignore[arg-type]
+        for name, cells in self.rows:
+            table.add_row(name, *(cells[index] for index in shown))
+        yield table
+        if len(shown) < len(self.columns):
+            titles = [
+                " ".join(self.columns[index].title.split()) for index in range(len(self.columns)) if index not in shown
+            ]
+            yield Text(f"\nOn a wider terminal, also: {', '.join(titles)}.", style="dim")
+
+    def _fitting(self, width: int) -> list[int]:
+        """Return the indices of the columns that leave enough width for the names."""
+        longest = max((cell_len(name) for name, _ in self.rows), default=0)
+        needed = min(self.name_width, max(longest, cell_len(self.title)))
+        shown = list(range(len(self.columns)))
+        while needed + sum(_GAP + self._width(index) for index in shown) > width:
+            worst = max(shown, key=lambda index: (self.columns[index].rank, index))
+            if not self.columns[worst].rank:
+                break
+            shown.remove(worst)
+        return shown
+
+    def _width(self, index: int) -> int:
+        texts = [self.columns[index].title, *(cells[index].plain for _, cells in self.rows)]
+        return max(cell_len(line) for text in texts for line in text.splitlines() or [""])
+
+
 def bullets(sentences: Sequence[str]) -> Table:
-    """Sentences, one a line, with hanging indentation."""
+    """Return sentences as a list with hanging indentation."""
     table = Table.grid(padding=(0, 1))
     for sentence in sentences:
         table.add_row("•", Text(sentence))
@@ -54,7 +125,12 @@ def bullets(sentences: Sequence[str]) -> Table:
 
 
 def bar(share: float, width: int) -> str:
-    """``share`` (0 to 1) of ``width`` columns in blocks, to an eighth of one; what is not nothing is seen."""
+    """Return a bar of blocks, to an eighth of a column; any share above 0 is visible.
+
+    Args:
+        share: The filled share, 0 to 1.
+        width: Columns of a full bar.
+    """
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     whole, rest = divmod(min(eighths, width * 8), 8)
     return "█" * whole + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[rest]

@@ -1,0 +1,109 @@
+"""A prediction as a page: the verdict, the memory breakdown, the time of a step, and the evidence for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trainatomy.reporters import sentences
+from trainatomy.reporters.labels import BASIS_STYLES, PHASES, VERDICT_STYLES, component
+from trainatomy.reporters.text.memory import Breakdown, Timeline, counters, modules_table
+from trainatomy.reporters.text.rendering import bullets, section
+from trainatomy.results.prediction import Fact, Prediction
+from trainatomy.results.time import Time
+from trainatomy.units import flop_of, human_bytes, many, percent, seconds
+
+
+def prediction_page(prediction: Prediction) -> Group:
+    """Return everything in a prediction as a page."""
+    memory, figures = prediction.memory, prediction.bytes_per_parameter
+    parts: list[RenderableType] = [verdict_line(prediction)]
+    if prediction.out_of_memory is not None:
+        parts.append(Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True)))
+    if prediction.time is not None:
+        parts.append(Text(sentences.step_time(prediction.time, fits=prediction.fits)))
+    parts.append(section(f"{prediction.name}: GPU memory at the peak", Breakdown(memory)))
+    parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
+    if prediction.other_ranks:
+        parts.append(section("GPU memory by rank", _ranks(prediction)))
+    parts.append(section("PyTorch's own counters", counters(memory)))
+    if prediction.modules:
+        table = modules_table(prediction.modules, memory.components.activations)
+        parts.append(section("Activations at the peak, by module", table))
+    parts.append(section(sentences.bytes_per_parameter(figures), *_parameters(prediction)))
+    if prediction.timeline:
+        parts.append(
+            section("Memory allocated over the steps, at the peak of each phase", Timeline(prediction.timeline))
+        )
+    if prediction.time is not None:
+        parts.append(section("Time per step", _time(prediction.time)))
+    if prediction.facts:
+        parts.append(section("Inputs and their sources", _facts(prediction.facts)))
+    if prediction.notes:
+        parts.append(section("Notes", bullets(prediction.notes)))
+    taken = f"Predicted in {seconds(prediction.seconds_taken)} without a GPU ({sentences.versions(prediction)})."
+    return Group(*parts, Text(), Text(taken, style="dim"))
+
+
+def verdict_line(prediction: Prediction) -> Text:
+    """Return ``fits on H200 SXM (139.8 GiB): needs 9.12 GiB, 130.7 GiB to spare``."""
+    return Text.assemble(verdict_cell(prediction), sentences.fit(prediction))
+
+
+def verdict_cell(prediction: Prediction) -> Text:
+    """Return the verdict alone, for a table."""
+    return Text(prediction.verdict, style=VERDICT_STYLES[prediction.verdict])
+
+
+def _ranks(prediction: Prediction) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for rank, each in prediction.ranks.items():
+        verdict = Text(each.verdict, style=VERDICT_STYLES[each.verdict])
+        table.add_row(f"rank {rank}", human_bytes(each.memory.device_bytes), verdict)
+    return table
+
+
+def _parameters(prediction: Prediction) -> list[RenderableType]:
+    figures = prediction.bytes_per_parameter
+    parts = ", ".join(f"{component(name).title} {count:.2f}" for name, count in figures.parts.items() if count)
+    body: list[RenderableType] = [Text(f"{sentences.parameters(figures)}: {parts}")]
+    return [*body, bullets(sentences.reasons(prediction))] if figures.reasons else body
+
+
+def _time(time: Time) -> Table:
+    """Return CPU and GPU time, the GPU's phases, FLOP and utilisation, and the source of the figures."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=22)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    table.add_row("GPU time", seconds(time.gpu_seconds), many(time.launches, "kernel"))
+    for phase, spent in time.phases.items():
+        if spent:
+            table.add_row(*(Text(cell, style="dim") for cell in (f"  {PHASES.get(phase, phase)}", seconds(spent))))
+    table.add_row("CPU time", seconds(time.host_seconds), f"to launch the kernels, on {time.host}")
+    table.add_row("FLOP per second", flop_of(time.flop_per_second), f"{flop_of(time.flop)}FLOP per step")
+    if time.model_flop_utilisation is not None:
+        share = percent(time.model_flop_utilisation, 1)
+        table.add_row("model FLOP utilisation", share, "MFU: of the data sheet's peak, recomputation not counted")
+    if time.attainable_utilisation is not None:
+        table.add_row("", percent(time.attainable_utilisation, 1), "of the rate that large matrix products reach")
+    table.add_row("kernel times from", "", time.priced_by)
+    if time.general_rule_only:
+        table.add_row("by memory traffic only", "", ", ".join(time.general_rule_only))
+    return table
+
+
+def _facts(facts: Sequence[Fact]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(max_width=26)
+    table.add_column(overflow="fold", max_width=30)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    for fact in facts:
+        basis = Text(fact.basis, style=BASIS_STYLES[fact.basis])
+        source = Text(sentences.fact_source(fact).removeprefix(f"{fact.basis}: "), style="dim")
+        table.add_row(sentences.fact_name(fact), sentences.fact_value(fact), basis, source)
+    return table
