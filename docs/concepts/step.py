@@ -16,7 +16,8 @@ from trainatomy.catalog.hosts import reference_host
 from trainatomy.catalog.published import operator_shares
 from trainatomy.reporters.text import calibration_page, operations_page, prediction_page
 from trainatomy.reporters.text.rendering import render
-from trainatomy.results.operation_breakdown import TITLES, GroupShare, OperationBreakdown
+from trainatomy.reporters.labels import GROUPS
+from trainatomy.results.operation_breakdown import GroupShare, OperationBreakdown
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.time import Time
 from trainatomy.timing.cost_model import cost_model_of, gap_seconds, kernel_cost
@@ -151,12 +152,12 @@ def shares_table() -> str:
     measured, microseconds = step_measured.layer_shares()
     rows = [
         (
-            TITLES[group],
+            GROUPS[group],
             f"{known.time_percent:.1f} %",
             *(f"{100 * (here[name][group].seconds_share or 0):.1f} %" for name in here),
             f"{100 * measured[group]:.1f} %",
         )
-        for known, group in zip(published, TITLES, strict=True)
+        for known, group in zip(published, GROUPS, strict=True)
     ]
     whole = [f"{1e3 * (layer(name).seconds or 0):.2f} ms" for name in here]
     head = ("", "V100, published", "V100, predicted", "H200, predicted", "H200, measured")

@@ -8,7 +8,7 @@ from math import log10
 from concepts.drawing import BLUE, FAINT, INK, ORANGES, RULE, box, dot, line, picture, text
 from concepts.step import BATCHES, GPU_ID, LENGTH, attainable, layer, milliseconds, predicted, timed, whole_step
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.results.operation_breakdown import TITLES
+from trainatomy.reporters.labels import GROUPS
 
 Scale = Callable[[float], float]
 
@@ -50,7 +50,7 @@ def roofline_picture() -> str:
         ),
         text(x(1.25), y(bandwidth * 0.9), f"data sheet: {bandwidth / 1e12:.1f} TB/s", 12, INK),
     ]
-    colours = dict(zip(TITLES, (BLUE, ORANGES[0], ORANGES[2]), strict=True))
+    colours = dict(zip(GROUPS, (BLUE, ORANGES[0], ORANGES[2]), strict=True))
     for group, row in whole_step(layer(GPU_ID)).items():
         assert row.intensity is not None and row.seconds
         place = x(row.intensity), y(row.flop / row.seconds)
@@ -58,7 +58,7 @@ def roofline_picture() -> str:
         at, deep, anchor = (right - 6, 30, "end") if row.intensity > ridge else (place[0] + 13, 14, "start")
         shapes += [
             dot(*place, 7, colours[group]),
-            text(at, place[1] + deep, TITLES[group], 13, INK, anchor, bold=True),
+            text(at, place[1] + deep, GROUPS[group], 13, INK, anchor, bold=True),
             text(at, place[1] + deep + 16, label, 12, FAINT, anchor),
         ]
     return picture(760, 480, "Roofline of the encoder layer's three groups of operations", shapes)

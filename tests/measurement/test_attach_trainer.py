@@ -220,7 +220,7 @@ def test_summaries_of_everything(gpu: FakeAllocator, tmp_path: Path, capsys: pyt
     printed = capsys.readouterr().out
     assert printed.startswith(f"Time: {output.metrics['train_runtime']:.2f}\nSamples/second: ")
     assert "GPU memory occupied: 1179 MiB (NVIDIA H200)" in printed
-    for part in ("the driver's own", "context and kernels", "500 MiB", "reserved by PyTorch"):
+    for part in ("driver", "context and kernels", "500 MiB", "reserved by PyTorch"):
         assert part in printed
     assert "other processes" not in printed and "listed" not in printed
     with pytest.raises(trainatomy.TrainatomyError, match="cannot read a list"):

@@ -73,7 +73,7 @@ def test_every_row_of_a_comparison_is_priced_by_it(
     assert {row["time"]["priced_by"] for row in found} == {"calibration of NVIDIA H200, 2026-11-20"}
     assert main(["compare", rows, "--calibration", calibration()]) == 0
     page = capsys.readouterr().out
-    assert "step" in page and "priced by: calibration of NVIDIA H200, 2026-11-20." in " ".join(page.split())
+    assert "step" in page and "Kernel times from: calibration of NVIDIA H200, 2026-11-20." in " ".join(page.split())
 
 
 @pytest.mark.parametrize("command", ["predict", "ops", "compare"])

@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TITLES = {
-    "contraction": "tensor contractions",
-    "normalisation": "statistical normalisations",
-    "elementwise": "element-wise operators",
-}
-"""The groups by the names of Ivanov et al. (arXiv 2007.00072)."""
-
 
 @dataclass(frozen=True, slots=True)
 class GroupShare:
