@@ -14,9 +14,9 @@ from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.catalog.published import operator_shares
+from trainatomy.reporters.labels import GROUPS
 from trainatomy.reporters.text import calibration_page, operations_page, prediction_page
 from trainatomy.reporters.text.rendering import render
-from trainatomy.reporters.labels import GROUPS
 from trainatomy.results.operation_breakdown import GroupShare, OperationBreakdown
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.time import Time
