@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from trainatomy.errors import WorkloadError
 from trainatomy.workload import GPUOverride, LoraSpec, ModelSpec, TrainSpec, Workload
+from trainatomy.workload.overrides import merge
 
 GPT2: dict[str, Any] = {"model": {"id": "gpt2"}}
 
@@ -229,3 +230,32 @@ def test_a_description_loads_neither_torch_nor_transformers() -> None:
     code = "import sys, trainatomy.workload; print({'torch', 'transformers', 'peft', 'accelerate'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_settings_that_matter_and_are_not_simulated_give_a_note() -> None:
+    pasted = {
+        "eval_strategy": "steps",
+        "eval_on_start": True,
+        "auto_find_batch_size": True,
+        "debug": [],
+        "hub_token": "x",
+    }
+    train = Workload.from_mapping({"model": {"id": "gpt2"}, "train": pasted}).train
+    assert [note.partition(": ")[0] for note in train.notes()] == [
+        "train.eval_strategy, train.eval_on_start",
+        "train.auto_find_batch_size",
+    ]
+    off = {
+        "eval_strategy": "no",
+        "eval_on_start": False,
+        "load_best_model_at_end": None,
+        "train_sampling_strategy": "random",
+    }
+    assert Workload.from_mapping({"model": {"id": "gpt2"}, "train": off}).train.notes() == ()
+
+
+def test_notes_survive_flags_over_a_file() -> None:
+    base = Workload.from_mapping({"model": {"id": "gpt2"}, "train": {"eval_strategy": "epoch"}})
+    assert len(merge(base, {"bf16": True}).train.notes()) == 1
+    assert merge(base, {"eval_strategy": "no"}).train.notes() == ()
+    assert len(merge(None, {"model": "gpt2", "eval_strategy": "epoch"}).train.notes()) == 1

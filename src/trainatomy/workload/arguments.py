@@ -18,6 +18,8 @@ class Arguments:
     """The content of ``arguments.yaml``; every mapping goes from a name to a reason or a replacement."""
 
     ignored: Mapping[str, str]
+    not_simulated: Mapping[str, str]
+    neutral: frozenset[str]
     refused: Mapping[str, str]
     renamed: Mapping[str, str]
     synonyms: Mapping[str, str]
@@ -25,8 +27,12 @@ class Arguments:
     refused_optimizers: Mapping[str, str]
 
     def sets_aside(self, name: str, value: Any) -> bool:
-        """Return whether ``name`` may be given and changes nothing: ignored, or refused but empty or false."""
-        return name in self.ignored or (name in self.refused and _is_off(value))
+        """Return whether ``name`` is accepted without being applied: ignored, not simulated, or refused but off."""
+        return name in self.ignored or name in self.not_simulated or (name in self.refused and _is_off(value))
+
+    def is_missed(self, name: str, value: Any) -> bool:
+        """Return whether ``name: value`` would change the memory or the time of a training, and is not simulated."""
+        return name in self.not_simulated and not _is_off(value) and str(value) not in self.neutral
 
     def package_of(self, optim: str) -> str | None:
         """Return the package beside PyTorch that an optimizer needs, from its name or from the path of its class."""
@@ -37,7 +43,7 @@ class Arguments:
 
     def names(self) -> tuple[str, ...]:
         """Return names that are known without being keys of ``train``."""
-        return (*self.ignored, *self.refused, *self.renamed)
+        return (*self.ignored, *self.not_simulated, *self.refused, *self.renamed)
 
 
 def is_class_path(optim: str) -> bool:
@@ -50,12 +56,18 @@ def _is_off(value: Any) -> bool:
     return not value or (isinstance(value, str) and value.lower() in {"false", "no", "none", "null"})
 
 
+def _by_name(by_reason: Mapping[str, list[str]]) -> dict[str, str]:
+    return {name: reason for reason, names in by_reason.items() for name in names}
+
+
 @cache
 def arguments() -> Arguments:
     """Read ``arguments.yaml`` once."""
     raw = yaml.safe_load(files(__package__).joinpath("arguments.yaml").read_text(encoding="utf-8"))
     return Arguments(
-        ignored={name: reason for reason, names in raw["ignored"].items() for name in names},
+        ignored=_by_name(raw["ignored"]),
+        not_simulated=_by_name(raw["not_simulated"]),
+        neutral=frozenset(raw["neutral"]),
         refused=raw["refused"],
         renamed=raw["renamed"],
         synonyms=raw["synonyms"],

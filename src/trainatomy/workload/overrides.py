@@ -73,7 +73,7 @@ class RawWorkload:
             flag = BY_NAME.get(name)
             try:
                 path = ("train", _ignored_argument(name, value)) if flag is None else flag.path
-                read = None if flag is None else _parse(flag, value)
+                read = _ignored_value(name, value) if flag is None else _parse(flag, value)
             except ValueError as error:
                 problems.append(f"--{name.replace('_', '-')}: {error}")
                 continue
@@ -140,6 +140,11 @@ def _is_malformed(mapping: Mapping[str, Any], path: Path) -> bool:
     """Return whether the file has something else where ``path`` needs a section; validation will say so."""
     section = mapping.get(str(path[0]))
     return len(path) > 1 and path[0] != "gpu" and section is not None and not isinstance(section, Mapping)
+
+
+def _ignored_value(name: str, value: Any) -> Any:
+    """Return the value if it decides whether a note is due; others (a token may be one) are dropped."""
+    return value if name in arguments().not_simulated else None
 
 
 def _ignored_argument(name: str, value: Any) -> str:

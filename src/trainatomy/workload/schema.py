@@ -160,7 +160,8 @@ class Workload(Section):
         """Return ``to_mapping`` with the names, but not the values, of settings that change nothing."""
         mapping = self.to_mapping()
         if self.train.ignored:
-            mapping["train"] = {**mapping.get("train", {}), **dict.fromkeys(self.train.ignored)}
+            ignored = dict.fromkeys(self.train.ignored) | dict.fromkeys(self.train.missed, True)
+            mapping["train"] = {**mapping.get("train", {}), **ignored}
         return mapping
 
     def to_yaml(self) -> str:
@@ -193,16 +194,20 @@ class Workload(Section):
 
         It unscales before clipping, and before the step of every optimizer that does not unscale inside its kernel.
         """
-        model, train = self.model, self.train
-        trains_halves = model.dtype == "float16" and model.lora is None
-        unscales = train.max_grad_norm > 0 or train.optim not in FUSED_OPTIMIZERS
-        if not (self.mode == "training" and train.fp16 and trains_halves and unscales):
+        if not self.cannot_unscale(self.model.dtype):
             return []
         message = (
             "gradient scaling cannot unscale the float16 gradients of float16 weights "
             "(PyTorch raises `Attempting to unscale FP16 gradients.`): use dtype float32, or bf16, or remove fp16"
         )
         return [Problem(("train", "fp16"), message)]
+
+    def cannot_unscale(self, dtype: str) -> bool:
+        """Return whether gradient scaling would refuse the gradients of weights in ``dtype``."""
+        train = self.train
+        trains_halves = dtype == "float16" and self.model.lora is None
+        unscales = train.max_grad_norm > 0 or train.optim not in FUSED_OPTIMIZERS
+        return self.mode == "training" and train.fp16 and trains_halves and unscales
 
     def _refused_by_loop(self) -> list[Problem]:
         """Return a problem for each setting that the loop cannot apply."""

@@ -100,11 +100,25 @@ class TrainSpec(Section):
     seed: Index = Field(default=42, description="random seed")
 
     _ignored: tuple[str, ...] = PrivateAttr(default=())
+    _missed: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Return names of ``TrainingArguments`` that were given and change nothing in a prediction."""
+        """Names of ``TrainingArguments`` that were given and are not applied; ``notes`` tells which of them matter."""
         return self._ignored
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Return those of ``ignored`` that would change memory or time, and are not simulated."""
+        return self._missed
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a note for each reason why settings that were given and matter are not simulated."""
+        reasons = arguments().not_simulated
+        by_reason: dict[str, list[str]] = {}
+        for name in self._missed:
+            by_reason.setdefault(reasons[name], []).append(f"train.{name}")
+        return tuple(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
     def optimizer_arguments(self) -> dict[str, Any]:
         """Parse ``optim_args``: ``"foreach=False,momentum=0.9"`` gives ``{"foreach": False, "momentum": 0.9}``."""
@@ -120,6 +134,7 @@ class TrainSpec(Section):
         aside = tuple(name for name, value in given.items() if arguments().sets_aside(name, value))
         train = handler({name: value for name, value in given.items() if name not in aside})
         train._ignored = aside
+        train._missed = tuple(name for name in aside if arguments().is_missed(name, given[name]))
         return train
 
     def contradictions(self) -> list[Problem]:
