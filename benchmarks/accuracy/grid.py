@@ -49,8 +49,14 @@ class Row:
     held_out: bool
 
     def workload(self) -> Workload:
-        """Return the row as a workload; factories are resolved beside this file."""
+        """Return the row as a workload; factories are resolved beside this file.
+
+        A row that names no dtype has float32 weights: the measured models were built from configurations in float32,
+        whatever dtype their checkpoints are stored in.
+        """
         mapping = deepcopy(dict(self.mapping))
+        if "factory" not in mapping["model"]:
+            mapping["model"] = {"dtype": "float32", **mapping["model"]}
         for section in ("model", "data"):
             if "factory" in mapping.get(section, {}):
                 mapping[section]["factory"] = resolve(mapping[section]["factory"], HERE)

@@ -53,7 +53,10 @@ def prediction_of(
         memory=memory,
         modules=analysis.modules,
         bytes_per_parameter=bytes_per_parameter(
-            workload, simulation.parameters, simulation.trainable_parameters, memory
+            _with_dtype(workload, simulation.weights_dtype),
+            simulation.parameters,
+            simulation.trainable_parameters,
+            memory,
         ),
         facts=_facts(workload, software, simulation, context),
         notes=simulation.notes,
@@ -87,6 +90,11 @@ def emulated_software(workload: Workload) -> EmulatedSoftware:
         return EmulatedSoftware("lazy", current=True)
     eager = "eager-cuda-11" in workload.resolve_gpu().contexts
     return EmulatedSoftware("eager-cuda-11" if eager else "lazy", current=False)
+
+
+def _with_dtype(workload: Workload, dtype: str) -> Workload:
+    """Return the workload with the dtype that ``model.dtype: auto`` came to."""
+    return workload.model_copy(update={"model": workload.model.model_copy(update={"dtype": dtype})})
 
 
 def context_bytes(workload: Workload, simulation: Simulation) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -62,13 +63,26 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def lengths_for(name: str) -> dict[str, int]:
+    """Return the lengths that a model of this class takes: of its text, and of its decoder or transcript."""
+    import transformers
+
+    found = getattr(transformers, name, None)
+    if found is None:
+        return {"sequence_length": 16}
+    has_target = "ForCTC" in name or bool(getattr(found.config_class(), "is_encoder_decoder", False))
+    has_text = has_target or "input_ids" in inspect.signature(found.forward).parameters
+    return ({"sequence_length": 16} if has_text else {}) | ({"target_length": 8} if has_target else {})
+
+
 @pytest.fixture
 def describe() -> Callable[..., Workload]:
     """Describe the training of a tiny model by its class; keywords replace whole sections of the workload."""
 
     def make(name: str = "BertForSequenceClassification", **sections: Any) -> Workload:
         model = {"class": name, "config": TINY.get(name, {}), **sections.pop("model", {})}
-        data = sections.pop("data", {"sequence_length": 16, "target_length": 8})
+        data = sections.pop("data", None)
+        data = lengths_for(name) if data is None else data
         train = {"per_device_train_batch_size": 2, **sections.pop("train", {})}
         return Workload.from_mapping({"model": model, "data": data, "train": train, **sections})
 

@@ -68,3 +68,29 @@ def test_an_error_while_importing_is_the_users(tmp_path: Path, source: str, word
 def test_what_does_not_exist_is_the_workloads_fault(file: Path, reference: str, words: str) -> None:
     with pytest.raises(WorkloadError, match=words):
         factory.load(reference.format(file=file, folder=file.parent), "model.factory")
+
+
+@pytest.mark.parametrize("source", ["import sys\nsys.exit(0)\n", "raise SystemExit\n"])
+def test_leaving_python_while_importing_is_an_error(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "leaves.py"
+    path.write_text(source)
+    with pytest.raises(FactoryError, match=r"called sys\.exit") as error:
+        factory.load(f"{path}:build", "model.factory")
+    assert str(path) in str(error.value)
+
+
+def test_leaving_python_in_a_factory_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "leaves.py"
+    path.write_text("import sys\n\n\ndef build():\n    sys.exit(0)\n")
+    build = factory.load(f"{path}:build", "model.factory")
+    with pytest.raises(FactoryError, match=r"model\.factory: leaves called sys\.exit\(0\)") as error:
+        factory.call(build, "model.factory: leaves", ())
+    assert f"{path}:5, in build" in str(error.value)
+
+
+def test_a_factory_is_refused_whose_signature_does_not_fit() -> None:
+    with pytest.raises(FactoryError, match=r"called with no arguments, but its signature is \(size\)"):
+        factory.call(lambda size: size, "model.factory", ())
+    with pytest.raises(FactoryError, match=r"called with one argument, the batch size, but its signature is \(\)"):
+        factory.call(lambda: 1, "data.factory", (4,))
+    assert factory.call(lambda size, extra=1: size + extra, "data.factory", (4,)) == 5

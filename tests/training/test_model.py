@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from trainatomy.catalog.architectures import architecture
-from trainatomy.errors import FactoryError, MissingLibrary, NetworkError, WorkloadError
+from trainatomy.errors import FactoryError, MissingLibrary, NetworkError, SimulationError, WorkloadError
 from trainatomy.training import hub
-from trainatomy.training.model import build_model
+from trainatomy.training.model import build_model, model_notes
 from trainatomy.training.positions import lengths, position_limits, sequence_note
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+SMALL: dict[str, Any] = {"class": "GPT2LMHeadModel", "config": {"n_embd": 32, "n_layer": 1, "n_head": 2}}
 
 
 def on_meta(mapping: dict[str, Any]) -> Any:
@@ -139,7 +142,88 @@ def test_a_missing_peft_is_told_with_the_command(describe: Any, monkeypatch: pyt
 
 def test_a_missing_flash_attention_is_told_with_what_to_use() -> None:
     with pytest.raises(MissingLibrary, match="sdpa"):
-        on_meta({"model": {"id": "gpt2", "attn_implementation": "flash_attention_2"}})
+        build_model(Workload.from_mapping({"model": {**SMALL, "attn_implementation": "flash_attention_2"}}))
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention", "kernels-community/flash-attn"])
+def test_attention_kernels_that_are_not_simulated_are_refused_with_what_to_use(attention: str) -> None:
+    with pytest.raises(SimulationError, match=f"model.attn_implementation: {attention}.*not simulated.*sdpa"):
+        on_meta({"model": {"id": "gpt2", "attn_implementation": attention}})
+
+
+def stored(folder: Path, **settings: Any) -> str:
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **SMALL["config"], **settings}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_weights_have_the_dtype_of_the_checkpoint_and_a_note_says_so(tmp_path: Path, key: str) -> None:
+    model = on_meta({"model": {"id": stored(tmp_path, **{key: "bfloat16"})}})
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    (note,) = model_notes(model)
+    assert note.startswith("weights in bfloat16, as the checkpoint stores them")
+
+
+def test_a_named_dtype_is_taken_without_a_note(tmp_path: Path) -> None:
+    model = on_meta({"model": {"id": stored(tmp_path, dtype="bfloat16"), "dtype": "float32"}})
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model_notes(model) == ()
+
+
+def test_a_checkpoint_that_names_no_dtype_is_float32_and_a_note_says_that_this_is_assumed(tmp_path: Path) -> None:
+    model = on_meta({"model": {"id": stored(tmp_path)}})
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    (note,) = model_notes(model)
+    assert "does not name the dtype" in note
+    assert model_notes(on_meta({"model": {"id": stored(tmp_path, dtype="float32")}})) == ()
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_an_override_of_the_configurations_dtype_applies(tmp_path: Path, key: str) -> None:
+    for model in (SMALL, {"id": stored(tmp_path, torch_dtype="float16")}):
+        config = {**model.get("config", {}), key: "torch.bfloat16"}
+        built = on_meta({"model": {**model, "config": config}})
+        assert {parameter.dtype for parameter in built.parameters()} == {torch.bfloat16}
+
+
+def test_dtypes_that_disagree_or_do_not_exist_are_refused() -> None:
+    config = {**SMALL["config"], "dtype": "bfloat16"}
+    with pytest.raises(WorkloadError, match=r"model\.config\.dtype: cannot be combined with dtype: float32"):
+        Workload.from_mapping({"model": {**SMALL, "dtype": "float32", "config": config}})
+    with pytest.raises(WorkloadError, match=r"model\.config\.dtype: must be one of float32"):
+        on_meta({"model": {**SMALL, "config": {**config, "dtype": "int8"}}})
+
+
+def test_the_software_of_2022_loads_every_checkpoint_in_float32(tmp_path: Path) -> None:
+    model = on_meta({"model": {"id": stored(tmp_path, dtype="bfloat16")}, "era": "2022", "gpu": "v100-16gb"})
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_float16_weights_of_a_checkpoint_cannot_be_trained_with_gradient_scaling(tmp_path: Path) -> None:
+    mapping: dict[str, Any] = {"model": {"id": stored(tmp_path, dtype="float16")}, "train": {"fp16": True}}
+    with pytest.raises(WorkloadError, match=r"train\.fp16: .* stores its weights in float16"):
+        on_meta(mapping)
+    on_meta({**mapping, "mode": "inference"})
+    on_meta({**mapping, "train": {"bf16": True}})
+
+
+@pytest.mark.parametrize(
+    ("settings", "method"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "gptq"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"load_in_4bit": True}, "bitsandbytes"),
+    ],
+)
+def test_a_quantised_checkpoint_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], method: str) -> None:
+    name = stored(tmp_path, quantization_config=settings)
+    with pytest.raises(WorkloadError, match=rf"is quantised \({method}\)") as raised:
+        on_meta({"model": {"id": name}})
+    assert raised.value.key == "model.config.quantization_config"
+    on_meta({"model": {"id": name, "config": {"quantization_config": None}}})
+    with pytest.raises(WorkloadError, match="is quantised"):
+        on_meta({"model": {**SMALL, "config": {**SMALL["config"], "quantization_config": settings}}})
 
 
 def test_freeze_goes_by_pattern(describe: Any) -> None:

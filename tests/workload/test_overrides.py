@@ -108,7 +108,7 @@ def test_a_factory_takes_the_place_of_what_the_file_names_and_back(
         merge(BASE, {"dtype": "bf16", "sequence_length": 8}),
         {"model_factory": "net.py:build", "data_factory": "net.py:batch"},
     )
-    assert (made.model.id, made.model.dtype, made.data.sequence_length) == (None, "float32", None)
+    assert (made.model.id, made.model.dtype, made.data.sequence_length) == (None, "auto", None)
     assert made.model.factory == f"{tmp_path.resolve()}/net.py:build"
     named = merge(made, {"model": "gpt2", "sequence_length": 4})
     assert (named.model.factory, named.data.factory, named.model.id) == (None, None, "gpt2")

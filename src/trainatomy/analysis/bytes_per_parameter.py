@@ -43,9 +43,13 @@ def _is_mixed_precision(workload: Workload) -> bool:
     return workload.train.fp16 or workload.train.bf16
 
 
+_SINGLE = ("float32", "auto")
+"""Values of ``model.dtype`` for weights in float32; a prediction passes the dtype that ``auto`` stands for."""
+
+
 def _rule(workload: Workload) -> tuple[float | None, str]:
     """Return the rule's bytes per parameter and its name (``None`` and empty if there is none)."""
-    if workload.model.dtype != "float32":
+    if workload.model.dtype not in _SINGLE:
         return None, ""
     weights = 6.0 if _is_mixed_precision(workload) else 4.0
     kind = "mixed precision" if _is_mixed_precision(workload) else "fp32"
@@ -75,7 +79,7 @@ def _reasons(
     workload: Workload, parameters: int, trainable: int, memory: Memory, copies: int, rule: float | None
 ) -> Iterator[ReasonCode]:
     """Yield why the bytes per parameter differ from the rule."""
-    training, single = workload.mode == "training", workload.model.dtype == "float32"
+    training, single = workload.mode == "training", workload.model.dtype in _SINGLE
     if _is_mixed_precision(workload) and rule is not None and copies < 1.9 * parameters:
         yield "autocast_copies_not_at_peak"
     if trainable < parameters:

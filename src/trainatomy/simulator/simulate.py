@@ -26,7 +26,7 @@ from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.topology import Topology
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import MakeBatch
-from trainatomy.training.model import build_model, unwrap
+from trainatomy.training.model import build_model, model_notes, unwrap, weights_dtype
 from trainatomy.training.positions import sequence_note
 from trainatomy.training.process import preload
 from trainatomy.training.run import run
@@ -64,6 +64,7 @@ class Simulation:
     notes: tuple[str, ...]
     operations: Operations = field(default_factory=Operations)
     tokens_per_sample: int | None = None
+    weights_dtype: str = "float32"
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -180,9 +181,10 @@ def _result(workload: Workload, process: SimulatedProcess, model: nn.Module, ste
         libraries=frozenset(
             recorder.libraries | {"kernels"} | ({"training"} if workload.mode == "training" else set())
         ),
-        notes=(*_version_notes(version), *_notes(workload, model)),
+        notes=(*_version_notes(version), *model_notes(model), *workload.train.notes(), *_notes(workload, model)),
         operations=recorder.operations.operations,
         tokens_per_sample=tokens_per_sample(workload, model),
+        weights_dtype=str(weights_dtype(workload, model)).removeprefix("torch."),
     )
 
 

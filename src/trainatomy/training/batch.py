@@ -1,10 +1,11 @@
-"""The batches of a workload: real tensors on the CPU, drawn when they are asked for.
+"""Batches of a workload: real tensors on the CPU, drawn on request.
 
-As in the guide, a batch holds the inputs and the labels, and no attention mask unless the workload wants one.
+A batch holds inputs and labels, as in Hugging Face's guide, and an attention mask only if the workload asks for one.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,10 @@ from torch.utils.data import Dataset, default_collate
 from trainatomy.errors import FactoryError
 from trainatomy.training import factory
 from trainatomy.training.labels import IGNORED, decoder_inputs_of, draw_decoder_inputs, draw_labels
-from trainatomy.training.model import unwrap
+from trainatomy.training.model import unwrap, weights_dtype
 from trainatomy.training.positions import lengths
 from trainatomy.training.samples import PADDED_SHARE, draw_inputs
-from trainatomy.training.shape import Shape, shape_of
+from trainatomy.training.shape import Shape, refuse_unused_lengths, shape_of
 from trainatomy.training.throughput import samples_per_step
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 Sample = Mapping[str, Any]
 Batch = dict[str, Any]
 MakeBatch = Callable[[int], Mapping[str, Any]]
-"""A function that takes the batch size and returns the batch."""
+"""Takes the batch size and returns the batch."""
 
 
 class SyntheticDataset(Dataset[Sample]):
-    """``size`` samples, each drawn from its index, with the function that joins them into a batch.
+    """Dataset of ``size`` samples, each drawn from its index, and the function that joins them into a batch.
 
     A sample is a dict of CPU tensors without the batch dimension; ``collate`` stacks them.
     """
@@ -52,58 +53,96 @@ class SyntheticDataset(Dataset[Sample]):
 def build_dataset(
     workload: Workload, model: nn.Module, size: int, make_batch: MakeBatch | None = None
 ) -> SyntheticDataset:
-    """A dataset of ``size`` samples for ``model``, whose batches come from ``make_batch`` where it is given.
+    """Return a dataset of ``size`` samples for ``model``.
 
-    Raises ``WorkloadError``: a length beyond the model's positions, an input that only ``data.factory`` can make.
+    Args:
+        workload: Describes the samples.
+        model: The model that they are for.
+        size: Number of samples.
+        make_batch: Makes the batches in place of ``workload.data``, if given.
+
+    Raises:
+        WorkloadError: A length exceeds the model's positions or does not apply to the model, or the model has an input
+            that only ``data.factory`` can make.
     """
     if make_batch is not None:
-        return _from_function(make_batch, "the batch", size)
+        return _from_function(make_batch, "the batch", size, model)
     if workload.data.factory is not None:
         reference = workload.data.factory
-        return _from_function(factory.load(reference, "data.factory"), f"data.factory: {reference}", size)
+        return _from_function(factory.load(reference, "data.factory"), f"data.factory: {reference}", size, model)
     shape = shape_of(model, lengths(workload.data, unwrap(model)))
-    draw = _Drawing(workload, shape)
-    draw(0)  # tells at once where a sample cannot be drawn
+    refuse_unused_lengths(workload.data, shape)
+    draw = _Drawing(workload, shape, _input_dtype(workload, model))
+    draw(0)  # fails here rather than in the loop if a sample cannot be drawn
     return SyntheticDataset(size, draw, _Collation(shape))
 
 
 def build_batch(workload: Workload, model: nn.Module, make_batch: MakeBatch | None = None) -> Batch:
-    """One batch of the workload's size: ``[batch, …]`` tensors on the CPU by the name of the model's argument."""
+    """Return one batch: ``[batch, …]`` tensors on the CPU by the name of the model's argument."""
     size = workload.batch_size
     dataset = build_dataset(workload, model, size, make_batch)
     return dataset.collate([dataset[index] for index in range(size)])
 
 
-def _from_function(make: MakeBatch, what: str, size: int) -> SyntheticDataset:
-    """Samples are placeholders; each batch is one call of the user's function."""
+def _from_function(make: MakeBatch, what: str, size: int, model: nn.Module) -> SyntheticDataset:
+    """Return a dataset of placeholders, each of whose batches is one call of the user's function."""
 
     def collate(samples: Sequence[Any]) -> Batch:
-        with factory.user_code(what):
-            batch = make(len(samples))
+        batch = factory.call(make, what, (len(samples),))
         if not isinstance(batch, Mapping) or not batch:
-            found = type(batch).__name__
-            raise FactoryError(f"{what} must be a dict of tensors, not {found}")
+            raise FactoryError(f"{what} must be a dict of tensors, not {type(batch).__name__}")
+        _check_rows(batch, what, len(samples))
+        _check_names(batch, what, model)
         return dict(batch)
 
     return SyntheticDataset(size, lambda index: _Placeholder(), collate)
 
 
+def _check_rows(batch: Mapping[str, Any], what: str, size: int) -> None:
+    """Refuse a batch whose tensors all have one first dimension that cannot come from ``size`` samples.
+
+    A multiple is allowed (several views or choices of a sample), and so is 1 (samples packed into one row).
+    """
+    shapes = {name: tuple(value.shape) for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
+    rows = {shape[0] for shape in shapes.values()}
+    if len(rows) != 1 or any(size in shape[:2] for shape in shapes.values()):
+        return
+    found = rows.pop()
+    if found != 1 and found % size:
+        shown = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise FactoryError(f"{what} was asked for a batch of {size} and returned {found} rows: {shown}")
+
+
+def _check_names(batch: Mapping[str, Any], what: str, model: nn.Module) -> None:
+    """Refuse entries that the model's forward does not take."""
+    inner = unwrap(model)
+    parameters = inspect.signature(inner.forward).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    unknown = [repr(name) for name in batch if name not in parameters]
+    if unknown:
+        raise FactoryError(
+            f"{what} has {', '.join(unknown)}, which the forward of {type(inner).__name__} does not take: "
+            f"it takes {', '.join(parameters)}"
+        )
+
+
 class _Placeholder(dict[str, Any]):
-    """A sample of a dataset whose batches come whole; it has no columns that the Trainer could remove."""
+    """Sample of a dataset whose batches come from a function; it has no columns that the Trainer could remove."""
 
 
 POOL_BYTES = 256 * 2**20
-"""Host memory that samples may take which wait to be used again."""
+"""Host memory for samples that are kept to be used again."""
 
 
 class _Drawing:
-    """Draws the sample of an index, always the same for the same index.
+    """Draws the sample of an index, always the same one for the same index.
 
-    The samples of two steps come again in later ones, from memory: drawing images takes the host longer than issuing a
-    step, and a training that is measured would seem to wait for its data.
+    The samples of two steps are kept and used again in later steps: drawing images takes the CPU longer than launching
+    a step, and a measured training would seem to wait for its data.
     """
 
-    def __init__(self, workload: Workload, shape: Shape) -> None:
+    def __init__(self, workload: Workload, shape: Shape, float_dtype: torch.dtype) -> None:
         self.shape = shape
         self.known: dict[int, Sample] = {}
         self.pool = 2 * samples_per_step(workload)
@@ -111,17 +150,17 @@ class _Drawing:
         self.with_mask = workload.data.has_mask
         self.is_padded = workload.data.padding
         self.is_smoothed = workload.train.label_smoothing_factor > 0
-        self.float_dtype = _input_dtype(workload)
+        self.float_dtype = float_dtype
 
     def __call__(self, index: int) -> Sample:
         place = index % self.pool
         if place not in self.known:
-            sample = self.known[place] = self._drawn(place)
+            sample = self.known[place] = self._draw(place)
             size = sum(value.nbytes for value in tree_leaves(sample))
             self.pool = min(self.pool, max(POOL_BYTES // size, 1))
         return self.known[place]
 
-    def _drawn(self, index: int) -> dict[str, Any]:
+    def _draw(self, index: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(index)
         inputs = draw_inputs(self.shape, generator)
         targets = (
@@ -138,7 +177,7 @@ class _Drawing:
         return cast
 
     def _mask(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``[S]`` int64 ones, as a tokenizer returns them, for models that read text."""
+        """Return ``[S]`` int64 ones, as a tokenizer does, for models that read text."""
         if not self.with_mask or "input_ids" not in inputs or "attention_mask" not in self.shape.parameters:
             return {}
         return {"attention_mask": torch.ones_like(inputs["input_ids"])}
@@ -148,16 +187,18 @@ class _Drawing:
 
 
 _LISTED = frozenset({"mask_labels", "class_labels"})
-"""What models take as a list with a tensor for each image."""
-
+"""Arguments that models take as a list with one tensor per image."""
 
 _JOINED = frozenset({"pixel_values", "image_grid_thw"})
-"""What models that take a list of patches want of all images in one row."""
+"""Arguments in which models that take a list of patches expect all images in one row."""
 
 
 class _Collation:
-    """PyTorch's default collation, except that the objects of images, of which each may have others, stay in a list;
-    joint models of text and images are asked for their loss by an argument."""
+    """PyTorch's default collation with exceptions for images.
+
+    The objects of images stay in a list, because their number may differ.  Joint models of text and images compute
+    their loss only if an argument asks for it.
+    """
 
     def __init__(self, shape: Shape) -> None:
         self.joined = _JOINED if shape.grid is not None else frozenset[str]()
@@ -175,20 +216,21 @@ class _Collation:
         return batch
 
 
-def _input_dtype(workload: Workload) -> torch.dtype:
-    """Floats follow weights of 16 bits, unless autocast casts them on the way in (a convolution wants one dtype)."""
+def _input_dtype(workload: Workload, model: nn.Module) -> torch.dtype:
+    """Return the dtype of floating-point inputs: that of the weights, or float32 under autocast.
+
+    A convolution needs both in one dtype; autocast casts them itself.
+    """
     train = workload.train
     if workload.mode == "inference" and (train.fp16_full_eval or train.bf16_full_eval):
         return torch.float16 if train.fp16_full_eval else torch.bfloat16
     if train.fp16 or train.bf16:
         return torch.float32
-    dtype = getattr(torch, workload.model.dtype)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
+    return weights_dtype(workload, model)
 
 
 def _pad(sample: dict[str, Tensor]) -> None:
-    """Mask the end of the text out, and its labels with it."""
+    """Mask out the end of the text and its labels."""
     length = sample["attention_mask"].shape[-1] if "attention_mask" in sample else 0
     kept = length - length // PADDED_SHARE
     if length == 0:

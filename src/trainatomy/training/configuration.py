@@ -1,55 +1,141 @@
-"""The configuration of a transformers model: from a folder, from what ships, or from the hub; then the overrides.
+"""Load the configuration of a transformers model and apply the workload's overrides.
 
-Weights are never fetched.  What ships is asked before the hub, so that the answer does not depend on a network:
-configurations of published weights do not change.
+A configuration comes from a local folder, from the architectures that ship with trainatomy, or from the hub; weights
+are never fetched.  Shipped ones come before the hub, so that the answer does not depend on a network: the configuration
+of published weights does not change.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trainatomy.catalog.architectures import architecture, nearest
 from trainatomy.errors import WorkloadError
 from trainatomy.training.hub import fetch_config
+from trainatomy.workload.model import spell_dtype
 from trainatomy.workload.nearest import suggestion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from trainatomy.workload.model import ModelSpec
+    from trainatomy.workload.schema import Workload
 
 Raw = dict[str, Any]
 """The content of a ``config.json``."""
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Dtypes of weights that a workload can ask for."""
+
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+
 
 def build_configuration(spec: ModelSpec, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The configuration that ``spec`` describes, with its overrides.
+    """Return the configuration that ``spec`` describes, overrides included.
 
-    Raises ``WorkloadError`` (unknown name, key or value) or ``NetworkError`` (neither shipped nor reachable).
+    Raises:
+        WorkloadError: A name, key or value is wrong, or the checkpoint is quantised.
+        NetworkError: The model neither ships with trainatomy nor can be fetched.
     """
     raw, config_class = _source(spec, trust_remote_code)
-    overrides = _checked(spec.config, raw, config_class)
+    overrides = _canonical_overrides(spec.config, raw, config_class)
     merged = _merge(raw, overrides)
+    _refuse_quantization(merged, spec, config_class)
     try:
-        config = config_class(**merged)
-    except Exception as error:  # transformers checks values itself, by exceptions of many kinds
-        raise WorkloadError(f"model.config: {config_class.__name__} refuses these values: {error}") from error
+        config = config_class(**copy.deepcopy(merged))  # some classes take keys out of nested mappings
+    except Exception as error:  # transformers checks values itself and raises exceptions of many kinds
+        raise WorkloadError(
+            f"model.config: {config_class.__name__} refuses these values: {error}", key="model.config"
+        ) from error
     config._name_or_path = spec.id or ""
     return config
 
 
+def dtype_to_load(workload: Workload, config: PreTrainedConfig) -> torch.dtype:
+    """Return the dtype in which the weights of ``workload`` are loaded.
+
+    ``model.dtype`` decides unless it is ``auto``.  ``auto`` does what transformers 5 does in ``from_pretrained`` and
+    ``from_config`` (``modeling_utils.py``, ``_get_dtype`` and ``_from_config``, 5.17): it takes the ``dtype`` of the
+    configuration, and float32 if the configuration names none.  ``from_pretrained`` would then look at the weights
+    themselves, which are not available here.  Before 5.0, and so in the era of 2022, the default was float32.
+    """
+    spec = workload.model
+    if spec.dtype != "auto":
+        return DTYPES[spec.dtype]
+    if workload.era == "2022" and not {"dtype", "torch_dtype"} & spec.config.keys():
+        return torch.float32
+    stored = stored_dtype(config)
+    if stored not in (None, *DTYPES.values()):
+        raise WorkloadError(
+            f"model.dtype: {spec.id or type(config).__name__} stores its weights in {_name(stored)}, which is not "
+            f"simulated: name one of {', '.join(DTYPES)}",
+            key="model.dtype",
+        )
+    return stored or torch.float32
+
+
+def stored_dtype(config: PreTrainedConfig) -> torch.dtype | None:
+    """Return the dtype that a configuration names for its weights, or ``None``."""
+    found = getattr(config, "dtype", None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def dtype_note(workload: Workload, config: PreTrainedConfig) -> str | None:
+    """Return what to tell about the weights' dtype if the workload leaves it to the checkpoint, else ``None``.
+
+    ``config`` is the configuration as loaded, before the model was built from it.
+    """
+    spec = workload.model
+    if spec.id is None or spec.dtype != "auto" or workload.era == "2022" or "dtype" in spec.config:
+        return None
+    stored = stored_dtype(config)
+    if stored is None:
+        return (
+            f"weights in float32: the configuration of {spec.id} does not name the dtype of its checkpoint; "
+            "model.dtype sets another"
+        )
+    if stored == torch.float32:
+        return None
+    return f"weights in {_name(stored)}, as the checkpoint stores them; model.dtype sets another"
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _refuse_quantization(merged: Raw, spec: ModelSpec, config_class: type[PreTrainedConfig]) -> None:
+    """Refuse a quantised checkpoint; ``null`` as an override removes the key and leaves the dense model."""
+    for key in _QUANTIZATION_KEYS:
+        if not merged.get(key):
+            merged.pop(key, None)
+            continue
+        settings = merged[key] if isinstance(merged[key], Mapping) else {}
+        method = settings.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in settings else "an unnamed method")
+        raise WorkloadError(
+            f"model.config.{key}: {spec.id or config_class.__name__} is quantised ({method}), and quantised weights "
+            "are not simulated: name a checkpoint that is not quantised, or set "
+            f"model.config.{key}: null to predict the dense model",
+            key=f"model.config.{key}",
+        )
+
+
 def _source(spec: ModelSpec, trust_remote_code: bool) -> tuple[Raw, type[PreTrainedConfig]]:
-    """The raw configuration (without overrides) and its class."""
+    """Return the raw configuration, without overrides, and its class."""
     if spec.id is None:
         from trainatomy.training.classes import transformers_class
 
-        assert spec.class_ is not None  # the schema wants one of id, class, factory
+        assert spec.class_ is not None  # the schema requires one of id, class, factory
         model_class = transformers_class(spec.class_)
         config_class = getattr(model_class, "config_class", None)
         if config_class is None:
-            raise WorkloadError(f"model.class: {spec.class_} stands for many models: give model.id too")
+            raise WorkloadError(
+                f"model.class: {spec.class_} stands for many models: give model.id too", key="model.class"
+            )
         return {}, config_class
     raw = _raw(spec.id)
     if "auto_map" in raw and raw.get("model_type") not in _known_types():
@@ -58,7 +144,7 @@ def _source(spec: ModelSpec, trust_remote_code: bool) -> tuple[Raw, type[PreTrai
 
 
 def _raw(name: str) -> Raw:
-    """``config.json`` of a local folder, of a shipped architecture or of the hub, in this order."""
+    """Return ``config.json`` of a local folder, of a shipped architecture or of the hub, in this order."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _read_folder(folder)
@@ -66,7 +152,7 @@ def _raw(name: str) -> Raw:
     if shipped is not None:
         return shipped
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise WorkloadError(f"model.id: there is no folder {folder}")
+        raise WorkloadError(f"model.id: there is no folder {folder}", key="model.id")
     shipped_names = nearest(name)
     hint = f"; shipped under a similar name: {', '.join(shipped_names)}" if shipped_names else ""
     return fetch_config(name, hint=hint)
@@ -76,13 +162,13 @@ def _read_folder(folder: Path) -> Raw:
     from transformers import PreTrainedConfig
 
     if not (folder / "config.json").is_file():
-        raise WorkloadError(f"model.id: the folder {folder} has no config.json")
+        raise WorkloadError(f"model.id: the folder {folder} has no config.json", key="model.id")
     raw, _ = PreTrainedConfig.get_config_dict(str(folder), local_files_only=True)
     return dict(raw)
 
 
 def _shipped(name: str) -> Raw | None:
-    """The configuration that ships under ``name``, or ``None``."""
+    """Return the configuration that ships under ``name``, or ``None``."""
     found = architecture(name)
     if found is None:
         return None
@@ -98,14 +184,15 @@ def _known_types() -> Mapping[str, Any]:
 def _config_class(name: str, raw: Raw) -> type[PreTrainedConfig]:
     model_type = raw.get("model_type")
     if model_type is None:
-        raise WorkloadError(f"model.id: the configuration of {name} names no model_type")
+        raise WorkloadError(f"model.id: the configuration of {name} names no model_type", key="model.id")
     known = _known_types()
     if model_type not in known:
         from transformers import __version__
 
         raise WorkloadError(
             f"model.id: {name} is of type {model_type!r}, which transformers {__version__} does not know"
-            f"{suggestion(model_type, known)}"
+            f"{suggestion(model_type, known)}",
+            key="model.id",
         )
     return known[model_type]
 
@@ -114,32 +201,59 @@ def _remote_config_class(name: str, raw: Raw, trust_remote_code: bool) -> type[P
     if not trust_remote_code:
         raise WorkloadError(
             f"model.id: {name} brings its own code, which would run on this machine: read it at "
-            f"https://huggingface.co/{name}, then allow it with --trust-remote-code"
+            f"https://huggingface.co/{name}, then allow it with --trust-remote-code",
+            key="model.id",
         )
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     return get_class_from_dynamic_module(raw["auto_map"]["AutoConfig"], name)
 
 
-def _checked(overrides: Mapping[str, Any], raw: Raw, config_class: type[PreTrainedConfig]) -> Raw:
-    """The overrides under the names that the class itself uses; unknown names are refused.
+def _canonical_overrides(overrides: Mapping[str, Any], raw: Raw, config_class: type[PreTrainedConfig]) -> Raw:
+    """Return the overrides under the names that the class itself uses; refuse unknown names.
 
-    A configuration takes any keyword and keeps it, so a misspelt override would change nothing without a word.
+    A configuration accepts any keyword and keeps it, so a misspelt override would silently change nothing.
     """
-    aliases = dict(config_class.attribute_map)
-    known = {*config_class().to_dict(), *raw, *aliases, "num_labels", "rope_theta", "rope_scaling"}
+    aliases = {**config_class.attribute_map, "torch_dtype": "dtype"}
+    known = {*_keys(config_class), *raw, *aliases, *_QUANTIZATION_KEYS, "num_labels", "rope_theta", "rope_scaling"}
     canonical: Raw = {}
     for key, value in overrides.items():
         if key not in known:
             shown = sorted(name for name in known if not name.startswith("_"))
-            raise WorkloadError(f"model.config.{key}: {config_class.__name__} has no such key{suggestion(key, shown)}")
+            raise WorkloadError(
+                f"model.config.{key}: {config_class.__name__} has no such key{suggestion(key, shown)}",
+                key=f"model.config.{key}",
+            )
         canonical[aliases.get(key, key)] = value
+    if "dtype" in canonical:
+        canonical["dtype"] = _checked_dtype(canonical["dtype"])
     return canonical
 
 
+def _keys(config_class: type[PreTrainedConfig]) -> set[str]:
+    """Return the keys of a configuration; one made of others (``EncoderDecoderConfig``) has no default instance."""
+    try:
+        return set(config_class().to_dict())
+    except ValueError:
+        from transformers import PreTrainedConfig
+
+        return {*PreTrainedConfig().to_dict(), *config_class.sub_configs}
+
+
+def _checked_dtype(value: Any) -> str:
+    name = spell_dtype(value)
+    if name not in DTYPES:
+        raise WorkloadError(
+            f"model.config.dtype: must be one of {', '.join(DTYPES)}, found {value!r}", key="model.config.dtype"
+        )
+    return str(name)
+
+
 def _merge(raw: Raw, overrides: Raw) -> Raw:
-    """Overrides over the raw configuration: sub-configurations key by key, lists by layer cut to the new depth."""
+    """Overlay the raw configuration: sub-configurations key by key, lists by layer cut to the new depth."""
     merged = {**raw, **overrides}
+    if "dtype" in overrides:
+        merged.pop("torch_dtype", None)
     for key, value in overrides.items():
         if isinstance(value, Mapping) and isinstance(raw.get(key), Mapping):
             merged[key] = {**raw[key], **value}
@@ -149,14 +263,16 @@ def _merge(raw: Raw, overrides: Raw) -> Raw:
                 merged.pop(key, None)
     for key in ("num_hidden_layers", "num_layers", "n_layer"):
         if key in overrides and (type(overrides[key]) is not int or overrides[key] < 0):
-            raise WorkloadError(f"model.config.{key}: must be a number of layers, found {overrides[key]!r}")
+            raise WorkloadError(
+                f"model.config.{key}: must be a number of layers, found {overrides[key]!r}", key=f"model.config.{key}"
+            )
         if key in raw and key in overrides:
             merged.update(_fit_layer_lists(raw, overrides, int(raw[key]), int(overrides[key])))
     return merged
 
 
 def _fit_layer_lists(raw: Raw, overrides: Raw, old_depth: int, depth: int) -> Raw:
-    """Lists with one entry a layer (``layer_types``, …), repeated or cut to ``depth`` entries."""
+    """Return the lists with one entry per layer (``layer_types``, …), repeated or cut to ``depth`` entries."""
     return {
         key: [value[index % old_depth] for index in range(depth)]
         for key, value in raw.items()

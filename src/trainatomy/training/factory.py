@@ -1,6 +1,6 @@
 """Load and call the user's own functions (``package.module:build``, ``path/to/file.py:build``).
 
-What goes wrong in them is told in the user's terms: their file, line and function, not ours.
+Errors in them are reported with the user's file, line and function, not ours.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import traceback
@@ -30,10 +31,15 @@ _INSTALLED = tuple(Path(place).resolve() for place in {*map(sysconfig.get_path, 
 
 
 def load(reference: str, key: str) -> Callable[..., Any]:
-    """The function that ``reference`` names.
+    """Return the function that ``reference`` names.
 
-    ``key`` is the workload's key (``model.factory``).  Raises ``WorkloadError`` where file, module or function do not
-    exist, ``FactoryError`` where importing them raises.
+    Args:
+        reference: ``package.module:function`` or ``path/to/file.py:function``.
+        key: The workload's key, such as ``model.factory``, for messages.
+
+    Raises:
+        WorkloadError: The file, module or function does not exist.
+        FactoryError: Importing it failed.
     """
     place, _, name = reference.rpartition(":")
     module = _file(place, key) if place.endswith(".py") else _module(place, key)
@@ -41,17 +47,39 @@ def load(reference: str, key: str) -> Callable[..., Any]:
     for part in name.split("."):
         if not hasattr(function, part):
             names = [entry for entry in vars(module) if not entry.startswith("_")]
-            raise WorkloadError(f"{key}: {place} has no {name!r}{suggestion(name, names)}")
+            raise WorkloadError(f"{key}: {place} has no {name!r}{suggestion(name, names)}", key=key)
         function = getattr(function, part)
     if not callable(function):
-        raise WorkloadError(f"{key}: {reference} is not a function but a {type(function).__name__}")
+        raise WorkloadError(f"{key}: {reference} is not a function but a {type(function).__name__}", key=key)
     return function
+
+
+def call(function: Callable[..., Any], what: str, arguments: tuple[Any, ...]) -> Any:
+    """Call a user's factory; raise ``FactoryError`` if its signature does not take ``arguments`` or if it fails.
+
+    Args:
+        function: The factory.
+        what: How messages name it, such as ``model.factory: models.py:build``.
+        arguments: The positional arguments of the call.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin or an extension's function
+        signature = None
+    if signature is not None:
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            wanted = "one argument, the batch size" if arguments else "no arguments"
+            raise FactoryError(f"{what} is called with {wanted}, but its signature is {signature}") from None
+    with user_code(what):
+        return function(*arguments)
 
 
 def _file(place: str, key: str) -> ModuleType:
     path = Path(place).expanduser().resolve()
     if not path.is_file():
-        raise WorkloadError(f"{key}: there is no file {path}")
+        raise WorkloadError(f"{key}: there is no file {path}", key=key)
     name = f"_trainatomy_factory_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # a path that ends in .py always has a loader
@@ -68,13 +96,14 @@ def _module(place: str, key: str) -> ModuleType:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
             if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
-                raise WorkloadError(f"{key}: there is no module {place!r} (looked in {Path.cwd()} too)") from None
+                message = f"{key}: there is no module {place!r} (looked in {Path.cwd()} too)"
+                raise WorkloadError(message, key=key) from None
             raise
 
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let the user's module import its neighbours, as ``python file.py`` would."""
+    """Put ``folder`` on the import path, so that the user's module can import its neighbours."""
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -85,14 +114,19 @@ def _importable(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Turn an exception that comes out of the user's code into a ``FactoryError`` with the user's frame.
+    """Turn an exception raised in the user's code into a ``FactoryError`` that names the user's file and line.
 
-    Our own errors and running out of memory pass unchanged, and so does an exception with no frame of the user's in it.
+    Our own errors, out-of-memory errors and exceptions without a frame of the user's pass unchanged.  ``sys.exit`` in
+    the user's code is an error too: nothing was predicted.
     """
     try:
         yield
     except (TrainatomyError, torch.OutOfMemoryError):
         raise
+    except SystemExit as error:
+        frame = _users_frame(error)
+        where = "" if frame is None else f"\n  {frame.filename}:{frame.lineno}, in {frame.name}"
+        raise FactoryError(f"{what} called sys.exit({_exit_argument(error)}){where}") from error
     except Exception as error:
         frame = _users_frame(error)
         if frame is None:
@@ -100,13 +134,17 @@ def user_code(what: str) -> Iterator[None]:
         raise FactoryError(_message(what, error, frame)) from error
 
 
+def _exit_argument(error: SystemExit) -> str:
+    return "" if error.code is None else repr(error.code)
+
+
 def has_users_frame(error: BaseException) -> bool:
-    """Whether the user's own code took part in an exception."""
+    """Return whether the user's own code is in the traceback of an exception."""
     return _users_frame(error) is not None
 
 
 def _users_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost frame that lies neither in our package nor in an installed one."""
+    """Return the innermost frame that is neither in our package nor in an installed one."""
     if isinstance(error, SyntaxError) and error.filename and _is_users(error.filename):
         return traceback.FrameSummary(error.filename, error.lineno or 0, "<module>", line=(error.text or "").strip())
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]

@@ -41,7 +41,7 @@ def _class_per_token(shape: Shape, inputs: Labels, generator: torch.Generator) -
 def _token(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
     """A token for each position: of the decoder ``[T]``, drawn anew for a masked model ``[S]``, else the input."""
     if shape.is_encoder_decoder:
-        return {"labels": draw_tokens(shape.text, shape.lengths.target, generator)}
+        return {"labels": draw_tokens(shape.decoder, shape.lengths.target, generator)}
     if "MaskedLM" in shape.class_name:
         return {"labels": draw_tokens(shape.text, shape.lengths.sequence, generator)}
     labels = inputs["input_ids"].clone()
@@ -176,9 +176,14 @@ def draw_labels(shape: Shape, inputs: Labels, generator: torch.Generator) -> Lab
             return make(shape, inputs, generator)
     if "return_loss" in shape.parameters and "labels" not in shape.parameters:
         return {}  # texts and images of a batch are each other's labels
-    if "labels" in shape.parameters and hasattr(shape.text, "vocab_size") and "input_ids" in inputs:
+    if "labels" in shape.parameters and _writes_text(shape, inputs):
         return _token(shape, inputs, generator)
     raise _unknown(shape)
+
+
+def _writes_text(shape: Shape, inputs: Labels) -> bool:
+    """Return whether the labels are tokens: the model reads text, or its decoder writes it."""
+    return hasattr(shape.decoder, "vocab_size") and ("input_ids" in inputs or shape.is_encoder_decoder)
 
 
 def _unknown(shape: Shape) -> WorkloadError:
@@ -192,7 +197,7 @@ def draw_decoder_inputs(shape: Shape, generator: torch.Generator) -> Labels:
     """What a decoder is given where there are no labels (inference)."""
     if not shape.is_encoder_decoder:
         return {}
-    return {"decoder_input_ids": draw_tokens(shape.text, shape.lengths.target, generator)}
+    return {"decoder_input_ids": draw_tokens(shape.decoder, shape.lengths.target, generator)}
 
 
 def decoder_inputs_of(shape: Shape, targets: Labels) -> Labels:

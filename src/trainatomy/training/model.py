@@ -1,7 +1,7 @@
-"""Build the model of a workload, with random weights.
+"""Build the model of a workload with random weights.
 
-The caller decides where: under ``torch.device("meta")`` a model of any size costs nothing; without it, weights are
-drawn on the CPU.  What is built is what ``from_pretrained(dtype=…)`` would load: the same dtypes, the same buffers.
+The caller decides on which device: under ``torch.device("meta")`` a model of any size costs nothing; otherwise weights
+are drawn on the CPU.  The result has the dtypes and buffers that ``from_pretrained`` would give it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trainatomy.errors import FactoryError, MissingLibrary, WorkloadError
+from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, WorkloadError
 from trainatomy.libraries import import_library
 from trainatomy.training import factory
 from trainatomy.training.classes import model_class
-from trainatomy.training.configuration import build_configuration
+from trainatomy.training.configuration import DTYPES, build_configuration, dtype_note, dtype_to_load
 from trainatomy.training.positions import lengths
 from trainatomy.workload.nearest import suggestion
 
@@ -26,74 +26,147 @@ if TYPE_CHECKING:
 
     from trainatomy.workload.model import LoraSpec, ModelSpec
     from trainatomy.workload.schema import Workload
+    from trainatomy.workload.train import TrainSpec
 
 
 def build_model(workload: Workload, *, trust_remote_code: bool = False) -> nn.Module:
-    """The model of ``workload``: built, frozen or adapted as it says; on the device that is the caller's default.
+    """Build the model of ``workload`` on the default device, and freeze or adapt it as the workload says.
 
-    Raises ``WorkloadError`` (a name or a length is wrong), ``NetworkError``, ``MissingLibrary`` (peft),
-    ``FactoryError`` (the user's ``model.factory`` raised).
+    Raises:
+        WorkloadError: A name, a value or a length is wrong, or the checkpoint is quantised.
+        NetworkError: The configuration cannot be fetched.
+        MissingLibrary: peft or a library that the model needs is not installed.
+        FactoryError: The user's ``model.factory`` failed.
+        SimulationError: The model's attention kernels cannot run without a GPU.
     """
     spec = workload.model
     if spec.factory is not None:
         model = _from_factory(spec.factory)
     else:
-        model = _from_transformers(spec, trust_remote_code)
+        model = _from_transformers(workload, trust_remote_code)
         if workload.data.factory is None:
-            lengths(workload.data, model)  # refuses sequences that are longer than the model's positions
+            lengths(workload.data, model)  # refuses sequences longer than the model's positions
     if spec.lora is not None:
         model = _adapt(model, spec.lora)
     _freeze(model, spec.freeze)
     return model
 
 
+def model_notes(model: nn.Module) -> tuple[str, ...]:
+    """Return what ``build_model`` decided for the user and a reader should know."""
+    return getattr(unwrap(model), _NOTES, ())
+
+
+def weights_dtype(workload: Workload, model: nn.Module) -> torch.dtype:
+    """Return the dtype of the weights of a built model: that of its first parameter if the checkpoint decides.
+
+    A factory's model counts as float32.
+    """
+    spec = workload.model
+    if spec.dtype != "auto":
+        return DTYPES[spec.dtype]
+    if spec.factory is not None:
+        return torch.float32
+    dtypes = (parameter.dtype for parameter in unwrap(model).parameters() if parameter.is_floating_point())
+    return next(dtypes, torch.float32)
+
+
+_NOTES = "_trainatomy_notes"
+
+
 def _from_factory(reference: str) -> nn.Module:
     build = factory.load(reference, "model.factory")
-    with factory.user_code(f"model.factory: {reference}"):
-        model = build()
+    model = factory.call(build, f"model.factory: {reference}", ())
     if not isinstance(model, nn.Module):
         raise FactoryError(f"model.factory: {reference} must return an nn.Module, not a {type(model).__name__}")
     return model
 
 
-def _from_transformers(spec: ModelSpec, trust_remote_code: bool) -> PreTrainedModel:
+def _from_transformers(workload: Workload, trust_remote_code: bool) -> PreTrainedModel:
+    spec = workload.model
     config = build_configuration(spec, trust_remote_code=trust_remote_code)
     found = model_class(config, spec.class_, trust_remote_code=trust_remote_code)
     _complete(config, found.__name__)
-    dtype = getattr(torch, spec.dtype)
+    dtype, note = dtype_to_load(workload, config), dtype_note(workload, config)
+    _check_gradient_scaling(workload, dtype)
+    _check_attention(spec.attn_implementation)
     attention = {} if spec.attn_implementation is None else {"attn_implementation": spec.attn_implementation}
     try:
         model = found._from_config(config, dtype=dtype, **attention)
     except ImportError as error:
         raise _missing(found.__name__, spec, error) from error
-    except Exception as error:  # values that its configuration took and its layers do not
+    except Exception as error:  # values that its configuration accepted and its layers do not
         raise WorkloadError(
-            f"model: {found.__name__} cannot be built with this configuration: {type(error).__name__}: {error}"
+            f"model: {found.__name__} cannot be built with this configuration: {type(error).__name__}: {error}",
+            key="model",
         ) from error
     keep_in_float32(model, dtype)
+    setattr(model, _NOTES, () if note is None else (note,))
     return model
+
+
+def _check_gradient_scaling(workload: Workload, dtype: torch.dtype) -> None:
+    """Refuse fp16 training of float16 weights that the checkpoint decides (the schema sees only those it names)."""
+    if workload.model.dtype == "auto" and dtype == torch.float16 and workload.cannot_unscale("float16"):
+        raise WorkloadError(
+            f"train.fp16: {workload.model.id or workload.model.class_} stores its weights in float16, and gradient "
+            "scaling cannot unscale float16 gradients (PyTorch raises `Attempting to unscale FP16 gradients.`): set "
+            "model.dtype: float32, or bf16 instead of fp16, or leave fp16 out",
+            key="train.fp16",
+        )
+
+
+_FLASH = "calls the kernels of the flash-attn package"
+_UNSIMULATED_ATTENTION = {
+    "flash_attention_2": _FLASH,
+    "flash_attention_3": _FLASH,
+    "flash_attention_4": _FLASH,
+    "flex_attention": "compiles its kernel with torch.compile",
+}
+
+
+def _check_attention(name: str | None) -> None:
+    """Refuse attention kernels that a model on meta tensors cannot run.
+
+    A model on a real device is built: ``trainatomy measure`` needs no simulation of the kernel.
+    """
+    reason = _UNSIMULATED_ATTENTION.get(name or "", "is a kernel from the hub" if "/" in (name or "") else None)
+    if reason is None or torch.get_default_device().type != "meta":
+        return
+    raise SimulationError(
+        f"model.attn_implementation: {name} {reason}, which is not simulated: use sdpa, which runs PyTorch's own "
+        "FlashAttention kernel in 16-bit precision if there is no attention mask, and like it never stores the "
+        "matrix of attention scores"
+    )
 
 
 def _missing(class_name: str, spec: ModelSpec, error: ImportError) -> MissingLibrary:
     if (spec.attn_implementation or "").startswith("flash_attention"):
         return MissingLibrary(
             f"model.attn_implementation: {spec.attn_implementation} is not installed: pip install flash-attn, or use "
-            "sdpa, which takes PyTorch's own flash kernel where it can"
+            "sdpa, which runs PyTorch's own FlashAttention kernel if it can",
+            library="flash-attn",
         )
     return MissingLibrary(f"model: {class_name} needs a library that is not installed: {error}")
 
 
 def _complete(config: PreTrainedConfig, class_name: str) -> None:
-    """Special tokens without which a forward refuses to run, and which a tokenizer would otherwise bring."""
+    """Set what a forward needs and a tokenizer or ``from_pretrained`` would set, mostly special tokens."""
     if class_name.endswith("ForSequenceClassification") and getattr(config, "pad_token_id", None) is None:
         end = getattr(config, "eos_token_id", None)
         config.pad_token_id = end[0] if isinstance(end, list) else end or 0
+    if class_name in {"EncoderDecoderModel", "VisionEncoderDecoderModel", "SpeechEncoderDecoderModel"}:
+        config.decoder.is_decoder = config.decoder.add_cross_attention = True
+        if getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = getattr(config.decoder, "pad_token_id", None) or 0
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    if class_name.startswith("Blip2") and getattr(config, "image_token_index", 0) is None:
+        config.image_token_index = int(config.text_config.vocab_size) - 1
 
 
 def keep_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Give the parameters that stay in float32 (T5's ``wo``, …) that dtype, as ``from_pretrained`` does when it loads.
+    """Cast the parameters that must stay in float32 (T5's ``wo``, …), as ``from_pretrained`` does.
 
     transformers matches its patterns anywhere in a parameter's name (``core_model_loading.py``,
     ``convert_and_load_state_dict_in_model``, 5.17).
@@ -108,23 +181,36 @@ def keep_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _adapt(model: nn.Module, lora: LoraSpec) -> nn.Module:
-    """Low-rank adapters by peft, with its defaults: in float32 where the weights are in 16 bits."""
+    """Add peft's low-rank adapters, which are in float32 even if the weights are in 16 bits."""
     peft = import_library("peft", "model.lora")
     try:
         return peft.get_peft_model(model, peft.LoraConfig(**lora.arguments()))
     except (ValueError, TypeError) as error:
-        raise WorkloadError(f"model.lora: peft refuses: {error}") from error
+        raise WorkloadError(f"model.lora: peft refuses: {error}", key="model.lora") from error
 
 
 def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
-    """Take the parameters whose names match one of ``patterns`` (as in a shell) out of training."""
+    """Exclude the parameters whose names match one of ``patterns`` (shell-style) from training."""
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            raise WorkloadError(f"model.freeze: {pattern!r} matches no parameter{suggestion(pattern, names)}")
+            raise WorkloadError(
+                f"model.freeze: {pattern!r} matches no parameter{suggestion(pattern, names)}", key="model.freeze"
+            )
     for name, parameter in model.named_parameters():
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad_(False)
+
+
+def check_checkpointing(model: nn.Module, train: TrainSpec) -> None:
+    """Raise ``WorkloadError`` if the workload asks for gradient checkpointing and the model does not support it."""
+    inner = unwrap(model)
+    has_method = callable(getattr(inner, "gradient_checkpointing_enable", None))
+    if train.gradient_checkpointing and not (has_method and getattr(inner, "supports_gradient_checkpointing", True)):
+        raise WorkloadError(
+            f"train.gradient_checkpointing: {type(inner).__name__} does not support it",
+            key="train.gradient_checkpointing",
+        )
 
 
 def set_use_cache(model: nn.Module, use_cache: bool | None) -> None:
@@ -145,6 +231,6 @@ def set_use_cache(model: nn.Module, use_cache: bool | None) -> None:
 
 
 def unwrap(model: nn.Module) -> Any:
-    """The model inside peft's wrapper, or the model itself."""
+    """Return the model inside peft's wrapper, or the model itself."""
     inner = getattr(model, "get_base_model", None)
     return inner() if inner is not None else model

@@ -21,6 +21,9 @@ FIRST_TOKEN, LAST_TOKEN = 100, 30_000
 PADDED_SHARE = 4
 """Of a padded sample, one token in so many is padding."""
 
+CLAP_FRAMES = 1001
+"""Frames of CLAP's spectrogram: 10 seconds at 48 kHz with a hop of 480 samples (``ClapFeatureExtractor``)."""
+
 Draw = Callable[[Shape, torch.Generator], Tensor]
 
 
@@ -76,6 +79,8 @@ def _pixel_values(shape: Shape, generator: torch.Generator) -> Tensor:
     (ResNet, ConvNeXt), for a detector 640 × 640 (RT-DETR, YOLO)."""
     if shape.grid is not None:
         return _patches(shape, generator)
+    if "pixel_attention_mask" in shape.parameters and "spatial_shapes" not in shape.parameters:
+        return torch.rand((1, *image_size(shape.vision)), generator=generator)  # Idefics: images of a sample
     if "Video" in shape.class_name and hasattr(shape.config, "num_frames"):
         return torch.rand((shape.config.num_frames, *image_size(shape.config)), generator=generator)
     return torch.rand(image_size(shape.vision, 640 if shape.detects else 224), generator=generator)
@@ -95,6 +100,9 @@ def _input_features(shape: Shape, generator: torch.Generator) -> Tensor:
     """``[M, F]`` float32: Whisper's encoder halves the frames, so that F is twice its positions (3000: 30 seconds).  A
     model of ``input_feat_per_channel`` (Speech2Text) takes ``[F, M]``, here 10 seconds with 100 frames each."""
     config = shape.config
+    audio: Any = getattr(config, "audio_config", None)
+    if isinstance(getattr(audio, "spec_size", None), int):
+        return torch.rand((4 if audio.enable_fusion else 1, CLAP_FRAMES, audio.num_mel_bins), generator=generator)
     if isinstance(getattr(config, "input_feat_per_channel", None), int):
         bins = config.input_feat_per_channel * getattr(config, "input_channels", 1)
         return torch.rand((min(1000, config.max_source_positions), bins), generator=generator)
@@ -145,6 +153,8 @@ def draw_inputs(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
     names = [shape.main_input]
     if _joins_text_and_images(shape):
         names += [name for name in ("input_ids", "pixel_values") if name in shape.parameters and name not in names]
+    if "input_features" in shape.parameters and hasattr(shape.config, "audio_config"):
+        names += ["input_features"] if "input_features" not in names else []
     if "input_ids" in names and "bbox" in shape.parameters:
         names.append("bbox")
     if shape.choices > 1:
@@ -154,10 +164,13 @@ def draw_inputs(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def _joins_text_and_images(shape: Shape) -> bool:
-    """By a configuration for each, or by tokens and the size of patches in one."""
+    """Return whether the configuration has parts for both, or a vocabulary beside a vision part or a patch size."""
     config = shape.config
-    parts = hasattr(config, "text_config") and hasattr(config, "vision_config")
-    return parts or (isinstance(getattr(config, "vocab_size", None), int) and hasattr(config, "patch_size"))
+    has_vision = hasattr(config, "vision_config")
+    has_words = isinstance(getattr(config, "vocab_size", None), int)
+    return (has_vision and (has_words or hasattr(config, "text_config"))) or (
+        has_words and hasattr(config, "patch_size")
+    )
 
 
 def _grid(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -169,7 +182,19 @@ def _grid(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"image_sizes": torch.tensor(drawn["pixel_values"].shape[-2:])}
     if shape.grid is None:
         return {}
+    _check_width(shape)
     return {"image_grid_thw": torch.tensor([[1, *shape.grid]])}
+
+
+def _check_width(shape: Shape) -> None:
+    """Refuse a vision part whose output does not have the width of the text part, as in Qwen2-VL's defaults."""
+    vision, name = shape.vision, "out_hidden_size"
+    if not isinstance(getattr(vision, name, None), int) and hasattr(vision, "embed_dim"):
+        name = "hidden_size"
+    width, wanted = getattr(vision, name, None), getattr(shape.text, "hidden_size", None)
+    if isinstance(width, int) and isinstance(wanted, int) and name in vars(vision) and width != wanted:
+        key = f"model.config.vision_config.{name}"
+        raise WorkloadError(f"{key}: {width} must equal the text part's hidden_size, {wanted}", key=key)
 
 
 def _token_types(shape: Shape) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from trainatomy.training.model import unwrap
 
 if TYPE_CHECKING:
     from trainatomy.training.positions import Lengths
+    from trainatomy.workload.data import DataSpec
 
 CHOICES = 4
 """Endings that a sample of a multiple-choice model offers, as SWAG does."""
@@ -30,18 +31,42 @@ class Shape:
 
     @property
     def text(self) -> Any:
-        """The configuration of the text part, where a model has several."""
-        return getattr(self.config, "text_config", None) or self.config
+        """Configuration of the part that reads text, in a model of several parts."""
+        return getattr(self.config, "text_config", None) or (self.config.encoder if self._is_pair else self.config)
+
+    @property
+    def decoder(self) -> Any:
+        """Configuration of the part that writes text, in a model of several parts."""
+        return self.config.decoder if self._is_pair else self.text
 
     @property
     def vision(self) -> Any:
-        """The configuration of the vision part, where a model has several."""
-        return getattr(self.config, "vision_config", None) or self.config
+        """Configuration of the part that sees images, in a model of several parts."""
+        return getattr(self.config, "vision_config", None) or (self.config.encoder if self._is_pair else self.config)
+
+    @property
+    def _is_pair(self) -> bool:
+        """Whether the model pairs an encoder and a decoder that are models of their own (``EncoderDecoderModel``)."""
+        parts = (getattr(self.config, name, None) for name in ("encoder", "decoder"))
+        return all(hasattr(part, "model_type") for part in parts) and not hasattr(self.config, "vocab_size")
 
     @property
     def is_encoder_decoder(self) -> bool:
         """Whether labels belong to a decoder with a length of its own."""
         return bool(getattr(self.config, "is_encoder_decoder", False))
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the model reads text of a length that the workload can choose."""
+        return "input_ids" in self.parameters
+
+    @property
+    def has_target(self) -> bool:
+        """Whether labels have a length of their own: those of a decoder, or a transcript.
+
+        Without ``target_length`` they follow ``sequence_length``.
+        """
+        return self.is_encoder_decoder or "ForCTC" in self.class_name
 
     @property
     def choices(self) -> int:
@@ -101,8 +126,8 @@ _DETECTORS = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation"
 _IMAGE_TOKENS = ("image_seq_length", "mm_tokens_per_image", "num_image_tokens", "num_query_tokens")
 """Names by which configurations call the number of tokens of an image."""
 
-_MERGES = ("spatial_merge_size", "downsample_factor")
-"""Names by which configurations call the patches of a side that become one token."""
+_MERGES = ("spatial_merge_size", "downsample_factor", "scale_factor")
+"""Names that configurations use for the number of patches per side that become one token."""
 
 
 def shape_of(model: nn.Module, lengths: Lengths) -> Shape:
@@ -117,6 +142,19 @@ def shape_of(model: nn.Module, lengths: Lengths) -> Shape:
     parameters = frozenset(inspect.signature(inner.forward).parameters)
     main_input = getattr(inner, "main_input_name", "input_ids")
     return Shape(type(inner).__name__, config, parameters, main_input, lengths)
+
+
+def refuse_unused_lengths(data: DataSpec, shape: Shape) -> None:
+    """Raise ``WorkloadError`` for a length that the samples of this model do not have."""
+    unused = {
+        "sequence_length": data.sequence_length is not None and not (shape.has_text or shape.has_target),
+        "target_length": data.target_length is not None and not shape.has_target,
+    }
+    meaning = {"sequence_length": "reads no text", "target_length": "has no decoder with a length of its own"}
+    for name, is_unused in unused.items():
+        if is_unused:
+            key = f"data.{name}"
+            raise WorkloadError(f"{key}: {shape.class_name} {meaning[name]}: leave it out", key=key)
 
 
 def image_size(config: Any, otherwise: int = 224) -> tuple[int, int, int]:

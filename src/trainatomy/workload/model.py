@@ -9,12 +9,12 @@ from pydantic import BeforeValidator, Field
 from trainatomy.workload.factory import Factory  # pydantic reads annotations when it runs
 from trainatomy.workload.section import Count, Fraction, Integer, Names, Problem, Section, Settings, Text
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 _SPELLINGS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
-def _spell_dtype(value: Any) -> Any:
+def spell_dtype(value: Any) -> Any:
     """Return the name of a dtype: ``bfloat16`` for ``torch.bfloat16`` and ``bf16``."""
     if not isinstance(value, str):
         return value
@@ -83,8 +83,10 @@ class ModelSpec(Section):
         default=None,
         description="attention kernels: `sdpa`, `eager` or another name that transformers knows (default: its choice)",
     )
-    dtype: Annotated[Dtype, BeforeValidator(_spell_dtype)] = Field(
-        default="float32", description="dtype of the weights"
+    dtype: Annotated[Dtype, BeforeValidator(spell_dtype)] = Field(
+        default="auto",
+        description="dtype of the weights; `auto`: the `dtype` of the configuration, as transformers loads a "
+        "checkpoint since 5.0, or float32 if it names none",
     )
     lora: LoraSpec | None = Field(default=None, description="train low-rank adapters (peft) instead of all weights")
     freeze: Names = Field(
@@ -101,16 +103,24 @@ class ModelSpec(Section):
         if self.factory is None:
             if self.id is None and self.class_ is None:
                 return [Problem((), "names no model: give `id`, or `class` with `config`, or `factory`")]
-            return []
+            return self._dtype_problems()
         given = {
             "id": self.id is not None,
             "class": self.class_ is not None,
             "config": bool(self.config),
             "attn_implementation": self.attn_implementation is not None,
-            "dtype": self.dtype != "float32",
+            "dtype": self.dtype != "auto",
         }
         return [
             Problem((key,), "cannot be combined with `factory`, which builds the model")
             for key, is_given in given.items()
             if is_given
+        ]
+
+    def _dtype_problems(self) -> list[Problem]:
+        """Return a problem if ``dtype`` and an override of the configuration's own dtype disagree."""
+        return [
+            Problem(("config", key), f"cannot be combined with dtype: {self.dtype}: leave one of the two out")
+            for key in ("dtype", "torch_dtype")
+            if self.dtype != "auto" and key in self.config and spell_dtype(self.config[key]) != self.dtype
         ]

@@ -95,6 +95,11 @@ def _aside() -> str:
     for reason in dict.fromkeys(known.ignored.values()):
         names = ", ".join(f"`{name}`" for name, why in known.ignored.items() if why == reason)
         lines.append(f"- {reason[0].upper()}{reason[1:]}: {names}.")
+    lines += ["", "## `TrainingArguments` that are not simulated", ""]
+    lines += ["Accepted under `train`; a note on the prediction says that they are not counted.", ""]
+    for reason in dict.fromkeys(known.not_simulated.values()):
+        names = ", ".join(f"`{name}`" for name, why in known.not_simulated.items() if why == reason)
+        lines.append(f"- {names}: {reason}.")
     lines += ["", "## `TrainingArguments` that are refused", "", "Accepted only if empty or false.", ""]
     lines += [f"- `{name}`: {reason}." for name, reason in known.refused.items()]
     lines += ["", "## Optimizers", "", "Names of `optim` by the package that each needs beside PyTorch.", ""]

@@ -1,1 +1,1 @@
-"""The loops: the Hugging Face Trainer's, a plain one, and inference."""
+"""The loops of ``trainatomy.workload.loops``: the Hugging Face Trainer's, a plain one, and inference."""

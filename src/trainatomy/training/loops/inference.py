@@ -1,7 +1,7 @@
-"""``mode: inference``: the forward alone, in evaluation mode and without gradients.
+"""``mode: inference``: the forward pass alone, in evaluation mode and without gradients.
 
-Without labels, as in use.  Outputs are let go after each forward.  With ``fp16_full_eval`` or ``bf16_full_eval`` the
-whole model is cast on its way to the device, as the Trainer's evaluation does.
+Batches have no labels, and outputs are released after each forward.  With ``fp16_full_eval`` or ``bf16_full_eval`` the
+whole model is cast when it is moved to the device, as in the Trainer's evaluation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def infer(
     observer: Observer,
     make_batch: MakeBatch | None = None,
 ) -> None:
-    """Run the forward of ``model`` ``steps`` times on ``device``."""
+    """Run the forward of ``model`` ``steps`` times; the arguments are those of ``trainatomy.training.run.run``."""
     set_use_cache(model, workload.train.use_cache)
     batch = build_batch(workload, model, make_batch)
     dtype = full_precision_of_inference(workload.train)

@@ -1,7 +1,7 @@
-"""The Hugging Face Trainer with an observer.  Importing this takes a second: it imports the Trainer.
+"""The Hugging Face Trainer with an observer.  Importing this module imports the Trainer, which takes a second.
 
-The class adds calls to the observer and nothing else: it keeps no tensor, and every tensor lives as long as it does
-under the plain Trainer.  The methods that it wraps hand their arguments on; their callers hold them anyway.
+The class only adds calls to the observer: it keeps no tensor, so every tensor lives as long as under the plain Trainer.
+The methods that it overrides pass their arguments on, and their callers hold those anyway.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Steps(TrainerCallback):
-    """Passes the Trainer's own events on."""
+    """Callback that forwards the Trainer's events to an observer."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
@@ -41,7 +41,7 @@ class Steps(TrainerCallback):
 
 
 class ObservedTrainer(Trainer):
-    """A Trainer that tells an observer where it is."""
+    """Trainer that notifies an observer of every phase of a step."""
 
     def __init__(
         self,

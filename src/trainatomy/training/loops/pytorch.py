@@ -1,6 +1,6 @@
-"""``loop: pytorch``: the loop that one writes by hand, as in the guide, with PyTorch's own mixed precision.
+"""``loop: pytorch``: a plain training loop with PyTorch's own mixed precision, as in Hugging Face's guide.
 
-Nothing outlives the line that needs it, except what does so in everybody's loop: the last batch and the last loss.
+No tensor lives longer than in the usual hand-written loop, which holds the last batch and the last loss.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
-from trainatomy.training.gradients import check_checkpointing
-from trainatomy.training.model import set_use_cache
+from trainatomy.training.model import check_checkpointing, set_use_cache
 from trainatomy.training.optimizer import create_optimizer
 from trainatomy.training.outputs import loss_of
 from trainatomy.training.precision import autocast
@@ -38,7 +37,7 @@ def train(
     observer: Observer,
     make_batch: MakeBatch | None = None,
 ) -> None:
-    """Train ``model`` for ``steps`` optimizer steps on ``device``."""
+    """Train ``model`` for ``steps`` optimizer steps; the arguments are those of ``trainatomy.training.run.run``."""
     settings = workload.train
     accumulation = settings.gradient_accumulation_steps
     check_checkpointing(model, settings)
@@ -78,7 +77,7 @@ def train(
 
 
 def _prepare(workload: Workload, model: nn.Module, device: str, steps: int) -> torch.optim.Optimizer:
-    """Training mode, checkpointing and the optimizer."""
+    """Set training mode and checkpointing, and return the optimizer."""
     settings = workload.train
     model.train()
     if settings.gradient_checkpointing:
@@ -94,12 +93,12 @@ def _prepare(workload: Workload, model: nn.Module, device: str, steps: int) -> t
 
 
 def _batches(dataset: SyntheticDataset, size: int, device: str) -> Iterator[Batch]:
-    """Batches of ``size`` samples, moved to the device one by one."""
+    """Yield batches of ``size`` samples, moved to the device one by one."""
     loader = DataLoader(dataset, batch_size=size, collate_fn=dataset.collate)
     return (to_device(batch, device) for batch in loader)
 
 
 def to_device(batch: Batch, device: str) -> Batch:
-    """The tensors of ``batch`` on ``device``, those in its lists and dicts too; what is no tensor stays."""
+    """Return ``batch`` with its tensors on ``device``, those in nested lists and dicts too; other values stay."""
     moved: Batch = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, dict(batch))
     return moved

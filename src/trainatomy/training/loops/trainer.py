@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
 from trainatomy.training.custom import create_custom
-from trainatomy.training.gradients import check_checkpointing, watched_zero_grad
+from trainatomy.training.model import check_checkpointing, unwrap
 from trainatomy.training.outputs import returning_loss
 from trainatomy.workload.arguments import is_class_path
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
     from trainatomy.training.batch import MakeBatch, SyntheticDataset
@@ -31,7 +34,7 @@ def train(
 ) -> None:
     """Train ``model`` for ``steps`` optimizer steps with the Trainer: on the CPU, or on the first GPU that it finds.
 
-    Raises what ``training_arguments``, ``build_dataset`` and ``choose_optimizer`` raise, and whatever the step raises.
+    The arguments, and what is raised, are those of ``trainatomy.training.run.run``.
     """
     check_checkpointing(model, workload.train)
     samples = workload.batch_size * workload.train.gradient_accumulation_steps * steps
@@ -42,7 +45,7 @@ def train(
             if _is_transformers_model(model):
                 _run(workload, model, arguments, dataset, observer)
             else:
-                arguments.remove_unused_columns = False  # a forward(**batch) names no column
+                arguments.remove_unused_columns = False  # forward(**batch) does not name the columns
                 with returning_loss(model):
                     _run(workload, model, arguments, dataset, observer)
 
@@ -61,6 +64,24 @@ def _run(workload: Workload, model: nn.Module, arguments: Any, dataset: Syntheti
 def _is_transformers_model(model: nn.Module) -> bool:
     from transformers import PreTrainedModel
 
-    from trainatomy.training.model import unwrap
-
     return isinstance(unwrap(model), PreTrainedModel)
+
+
+@contextmanager
+def watched_zero_grad(model: nn.Module, observer: Observer, *, set_to_none: bool) -> Iterator[None]:
+    """Notify ``observer`` when ``model.zero_grad()`` runs, and set what it does with the gradients.
+
+    The Trainer calls it without an argument, which means ``set_to_none=True`` since PyTorch 2.0.
+    """
+    original = model.zero_grad
+
+    def zero_grad(*arguments: bool, **keywords: bool) -> None:
+        observer.zero_grad_begin()
+        original(set_to_none=set_to_none)
+        observer.zero_grad_end()
+
+    model.zero_grad = zero_grad  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del model.zero_grad  # uncovers the method of the class
