@@ -91,7 +91,7 @@ check: $(DEV_SETUP)
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/mypy
-	for folder in accuracy clock context; do $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/$$folder; done
+	for folder in accuracy timing context; do $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/$$folder; done
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 
@@ -116,7 +116,7 @@ walls: $(TORCHVISION)/.done
 	$(BIN)/python benchmarks/accuracy/plan_walls.py --again
 
 times: $(TORCHVISION)/.done
-	$(BIN)/python benchmarks/clock/published.py
+	$(BIN)/python benchmarks/timing/published.py
 
 speed: $(SETUP)
 	$(BIN)/python benchmarks/speed.py

@@ -19,7 +19,7 @@ from tables import percentile, table
 from trainatomy.catalog.calibrations import shipped
 from trainatomy.timing.cost_model import gap_seconds
 
-RECORDS = HERE.parent / "clock" / "records" / "h200-kernels.jsonl"
+RECORDS = HERE.parent / "timing" / "records" / "h200-kernels.jsonl"
 """A line per profiled step: ``row``, ``tiny``, ``kernels``, ``kernel_seconds``, ``step_seconds`` (without profiler)."""
 MOSTLY, HARDLY = 0.85, 0.70
 """Shares of the step in which the GPU is busy: GPU-bound from the first on, CPU-bound up to the second."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainatomy.results.time import Time
 
 RECORDS = HERE / "records"
-AGAIN = (RECORDS / "steps-h200.jsonl", HERE.parent / "clock" / "records" / "h200-steps.jsonl")
+AGAIN = (RECORDS / "steps-h200.jsonl", HERE.parent / "timing" / "records" / "h200-steps.jsonl")
 """Times of rows in other sessions: ``occasion``, ``row``, ``tiny``, ``step_seconds``, ``gpu``."""
 QUICKEST = "quickest"
 """Key of the quickest of a row's sessions.  Other work only ever slows a training, so this is closest to its time on an

@@ -14,7 +14,7 @@ from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.timing.cost_model import cost_model_from, kernel_cost, point_microseconds
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "clock"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "timing"
 LEAST_MICROSECONDS = 10.0
 """Minimum duration of an operation to compare: shorter ones are mostly launch overhead."""
 FROM, TO = "h200", "h100-sxm"
@@ -30,7 +30,7 @@ class Extrapolation(NamedTuple):
 
 @cache
 def record(name: str) -> dict[str, Any]:
-    """Read a file of ``benchmarks/clock/records``."""
+    """Read a file of ``benchmarks/timing/records``."""
     found: dict[str, Any] = json.loads((BENCHMARKS / "records" / f"{name}.json").read_text(encoding="utf-8"))
     return found
 

@@ -1,4 +1,4 @@
-"""``benchmarks/clock/padding.py``: what padding gains, predicted and measured."""
+"""``benchmarks/timing/padding.py``: what padding gains, predicted and measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fake_gpu import FakeNvml, fake_cuda
 
 from trainatomy.workload import Workload
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "clock" / "padding.py"
+FILE = Path(__file__).parents[2] / "benchmarks" / "timing" / "padding.py"
 TINY = {
     "model": {"class": "GPT2LMHeadModel", "config": {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 65}},
     "data": {"sequence_length": 8},

@@ -15,7 +15,7 @@ import yaml
 
 from trainatomy.catalog.files import read_yaml
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "clock"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "timing"
 
 
 def load(name: str) -> ModuleType:

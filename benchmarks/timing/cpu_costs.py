@@ -1,8 +1,9 @@
-"""Fit what issuing costs the host: ``python benchmarks/clock/host.py POINTS.jsonl --out hosts.yaml``.
+"""Fit the CPU costs of launching operations: ``python benchmarks/timing/cpu_costs.py POINTS.jsonl --out hosts.yaml``.
 
-POINTS.jsonl is what ``probe.py`` wrote.  Each phase of each row gives one equation: operations by kind, times their
-costs, is what the host took.  Only phases count in which the host did not wait for the GPU.  The fit minimises relative
-errors (Huber), pulled towards what the profiler's traces say of each kind, because the counts of kinds go together.
+POINTS.jsonl is written by ``probe.py``.  Each phase of each row gives one equation: the number of operations of each
+kind times its cost is the CPU time of the phase.  Only phases in which the CPU did not wait for the GPU are used.  The
+fit minimises relative errors (Huber loss) with a prior from the profiler's traces, because the counts of different
+kinds are correlated.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ PRIOR = {
         "plain": (2, 9, 11, 13, 20, 35, 50, 25, 20, 25, 40, 31, 3),
     }.items()
 }
-"""Microseconds; medians of the durations of these operations in the traces of profiled steps, rounded, and a little
-for the engine's or Python's part."""
+"""Microseconds: rounded medians of the durations of these operations in the traces of profiled steps, plus a little for
+the autograd engine or Python."""
 OTHERS = {"list_item": 0.6, "module_call": 5.0, "checkpoint": 300.0}
 PHASES = {"forward": "forward", "forward end": "backward", "optimizer": "optimizer"}
 PULL = 0.15
 STEP_MICROSECONDS = 300.0
-"""What the optimizer's step is taken to cost besides its operations before it is fitted."""
-LEAST_MICROSECONDS = 200
-"""Shorter phases say more of the stamps than of the host."""
+"""Initial value of what the optimizer's step costs besides its operations."""
+MIN_MICROSECONDS = 200
+"""Shorter phases are dominated by the cost of the time stamps."""
 LOOP = ("step", "micro_step", "module_step", "module_micro_step", "batch_byte")
-"""What a loop costs besides: `clock.issue.CPUCosts`."""
+"""The loop's costs, named as in ``timing.launch.CPUCosts``."""
 
 
 class Phase(NamedTuple):
-    """One equation: what the host took for a phase in which it did not wait, and how often each cost occurs in it."""
+    """One equation: the CPU time of a phase without waits, and how often each cost occurs in it."""
 
     training: str
     name: str
@@ -62,7 +63,7 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A measured training: microseconds of host and GPU by phase, and the operations of its step."""
+    """A measured training: microseconds of CPU and GPU by phase, and the operations of its step."""
 
     name: str
     workload: Workload
@@ -73,22 +74,22 @@ class Training:
 
     @property
     def is_tiny(self) -> bool:
-        """Whether it has one short sample, so that the GPU is never waited for."""
+        """Whether it has one short sample, so that the CPU never waits for the GPU."""
         return self.name.endswith("-tiny")
 
     def phases(self) -> list[Phase]:
-        """Those in which the host was at work all the time."""
-        if self.host["backward"] < LEAST_MICROSECONDS:
+        """Return the phases in which the CPU was busy all the time."""
+        if self.host["backward"] < MIN_MICROSECONDS:
             return []
         return [
             Phase(self.name, phase, self.host[phase], self.counts[phase])
             for phase in PHASES.values()
-            if self.host[phase] > LEAST_MICROSECONDS and (self.is_tiny or self.gpu[phase] <= 1.1 * self.host[phase])
+            if self.host[phase] > MIN_MICROSECONDS and (self.is_tiny or self.gpu[phase] <= 1.1 * self.host[phase])
         ]
 
 
 def host_microseconds(stamps: list[Any]) -> tuple[dict[str, float], dict[str, float]]:
-    """Median over the timed steps of what host and GPU took, by phase."""
+    """Return the median CPU and GPU microseconds of the timed steps, by phase."""
     host: dict[int, Counter[str]] = defaultdict(Counter)
     gpu: dict[int, Counter[str]] = defaultdict(Counter)
     timed = [stamp for stamp in stamps if WARM <= stamp[0] < max(s[0] for s in stamps)]
@@ -103,7 +104,7 @@ def host_microseconds(stamps: list[Any]) -> tuple[dict[str, float], dict[str, fl
 
 
 def counts(operations: Any) -> dict[str, Counter[str]]:
-    """How often each cost occurs, by phase of the stamps."""
+    """Count how often each cost occurs, by phase of the time stamps."""
     graph = any(operation.phase == "backward" for operation in operations.operations)
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for operation in operations.operations:
@@ -123,7 +124,7 @@ def counts(operations: Any) -> dict[str, Counter[str]]:
 
 
 def simulated(name: str, small: bool) -> tuple[Workload, Any]:
-    """The workload of a row of the grid and the operations of its step."""
+    """Return the workload of a row of the grid and the operations of its step."""
     from trainatomy.simulator.simulate import simulate
 
     row = next(row for row in grid.rows() if row.name == name)
@@ -134,7 +135,7 @@ def simulated(name: str, small: bool) -> tuple[Workload, Any]:
 
 
 def read(path: Path) -> list[Training]:
-    """The trainings of a file of points, executed without a GPU."""
+    """Read the trainings of a file of points, and simulate their operations."""
     found = []
     for line in path.read_text().splitlines():
         point = json.loads(line)
@@ -145,8 +146,7 @@ def read(path: Path) -> list[Training]:
 
 
 def fit_operations(phases: Sequence[Phase]) -> dict[str, float]:
-    """Microseconds of each kind of operation by place, of ``OTHERS`` and of ``optimizer_step``; prints how far each
-    phase is met."""
+    """Fit the microseconds of each kind of operation, of ``OTHERS`` and of ``optimizer_step``; print the residuals."""
     names = [f"{place}.{kind}" for place in PRIOR for kind in KINDS] + list(OTHERS)
     prior = numpy.array([PRIOR[n.split(".")[0]][n.split(".")[1]] if "." in n else OTHERS[n] for n in names], float)
     matrix = numpy.array([[phase.counts[name] for name in names] for phase in phases], float)
@@ -155,8 +155,8 @@ def fit_operations(phases: Sequence[Phase]) -> dict[str, float]:
 
     def errors(logarithms: Any) -> Any:
         values = prior * numpy.exp(logarithms[:-1])
-        told = matrix @ values + steps * STEP_MICROSECONDS * numpy.exp(logarithms[-1])
-        return numpy.concatenate([numpy.log(told / measured), PULL * logarithms])
+        predicted = matrix @ values + steps * STEP_MICROSECONDS * numpy.exp(logarithms[-1])
+        return numpy.concatenate([numpy.log(predicted / measured), PULL * logarithms])
 
     fitted = least_squares(errors, numpy.zeros(len(names) + 1), loss="huber", f_scale=0.06)
     residuals = errors(fitted.x)[: len(phases)]
@@ -168,23 +168,25 @@ def fit_operations(phases: Sequence[Phase]) -> dict[str, float]:
 
 
 def fit_loop(trainings: Sequence[Training], values: Mapping[str, float]) -> dict[str, float]:
-    """Microseconds of ``LOOP``, from what the Trainer's steps took besides forward, backward and optimizer, less what
-    ``values`` explains of it; prints how far each is met."""
-    equations, rests, told = [], [], []
+    """Fit the microseconds of ``LOOP`` to the Trainer's time outside of forward, backward and optimizer.
+
+    The part explained by ``values`` is subtracted first.  Prints the residuals.
+    """
+    equations, rests, names = [], [], []
     for one in trainings:
         if one.workload.loop != "trainer" or one.workload.mode != "training":
             continue
         if not one.is_tiny and one.gpu["other"] < 0.8 * one.host["other"]:
-            continue  # the host waited for the GPU
+            continue  # the CPU waited for the GPU
         known = sum(values.get(name, 0) * count for name, count in one.counts["other"].items())
         micro_steps = one.workload.train.gradient_accumulation_steps
         modules = one.operations.module_calls["forward"]
         equations.append([1, micro_steps, modules / micro_steps, modules, one.counts["other"]["bytes"]])
         rests.append(one.host["other"] - known)
-        told.append(one.name)
+        names.append(one.name)
     matrix, measured = numpy.array(equations, float), numpy.array(rests)
     loop, _ = nnls(matrix / measured[:, None], numpy.ones(len(measured)))
-    for name, took, guess in zip(told, measured, matrix @ loop, strict=True):
+    for name, took, guess in zip(names, measured, matrix @ loop, strict=True):
         print(f"{name:38} between    {took / 1e3:8.2f} ms {numpy.log(guess / took):+.1%}")
     found = dict(zip(LOOP, loop, strict=True))
     print(found)
@@ -192,7 +194,7 @@ def fit_loop(trainings: Sequence[Training], values: Mapping[str, float]) -> dict
 
 
 def written(values: Mapping[str, float], loop: Mapping[str, float], source: str) -> str:
-    """The costs as YAML."""
+    """Return the costs as YAML."""
     result: dict[str, Any] = {
         place: {kind: float(round(values[f"{place}.{kind}"], 2)) for kind in KINDS} for place in PRIOR
     }
@@ -202,7 +204,7 @@ def written(values: Mapping[str, float], loop: Mapping[str, float], source: str)
 
 
 def main() -> int:
-    """Fit and write."""
+    """Fit the costs and write them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("points", type=Path)
     parser.add_argument("--out", type=Path, required=True)

@@ -1,8 +1,8 @@
-"""What padding gains, predicted and measured: ``python benchmarks/clock/padding.py [--measure] [--out FILE]``.
+"""Predict and measure what padding gains: ``python benchmarks/timing/padding.py [--measure] [--out FILE]``.
 
-Each case of ``padding.yaml`` is one training before and after a size is padded.  For both: the step's time and the
-GPU's, predicted; with ``--measure`` also on this machine's GPU, all in this process, in about a minute on an H200.
-Times are for a sample, so that batches may differ.
+Each case of ``padding.yaml`` is one training before and after a size is padded.  For both, the step time and the GPU
+time are predicted, and with ``--measure`` also measured on this machine's GPU, all in this process, which takes about a
+minute on an H200.  Times are per sample, so that batch sizes may differ.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ WARM, TIMED = 3, 6
 
 
 class Cost(NamedTuple):
-    """Seconds of a step for one sample: of the clock on the wall, and of the GPU's kernels."""
+    """Seconds of a step per sample: elapsed time, and GPU kernels."""
 
     step: float
     gpu: float
 
 
 class Case(NamedTuple):
-    """A training before and after."""
+    """A training before and after padding."""
 
     name: str
     why: str
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
 
 def cases(gpu: str, path: Path = HERE / "padding.yaml") -> Iterator[Case]:
-    """Those of the file, on a card."""
+    """Yield the cases of the file, on a GPU."""
     for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         both = (_merged(entry["of"], entry[side]) for side in ("before", "after"))
         yield Case(name, entry["why"], *(Workload.from_mapping({**one, "gpu": gpu, "name": name}) for one in both))
@@ -57,7 +57,7 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def predicted(workload: Workload) -> Cost:
-    """By the clock."""
+    """Predict the cost of a training."""
     from trainatomy.api import predict
 
     found = predict(workload).time
@@ -66,7 +66,7 @@ def predicted(workload: Workload) -> Cost:
 
 
 class Timed(Silent):
-    """Times steps that nobody disturbs, then profiles one for its kernels."""
+    """Times undisturbed steps, then profiles one for its kernels."""
 
     def __init__(self) -> None:
         from torch.profiler import ProfilerActivity, profile
@@ -92,7 +92,7 @@ class Timed(Silent):
 
 
 def measured(workload: Workload) -> Cost:
-    """On this machine's GPU; what the run held is let go."""
+    """Measure the cost of a training on this machine's GPU, and free its memory."""
     import torch
 
     from trainatomy.measurement.profiler.profile import tree
@@ -109,7 +109,7 @@ def measured(workload: Workload) -> Cost:
 
 
 def compared(case: Case, by: Callable[[Workload], Cost]) -> dict[str, Any]:
-    """Both sides, and what is saved of the step's and of the GPU's time."""
+    """Return both costs, and the shares of the step time and of the GPU time saved."""
     before, after = by(case.before), by(case.after)
     return {
         "before": before._asdict(),
@@ -119,7 +119,7 @@ def compared(case: Case, by: Callable[[Workload], Cost]) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """What was measured on."""
+    """Return the GPU, the torch version and the date of a measurement."""
     import torch
 
     return {
@@ -130,13 +130,14 @@ def environment() -> dict[str, str]:
 
 
 def main() -> int:
+    """Predict and measure the cases."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--measure", action="store_true", help="on this machine's GPU too")
-    parser.add_argument("--gpu", default="h200", help="the card to predict")
+    parser.add_argument("--measure", action="store_true", help="also measure on this machine's GPU")
+    parser.add_argument("--gpu", default="h200", help="GPU to predict for")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     known = list(cases(options.gpu))
-    # Nothing may touch CUDA before the last prediction: it is made in a world of its own.
+    # All predictions come first: simulations must run before CUDA is initialised in this process.
     found: dict[str, dict[str, Any]] = {
         case.name: {"why": case.why, "predicted": compared(case, predicted)} for case in known
     }

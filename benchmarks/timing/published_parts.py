@@ -1,5 +1,4 @@
-"""Models, batches and an optimizer of trainings that others published (``published.yaml``), as far as no library has
-them."""
+"""Models, batches and optimizers of published trainings (``published.yaml``) that no library provides."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 VOCABULARY, HIDDEN = 30522, 768
-"""Of BERT-base."""
+"""Those of BERT-base."""
 
 
 class SummedLogits(nn.Module):
@@ -22,7 +21,7 @@ class SummedLogits(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Of ``input_ids`` [batch, length]."""
+        """Return the loss of ``input_ids`` [batch, length]."""
         loss: Tensor = self.model(input_ids).logits.sum()
         return loss
 
@@ -35,7 +34,7 @@ def _bert(dtype: torch.dtype, attention: str) -> nn.Module:
 
 
 def bert_eager() -> nn.Module:
-    """BERT-base with a language-model head in fp32, attention operation by operation."""
+    """Return BERT-base with a language-model head in fp32 and eager attention."""
     return _bert(torch.float32, "eager")
 
 
@@ -45,7 +44,7 @@ def bert_sdpa() -> nn.Module:
 
 
 def bert_half_eager() -> nn.Module:
-    """BERT-base with a language-model head in fp16, attention operation by operation."""
+    """Return BERT-base with a language-model head in fp16 and eager attention."""
     return _bert(torch.float16, "eager")
 
 
@@ -65,13 +64,13 @@ class Encoder(nn.Module):
         self.layers = BertModel(AutoConfig.for_model("bert", attn_implementation="eager", **quiet)).encoder.half()
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Of ``hidden_states`` [batch, length, 768]; a sum, so that there is something to differentiate."""
+        """Return the sum of the output for ``hidden_states`` [batch, length, 768], as a loss to differentiate."""
         loss: Tensor = self.layers(hidden_states).last_hidden_state.sum()
         return loss
 
 
 def encoder_half() -> nn.Module:
-    """The encoder, random weights."""
+    """Return the encoder with random weights."""
     return Encoder()
 
 
@@ -96,8 +95,10 @@ def images(batch_size: int) -> dict[str, Tensor]:
 
 
 class FusedAdam(Optimizer):
-    """Adam on fp32 copies of half-precision weights, in one fused kernel; what apex' ``amp`` at level O2 does around
-    its own: gradients to fp32, the step, and the weights back to half precision."""
+    """Fused Adam on fp32 copies of half-precision weights, as apex's ``amp`` at level O2 wraps its own.
+
+    It copies gradients to fp32, steps, and copies the weights back to half precision.
+    """
 
     def __init__(self, params: Any, lr: float = 1e-3, **options: Any) -> None:
         super().__init__(params, {"lr": lr})
@@ -108,7 +109,7 @@ class FusedAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step."""
+        """Update the parameters."""
         half = [p for group in self.param_groups for p in group["params"]]
         used = [(p, master) for p, master in zip(half, self.masters, strict=True) if p.grad is not None]
         torch._foreach_copy_([master.grad for _, master in used], [p.grad for p, _ in used])
@@ -117,18 +118,21 @@ class FusedAdam(Optimizer):
 
 
 class BertAdam(Optimizer):
-    """The optimizer of BERT's first ports to PyTorch: parameter by parameter, each gradient clipped by its own norm,
-    Adam without bias correction, weight decay in the update."""
+    """The optimizer of the first ports of BERT to PyTorch.
+
+    It goes parameter by parameter, clips each gradient by its own norm, and is Adam without bias correction and with
+    weight decay in the update.
+    """
 
     waits = False
-    """Whether the norm is read by the host, as ``clip_grad_norm_`` did before PyTorch 1.5."""
+    """Whether the CPU reads the norm, as ``clip_grad_norm_`` did before PyTorch 1.5."""
 
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.01) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step."""
+        """Update the parameters."""
         for group in self.param_groups:
             for parameter in (p for p in group["params"] if p.grad is not None):
                 state, gradient = self.state[parameter], parameter.grad
@@ -152,6 +156,6 @@ class BertAdam(Optimizer):
 
 
 class BertAdamOf2019(BertAdam):
-    """The same with the PyTorch of 2019."""
+    """The same as run with the PyTorch of 2019."""
 
     waits = True

@@ -1,9 +1,9 @@
-"""What the GPU needs for each operation: predicted beside the profiler's trace of the same training.
+"""Compare the predicted GPU time of each operation with a profiler's trace of the same training.
 
-``python benchmarks/clock/kernel_times.py DIR [--by family|operator] [--worst 20] [--calibration FILE]``: DIR holds
-traces that ``probe.py`` wrote, ``ROW.trace.json.gz``.  The row is executed without a GPU; its operations and the
-trace's are the same in number and order by name, so the k-th of a name is matched with the k-th.  What does not match
-in number is named and left out.  Rows that are held out are refused.
+``python benchmarks/timing/kernel_times.py DIR [--by family|operator] [--worst 20] [--calibration FILE]``: DIR holds
+traces written by ``probe.py``, ``ROW.trace.json.gz``.  The row is simulated; its operations and those of the trace have
+the same number and order by name, so the k-th of a name is matched with the k-th.  Names whose numbers differ are
+listed and left out.  Held-out rows are refused.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from trainatomy.timing.cost_model import CostModel, cost_model_of, kernel_cost, 
 
 SUFFIX = ".trace.json.gz"
 REAL = {f"aten::native_batch_norm{way}": f"aten::cudnn_batch_norm{way}" for way in ("", "_backward")}
-"""What a GPU calls an operator that has another name without one."""
-FRONT = 4
-"""Operations of a name that the simulation may have more of: a batch is collated before the trace begins."""
+"""Names of operators on a GPU that differ from those in the simulation."""
+MAX_MISSING = 4
+"""Operations of a name that the trace may lack at its beginning: a batch is collated before it starts."""
 
 
 @dataclass
 class Span:
-    """An operator on the host, and microseconds of the kernels that were launched in it."""
+    """An operator on the CPU, and the microseconds of each kernel launched within it."""
 
     name: str
     begins: float
@@ -50,7 +50,13 @@ class Span:
 
 @dataclass
 class Matched:
-    """A row: microseconds of every kernel; for each distinct call those measured of each run; kernels; what is left."""
+    """A row's operations matched with its trace.
+
+    Attributes:
+        total: Microseconds of all kernels of the trace.
+        runs: The spans of each distinct call.
+        unmatched: Operators left out: number simulated, number in the trace, microseconds.
+    """
 
     row: str
     total: float
@@ -59,8 +65,10 @@ class Matched:
 
 
 def spans(events: Sequence[dict[str, Any]], names: set[str]) -> tuple[list[Span], float]:
-    """The outermost operators with one of ``names``, except that one which holds another of its own name (autocast,
-    autograd) passes on to it; and the sum of all kernels."""
+    """Return the outermost operators with one of ``names``, and the microseconds of all kernels.
+
+    An operator that contains another of its own name (autocast, autograd) is skipped in favour of the inner one.
+    """
     by_thread: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     launches: dict[int, tuple[float, Any]] = {}
     kernels = []
@@ -101,7 +109,7 @@ def _outermost(operators: list[dict[str, Any]], names: set[str]) -> Iterator[Spa
 
 
 def matched(row: str, operations: Operations, events: Sequence[dict[str, Any]]) -> Matched:
-    """Join by name and order."""
+    """Match operations and trace by name and order."""
     wanted: dict[str, list[Call]] = defaultdict(list)
     for index in operations.unrolled():
         call = operations.calls[operations.operations[index].call]
@@ -115,7 +123,7 @@ def matched(row: str, operations: Operations, events: Sequence[dict[str, Any]]) 
     for name, calls in wanted.items():
         real = of_name[name]
         extra = len(calls) - len(real)
-        if 0 <= extra <= FRONT:
+        if 0 <= extra <= MAX_MISSING:
             for call, span in zip(calls[extra:], real, strict=True):
                 runs[call].append(span)
         elif microseconds := sum(sum(span.durations) for span in real):
@@ -124,30 +132,30 @@ def matched(row: str, operations: Operations, events: Sequence[dict[str, Any]]) 
 
 
 def rows_in(folder: Path) -> Iterator[tuple[grid.Row, Path]]:
-    """The rows whose traces lie there, without those made tiny."""
+    """Yield the rows whose traces are in a folder, except tiny ones."""
     known = {row.name: row for row in grid.rows()}
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         row = known.get(path.name.removesuffix(SUFFIX))
         if row is not None:
             if row.held_out:
-                raise SystemExit(f"{row.name} is held out: nothing may be tuned to it")
+                raise SystemExit(f"{row.name} is held out: the timing model must not be tuned to it")
             yield row, path
 
 
 def report(every: list[tuple[Matched, CostModel]], by: str, worst: int) -> None:
-    """Rows, then classes by what their error makes of a step, then the calls that are furthest off."""
+    """Print the rows, the families or operators by their share of the error, and the calls that are furthest off."""
     table: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     calls, off = [], []
-    for one, cost_models in every:
+    for one, cost_model in every:
         measured = predicted = 0.0
         kernels: Counter[str] = Counter()
         for call, runs in one.runs.items():
-            cost = kernel_cost(call, cost_models)
+            cost = kernel_cost(call, cost_model)
             real = sum(sum(span.durations) for span in runs)
             ours = cost.seconds * 1e6 * len(runs)
             measured, predicted = measured + real, predicted + ours
             kernels.update(real=sum(len(span.durations) for span in runs), ours=cost.launches * len(runs))
-            entry = table[kernel_work(call, cost_models.chip).family if by == "family" else call.name]
+            entry = table[kernel_work(call, cost_model.chip).family if by == "family" else call.name]
             for place, value in enumerate((real, ours, abs(ours - real))):
                 entry[place] += value / one.total
             calls.append(
@@ -171,20 +179,21 @@ def report(every: list[tuple[Matched, CostModel]], by: str, worst: int) -> None:
 
 
 def main() -> int:
+    """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--by", choices=("family", "operator"), default="family")
     parser.add_argument("--worst", type=int, default=20)
-    parser.add_argument("--gpu", default="NVIDIA H200", help="the card of the traces, as the driver calls it")
+    parser.add_argument("--gpu", default="NVIDIA H200", help="GPU of the traces, by the name its driver reports")
     parser.add_argument("--calibration", type=Path)
     options = parser.parse_args()
-    card = next(card for card in gpus() if card.device_name == options.gpu)
+    gpu = next(gpu for gpu in gpus() if gpu.device_name == options.gpu)
     calibration = load(options.calibration) if options.calibration else None
-    cost_models = {tf32: cost_model_of(card, calibration, tf32=tf32) for tf32 in (False, True)}
+    cost_models = {tf32: cost_model_of(gpu, calibration, tf32=tf32) for tf32 in (False, True)}
     every = []
     for row, path in rows_in(options.folder):
         workload = row.workload()
-        simulation = simulate(workload.model_copy(update={"gpu": card.id}), card)
+        simulation = simulate(workload.model_copy(update={"gpu": gpu.id}), gpu)
         joined = matched(row.name, simulation.operations, read_trace(path))
         every.append((joined, cost_models[bool(workload.train.tf32)]))
     report(every, options.by, options.worst)

@@ -1,9 +1,9 @@
-"""How far a step's time lies from its prediction: ``python benchmarks/clock/intervals.py [RECORDS] [--each]``.
+"""Compare measured step times with predictions: ``python benchmarks/timing/intervals.py [RECORDS] [--each]``.
 
-RECORDS are step times of trainings on a GPU, on several occasions; every one is predicted afresh, with what ships and
-nothing else.  Each occasion counts the same, however many trainings it has, because other work on a shared host makes
-one occasion differ from another more than trainings of one occasion do.  What is printed goes into
-``facts/intervals.yaml`` by hand, with its source.
+RECORDS are step times measured on a GPU in several measurement sessions.  Each is predicted again with the shipped
+data only.  Every session counts the same, however many trainings it has, because other work on a shared host makes
+sessions differ more than trainings within one.  Copy the printed intervals to ``catalog/intervals.yaml`` by hand, with
+their source.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ SHARE = 0.9
 
 
 def predicted(row: str, small: bool) -> Any:
-    """The time of a row of the grid on an H200, with the PyTorch that measured it."""
+    """Predict the time of a row of the grid on an H200, with the PyTorch version that measured it."""
     mapping = next(one for one in grid.rows() if one.name == row).workload().to_mapping()
     mapping = {**(tiny(mapping) if small else mapping), "gpu": "h200", "software": {"torch": "2.11"}}
     return trainatomy.predict(Workload.from_mapping(mapping)).time
 
 
 def interval(ratios: Sequence[float], weights: Sequence[float], share: float = SHARE) -> tuple[float, float]:
-    """The narrowest end on each side beyond which at most half of 1 - ``share`` of the weight lies."""
+    """Return the narrowest interval with at most half of 1 - ``share`` of the weight beyond either end."""
     ends = numpy.quantile(ratios, [(1 - share) / 2, (1 + share) / 2], method="inverted_cdf", weights=weights)
     return float(ends[0]), float(ends[1])
 
 
 def main() -> int:
+    """Print the intervals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", type=Path, nargs="?", default=RECORDS)
     parser.add_argument("--each", action="store_true", help="print every training")
@@ -64,7 +65,7 @@ def main() -> int:
     for bound, points in found.items():
         count = Counter(occasion for occasion, _ in points)
         low, high = interval([ratio for _, ratio in points], [1 / count[occasion] for occasion, _ in points])
-        print(f"{bound}: [{low:.2f}, {high:.2f}] from {len(points)} trainings of {len(count)} occasions")
+        print(f"{bound}: [{low:.2f}, {high:.2f}] from {len(points)} trainings of {len(count)} sessions")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Where the time of real steps goes: ``python benchmarks/clock/probe.py --out DIR [--names a,b] [--tiny]``.
+"""Record where the time of real steps goes: ``python benchmarks/timing/probe.py --out DIR [--names a,b] [--tiny c,d]``.
 
-Each row runs alone, in a fork of a process that has imported the libraries.  Of some undisturbed steps it notes when
-the host and when the GPU passed the points that a loop tells its observer; of one more step it keeps the profiler's
-trace.  ``--tiny`` runs the same rows with one sample of 16 tokens, so that the host is all that counts.
+Each row runs alone, in a fork of a process that has imported the libraries.  For some undisturbed steps it records when
+the CPU and the GPU pass the points at which the loop calls its observer, and for one more step the profiler's trace.
+Rows given with ``--tiny`` run with one sample of 16 tokens, so that only the CPU's time counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARM, TIMED = 3, 8
 
 
 class Points(Silent):
-    """Stamps of host and GPU at every point of every step; the profiler around the last one."""
+    """Records time stamps of CPU and GPU at every point of every step, and profiles the last step."""
 
     def __init__(self, trace: Path | None) -> None:
         self.trace = trace
@@ -86,7 +86,7 @@ class Points(Silent):
 
 
 def tiny(mapping: dict[str, Any]) -> dict[str, Any]:
-    """The same training with one short sample: nothing but the host's work is left."""
+    """Reduce a training to one short sample, so that only the CPU's work is left."""
     mapping.setdefault("train", {})["per_device_train_batch_size"] = 1
     if "sequence_length" in mapping.get("data", {}):
         mapping["data"]["sequence_length"] = 16
@@ -96,7 +96,7 @@ def tiny(mapping: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(row: grid.Row, out: Path, small: bool, trace: bool) -> dict[str, Any]:
-    """Run a row here; CUDA is initialised in this process only."""
+    """Run a row in this process, which initialises CUDA."""
     import torch
 
     from trainatomy.training.model import build_model
@@ -126,7 +126,7 @@ def run(row: grid.Row, out: Path, small: bool, trace: bool) -> dict[str, Any]:
 
 
 def child(row: grid.Row, out: Path, small: bool, trace: bool) -> None:
-    """The fork's life."""
+    """Run a row in a forked process, and exit."""
     code = 1
     try:
         os.environ.pop(processes.NVML_CHECK, None)
@@ -144,6 +144,7 @@ def child(row: grid.Row, out: Path, small: bool, trace: bool) -> None:
 
 
 def main() -> int:
+    """Run the rows, each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--names", default="")
@@ -159,7 +160,7 @@ def main() -> int:
     todo += [(name, False) for name in options.names.split(",") if name]
     for name, small in todo:
         if time.monotonic() - began > options.time_limit:
-            print("time is up before", name)
+            print("time limit reached before", name)
             break
         if by_name[name].held_out:
             raise SystemExit(f"{name} is held out")

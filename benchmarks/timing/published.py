@@ -1,12 +1,12 @@
-"""Hold the clock against times that others published, on cards that it has no calibration of.
+"""Compare predicted step times with published ones, on GPUs without a calibration.
 
-``published.yaml`` says what ran and how long it took.  Half of the rows, drawn by a hash of their names, may be used to
-find out what the clock does wrong (tuning); the others are held out, and nothing may be changed because of what
-they show one by one.  From the repository's root::
+``published.yaml`` describes what ran and how long it took.  Half of the rows, drawn by a hash of their names, may be
+used to find errors of the timing model (tuning); the others are held out, and nothing may be changed because of what
+single held-out rows show.  From the repository's root::
 
-    python benchmarks/clock/published.py              predict, print the table, write published.json
-    python benchmarks/clock/published.py --intervals  what facts/intervals.yaml should say, from the tuning half
-    python benchmarks/clock/published.py --tuning     the tuning half alone
+    python benchmarks/timing/published.py              predict, print the table, write published.json
+    python benchmarks/timing/published.py --intervals  print the intervals for catalog/intervals.yaml, from tuning rows
+    python benchmarks/timing/published.py --tuning     only the tuning rows
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ RESULTS = HERE / "published.json"
 SEED = "trainatomy published times, first draw"
 HELD_OUT_SHARE = 0.5
 COVERAGE = 0.9
-"""Share of cases that an interval is to hold in."""
+"""Share of cases that an interval should cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One published time. ``seconds``: of an optimizer step; ``without``: phases that were not timed."""
+    """One published time: ``seconds`` of an optimizer step; ``without``: phases that were not timed."""
 
     name: str
     group: str
@@ -63,13 +63,13 @@ class Row:
 
     @property
     def held_out(self) -> bool:
-        """Whether nothing may be changed because of this row."""
+        """Whether the row is held out from tuning."""
         return is_held_out(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A row and what was predicted for it; seconds of a step."""
+    """A row and its predicted step time."""
 
     name: str
     group: str
@@ -84,29 +84,29 @@ class Outcome:
 
     @property
     def error(self) -> float:
-        """Predicted over published step time, less 1."""
+        """Predicted over published step time, minus 1."""
         return self.predicted_seconds / self.published_seconds - 1
 
     @property
     def inside(self) -> bool:
-        """Whether the interval holds what was published."""
+        """Whether the interval contains the published time."""
         low, high = self.interval_seconds
         return low <= self.published_seconds <= high
 
     @property
     def basis(self) -> str:
-        """The key of its interval."""
+        """The key of its interval in catalog/intervals.yaml."""
         return "host" if self.bound_by == "host" else "gpu"
 
 
 def is_held_out(name: str) -> bool:
-    """Whether the row of this name is held out: a fraction drawn from seed and name is below ``HELD_OUT_SHARE``."""
+    """Return whether a row is held out: a fraction drawn from seed and name is below ``HELD_OUT_SHARE``."""
     digest = hashlib.sha256(f"{SEED}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < HELD_OUT_SHARE
 
 
 def rows(path: Path = HERE / "published.yaml") -> list[Row]:
-    """Every published time, in the order of the file."""
+    """Return all published times, in the order of the file."""
     groups = yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
     return [row for name, group in groups.items() for row in _rows(name, group)]
 
@@ -135,7 +135,7 @@ def _step_seconds(workload: Workload, samples_per_second: float) -> float:
 
 
 def operations_of(row: Row, cache: Path | None = None) -> Operations:
-    """The operations of a row's step; kept as files in ``cache``."""
+    """Return the operations of a row's step, cached as files in ``cache``."""
     key = hashlib.sha256(json.dumps(row.workload.to_mapping(), sort_keys=True).encode()).hexdigest()[:16]
     kept = cache / f"{key}.pickle" if cache else None
     if kept is not None and kept.exists():
@@ -155,32 +155,35 @@ def predict(row: Row, operations: Operations) -> Outcome:
     workload, known = row.workload, reference_host()
     loop = "inference" if workload.mode == "inference" else workload.loop
     costs = cpu_costs(known.microseconds, dict.fromkeys(PARTS, known.quiet))
-    issue = list(launch_seconds(operations, costs, loop))
+    launches = list(launch_seconds(operations, costs, loop))
     timed = [index for index, one in enumerate(operations.operations) if one.phase not in row.without]
-    left = replace(operations, operations=[operations.operations[index] for index in timed])
+    kept = replace(operations, operations=[operations.operations[index] for index in timed])
     cost_model = cost_model_of(find_gpu(row.card), tf32=bool(workload.train.tf32))
     kernels = [kernel_cost(call, cost_model) for call in operations.calls]
     busy = [(cost_model.busy_seconds(kernel), kernel.launches) for kernel in kernels]
-    course = replay_step(left, [issue[index] for index in timed], busy, costs, loop_seconds(left, costs, loop))
-    bound = bound_by(left, kernels, course)
+    timeline = replay_step(kept, [launches[index] for index in timed], busy, costs, loop_seconds(kept, costs, loop))
+    bound = bound_by(kept, kernels, timeline)
     low, high = read_yaml("intervals.yaml")["uncalibrated"]["host" if bound == "host" else "gpu"]
-    interval = (course.seconds * low, course.seconds * high)
+    interval = (timeline.seconds * low, timeline.seconds * high)
     return Outcome(
-        row.name, row.group, row.card, row.held_out, row.seconds, course.seconds, interval, bound,
-        course.cpu_seconds, course.gpu_seconds,
+        row.name, row.group, row.card, row.held_out, row.seconds, timeline.seconds, interval, bound,
+        timeline.cpu_seconds, timeline.gpu_seconds,
     )  # fmt: skip
 
 
 def interval(outcomes: Sequence[Outcome], coverage: float = COVERAGE) -> tuple[float, float]:
-    """What to multiply a prediction with, so that a new case lies within in ``coverage`` of all cases.
+    """Return the factors from a prediction to the ends of an interval that covers a new case with this probability.
 
-    Of the logarithm of published over predicted: where one more case of a normal distribution lies whose mean and
-    deviation are known from few cases (Student's t), and at least what was seen.  Every group counts the same and
-    as one case, because rows of one source share machine and software.
+    This is Student's prediction interval of log(published / predicted) for one more case of a normal distribution,
+    widened to include all cases seen.  Each group counts as one case, because rows of one source share machine and
+    software.
+
+    Raises:
+        ValueError: If all outcomes are of one group.
     """
     count = Counter(one.group for one in outcomes)
     if len(count) < 2:
-        raise ValueError(f"one group ({', '.join(count)}) says nothing about others")
+        raise ValueError(f"one group ({', '.join(count)}) is not enough for an interval")
     logs = [(log(one.published_seconds / one.predicted_seconds), 1 / count[one.group]) for one in outcomes]
     groups = len(count)
     mean = sum(value * weight for value, weight in logs) / groups
@@ -191,13 +194,13 @@ def interval(outcomes: Sequence[Outcome], coverage: float = COVERAGE) -> tuple[f
 
 
 def _student(share: float, freedom: int) -> float:
-    """Quantile of Student's t by its expansion about the normal one (Abramowitz and Stegun, 26.7.5)."""
+    """Return a quantile of Student's t by its expansion about the normal one (Abramowitz and Stegun, 26.7.5)."""
     z = NormalDist().inv_cdf(share)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def summary(outcomes: Iterable[Outcome]) -> str:
-    """Median error, and how many intervals hold."""
+    """Return the median and worst error, and how many intervals contain the published time."""
     every = list(outcomes)
     errors = [abs(one.error) for one in every]
     if not errors:
@@ -208,7 +211,7 @@ def summary(outcomes: Iterable[Outcome]) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Published beside predicted, row by row, then by group and by half."""
+    """Yield lines of published and predicted times: each row, then summaries by group and by half."""
     for one in outcomes:
         low, high = (f"{1e3 * seconds:.1f}" for seconds in one.interval_seconds)
         yield (
@@ -228,25 +231,26 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def read_results(path: Path = RESULTS) -> list[Outcome]:
-    """The outcomes that were last written."""
+    """Read the outcomes that were last written."""
     content = json.loads(path.read_text(encoding="utf-8"))
     return [Outcome(**{**one, "interval_seconds": tuple(one["interval_seconds"])}) for one in content["outcomes"]]
 
 
 def _written(one: Outcome) -> dict[str, Any]:
-    """As in the file: seconds with six digits."""
+    """Return the outcome as in the file: seconds with six digits."""
     fields = asdict(one)
     fields["interval_seconds"] = [float(f"{bound:.6g}") for bound in one.interval_seconds]
     return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in fields.items()}
 
 
 def main() -> int:
+    """Predict the rows, print the table and write the outcomes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tuning", action="store_true", help="leave the held-out half out; nothing is written")
-    parser.add_argument("--intervals", action="store_true", help="what the tuning half asks for; nothing is written")
-    parser.add_argument("--cache", type=Path, help="folder that keeps the operations of each row")
+    parser.add_argument("--tuning", action="store_true", help="predict only the tuning half; write nothing")
+    parser.add_argument("--intervals", action="store_true", help="print the tuning half's intervals; write nothing")
+    parser.add_argument("--cache", type=Path, help="folder in which to cache the operations of each row")
     options = parser.parse_args()
-    sys.path.insert(0, str(HERE))  # where the workloads' optimizers are
+    sys.path.insert(0, str(HERE))  # the workloads' optimizers are there
     wanted = [row for row in rows() if not (row.held_out and (options.tuning or options.intervals))]
     outcomes = [predict(row, operations_of(row, options.cache)) for row in wanted]
     if options.intervals:
