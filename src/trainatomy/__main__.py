@@ -1,6 +1,11 @@
 """``python -m trainatomy``."""
 
-from trainatomy.cli import run
+import sys
+
+try:
+    from trainatomy.cli import run
+except KeyboardInterrupt:
+    sys.exit(130)
 
 if __name__ == "__main__":
     run()

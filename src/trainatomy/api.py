@@ -1,10 +1,9 @@
-"""The verbs: predict, compare, measure. Each takes descriptions and gives values."""
+"""The library's functions: predict, compare, measure, ops, calibrate. They take workloads and return values."""
 
 from __future__ import annotations
 
 import json
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import analyze_memory
 from trainatomy.errors import TrainatomyError, WorkloadError
-from trainatomy.prediction import context_bytes, name_of, prediction_of
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
+from trainatomy.runs.options import PredictOptions, RunOptions, load_calibration
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -29,8 +28,11 @@ if TYPE_CHECKING:
     from trainatomy.results.comparison import Comparison
     from trainatomy.results.operation_breakdown import OperationBreakdown
     from trainatomy.results.operations import Operations
-    from trainatomy.runs.execute import Finished
+    from trainatomy.runs.plan import Finished, RunObserver
+    from trainatomy.runs.single import MeasuredRun
+    from trainatomy.simulator.simulate import Simulation
     from trainatomy.timing.cost_model import CostModel
+    from trainatomy.training.batch import MakeBatch
 
 Batch = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
 
@@ -45,56 +47,153 @@ def predict(
     trust_remote_code: bool = False,
     calibration: Calibration | Path | str | None = None,
     timed: bool = True,
-    **train: Any,
+    **settings: Any,
 ) -> Prediction:
-    """What one training step holds in GPU memory and how long it takes, without a GPU.
+    """Predict, without a GPU, what one training step holds in GPU memory and how long it takes.
 
-    ``what``: a workload, or a live module, which is neither touched nor moved.  For a module: ``batch`` is a mapping of
-    tensors (any device; only their shapes, types and the values of small integer tensors matter) or a function of the
-    batch size that makes one (a transformers model needs none); ``optimizer`` a name of ``TrainingArguments.optim`` or
-    a class; ``train`` settings by their names in ``TrainingArguments`` (``bf16=True``,
-    ``gradient_accumulation_steps=4``), and ``loop`` ("pytorch" unless said).  ``calibration``: of a machine
-    (``trainatomy calibrate``) or its file, for the time; else what ships for the card, or its data sheet.  ``timed``:
-    False for memory only, in somewhat less time (``Prediction.time`` is ``None``).
+    Args:
+        what: A workload, or a live module, which is neither changed nor moved.
+        batch: A mapping of tensors (on any device; only shapes, dtypes and the values of small integer tensors
+            matter), or a function of the batch size that returns one. A transformers model and a workload need none.
+        optimizer: A name of ``TrainingArguments.optim``, or an optimizer class.
+        gpu: The GPU to predict for.
+        timeline: Include memory by component over the step.
+        trust_remote_code: Run code that a model on the hub brings along.
+        calibration: A calibration of a machine (``trainatomy calibrate``) or its file, for the timing model. By
+            default the calibration that ships for the GPU is used, or else its data sheet.
+        timed: Predict the time too. False predicts memory only, somewhat faster; ``Prediction.time`` is then None.
+        **settings: Settings by their name in ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``),
+            and sections of a workload (``loop="trainer"``, ``data={"sequence_length": 512}``). They override those of
+            a workload. The loop of a module is "pytorch" by default.
 
-    Raises ``WorkloadError``, ``MissingLibrary``, ``NetworkError``, ``FactoryError``, ``SimulationError``.
+    Raises:
+        WorkloadError: The description is wrong: an unknown setting, a contradiction, an argument of the wrong type.
+        MissingLibrary: An optional library is needed.
+        NetworkError: The hub cannot be reached.
+        FactoryError: The user's code raised.
+        SimulationError: An operation needs data that a run without a GPU does not have.
     """
+    started = time.perf_counter()
+    options = PredictOptions(timeline, timed, trust_remote_code, calibration)
+    if isinstance(what, Workload):
+        _check_keywords(batch, optimizer)
+        workload, make_batch = _with_batch(_changed(what, optimizer, gpu, settings), batch, settings)
+        options = options.for_workloads([workload])
+        simulation = _simulate_workload(workload, make_batch, options)
+    else:
+        from trainatomy.simulator.live import described
+
+        workload, make_batch = described(what, batch, optimizer, gpu, settings)
+        options = options.for_workloads([workload])
+        simulation = _simulate_module(what, workload, make_batch, options)
+    return _assemble(workload, simulation, options, started)
+
+
+def _assemble(workload: Workload, simulation: Simulation, options: PredictOptions, started: float) -> Prediction:
+    from trainatomy.prediction import prediction_of
+
+    loaded: Any = options.calibration
+    return prediction_of(
+        workload, simulation, calibration=loaded, timed=options.timed, timeline=options.timeline, started=started
+    )
+
+
+def _simulate_workload(workload: Workload, make_batch: MakeBatch | None, options: PredictOptions) -> Simulation:
+    from trainatomy.runs.predicting import shared_simulation
     from trainatomy.simulator.simulate import simulate
 
-    started = time.perf_counter()
-    if isinstance(what, Workload):
-        workload = what if gpu is None else what.model_copy(update={"gpu": gpu})
-        priced = _calibration(calibration, [workload])
-        simulation = simulate(workload, workload.resolve_gpu(), trust_remote_code=trust_remote_code, operations=timed)
-    else:
-        from trainatomy.simulator.live import described, on_meta
-        from trainatomy.training.factory import user_code
-
-        workload, make_batch = described(what, batch, optimizer, gpu, train)
-        priced = _calibration(calibration, [workload])
-        with user_code(f"{type(what).__name__}: its forward"):
-            simulation = simulate(
-                workload, workload.resolve_gpu(), model=lambda: on_meta(what), make_batch=make_batch, operations=timed
-            )
-    return prediction_of(workload, simulation, calibration=priced, timed=timed, timeline=timeline, started=started)
+    run = partial(
+        simulate,
+        workload,
+        workload.resolve_gpu(),
+        make_batch=make_batch,
+        trust_remote_code=options.trust_remote_code,
+        operations=options.timed,
+    )
+    if make_batch is not None:
+        return run()
+    return shared_simulation(workload, (options.trust_remote_code, options.timed), run)
 
 
-def _calibration(calibration: Calibration | Path | str | None, workloads: Sequence[Workload]) -> Calibration | None:
-    """What was given, read, once it is sure that it says something about these workloads; raises ``WorkloadError``."""
-    from trainatomy.catalog.calibrations import given
+def _simulate_module(
+    module: nn.Module, workload: Workload, make_batch: MakeBatch | None, options: PredictOptions
+) -> Simulation:
+    from trainatomy.simulator.live import on_meta
+    from trainatomy.simulator.simulate import simulate
+    from trainatomy.training.factory import user_code
 
-    found = given(calibration)
-    if found is None:
-        return None
-    timed = [workload for workload in workloads if workload.era != "2022"]
-    if not timed:
-        raise WorkloadError(
-            f"calibration {found.source}: it is of today's software, and cannot price that of 2022; "
-            "leave the calibration out, or predict for today's software"
+    with user_code(f"{type(module).__name__}: its forward"):
+        return simulate(
+            workload,
+            workload.resolve_gpu(),
+            model=lambda: on_meta(module),
+            make_batch=make_batch,
+            operations=options.timed,
         )
-    for workload in timed:
-        found.check(workload.resolve_gpu())
-    return found
+
+
+def _check_keywords(batch: Any, optimizer: Any) -> None:
+    """Raise ``WorkloadError`` if a batch or an optimizer has the wrong type; names need no torch."""
+    if batch is not None or not isinstance(optimizer, str | None):
+        from trainatomy.simulator.live import check_keywords
+
+        check_keywords(batch, optimizer)
+
+
+_SECTIONS = frozenset(Workload.model_fields) - {"train"}
+
+
+def _changed(
+    workload: Workload,
+    optimizer: str | type[torch.optim.Optimizer] | None,
+    gpu: str | None,
+    settings: Mapping[str, Any],
+) -> Workload:
+    """Return the workload with keywords applied: settings of ``train``, and sections by their name."""
+    changes: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in _SECTIONS:
+            changes[f"train.{name}"] = value
+        elif isinstance(value, Mapping):
+            changes |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            changes[name] = value
+    if gpu is not None:
+        changes["gpu"] = gpu
+    if optimizer is not None:
+        if isinstance(optimizer, str):
+            changes["train.optim"] = optimizer
+        else:
+            changes["train.optim"] = f"{optimizer.__module__}.{optimizer.__qualname__}"
+    return workload.replace(changes) if changes else workload
+
+
+def _with_settings(workload: Workload, settings: Mapping[str, Any], gpu: str | None = None) -> Workload:
+    """Return the workload with keywords applied, ``optimizer`` among them; a batch is refused."""
+    _check_keywords(None, settings.get("optimizer"))
+    if "batch" in settings:
+        raise WorkloadError("batch: only predict takes one; name data.factory in the workload", key="data")
+    rest = {name: value for name, value in settings.items() if name != "optimizer"}
+    return _changed(workload, settings.get("optimizer"), gpu, rest)
+
+
+def _with_batch(
+    workload: Workload, batch: Batch | None, settings: Mapping[str, Any]
+) -> tuple[Workload, MakeBatch | None]:
+    """Return the workload for an explicit batch, and the function that makes it; the batch replaces ``data``."""
+    if batch is None:
+        return workload, None
+    from trainatomy.simulator.live import batches_of
+
+    make_batch, size = batches_of(batch)
+    is_eval = workload.mode == "inference" and workload.train.per_device_eval_batch_size is not None
+    name = "per_device_eval_batch_size" if is_eval else "per_device_train_batch_size"
+    if size is not None and settings.get(name, size) != size:
+        raise WorkloadError(f"{name}={settings[name]}, but the batch holds {size} samples", key=f"train.{name}")
+    changes: dict[str, Any] = {"data": {}}
+    if size is not None:
+        changes[f"train.{name}"] = size
+    return workload.replace(changes), make_batch
 
 
 def compare(
@@ -111,80 +210,159 @@ def compare(
     timeline: bool = False,
     trust_remote_code: bool = False,
     jobs: int = 1,
-    progress: Callable[[Finished], None] | None = None,
+    progress: Callable[[Finished], None] | RunObserver | None = None,
+    **settings: Any,
 ) -> Comparison:
-    """Several workloads side by side, in order: predicted and, with ``measure``, run on this machine's GPU too, one
-    after the other, each in fresh processes.
+    """Compare several workloads: predict them and, with ``measure``, run them on this machine's GPU one by one.
 
-    ``gpu``: the card to predict for (else the workloads' own; with ``measure``, this machine's where it is known);
-    ``calibration``: see ``predict``; ``jobs``: processes that predict side by side (a script that asks for several must
-    keep its own start behind ``if __name__ == "__main__"``); the others need ``measure``.  ``repeat``: how often each
-    is run; ``store``: where its record is kept when a run ends, a folder or its URL (default: TRAINATOMY_RECORDS, or
-    ./trainatomy-records);
-    ``group``: the name that the records share, which follows from the workloads unless given.  What is on record under
-    it is not run again, unless ``fresh``: so an interrupted comparison goes on where it stopped.  ``time_limit``:
-    seconds for each run; ``progress``: is told of each run that ended.
+    A run that fails or runs out of memory is a row that says so; a record that cannot be written is a warning.
 
-    A run that fails or runs out of memory is a row that says so; a record that cannot be kept is a warning.  Raises
-    what ``predict`` raises, with ``measure`` for wrong descriptions only: what cannot be predicted otherwise is
-    measured nevertheless.  Then also ``DeviceError`` where there is no GPU, ``TrainatomyError`` where records cannot be
-    kept at all.
+    Args:
+        workloads: The trainings, in the order of the rows.
+        measure: Run each of them in fresh processes; ``repeat``, ``store``, ``group``, ``fresh``, ``time_limit`` and
+            ``progress`` need it.
+        repeat: Runs per training.
+        store: Where records are kept: a store, a folder or its URL (default: TRAINATOMY_RECORDS, or
+            ./trainatomy-records). Runs that are on record are not repeated, so an interrupted comparison continues
+            where it stopped.
+        group: Name that the records share; derived from the workloads by default.
+        fresh: Run everything again, whatever is on record.
+        time_limit: Seconds for each run.
+        gpu: The GPU to predict for. By default the workloads' own or, with ``measure``, this machine's if it is known.
+        calibration: See ``predict``.
+        timeline: See ``predict``.
+        trust_remote_code: See ``predict``.
+        jobs: Processes that predict in parallel. A script that asks for several must start its own work behind
+            ``if __name__ == "__main__"``.
+        progress: Called with each run that ended, or an observer.
+        **settings: Settings for all workloads, as in ``predict``.
+
+    Raises:
+        TrainatomyError: The errors of ``predict``; with ``measure`` only ``WorkloadError`` among them, because what
+            cannot be predicted can still be measured, ``DeviceError`` if there is no GPU, and ``TrainatomyError`` if
+            records cannot be written.
+        ComparisonInterrupted: A ``KeyboardInterrupt`` that carries the comparison so far.
     """
-    asked = [workload if gpu is None else workload.model_copy(update={"gpu": gpu}) for workload in workloads]
-    if not measure:
-        _refuse_without_measure(repeat=repeat != 1, store=store, group=group, fresh=fresh, time_limit=time_limit)
-        return _compared(asked, calibration, timeline, trust_remote_code, jobs)
-    from trainatomy.catalog.calibrations import given
-    from trainatomy.records.store import Store
-    from trainatomy.runs.comparison import Wanted, prepare
-    from trainatomy.runs.predicting import jobs_for
-
-    one = partial(predict, timeline=timeline, trust_remote_code=trust_remote_code, calibration=given(calibration))
-    kept = store if isinstance(store, Store) else Store(store)
-    wanted = Wanted(repeat, kept, "comparison", group, fresh, own_cards=gpu is not None, time_limit=time_limit)
-    campaign = prepare(asked, one, wanted, jobs_for(len(asked), jobs))
-    for each in campaign.run():
-        if progress is not None:
-            progress(each)
-    for note in campaign.notes():
-        warnings.warn(note, stacklevel=2)
-    return campaign.comparison()
+    predict_options = PredictOptions(timeline, True, trust_remote_code, calibration)
+    run_options = RunOptions(repeat, store, group, fresh, time_limit, keep_gpus=gpu is not None)
+    changed = [_with_settings(workload, settings, gpu) for workload in workloads]
+    if measure:
+        return measure_comparison(changed, predict_options, run_options, jobs=jobs, progress=progress)
+    if names := run_options.changed():
+        raise WorkloadError(f"{', '.join(names)}: needs measure=True; a prediction is the same every time")
+    return predict_comparison(changed, predict_options, jobs=jobs)
 
 
-def _compared(
-    workloads: Sequence[Workload],
-    calibration: Calibration | Path | str | None,
-    timeline: bool,
-    trust_remote_code: bool,
-    jobs: int,
-) -> Comparison:
-    from trainatomy.runs.gather import gather
-    from trainatomy.runs.predicting import jobs_for, predict_all
+def predict_comparison(workloads: Sequence[Workload], options: PredictOptions, *, jobs: int = 1) -> Comparison:
+    """Predict several workloads and return them side by side (see ``compare``)."""
+    from trainatomy.runs.comparison import gather
     from trainatomy.runs.published import published
 
-    priced = _calibration(calibration, workloads)
-    one = partial(_of_its_time, timeline=timeline, trust_remote_code=trust_remote_code, calibration=priced)
-    made: list[Prediction] = []
-    for found in predict_all(one, workloads, jobs_for(len(workloads), jobs)):
-        if isinstance(found, TrainatomyError):
-            raise found
-        made.append(found)
-    known = published(workloads)
-    return gather(workloads, made, (), known.rows, source=known.source, remark=known.remark, samples=known.samples)
+    predictions = _predict_rows(workloads, options.for_workloads(workloads), jobs)
+    for each in predictions:
+        if isinstance(each, TrainatomyError):
+            raise each
+    return gather(workloads, predictions, (), published(workloads))
 
 
-def _of_its_time(
-    workload: Workload, *, calibration: Calibration | None, timeline: bool, trust_remote_code: bool
-) -> Prediction:
-    """A prediction by ``calibration``, which is of today's software."""
-    priced = None if workload.era == "2022" else calibration
-    return predict(workload, timeline=timeline, trust_remote_code=trust_remote_code, calibration=priced)
+def measure_comparison(
+    workloads: Sequence[Workload],
+    predict_options: PredictOptions,
+    run_options: RunOptions,
+    *,
+    jobs: int = 1,
+    progress: Callable[[Finished], None] | RunObserver | None = None,
+) -> Comparison:
+    """Predict several workloads, run them on this machine's GPU, and return both side by side (see ``compare``)."""
+    from dataclasses import replace
+
+    from trainatomy.catalog.calibrations import given
+    from trainatomy.runs.comparison import prepare
+    from trainatomy.runs.plan import observer_of
+
+    options = replace(predict_options, calibration=given(predict_options.calibration))
+    run = prepare(workloads, lambda planned: _predict_rows(planned, options, jobs), run_options)
+    return run.run(observer_of(progress))
 
 
-def _refuse_without_measure(**given: object) -> None:
-    """What would silently do nothing."""
-    if names := [name for name, value in given.items() if value not in (None, False)]:
-        raise WorkloadError(f"{', '.join(names)}: needs measure=True; a prediction is the same every time")
+def _predict_rows(
+    workloads: Sequence[Workload], options: PredictOptions, jobs: int
+) -> Sequence[Prediction | TrainatomyError]:
+    from trainatomy.runs.predicting import jobs_for, predict_rows
+
+    return predict_rows(partial(_predict_row, options), workloads, jobs_for(len(workloads), jobs))
+
+
+def _predict_row(options: PredictOptions, workload: Workload) -> Prediction:
+    return predict(workload, **options.keywords(workload))
+
+
+def measure(
+    workload: Workload,
+    *,
+    components: bool = True,
+    steps: int | None = None,
+    trace: Path | str | None = None,
+    time_limit: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    **settings: Any,
+) -> Measurement:
+    """Measure a training step on this machine's GPU, in fresh processes: one run is timed, one is recorded.
+
+    Running out of memory is a result, not an error.
+
+    Args:
+        workload: The training.
+        components: Make the recorded run, which attributes memory to components.
+        steps: Optimizer steps, if the workload does not name a number.
+        trace: File for the allocation trace of the recorded run.
+        time_limit: Seconds for everything.
+        progress: Called while the runs go on.
+        **settings: Settings that override those of the workload, as in ``predict``.
+
+    Raises:
+        DeviceError: There is no GPU, or the process that used it failed.
+        TrainatomyError: Errors that the workload itself causes.
+    """
+    from trainatomy.measurement.measure import measure as run
+
+    workload = _with_settings(workload, settings)
+    return run(workload, components=components, steps=steps, trace=trace, time_limit=time_limit, progress=progress)
+
+
+def measure_and_record(
+    workload: Workload,
+    predict_options: PredictOptions,
+    run_options: RunOptions,
+    *,
+    components: bool = True,
+    trace: Path | str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> MeasuredRun:
+    """Predict a training, measure it on this machine's GPU, and record both.
+
+    Args:
+        workload: The training; predicted for this machine's GPU unless ``run_options.keep_gpus``.
+        predict_options: How to predict.
+        run_options: How to run and where to keep the record.
+        components: See ``measure``.
+        trace: See ``measure``.
+        progress: See ``measure``.
+
+    Raises:
+        TrainatomyError: The errors of ``measure``, or the record's folder cannot be written.
+    """
+    from trainatomy.runs.single import measure_and_record as run
+
+    return run(
+        workload,
+        partial(_predict_row, predict_options),
+        lambda described: measure(
+            described, components=components, trace=trace, time_limit=run_options.time_limit, progress=progress
+        ),
+        run_options,
+        components=components,
+    )
 
 
 def ops(
@@ -194,56 +372,68 @@ def ops(
     measured: bool = False,
     calibration: Calibration | Path | str | None = None,
     trust_remote_code: bool = False,
+    **settings: Any,
 ) -> OperationBreakdown:
-    """The anatomy of one step's operations: FLOP, bytes, time and memory by group and phase, the ``top`` heaviest ones,
-    shapes that waste the card. ``measured``: with a profile of this machine's GPU beside it; ``calibration``: of a
-    machine, or its file (without it, what ships).
+    """Break one step down into its operations: FLOP, bytes, time and memory by group and phase.
 
-    Raises what ``predict`` raises, and ``DeviceError`` where there is no GPU to profile on.
+    Args:
+        workload: The training.
+        top: How many of the heaviest operations and modules to list.
+        measured: Add a profile of this machine's GPU.
+        calibration: See ``predict``.
+        trust_remote_code: See ``predict``.
+        **settings: Settings that override those of the workload, as in ``predict``.
+
+    Raises:
+        TrainatomyError: The errors of ``predict``, and ``DeviceError`` if there is no GPU to profile on.
     """
     from trainatomy.analysis.operations import analyze_operations, bytes_by_group
     from trainatomy.analysis.published_layer import SCOPE, published_notes, published_shares
+    from trainatomy.prediction import context_bytes
     from trainatomy.simulator.simulate import simulate
     from trainatomy.timing.cost_model import cost_model_of
     from trainatomy.workload.encoder_layer import is_encoder_layer
 
-    gpu, priced = workload.resolve_gpu(), _calibration(calibration, [workload])
+    workload = _with_settings(workload, settings)
+    gpu, loaded = workload.resolve_gpu(), load_calibration(calibration, [workload])
     if measured:
         from trainatomy.measurement.device.visible import require_gpu
 
         require_gpu()
     simulation = simulate(workload, gpu, trust_remote_code=trust_remote_code)
     trace, operations = simulation.trace, simulation.operations
-    settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
-    analysis = analyze_memory(trace, settings, gpu.memory_bytes, context_bytes(workload, simulation))
-    profile = None
-    if measured:
-        from trainatomy.measurement.profiler.join import joined
-        from trainatomy.measurement.profiler.profile import profile as run_profile
-
-        profile = joined(operations, run_profile(workload))
-    cost_model = cost_model_of(gpu, priced, tf32=bool(workload.train.tf32))
-    clock = _clock(operations, cost_model)
-    told = f"predicted times are priced by: {cost_model.source}"
+    allocator = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
+    memory = analyze_memory(trace, allocator, gpu.memory_bytes, context_bytes(workload, simulation))
+    cost_model = cost_model_of(gpu, loaded, tf32=bool(workload.train.tf32))
+    predicted = _predict_times(operations, cost_model)
+    source = f"predicted times are based on: {cost_model.source}"
     published = is_encoder_layer(workload)
     return analyze_operations(
-        name_of(workload),
+        workload.display_name,
         workload.to_mapping(),
         gpu,
         operations,
-        peak=bytes_by_group(trace, analysis.held_at_peak, analysis.sizes),
-        predicted=clock,
-        profile=profile,
+        peak=bytes_by_group(trace, memory.held_at_peak, memory.sizes),
+        predicted=predicted,
+        profile=_profile(workload, operations) if measured else None,
         scope=SCOPE if published else None,
         tf32=bool(workload.train.tf32),
         top=top,
         published=published_shares() if published else None,
-        notes=(*(published_notes(operations, clock.times) if published else ()), told),
+        notes=(*(published_notes(operations, predicted.times) if published else ()), source),
     )
 
 
-def _clock(operations: Operations, cost_model: CostModel) -> PredictedTimes:
-    """GPU seconds of each operation."""
+def _profile(workload: Workload, operations: Operations) -> Any:
+    """Profile a step on this machine's GPU, and join it with the predicted operations."""
+    from trainatomy.measurement.profiler.join import joined
+    from trainatomy.measurement.profiler.profile import profile
+
+    return joined(operations, profile(workload))
+
+
+def _predict_times(operations: Operations, cost_model: CostModel) -> PredictedTimes:
+    """Return the GPU seconds of each operation."""
     from trainatomy.analysis.operation_table import PredictedTime
     from trainatomy.analysis.operations import PredictedTimes
     from trainatomy.timing.cost_model import kernel_cost
@@ -257,9 +447,16 @@ def _clock(operations: Operations, cost_model: CostModel) -> PredictedTimes:
 
 
 def calibrate(output: Path | str | None = None, *, time_limit: float = 120.0) -> Calibration:
-    """What the clock needs, measured on this machine's GPU in at most ``time_limit`` seconds and a few; written to
-    ``output`` as JSON where that is given.  Raises ``DeviceError`` where there is no GPU, ``WorkloadError`` at once
-    where ``output`` cannot be written."""
+    """Measure what the timing model needs on this machine's GPU.
+
+    Args:
+        output: File to write the calibration to, as JSON.
+        time_limit: Seconds; measurements that do not fit are left out.
+
+    Raises:
+        DeviceError: There is no GPU.
+        WorkloadError: ``output`` cannot be written; checked before anything is measured.
+    """
     from trainatomy.catalog.calibrations import parse
     from trainatomy.measurement.calibration.calibrate import calibrate as run
     from trainatomy.measurement.calibration.calibrate import write
@@ -270,25 +467,3 @@ def calibrate(output: Path | str | None = None, *, time_limit: float = 120.0) ->
     if target is not None:
         write(content, target)
     return parse(json.dumps(content), str(output or "this machine"))
-
-
-def measure(
-    workload: Workload,
-    *,
-    components: bool = True,
-    steps: int | None = None,
-    trace: Path | str | None = None,
-    time_limit: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> Measurement:
-    """The same step on this machine's GPU, in fresh processes: once timed, once recorded for the bill.
-
-    ``components``: False leaves the recorded run out; ``steps``: optimizer steps where the workload does not say;
-    ``tape``: a file for the recorded run's allocations; ``time_limit``: seconds; ``progress``: is told where it is.
-
-    Out of memory is a result.  Raises ``DeviceError`` where there is no GPU or the process that used it failed, and
-    what the workload itself causes.
-    """
-    from trainatomy.measurement.measure import measure as run
-
-    return run(workload, components=components, steps=steps, trace=trace, time_limit=time_limit, progress=progress)

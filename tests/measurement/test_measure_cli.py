@@ -13,7 +13,8 @@ from measured import FULL, GIB
 from rich.console import Console
 
 import trainatomy.api
-from trainatomy.cli import main, measuring
+from trainatomy.cli import main
+from trainatomy.cli import progress as measuring
 from trainatomy.errors import DeviceError, SimulationError
 from trainatomy.measurement.process.reporting import Progress
 from trainatomy.reporters.json import measurement_to_json
@@ -57,7 +58,7 @@ def test_the_bill_is_shown_beside_the_prediction_and_kept(
     assert (asked["time_limit"], asked["components"], asked["workload"].gpu) == (9.0, True, "h200")
     assert "completed: tiny" in captured.out.splitlines()[0]
     assert "16-bit copies kept by autocast" in captured.out
-    assert "control run: training (1.00 GiB on the card)" in captured.err
+    assert "control run: training (1.00 GiB on the GPU)" in captured.err
     (record,) = records()
     assert record["measurement"]["memory"]["components"]["weights"] == GIB
     assert record["prediction"]["card"]["id"] == "h200"
@@ -96,8 +97,13 @@ def test_what_cannot_be_predicted_is_measured(
 @pytest.mark.parametrize(
     ("answer", "arguments", "code", "said"),
     [
-        (replace(FULL, memory=None, notes=("the recorded run failed",)), [], 7, "no measured bill: the recorded run"),
-        (replace(FULL, notes=("No space left",)), ["--trace", "x"], 1, "is not in x: No space left"),
+        (
+            replace(FULL, memory=None, notes=("the recorded run failed",)),
+            [],
+            7,
+            "memory breakdown: the recorded run",
+        ),
+        (replace(FULL, notes=("No space left",)), ["--trace", "x"], 1, "was not written to x: No space left"),
         (replace(FULL, memory=None), ["--no-components"], 0, ""),
         (replace(FULL, tape_file="x"), ["--trace", "x"], 0, ""),
     ],
@@ -185,7 +191,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         measuring, "Console", lambda **_: Console(file=paper, force_terminal=True, width=100, legacy_windows=False)
     )
-    with measuring.following() as tell:
+    with measuring.follow_measurement() as tell:
         tell(Progress("control", "model loaded"))
         tell(Progress("control", "training", 3, 10, GIB))
     assert "control run: training" in paper.getvalue() and "3/10" in paper.getvalue()

@@ -28,7 +28,7 @@ GIB = 1024**3
 @pytest.fixture(autouse=True)
 def _predictions_are_made_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tests have put something in their place."""
-    monkeypatch.setattr(predicting, "FEW", 10**6)
+    monkeypatch.setattr(predicting, "MAX_IN_ONE_PROCESS", 10**6)
 
 
 COMPONENTS = Components(

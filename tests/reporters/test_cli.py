@@ -208,7 +208,7 @@ def test_gpus_and_models(capsys: pytest.CaptureFixture[str]) -> None:
         (["predict", *TINY, "--per-device-train-batch-size", "many"], 2, "--per-device-train-batch-size"),
         (["predict", *TINY, "--fp16", "--bf16"], 2, "fp16"),
         (["predict"], 2, "--model"),
-        (["compare", "notebook", "other.yaml"], 2, "stands alone"),
+        (["compare", "notebook", "other.yaml"], 2, "cannot be combined with files"),
         (["gpus", "h1000"], 2, "h100"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainatomy.cli.spelling import canonical
+from trainatomy.cli.app import canonical
 
 SWITCHES = {"--fp16", "--gradient-checkpointing"}
 

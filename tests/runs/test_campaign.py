@@ -15,9 +15,8 @@ from trainatomy.errors import DeviceError, SimulationError, TrainatomyError, Wor
 from trainatomy.measurement import measure as real_gpu
 from trainatomy.records.store import Store
 from trainatomy.runs import machine as machines
-from trainatomy.runs.execute import Finished
 from trainatomy.runs.machine import Machine
-from trainatomy.runs.plan import Plan
+from trainatomy.runs.plan import Finished, Plan
 from trainatomy.runs.published import published, published_beside
 from trainatomy.workload.notebook import ready
 from trainatomy.workload.schema import Workload
@@ -113,7 +112,7 @@ def test_a_card_that_is_not_known_is_a_warning(
     workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine
 ) -> None:
     monkeypatch.setattr(machines, "this_machine", lambda: replace(machine, gpus=("NVIDIA Test 1",)))
-    with pytest.warns(UserWarning, match="no card is known for NVIDIA Test 1; predictions are for h200"):
+    with pytest.warns(UserWarning, match="NVIDIA Test 1 is not a known GPU; predictions are for h200"):
         trainatomy.compare(workloads[:1], measure=True, store=tmp_path)
 
 

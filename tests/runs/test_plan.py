@@ -11,10 +11,9 @@ import pytest
 
 from trainatomy.errors import DeviceError, SimulationError
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
-from trainatomy.runs.execute import Finished
-from trainatomy.runs.gather import gather
+from trainatomy.runs.comparison import gather
 from trainatomy.runs.machine import Machine
-from trainatomy.runs.plan import Plan, group_name
+from trainatomy.runs.plan import Finished, Plan, group_name
 
 PlanOf = Callable[..., Plan]
 

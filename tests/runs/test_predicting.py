@@ -33,8 +33,8 @@ def test_few_trainings_are_predicted_here_and_many_by_all_cores(monkeypatch: pyt
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     assert [jobs_for(count) for count in (1, 3, 4, 30)] == [1, 1, 4, 4]
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert (jobs_for(30), jobs_for(2, 5), jobs_for(30, 20)) == (predicting.MOST, 2, 20)
-    with pytest.raises(WorkloadError, match=r"jobs: 0 processes predict nothing"):
+    assert (jobs_for(30), jobs_for(2, 5), jobs_for(30, 20)) == (predicting.MAX_JOBS, 2, 20)
+    with pytest.raises(WorkloadError, match=r"jobs: 0 is not a number of processes"):
         jobs_for(3, 0)
 
 
@@ -50,15 +50,15 @@ def test_processes_predict_what_this_one_does() -> None:
 
 
 def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicting, "_LOADED", ())
-    with pytest.raises(TrainatomyError, match=r"was killed, perhaps for lack of host memory; 2 ran side by side"):
+    monkeypatch.setattr(predicting, "_PRELOADED", ())
+    with pytest.raises(TrainatomyError, match=r"was killed, perhaps for lack of host memory; 2 ran in parallel"):
         predict_all(os._exit, [3, 3], 2)  # type: ignore[arg-type, list-item]
 
 
 SCRIPT = """
 import logging, warnings
 from trainatomy.runs import predicting
-predicting._LOADED = ()
+predicting._PRELOADED = ()
 if __name__ == "__main__":
     logging.disable(logging.ERROR)
     predicting.predict_all(print, ["one", "other"], 2)
@@ -68,7 +68,7 @@ if __name__ == "__main__":
 
 def test_what_processes_say_is_no_output(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONUNBUFFERED": ""}
     said = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True, env=environment
     )

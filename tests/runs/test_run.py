@@ -12,9 +12,8 @@ import pytest
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.records.store import Store
 from trainatomy.results.record import Record
-from trainatomy.runs.execute import Finished, run
 from trainatomy.runs.machine import Machine
-from trainatomy.runs.plan import Plan
+from trainatomy.runs.plan import Finished, Plan, run
 
 PlanOf = Callable[..., Plan]
 

@@ -1,7 +1,9 @@
-"""The command line: one small file per command, between ``trainatomy.api`` and ``faces.text`` or ``faces.json``."""
+"""The command line: one file per command, between ``trainatomy.api`` and the reporters."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -10,7 +12,7 @@ DEBUG = "--debug"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command and say what went wrong, if anything did; returns the exit code (docs/exit-codes.md)."""
+    """Run one command, report any error on stderr, and return the exit code (docs/exit-codes.md)."""
     try:
         from trainatomy.cli.app import app
 
@@ -26,5 +28,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run() -> NoReturn:
-    """The entry point of the ``trainatomy`` command."""
+    """Run the ``trainatomy`` command: the entry point of the console script."""
+    signal.signal(signal.SIGINT, _exit_quietly)
+    if sys.stdout is None:  # closed by `>&-`; the exit code may still be of interest
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    import trainatomy.cli.app
+    import trainatomy.cli.exits  # noqa: F401
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))
+
+
+def _exit_quietly(*_: object) -> NoReturn:
+    """End without a traceback on Ctrl-C while modules are imported."""
+    os.write(2, b"interrupted\n")
+    os._exit(130)

@@ -1,12 +1,13 @@
-"""The commands as one typer application.
+"""The commands as one typer application, and the spellings of options that it accepts.
 
 ``trainatomy --help`` must be instant, and the options of a command come from the schema of a workload, which takes a
-fifth of a second to load.  So the application starts with a name and a line of help for each command; a command itself
-is imported when it is called.
+fifth of a second to load. So the application starts with a name and a line of help for each command; a command itself
+is imported when it is called or completed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -15,13 +16,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from trainatomy import __version__
 from trainatomy.cli.exits import UsageError
-from trainatomy.cli.spelling import canonical
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 class Entry(NamedTuple):
-    """A command: its name (also of its module here and of the function in it), its panel in ``--help``, its help."""
+    """A command: its name (that of its module here and of the function in it), its panel in ``--help``, its summary."""
 
     name: str
     panel: str
@@ -31,31 +31,34 @@ class Entry(NamedTuple):
 COMMANDS = (
     Entry(
         "predict",
-        "Memory of a training",
-        "What every part of GPU memory holds at the peak, and whether the training fits.",
+        "Trainings",
+        "Predict the GPU memory and the time of a training step.",
     ),
-    Entry("compare", "Memory of a training", "Several trainings side by side, with the difference to the first."),
-    Entry("measure", "Memory of a training", "The same step on the GPU of this machine, beside the prediction."),
-    Entry("ops", "Operations of a step", "What the operations of a step do, by group, phase and module."),
-    Entry("calibrate", "Operations of a step", "What the clock needs, measured on the GPU of this machine."),
-    Entry("history", "Records", "The measured runs on record, as a table."),
-    Entry("show", "Records", "One measured run, drawn again."),
-    Entry("diff", "Records", "What changed between two measured runs, and which component it went to."),
-    Entry("gpus", "What is known", "The cards that trainatomy knows, with the source of every figure."),
-    Entry("models", "What is known", "The architectures that need no network, with their sources."),
+    Entry("compare", "Trainings", "Compare several trainings, predicted or measured."),
+    Entry("measure", "Trainings", "Measure a training step on this machine's GPU, beside the prediction."),
+    Entry("ops", "Operations", "Break a training step down by operation group, phase and module."),
+    Entry("calibrate", "Operations", "Calibrate the timing model on this machine's GPU."),
+    Entry("history", "Records", "List measured runs."),
+    Entry("show", "Records", "Show a measured run."),
+    Entry("diff", "Records", "Compare two measured runs."),
+    Entry("gpus", "Data", "List the known GPUs, with the source of every figure."),
+    Entry("models", "Data", "List the model architectures that need no network."),
 )
 
 
 class Command(TyperCommand):
-    """A command whose options may be spelt as in a training script (``spelling.py``); its help cuts no name."""
+    """A command whose options may be spelt as in a training script, and whose help shows long names in full."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         switches = {name for option in self.params for name in option.opts if option.secondary_opts}
-        set_aside = {name for option in self.params for name in option.opts if getattr(option, "hidden", False)}
+        ignored = {name for option in self.params for name in option.opts if getattr(option, "hidden", False)}
         try:
-            rest: list[str] = super().parse_args(ctx, canonical(args, switches, set_aside))
+            rest: list[str] = super().parse_args(ctx, canonical(args, switches, ignored))
         except UsageError as error:
             error.ctx = error.ctx or ctx  # the parser knows no context for an option that lacks its value
+            known = {name for option in self.params for name in option.opts}
+            if meant := _meant(getattr(error, "option_name", None), known):
+                error.possibilities = [meant]
             raise
         return rest
 
@@ -67,7 +70,7 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """The commands by name; the one that is called is loaded before its arguments are read."""
+    """The commands by name; a command is loaded before its arguments are parsed."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from trainatomy.cli import manual
@@ -87,8 +90,17 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def _meant(option: str | None, known: Collection[str]) -> str | None:
+    """Return the option that an unknown one means in other tools: ``--learning-rate`` for ``--lr``."""
+    from trainatomy.workload.arguments import arguments
+
+    setting = arguments().synonyms.get((option or "").removeprefix("--").replace("-", "_"), "")
+    meant = f"--{setting.replace('_', '-')}"
+    return meant if meant in known else None
+
+
 def load(name: str) -> Any:
-    """The whole command ``name``, with its options."""
+    """Return the command ``name`` with all its options."""
     single = typer.Typer(add_completion=False, rich_markup_mode="rich", context_settings=CONTEXT)
     function = getattr(import_module(f"trainatomy.cli.{name}"), name)
     single.command(name, cls=Command, context_settings=CONTEXT)(function)
@@ -96,10 +108,9 @@ def load(name: str) -> Any:
 
 
 def app() -> typer.Typer:
-    """The application, with commands that are not loaded yet."""
+    """Return the application; its commands are not loaded yet."""
     application = typer.Typer(
         cls=Commands,
-        add_completion=False,
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -112,7 +123,7 @@ def app() -> typer.Typer:
 
 
 def _not_loaded() -> None:
-    raise AssertionError("a command is loaded before it is called")
+    raise AssertionError("commands are loaded before they are called")
 
 
 def _version(wanted: bool) -> None:
@@ -125,9 +136,51 @@ def _start(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_version)
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and everything that libraries say.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and all logs of the libraries.")] = False,
 ) -> None:
-    """Predict, without a GPU, what every part of GPU memory holds during a training step, to the byte.
+    """Predict, without a GPU, the memory and the time of a PyTorch or Hugging Face training step.
 
-    Start with `trainatomy compare notebook`, or describe a training: `trainatomy predict workload.yaml --gpu h100`.
+    For example: `trainatomy predict --model gpt2 --per-device-train-batch-size 8 --gpu h100`.
     """
+
+
+_ON = frozenset({"true", "yes", "on", "1"})
+_OFF = frozenset({"false", "no", "off", "0"})
+
+
+def canonical(arguments: Sequence[str], switches: Collection[str], ignored: Collection[str] = ()) -> list[str]:
+    """Return ``arguments`` in the one spelling that the parser knows.
+
+    Option names get hyphens. For the options in ``switches`` (``{"--fp16", ...}``), ``--fp16 true`` and ``--fp16=True``
+    become ``--fp16``, and ``--fp16 false`` becomes ``--no-fp16``. Options in ``ignored``, whose value does not matter,
+    may come with or without one (``--do_train``). Everything after ``--`` is unchanged.
+
+    >>> canonical(["--max_steps=3", "--bf16", "False", "file_a.yaml"], {"--bf16"})
+    ['--max-steps=3', '--no-bf16', 'file_a.yaml']
+    """
+    spelt: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--":
+            return [*spelt, argument, *rest]
+        if not argument.startswith("--"):
+            spelt.append(argument)
+            continue
+        name, equals, value = argument.partition("=")
+        name = name.replace("_", "-")
+        if name in ignored and not equals:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+            spelt.append(f"{name}={value}")
+        elif name not in switches:
+            spelt.append(name + equals + value)
+        elif not equals:
+            value = rest.pop(0) if rest and rest[0].lower() in _ON | _OFF else "true"
+            spelt.append(_switched(name, value))
+        else:
+            spelt.append(_switched(name, value) if value.lower() in _ON | _OFF else name + equals + value)
+    return spelt
+
+
+def _switched(name: str, value: str) -> str:
+    return name if value.lower() in _ON else f"--no-{name.removeprefix('--')}"

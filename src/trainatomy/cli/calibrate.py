@@ -1,4 +1,4 @@
-"""``trainatomy calibrate``: what the clock needs, measured on the GPU of this machine."""
+"""``trainatomy calibrate``: calibrate the timing model on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -6,35 +6,39 @@ from pathlib import Path
 from typing import Annotated
 
 from trainatomy.cli.options import Debug, Json, in_output, in_run
-from trainatomy.cli.output import note, show, show_json
-from trainatomy.cli.quiet import quiet_libraries
+from trainatomy.cli.output import note, quiet_libraries, show, show_json
 from trainatomy.reporters.text import calibration_page
 
 Output = Annotated[
     Path,
-    in_output("--output", "Where the calibration goes (calibration.json unless said).", metavar="FILE", dir_okay=False),
+    in_output("--output", "File for the calibration (default: calibration.json).", metavar="FILE", dir_okay=False),
 ]
 TimeLimit = Annotated[
     float,
-    in_run("--time-limit", "What is not measured by then is left out (120 unless said).", metavar="SECONDS", min=1),
+    in_run(
+        "--time-limit",
+        "Stop measuring after so many seconds (default: 120).",
+        metavar="SECONDS",
+        min=1,
+    ),
 ]
 
 
 def calibrate(
     output: Output = Path("calibration.json"), time_limit: TimeLimit = 120.0, json: Json = False, debug: Debug = False
 ) -> None:
-    """Measure what the clock needs on the GPU of this machine: matrix products by shape and type, traffic by kind of
-    operator and size, attention, optimizers, launches, memory from the driver.
+    """Measure what the timing model needs on this machine's GPU: matrix products by shape and dtype, memory bandwidth
+    by kind of operator and size, attention, optimizers, kernel launches, and the driver's memory functions.
 
-    The file makes predictions of time for this kind of card more exact, also on another machine:
-    `trainatomy predict … --calibration FILE`; so do `ops`, `compare` and `measure`.
+    Predictions of time for this GPU become more accurate with the file, on any machine:
+    `trainatomy predict … --calibration FILE`, and likewise with `ops`, `compare` and `measure`.
     """
     with quiet_libraries(debug=debug):
-        from trainatomy.api import calibrate as measured
+        from trainatomy.api import calibrate as run_calibration
 
-        calibration = measured(output, time_limit=time_limit)
+        calibration = run_calibration(output, time_limit=time_limit)
     if json:
         show_json(dict(calibration.content))
     else:
         show(calibration_page(calibration, calibration.left_out))
-    note(f"the calibration is in {output}")
+    note(f"calibration written to {output}")

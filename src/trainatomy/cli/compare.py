@@ -1,14 +1,16 @@
-"""``trainatomy compare``: several trainings side by side, predicted or measured too."""
+"""``trainatomy compare``: compare several trainings, predicted or measured."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import itertools
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 import typer
 
-from trainatomy.cli.asked import several_workloads
-from trainatomy.cli.campaign import Asked, Outcome, advice, measured
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
@@ -17,36 +19,44 @@ from trainatomy.cli.options import (
     TrustRemoteCode,
     in_output,
     in_run,
+    note_many_steps,
+    samples_of,
+    several_workloads,
     with_workload_options,
 )
-from trainatomy.cli.output import note, progress, show, show_json
+from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
 from trainatomy.cli.plots import check_plots, write_default_plots, write_plots
-from trainatomy.cli.quiet import quiet_libraries
+from trainatomy.cli.progress import ComparisonProgress
 from trainatomy.errors import MissingLibrary
+from trainatomy.records.store import Store
 from trainatomy.reporters.json import comparison_to_json
 from trainatomy.reporters.text import comparison_page
 from trainatomy.results.comparison import Comparison
-from trainatomy.workload.sweep import sweep as swept
+from trainatomy.runs.options import PredictOptions, RunOptions
+from trainatomy.runs.predicting import jobs_for
+from trainatomy.units import many
+from trainatomy.workload.schema import Workload
+from trainatomy.workload.sweep import sweep as sweep_workloads
 
 Files = Annotated[
     list[str],
     typer.Argument(
         metavar="notebook | notebook-fp16 | WORKLOAD.yaml…",
-        help="Files (one may hold several rows), the notebook's nine trainings, or its table of fp16 by batch size.",
+        help="Workload files (each may hold several rows), or a built-in comparison.",
     ),
 ]
 Measure = Annotated[
     bool,
-    in_run("--measure", "Run each on the GPU of this machine too, one after the other, each in a fresh process."),
+    in_run("--measure", "Also run each training on this machine's GPU, one by one in fresh processes."),
 ]
 Repeat = Annotated[
-    int, in_run("--repeat", "With --measure: run each so often; median and spread are shown.", metavar="N", min=1)
+    int, in_run("--repeat", "With --measure: runs per training; median and spread are shown.", metavar="N", min=1)
 ]
 Sweep = Annotated[
     list[str] | None,
     in_run(
         "--sweep",
-        "Once for each value of any setting; several sweeps are combined.",
+        "Vary a setting: one row for each value. Several sweeps are combined.",
         metavar="KEY=V1,V2…",
     ),
 ]
@@ -54,7 +64,7 @@ Plot = Annotated[
     list[Path] | None,
     in_output(
         "--plot",
-        "Draw the comparison into this file; may be repeated. With --measure: drawn beside the records anyway.",
+        "Write a chart to this file; repeatable. With --measure, charts are also written beside the records.",
         metavar="FILE.svg|FILE.png",
         dir_okay=False,
     ),
@@ -63,18 +73,18 @@ Group = Annotated[
     str | None,
     in_output(
         "--group",
-        "With --measure: the name that the records share, and under which an interrupted comparison goes on.",
+        "With --measure: name that the records share, under which an interrupted comparison continues.",
         metavar="NAME",
     ),
 ]
-Fresh = Annotated[bool, in_run("--fresh", "With --measure: run everything anew, whatever is on record.")]
+Fresh = Annotated[bool, in_run("--fresh", "With --measure: run everything again, whatever is on record.")]
 TimeLimit = Annotated[
     float | None,
-    in_run("--time-limit", "With --measure: give a run up after so many seconds.", metavar="SECONDS", min=0),
+    in_run("--time-limit", "With --measure: stop a run after so many seconds.", metavar="SECONDS", min=0),
 ]
 Jobs = Annotated[
     int | None,
-    in_run("--jobs", "Processes that predict side by side (default: one a core, up to 8).", metavar="N", min=1),
+    in_run("--jobs", "Processes that predict in parallel (default: one per core, up to 8).", metavar="N", min=1),
 ]
 
 
@@ -94,66 +104,102 @@ def compare(
     trust_remote_code: TrustRemoteCode = False,
     jobs: Jobs = None,
     debug: Debug = False,
-    **overrides: Any,
+    **flags: Any,
 ) -> None:
     """Predict several trainings and show them side by side, with the difference to the first; with --measure, run them
     too. Options apply to all of them.
 
-    `notebook` stands for the nine trainings of BERT-large in Hugging Face's guide of January 2022: as they were then,
-    beside the published figures, or with `--gpu` on another card with today's software. `notebook-fp16` is the guide's
-    second table: fp16 against fp32 at batch sizes 8 to 64 on BERT-base.
+    `notebook` stands for the nine trainings of BERT-large in Hugging Face's guide of January 2022: with the libraries
+    and the GPU of that time, beside the published figures, or with today's libraries on the GPU that `--gpu` names.
+    `notebook-fp16` is the guide's second table: fp16 against fp32 at batch sizes 8 to 64 on BERT-base.
 
-    With `--measure` every run leaves a record when it ends; an interrupted comparison goes on where it stopped.
+    With `--measure` every run is recorded when it ends; an interrupted comparison continues where it stopped.
     """
     plots = check_plots(plot or ())
-    asked = Asked(
-        files, overrides, sweep or (), repeat, records, group, fresh, time_limit, calibration, trust_remote_code, jobs
+    workloads = sweep_workloads(several_workloads(files, flags, today=measure), sweep or ())
+    note_many_steps(workloads)
+    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
+    run_options = RunOptions(
+        repeat=repeat,
+        store=records,
+        group=group,
+        fresh=fresh,
+        time_limit=time_limit,
+        keep_gpus=flags.get("gpu") is not None or any(each.startswith("gpu=") for each in sweep or ()),
+        title="-".join(dict.fromkeys(PurePath(file).stem for file in files)),
+        samples=samples_of(files),
+        command=shlex.join(["trainatomy", *sys.argv[1:]]),
     )
+    jobs = jobs_for(len(workloads), jobs)
     if measure:
-        _measured(asked, plots, json=json, debug=debug)
+        _measure(workloads, predict_options, run_options, plots, records=records, jobs=jobs, json=json, debug=debug)
         return
-    _refuse_without_measure(asked)
-    with quiet_libraries(debug=debug):
-        comparison = _predicted(asked)
+    if options := run_options.changed():
+        names = ", ".join(f"--{'records' if name == 'store' else name.replace('_', '-')}" for name in options)
+        raise typer.BadParameter(f"{names} needs --measure: a prediction is the same every time")
+    with quiet_libraries(debug=debug), progress(f"simulating {many(len(workloads), 'training')}"):
+        from trainatomy import api
+
+        comparison = api.predict_comparison(workloads, predict_options, jobs=jobs)
     _show(comparison, json=json)
+    _note_falling_memory(comparison)
     write_plots(comparison, plots)
 
 
-def _predicted(asked: Asked) -> Comparison:
-    from trainatomy.api import compare as compared
-    from trainatomy.runs.predicting import jobs_for
+def _measure(
+    workloads: Sequence[Workload],
+    predict_options: PredictOptions,
+    run_options: RunOptions,
+    plots: tuple[Path, ...],
+    *,
+    records: str | None,
+    jobs: int,
+    json: bool,
+    debug: bool,
+) -> None:
+    """Measure and show a comparison; after Ctrl-C show what was measured."""
+    from trainatomy.runs.comparison import ComparisonInterrupted
 
-    workloads = swept(several_workloads(asked.files, asked.overrides), asked.sweeps)
-    with progress(f"executing {len(workloads)} trainings on tensors without data"):
-        return compared(
-            workloads,
-            calibration=asked.calibration,
-            trust_remote_code=asked.trust_remote_code,
-            jobs=jobs_for(len(workloads), asked.jobs),
-        )
+    with quiet_libraries(debug=debug), ComparisonProgress() as observer:
+        from trainatomy import api
 
-
-def _measured(asked: Asked, plots: tuple[Path, ...], *, json: bool, debug: bool) -> None:
-    with quiet_libraries(debug=debug):
-        outcome = measured(asked)
-    if outcome.interrupted:
-        if outcome.comparison.measured and not json:
-            show(comparison_page(outcome.comparison))
-        note(advice(outcome, asked))
+        try:
+            comparison = api.measure_comparison(workloads, predict_options, run_options, jobs=jobs, progress=observer)
+            is_interrupted = False
+        except ComparisonInterrupted as interrupt:
+            comparison, is_interrupted = interrupt.comparison, True
+    folder = Store(records).path
+    if is_interrupted:
+        if comparison.measured and not json:
+            show(comparison_page(comparison))
+        note(_how_to_continue(comparison, observer, run_options, folder))
         raise KeyboardInterrupt
-    _show(outcome.comparison, json=json)
-    _draw(outcome, plots)
-    if outcome.exit_code:
-        raise typer.Exit(outcome.exit_code)
-
-
-def _draw(outcome: Outcome, plots: tuple[Path, ...]) -> None:
-    """Into the files that were named, and beside the records; there only where matplotlib is installed."""
-    write_plots(outcome.comparison, plots)
+    _show(comparison, json=json)
+    write_plots(comparison, plots)
     try:
-        write_default_plots(outcome.comparison, outcome.folder)
+        write_default_plots(comparison, folder)
     except MissingLibrary as error:
-        note(f"not drawn: {error}")
+        note(f"no charts beside the records: {error}")
+    if code := _exit_code(observer):
+        raise typer.Exit(code)
+
+
+def _exit_code(observer: ComparisonProgress) -> int:
+    """Return the code of the first run that failed, 1 if a record could not be written, else 0."""
+    for run in observer.finished_runs:
+        if run.error is not None:
+            return run.error.exit_code
+    return int(any(run.unsaved for run in observer.finished_runs))
+
+
+def _how_to_continue(comparison: Comparison, observer: ComparisonProgress, options: RunOptions, folder: str) -> str:
+    """Return what is on record after Ctrl-C, and how to continue."""
+    done, total = len(observer.finished_runs), len(comparison.rows) * options.repeat
+    named = f" with --group {comparison.group} instead of --fresh" if options.fresh else ""
+    return (
+        f"stopped after {done} of {many(total, 'run')}; their measurements are in {folder}. "
+        f"The same command{named} continues from there."
+    )
 
 
 def _show(comparison: Comparison, *, json: bool) -> None:
@@ -163,14 +209,21 @@ def _show(comparison: Comparison, *, json: bool) -> None:
         show(comparison_page(comparison))
 
 
-def _refuse_without_measure(asked: Asked) -> None:
-    """Options that would silently do nothing."""
-    given = {
-        "--repeat": asked.repeats > 1,
-        "--records": asked.records is not None,
-        "--group": asked.group is not None,
-        "--fresh": asked.fresh,
-        "--time-limit": asked.time_limit is not None,
-    }
-    if names := [name for name, is_given in given.items() if is_given]:
-        raise typer.BadParameter(f"{', '.join(names)} needs --measure: a prediction is the same every time")
+def _note_falling_memory(comparison: Comparison) -> None:
+    """Print a note where a larger batch reserves less memory than a smaller one, which misleads a bisection."""
+    by_rest: dict[str, list[tuple[int, int]]] = {}
+    for row in comparison.rows:
+        if row.prediction is not None:
+            train = dict(row.workload.get("train", {}))  # type: ignore[call-overload]
+            size = train.pop("per_device_train_batch_size", 8)
+            rest = repr({**row.workload, "train": train, "name": None})
+            by_rest.setdefault(rest, []).append((size, row.prediction.memory.peak_reserved_bytes))
+    for points in by_rest.values():
+        points.sort()
+        for (small, more), (large, less) in itertools.pairwise(points):
+            if less < more and large > small:
+                note(
+                    f"batch size {large} reserves less memory than {small}: the allocator splits cached blocks "
+                    "differently, so check every batch size instead of bisecting"
+                )
+                return

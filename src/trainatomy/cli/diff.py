@@ -1,4 +1,4 @@
-"""``trainatomy diff``: what changed between two records."""
+"""``trainatomy diff``: compare two records."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from trainatomy.records.store import Store
 from trainatomy.reporters.json import difference_to_json
 from trainatomy.reporters.text import difference_page
 
-First = Annotated[str, typer.Argument(metavar="A", help="A record, named as for `trainatomy show`.")]
-Second = Annotated[str, typer.Argument(metavar="B", help="The record to hold against it.")]
+First = Annotated[str, typer.Argument(metavar="A", help="A record, as in `trainatomy show`.")]
+Second = Annotated[str, typer.Argument(metavar="B", help="The record to compare it with.")]
 
 
 def diff(a: First, b: Second, records: Records = None, json: Json = False, debug: Debug = False) -> None:
-    """Say what changed from one measured run to another, in the workload and in what it ran on and with, and which
-    component the memory went to.
+    """Compare two measured runs: their workloads, machines and libraries, and the memory of each component.
 
-    Components are the measured ones where both records have them, else the predicted ones; the page says which.
+    Components are measured if both records have them, else predicted; the output says which.
     """
     store = Store(records)
     found = difference(store.read(a), store.read(b))

@@ -1,15 +1,17 @@
-"""The one place where an outcome becomes an exit code and a message on stderr.
+"""Exit codes, and messages on stderr.
 
 0    done
-1-8  an error of ``trainatomy.errors``, each with a code of its own
-2    also: an unknown command or option, or a value that an option does not take
-70   a bug of ours (EX_SOFTWARE of sysexits.h)
+1-8  an error of ``trainatomy.errors``, each with its own code
+1    also: the output cannot be written
+2    also: an unknown command or option, or an invalid value
+70   a bug of trainatomy (EX_SOFTWARE of sysexits.h)
 130  interrupted (128 + SIGINT)
-141  nobody reads the output any more (128 + SIGPIPE)
+141  the reader of the output is gone (128 + SIGPIPE)
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -29,7 +31,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 def report(error: BaseException, *, debug: bool) -> int:
-    """Say on stderr what happened, without a traceback unless ``debug``; returns the exit code."""
+    """Report an error on stderr, with a traceback only if ``debug``, and return the exit code."""
     if _is_broken_pipe(error):
         _close_stdout()
         return BROKEN_PIPE
@@ -37,14 +39,17 @@ def report(error: BaseException, *, debug: bool) -> int:
         return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     if debug:
         traceback.print_exception(error, file=sys.stderr)
+    if _cannot_write(error):
+        _close_stdout()
     code, message = _explained(error)
     if message:
-        print(message, file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(message, file=sys.stderr)
     return code
 
 
 def explain_exit(code: int) -> int:
-    """Say why, where the command-line parser itself ended the run; returns ``code``."""
+    """Report an interrupt that the command-line parser caught, and return ``code``."""
     if code == INTERRUPTED:
         print("interrupted", file=sys.stderr)
     return code
@@ -59,13 +64,15 @@ def _explained(error: BaseException) -> tuple[int, str]:
         return INTERRUPTED, "interrupted"
     if isinstance(error, OSError) and error.filename is not None:
         return 1, f"error: {error.filename}: {error.strerror}"
+    if _cannot_write(error):
+        return 1, f"error: the output cannot be written: {getattr(error, 'strerror', None) or error}"
     if isinstance(error, MemoryError):
-        return 1, "error: this machine has no memory left; a prediction needs little, so something else holds it"
+        return 1, "error: this machine is out of memory; a prediction needs little, so another process holds it"
     return BUG, _bug(error)
 
 
 def _usage(error: BaseException) -> str:
-    """What is wrong with the command line, and where to read on; nothing where help was shown for want of a command."""
+    """Return what is wrong with the command line; an empty string where help was shown instead of a command."""
     message = getattr(error, "format_message", error.__str__)().strip()
     if not message:
         return ""
@@ -77,11 +84,18 @@ def _usage(error: BaseException) -> str:
 def _bug(error: BaseException) -> str:
     said = str(error).strip().splitlines()
     what = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
-    return f"error: this is a bug of trainatomy ({what}); run again with --debug and report what it prints"
+    return f"error: this is a bug in trainatomy ({what}); run again with --debug and report the output"
+
+
+def _cannot_write(error: BaseException) -> bool:
+    """Return whether stdout is full or closed (/dev/full, `>&-`)."""
+    return (
+        isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO)
+    )
 
 
 def _is_broken_pipe(error: BaseException | None) -> bool:
-    """Whether the reader of stdout went away; rich and typer make it a ``SystemExit`` with the cause as context."""
+    """Return whether the reader of stdout is gone; rich and typer raise ``SystemExit`` in the context of the cause."""
     while error is not None:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             return True
@@ -90,6 +104,6 @@ def _is_broken_pipe(error: BaseException | None) -> bool:
 
 
 def _close_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter does not complain when it flushes at its end."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
+    """Redirect stdout to /dev/null, so that the interpreter can flush it when it ends."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""``trainatomy gpus``: the cards that ship as data."""
+"""``trainatomy gpus``: the GPUs that ship as data."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from trainatomy.reporters.json import cards_to_json
 from trainatomy.reporters.text import gpu_page, gpus_table
 
 Name = Annotated[
-    str | None, typer.Argument(metavar="CARD", help="One card, with the source of every figure.", show_default=False)
+    str | None, typer.Argument(metavar="GPU", help="Show one GPU, with the source of every figure.", show_default=False)
 ]
 
 
 def gpus(gpu: Name = None, json: Json = False, debug: Debug = False) -> None:
-    """List the cards that trainatomy knows, or show one with the source of every figure."""
+    """List the known GPUs, or show one with the source of every figure."""
     chosen = all_gpus() if gpu is None else (find(gpu),)
     if json:
         show_json(cards_to_json(chosen))

@@ -1,4 +1,4 @@
-"""``trainatomy history``: the measured runs on record."""
+"""``trainatomy history``: list measured runs."""
 
 from __future__ import annotations
 
@@ -16,24 +16,22 @@ from trainatomy.reporters.text import history_page
 
 
 def _condition(name: str, help: str, **more: Any) -> Any:
-    return typer.Option(name, help=help, rich_help_panel="Which records", show_default=False, **more)
+    return typer.Option(name, help=help, rich_help_panel="Filters", show_default=False, **more)
 
 
-Gpu = Annotated[str, _condition("--gpu", "Text in the GPU's name.")]
-Name = Annotated[str, _condition("--name", "Text in the training's name.")]
-Status = Annotated[
-    str, _condition("--status", '"completed" or "out of memory"; the beginning will do.', metavar="STATUS")
-]
+Gpu = Annotated[str, _condition("--gpu", "The GPU's name contains this.")]
+Name = Annotated[str, _condition("--name", "The training's name contains this.")]
+Status = Annotated[str, _condition("--status", '"completed" or "out of memory" (prefix match).', metavar="STATUS")]
 Since = Annotated[
-    str, _condition("--since", "Made then or later: 2026-11-21 or 2026-11-21T14:30, UTC.", metavar="DATE")
+    str, _condition("--since", "Measured at this time or later: 2026-11-21 or 2026-11-21T14:30, UTC.", metavar="DATE")
 ]
-Group = Annotated[str | None, _condition("--group", "Those of one comparison.")]
-Last = Annotated[int | None, _condition("--last", "The newest N of them.", metavar="N")]
+Group = Annotated[str | None, _condition("--group", "Runs of one comparison.")]
+Last = Annotated[int | None, _condition("--last", "The newest N runs.", metavar="N")]
 Where = Annotated[
     list[str] | None,
     _condition(
         "--where",
-        "A setting of the workload, such as train.bf16=true, also where it was left at its default; repeatable.",
+        "A setting of the workload, such as train.bf16=true, stated or by default; repeatable.",
         metavar="KEY=VALUE",
     ),
 ]
@@ -51,14 +49,17 @@ def history(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the measured runs on record, the newest last; with conditions, those that meet all of them.
+    """List measured runs, the newest last; with filters, those that match all of them.
 
-    A file that is no record is named below the table, with the reason, and keeps nothing else from being listed.
+    Files that are not records are named below the table, with the reason.
     """
-    query = Query(gpu, name, status, since, group, last, tuple(where or ()))
+    try:
+        query = Query(gpu, name, status, since, group, last, tuple(where or ()))
+    except TrainatomyError as error:
+        raise typer.BadParameter(str(error)) from None
     store = Store(records)
     if records is not None and not store.exists():
-        raise TrainatomyError(f"There is no folder {records}; `trainatomy measure` makes one when it writes a record.")
+        raise TrainatomyError(f"There is no folder {records}; `trainatomy measure` creates it with the first record.")
     found = store.history(query)
     if json:
         show_json(history_to_json(found))

@@ -1,4 +1,8 @@
-"""A command's help, on the terminal and (docs/cli.md) as Markdown: both from the parser itself."""
+"""The help of a command, for the terminal and (docs/cli.md) as Markdown, from the parser itself.
+
+Typer's own help truncates long option names at 80 columns (``--gradient-accumulati…``), and gives no entries for the
+reference page.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,19 @@ from rich.text import Text
 
 from trainatomy.reporters.text.rendering import section
 
-PANELS = ("Arguments", "Which records", "Model", "Data", "TrainingArguments", "LoRA", "Run", "Output")
-_LONGEST_BESIDE = 30
+PANELS = ("Arguments", "Filters", "Model", "Data", "TrainingArguments", "LoRA", "Run", "Output")
+_NAME_WIDTH = 30
 
 
 class Entry(NamedTuple):
-    """An argument or option as it is typed (``--[no-]fp16``, ``--optim TEXT``), and its help."""
+    """An argument or option as it is written (``--[no-]fp16``, ``--optim TEXT``), and its help."""
 
     usage: str
     help: str
 
 
 def panels(command: Any) -> dict[str, list[Entry]]:
-    """Everything that ``command`` takes, by panel, in the order in which help shows it."""
+    """Return the arguments and options of a command by panel, in the order of its help."""
     found: dict[str, list[Entry]] = {name: [] for name in PANELS}
     for parameter in command.params:
         if not getattr(parameter, "hidden", False):
@@ -37,45 +41,45 @@ def panels(command: Any) -> dict[str, list[Entry]]:
 
 
 def usage(command: Any, path: str) -> str:
-    """``trainatomy predict [OPTIONS] [WORKLOAD.yaml]``."""
+    """Return the usage line: ``trainatomy predict [WORKLOAD.yaml] [OPTIONS]``."""
     arguments = [_usage(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
     return " ".join([path, *arguments, "[OPTIONS]"])
 
 
 def paragraphs(command: Any) -> Iterator[str]:
-    """The docstring of a command, a paragraph at a time, without line breaks."""
+    """Yield the paragraphs of a command's docstring, without line breaks."""
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         yield re.sub(r"\s+", " ", paragraph).strip()
 
 
 def command_help(command: Any, path: str) -> Group:
-    """Help for the terminal; a long name has a line for itself, so that none is cut."""
+    """Return the help for the terminal; a long name gets its own line, so that none is truncated."""
     about = [Text(f"\n{paragraph}") for paragraph in paragraphs(command)]
-    body = [section(name, *map(_drawn, entries)) for name, entries in panels(command).items()]
+    body = [section(name, *map(_render, entries)) for name, entries in panels(command).items()]
     return Group(Text(f"Usage: {usage(command, path)}"), *about, *body)
 
 
 def overview(group: Any, path: str, commands: Mapping[str, Sequence[Entry]]) -> Group:
-    """Help of the program itself: its commands by panel, and the options that every command shares."""
+    """Return the help of the program itself: its commands by panel, and its options."""
     about = [Text(f"\n{paragraph}") for paragraph in paragraphs(group)]
-    listed = [section(panel, *map(_drawn, entries)) for panel, entries in commands.items()]
-    options = section("Options", *map(_drawn, panels(group)["Output"]))
-    more = Text(f"\n{path} COMMAND --help says what a command takes.")
+    listed = [section(panel, *map(_render, entries)) for panel, entries in commands.items()]
+    options = section("Options", *map(_render, panels(group)["Output"]))
+    more = Text(f"\nFor a command's options: {path} COMMAND --help")
     return Group(Text(f"Usage: {path} [OPTIONS] COMMAND …"), *about, *listed, options, more)
 
 
-def _drawn(entry: Entry) -> RenderableType:
+def _render(entry: Entry) -> RenderableType:
     name = Text(entry.usage, style="cyan")
-    if len(entry.usage) > _LONGEST_BESIDE:
-        return Group(name, Padding(Text(entry.help), (0, 0, 0, _LONGEST_BESIDE + 2)))
+    if len(entry.usage) > _NAME_WIDTH:
+        return Group(name, Padding(Text(entry.help), (0, 0, 0, _NAME_WIDTH + 2)))
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, width=_LONGEST_BESIDE)
+    table.add_column(no_wrap=True, width=_NAME_WIDTH)
     table.add_row(name, Text(entry.help))
     return table
 
 
 def _usage(parameter: Any) -> str:
-    """How a parameter is typed; a switch with its negation as ``--[no-]fp16``."""
+    """Return a parameter as it is written; a switch with its negation as ``--[no-]fp16``."""
     if parameter.param_type_name == "argument":
         name = parameter.metavar or parameter.name.upper()
         return name if parameter.required else f"[{name}]"

@@ -1,4 +1,4 @@
-"""``trainatomy models``: the architectures that ship as data."""
+"""``trainatomy models``: the model architectures that ship as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainatomy.reporters.text import architectures_table
 
 
 def models(json: Json = False, debug: Debug = False) -> None:
-    """List the architectures that trainatomy can build without network, by the name under which the hub knows them."""
+    """List the model architectures that need no network, by their name on the Hugging Face hub."""
     entries = architectures()
     if json:
         show_json(architectures_to_json(entries))

@@ -1,4 +1,4 @@
-"""``trainatomy ops``: what the operations of a step do, group by group."""
+"""``trainatomy ops``: break a training step down into its operations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from trainatomy.cli.asked import one_workload
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
@@ -14,10 +13,10 @@ from trainatomy.cli.options import (
     TrustRemoteCode,
     in_output,
     in_run,
+    one_workload,
     with_workload_options,
 )
-from trainatomy.cli.output import progress, show, show_json
-from trainatomy.cli.quiet import quiet_libraries
+from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.reporters.operations_json import anatomy_to_json
 from trainatomy.reporters.text import operations_page
 from trainatomy.workload.encoder_layer import ENCODER_LAYER, encoder_layer
@@ -27,15 +26,15 @@ File = Annotated[
     str | None,
     typer.Argument(
         metavar="encoder-layer | WORKLOAD.yaml",
-        help="A file that describes the training, or the published encoder layer of BERT-large.",
+        help="A file that describes the training, or the built-in encoder layer of BERT-large.",
         show_default=False,
     ),
 ]
 Top = Annotated[
     int,
-    in_output("--top", "How many of the heaviest operations and modules to show (15 unless said).", metavar="N", min=1),
+    in_output("--top", "How many of the heaviest operations and modules to show (default: 15).", metavar="N", min=1),
 ]
-Measure = Annotated[bool, in_run("--measure", "Profile a step on this machine's GPU and join it.")]
+Measure = Annotated[bool, in_run("--measure", "Add a profile of this machine's GPU.")]
 
 
 @with_workload_options
@@ -47,20 +46,19 @@ def ops(
     json: Json = False,
     trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
-    **overrides: Any,
+    **flags: Any,
 ) -> None:
-    """Take a training step apart into its operations: tensor contractions, statistical normalisations, element-wise
-    operators. For each group and phase: FLOP, bytes moved, memory held at the peak; then the heaviest operations and
-    the shapes that waste the card.
+    """Break a training step down into its operations: tensor contractions, normalisations, element-wise operators.
 
-    `encoder-layer` stands for the layer of BERT-large whose operators were published in "Data Movement Is All You
-    Need" (batch 8, sequence 512, fp16).
+    For each group and phase: FLOP, bytes moved, time, and memory at the peak; then the heaviest operations, and shapes
+    that use the GPU badly. `encoder-layer` is the layer of BERT-large whose operators were published in "Data Movement
+    Is All You Need" (batch 8, sequence 512, fp16).
     """
-    workload = merge(encoder_layer(), overrides) if file == ENCODER_LAYER else one_workload(file, overrides)
-    with progress(f"executing {workload.name or 'the training'} on tensors without data"), quiet_libraries(debug=debug):
-        from trainatomy.api import ops as anatomised
+    workload = merge(encoder_layer(), flags) if file == ENCODER_LAYER else one_workload(file, flags)
+    with progress(f"simulating {workload.display_name}"), quiet_libraries(debug=debug):
+        from trainatomy import api
 
-        anatomy = anatomised(
+        anatomy = api.ops(
             workload, top=top, measured=measure, trust_remote_code=trust_remote_code, calibration=calibration
         )
     if json:

@@ -1,38 +1,49 @@
-"""Options of a command that are keys of a workload, generated from ``workload.flags`` (the one list of them)."""
+"""Options that several commands share, and the workloads that arguments and options describe."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.published import notebook as published_notebook
+from trainatomy.cli.output import note
+from trainatomy.errors import WorkloadError
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.flags import FLAGS, Flag
+from trainatomy.workload.notebook import NOTEBOOK, NOTEBOOK_FP16, READY, ready
+from trainatomy.workload.overrides import merge
+from trainatomy.workload.reading import read, read_all
+from trainatomy.workload.schema import Workload
+
+_READY_SIZE = {NOTEBOOK: "nine trainings", NOTEBOOK_FP16: "eight trainings"}
+_MANY_STEPS = 20
 
 
 def in_run(name: str, help: str, **more: Any) -> Any:
-    """An option that says how something is run, or how it is predicted."""
+    """Return an option of the panel "Run": how a training is run or predicted."""
     return typer.Option(name, help=help, rich_help_panel="Run", show_default=False, **more)
 
 
 def in_output(name: str, help: str, **more: Any) -> Any:
-    """An option that says what is shown, and where things are kept."""
+    """Return an option of the panel "Output": what is shown, and where things are kept."""
     return typer.Option(name, help=help, rich_help_panel="Output", show_default=False, **more)
 
 
-Debug = Annotated[bool, in_output("--debug", "Show tracebacks and everything that libraries say.")]
+Debug = Annotated[bool, in_output("--debug", "Show tracebacks and all logs of the libraries.")]
 Json = Annotated[bool, in_output("--json", "Print one JSON object and nothing else.")]
-TrustRemoteCode = Annotated[bool, in_run("--trust-remote-code", "Let code that a hub's model brings along run here.")]
+TrustRemoteCode = Annotated[bool, in_run("--trust-remote-code", "Run code that a model on the hub brings along.")]
 CalibrationFile = Annotated[
     Path | None,
     in_run(
         "--calibration",
-        "Price time by this file of `trainatomy calibrate`, in place of what ships; of the card that is predicted for, "
-        "or of one of the same compute capability.",
+        "Predict times with this file of `trainatomy calibrate` instead of what ships. It must come from the same GPU, "
+        "or from one of the same compute capability.",
         metavar="FILE",
     ),
 ]
@@ -40,37 +51,88 @@ Records = Annotated[
     str | None,
     in_output(
         "--records",
-        "Where records of measured runs are: a folder or its URL. Default: TRAINATOMY_RECORDS, else "
-        "./trainatomy-records.",
+        "Folder or URL for records of measured runs (default: TRAINATOMY_RECORDS, or ./trainatomy-records).",
         metavar="PATH",
     ),
 ]
 
 
-def with_workload_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the last parameter of ``command``, a ``**overrides``, by one option for each flag.
+def one_workload(file: str | None, flags: Mapping[str, Any]) -> Workload:
+    """Return the workload of a file with flags over it, or of flags alone; raise ``WorkloadError``."""
+    workload = read(file, flags) if file is not None else merge(None, flags)
+    note_many_steps([workload])
+    return workload
 
-    The command receives what was given on the command line, by the flag's name, as it was typed:
-    ``workload.overrides.merge`` reads it. Names of TrainingArguments that change nothing are accepted too, so that a
-    training script's command line can be pasted; help does not show them.
+
+def several_workloads(files: Sequence[str], flags: Mapping[str, Any], *, today: bool = False) -> tuple[Workload, ...]:
+    """Return every workload of several files, or the rows of a built-in comparison, with flags over each.
+
+    Args:
+        files: Paths, or the name of a built-in comparison.
+        flags: Flags for all of them.
+        today: Use today's libraries even where a built-in comparison would emulate those of 2022.
+
+    Raises:
+        WorkloadError: A file or a flag is wrong.
+    """
+    for name in READY:
+        if name in files:
+            if len(files) > 1:
+                raise WorkloadError(
+                    f"{name!r} stands for {_READY_SIZE[name]} and cannot be combined with files "
+                    f"(write ./{name} for a file of that name)"
+                )
+            return _ready_workloads(name, flags, today=today)
+    return tuple(workload for file in files for workload in read_all(file, flags))
+
+
+def _ready_workloads(name: str, flags: Mapping[str, Any], *, today: bool) -> tuple[Workload, ...]:
+    """Return a built-in comparison: on its own GPU with the libraries of 2022, on a named GPU with today's."""
+    gpu, era = flags.get("gpu"), flags.get("era")
+    if gpu is not None:
+        find_gpu(gpu)
+    as_published = era == "2022" or (gpu is None and era is None and not today)
+    rest = {name: value for name, value in flags.items() if name not in ("gpu", "era")}
+    if era not in (None, "2022"):
+        rest["era"] = era
+    return ready(name, "2022" if as_published else "today", gpu, rest)
+
+
+def samples_of(files: Sequence[str]) -> int | None:
+    """Return the number of samples that the source of a built-in comparison gives times for."""
+    return published_notebook().samples if list(files) == [NOTEBOOK] else None
+
+
+def note_many_steps(workloads: Sequence[Workload]) -> None:
+    """Print a note where the number of steps will make a prediction slow."""
+    if (steps := max((workload.steps or 0 for workload in workloads), default=0)) > _MANY_STEPS:
+        note(f"{steps:,} steps are executed one by one, which takes long; without `steps`, as many as the peak needs")
+
+
+def with_workload_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the last parameter of a command, ``**flags``, by one option for each flag of a workload.
+
+    The command receives the flags that were given by name, as they were typed; ``RawWorkload.with_flags`` parses them.
+    Names of TrainingArguments that change nothing are accepted too, so that the command line of a training script can
+    be pasted; help does not show them.
     """
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     generated = [_parameter(flag.name, *_option(flag)) for flag in FLAGS]
     names = {flag.name for flag in FLAGS}
-    aside = [_parameter(name, *_hidden(name)) for name in arguments().names() if name not in names | {"debug"}]
+    ignored = [_parameter(name, *_hidden(name)) for name in arguments().names() if name not in names | {"debug"}]
 
     @wraps(command)
     def called(**given: Any) -> None:
         command(**{name: value for name, value in given.items() if value is not None and value != []})
 
-    called.__signature__ = signature.replace(parameters=[*own, *generated, *aside])  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *generated, *aside)}
+    called.__signature__ = signature.replace(parameters=[*own, *generated, *ignored])  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *generated, *ignored)}
     return called
 
 
 def _option(flag: Flag) -> tuple[Any, Any]:
-    """Type and option of a flag; values are checked by the schema, whose messages name the flag."""
+    """Return the type and the option of a flag; its value is checked by the schema, whose messages name the flag."""
     shown: Mapping[str, Any] = {"help": _sentence(flag.help), "rich_help_panel": flag.panel, "show_default": False}
     if flag.kind == "switch":
         return bool | None, typer.Option(f"{flag.option}/--no-{flag.option.removeprefix('--')}", **shown)
@@ -87,5 +149,5 @@ def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
 
 
 def _sentence(text: str) -> str:
-    """The schema's description as help: a capital in front, a full stop behind."""
+    """Return a description of the schema as a sentence."""
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}" if text else ""

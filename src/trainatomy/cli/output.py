@@ -1,20 +1,31 @@
-"""Where things go: data to stdout, everything else to stderr."""
+"""Where output goes: data to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 from rich.console import Console, RenderableType
 
 from trainatomy.reporters.text.rendering import console, render
 
+_QUIET_LIBRARIES = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "BITSANDBYTES_NOWELCOME": "1",
+}
+
 
 def show(drawing: RenderableType) -> None:
-    """Draw on stdout; in a pipe or a file without colour and without blanks at the ends of lines."""
+    """Draw on stdout; in a pipe or a file without colour and without trailing blanks."""
     paper = console()
     if paper.is_terminal:
         paper.print(drawing)
@@ -23,21 +34,60 @@ def show(drawing: RenderableType) -> None:
 
 
 def show_json(value: dict[str, Any]) -> None:
-    """One JSON object on stdout."""
+    """Print one JSON object on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def note(message: str) -> None:
-    """Something that a reader should know and that is not data."""
+    """Print something on stderr that the user should know and that is not data."""
     print(f"note: {message}", file=sys.stderr)
 
 
 @contextmanager
 def progress(message: str) -> Iterator[None]:
-    """Show on stderr that work is going on, where somebody is looking."""
+    """Show on stderr that work is going on, if stderr is a terminal."""
     paper = Console(stderr=True)
     if not paper.is_terminal:
         yield
         return
     with paper.status(message):
         yield
+
+
+@contextmanager
+def quiet_libraries(*, debug: bool) -> Iterator[None]:
+    """Send what libraries and user code print to stderr; drop warnings and logs unless ``debug``.
+
+    The file descriptor is redirected too, so that ``os.write(1, …)`` and C code cannot print into the JSON.
+    """
+    with _stdout_to_stderr(), redirect_stdout(sys.stderr):
+        if debug:
+            yield
+            return
+        for name, value in _QUIET_LIBRARIES.items():
+            os.environ.setdefault(name, value)
+        logging.disable(logging.ERROR)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Let file descriptor 1 be a copy of 2 for a while."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed
+        yield
+        return
+    try:
+        with suppress(OSError):
+            os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

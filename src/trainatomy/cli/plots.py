@@ -1,4 +1,4 @@
-"""Where charts are written."""
+"""Charts of a comparison, written to files."""
 
 from __future__ import annotations
 
@@ -17,48 +17,52 @@ DEFAULT_NAME = "comparison"
 
 
 def check_plots(files: Sequence[Path]) -> tuple[Path, ...]:
-    """The files, once it is sure that they can be drawn, which is better said before hours of measuring.
+    """Return the files, after checking before hours of measuring that they can be drawn.
 
-    Raises a usage error for an ending that cannot be drawn, ``MissingLibrary`` without matplotlib.
+    Raises:
+        typer.BadParameter: The format is unknown, or the folder does not exist.
+        MissingLibrary: matplotlib is not installed.
     """
     for file in files:
         if file.suffix.lower().removeprefix(".") not in FORMATS:
-            raise typer.BadParameter(f"--plot {file}: the ending must be one of .{', .'.join(FORMATS)}")
+            raise typer.BadParameter(f"--plot {file}: the suffix must be one of .{', .'.join(FORMATS)}")
         if not file.absolute().parent.is_dir():
             raise typer.BadParameter(f"--plot {file}: there is no folder {file.parent}")
     if files:
-        _charts()
+        _require_matplotlib()
     return tuple(files)
 
 
 def write_plots(comparison: Comparison, files: Sequence[Path]) -> None:
-    """Draw into ``files``, each in the format that its ending names."""
+    """Draw a comparison into ``files``, in the format of their suffixes."""
     for file in files:
-        file.write_bytes(_drawn(comparison, file.suffix.lower().removeprefix(".")))
-        note(f"drawn: {file}")
+        file.write_bytes(_render(comparison, file.suffix.lower().removeprefix(".")))
+        note(f"chart written to {file}")
 
 
 def write_default_plots(comparison: Comparison, folder: str) -> None:
-    """Draw beside the records of the comparison: ``FOLDER/GROUP/comparison.svg`` and ``.png``.
+    """Draw beside the records of a comparison: ``FOLDER/GROUP/comparison.svg`` and ``.png``.
 
-    Raises ``MissingLibrary`` without matplotlib, ``TrainatomyError`` where the folder cannot be written.
+    Raises:
+        MissingLibrary: matplotlib is not installed.
+        TrainatomyError: The folder cannot be written.
     """
     from trainatomy.records.place import Place
 
     place = Place(f"{folder.rstrip('/')}/{comparison.group}", {})
     for ending in DEFAULT_FORMATS:
-        note(f"drawn: {place.write(f'{DEFAULT_NAME}.{ending}', _drawn(comparison, ending))}")
+        note(f"chart written to {place.write(f'{DEFAULT_NAME}.{ending}', _render(comparison, ending))}")
 
 
-def _drawn(comparison: Comparison, ending: str) -> bytes:
-    _charts()
+def _render(comparison: Comparison, ending: str) -> bytes:
+    _require_matplotlib()
     from trainatomy.reporters.charts.comparison import draw
 
     return draw(comparison, ending)
 
 
-def _charts() -> None:
+def _require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise MissingLibrary("charts are drawn by matplotlib: pip install 'trainatomy[plot]'") from None
+        raise MissingLibrary("charts need matplotlib: pip install 'trainatomy[plot]'", library="matplotlib") from None

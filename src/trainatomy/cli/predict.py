@@ -1,4 +1,4 @@
-"""``trainatomy predict``: what one training holds at its peak, and whether it fits."""
+"""``trainatomy predict``: predict the memory and the time of one training step."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from typing import Annotated, Any
 
 import typer
 
-from trainatomy.cli.asked import one_workload
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
     Json,
     TrustRemoteCode,
     in_output,
+    one_workload,
     with_workload_options,
 )
-from trainatomy.cli.output import progress, show, show_json
-from trainatomy.cli.quiet import quiet_libraries
+from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.errors import DoesNotFit
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text import prediction_page, render, verdict_line
 
 File = Annotated[
-    str | None, typer.Argument(metavar="WORKLOAD.yaml", help="A file that describes the training.", show_default=False)
+    str | None,
+    typer.Argument(metavar="WORKLOAD.yaml", help="A file that describes the training.", show_default=False),
 ]
-Check = Annotated[bool, in_output("--check", "Exit with code 8 where the training does not fit.")]
-Timeline = Annotated[bool, in_output("--timeline", "Add memory by component over the step.")]
+Check = Annotated[bool, in_output("--check", "Exit with code 8 if the training does not fit.")]
+Timeline = Annotated[bool, in_output("--timeline", "Show memory by component over the step.")]
 
 
 @with_workload_options
@@ -37,19 +37,18 @@ def predict(
     json: Json = False,
     trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
-    **overrides: Any,
+    **flags: Any,
 ) -> None:
-    """Predict what every part of GPU memory holds at the peak of a training step, whether the training fits, and how
-    long a step takes.
+    """Predict what a training step holds in GPU memory at its peak, whether it fits on the GPU, and how long it takes.
 
-    The training is described by a file, by options, or by both: options win. Options carry the names of
-    TrainingArguments, with hyphens or underscores; docs/workload.md describes the file.
+    Describe the training by a file, by options, or by both; options override the file. Options have the names of
+    TrainingArguments, with hyphens or underscores.
     """
-    workload = one_workload(file, overrides)
-    with progress(f"executing {workload.name or 'the training'} on tensors without data"), quiet_libraries(debug=debug):
-        from trainatomy.api import predict as predicted
+    workload = one_workload(file, flags)
+    with progress(f"simulating {workload.display_name}"), quiet_libraries(debug=debug):
+        from trainatomy import api
 
-        prediction = predicted(
+        prediction = api.predict(
             workload, timeline=timeline, trust_remote_code=trust_remote_code, calibration=calibration
         )
     if json:

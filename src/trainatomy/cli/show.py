@@ -1,4 +1,4 @@
-"""``trainatomy show``: a record, drawn again."""
+"""``trainatomy show``: show a measured run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Which = Annotated[
     str,
     typer.Argument(
         metavar="RECORD",
-        help="Its id or the beginning of it, the hash at its end, `last`, `last~1`, or the path of its file.",
+        help="An id or the start of one, the hash at its end, `last`, `last~1`, or the path of a record file.",
     ),
 ]
 
 
 def show(record: Which, records: Records = None, json: Json = False, debug: Debug = False) -> None:
-    """Draw a measured run again: what the GPU said beside the prediction, as on the day, with command and date."""
+    """Show a measured run beside its prediction as it was recorded, with command and date."""
     found = Store(records).read(record)
     if json:
         show_json(record_to_json(found))

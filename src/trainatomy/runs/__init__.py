@@ -1,9 +1,10 @@
-"""Campaigns: many measurements one after the other, each in a fresh process, each recorded when it ends.
+"""Several trainings side by side: predictions in parallel processes, and runs on this machine's GPU.
 
-plan.py      what is to be run, in which order, and the name under which its records are kept
-machine.py   which GPU and which versions a record must be of to stand for a run
-run.py       the runs themselves: what is in the store is not run again, what fails does not stop the rest
-campaign.py  all of it together: predict, run what is not on record, compare
-published.py what others published of a ready comparison
-gather.py    what was predicted, measured and published, as one comparison
+options.py      how trainings are predicted and run
+predicting.py   predictions of many trainings in parallel processes
+plan.py         which runs a comparison needs, in which order, and the runs themselves, each recorded when it ends
+comparison.py   a measured comparison as a whole: predict, run what is not on record, compare
+single.py       one training, predicted, measured and recorded
+machine.py      the GPU, the driver and the versions of this machine
+published.py    figures that others published for a built-in comparison
 """

@@ -1,4 +1,4 @@
-"""A whole campaign: trainings that were predicted, their runs on this machine's GPU, and the comparison of both."""
+"""A measured comparison: predictions, runs on this machine's GPU, and both side by side."""
 
 from __future__ import annotations
 
@@ -10,127 +10,193 @@ from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as gpu
 from trainatomy.measurement.process.sessions import Sessions
 from trainatomy.records.store import Store
+from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.runs import machine as machines
-from trainatomy.runs.execute import Finished, run
-from trainatomy.runs.gather import gather
-from trainatomy.runs.plan import Plan, group_name
-from trainatomy.runs.predicting import predict_all
+from trainatomy.runs.options import refuse_era
+from trainatomy.runs.plan import Finished, Plan, RunObserver, group_name, run
 from trainatomy.runs.published import published_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from trainatomy.results.comparison import Comparison
+    from trainatomy.results.comparison import PublishedFigures
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.prediction import Prediction
     from trainatomy.runs.machine import Machine
+    from trainatomy.runs.options import RunOptions
+    from trainatomy.runs.published import Published
     from trainatomy.workload.schema import Workload
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """How a campaign is to be run.
+class ComparisonInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a measured comparison.
 
-    ``repeats``: of each training; ``store``: where records are kept; ``title``, ``group``, ``fresh``: see
-    ``plan.group_name``; ``own_cards``: predict for the workloads' own cards, not for this machine's; ``time_limit``:
-    seconds for a run; ``samples``: of how many samples time is given; ``command``: how it was asked for, for the
-    records.
+    Attributes:
+        comparison: The runs that ended before, beside all predictions.
+        finished: Those runs; all of them are on record.
     """
 
-    repeats: int = 1
-    store: Store = field(default_factory=Store)
-    title: str = "comparison"
-    group: str | None = None
-    fresh: bool = False
-    own_cards: bool = False
-    time_limit: float | None = None
-    samples: int | None = None
-    command: str = ""
+    def __init__(self, comparison: Comparison, finished: Sequence[Finished]) -> None:
+        super().__init__()
+        self.comparison = comparison
+        self.finished = tuple(finished)
 
 
 @dataclass(slots=True)
-class Campaign:
-    """``predictions``: for each workload of ``plan`` its prediction, or why there is none; ``finished``: the runs that
-    ended; the rest: see ``Wanted``."""
+class ComparisonRun:
+    """A comparison that is being measured.
+
+    Attributes:
+        plan: Workloads and repeats.
+        predictions: For each workload its prediction, or the error in place of it.
+        machine: This machine.
+        options: How to run.
+        store: Where records are kept.
+        finished: The runs that ended so far.
+    """
 
     plan: Plan
-    predictions: list[Prediction | TrainatomyError]
+    predictions: Sequence[Prediction | TrainatomyError]
     machine: Machine
-    wanted: Wanted
+    options: RunOptions
+    store: Store
     finished: list[Finished] = field(default_factory=list)
 
-    def run(
-        self,
-        starting: Callable[[int, int], None] | None = None,
-        going_on: Callable[[object], None] = lambda where: None,
-    ) -> Iterator[Finished]:
-        """Every run of the plan as it ends; what is on record already is not run again.
+    def run(self, observer: RunObserver) -> Comparison:
+        """Make every run of the plan that is not on record, and return the comparison.
 
-        Whoever stops it loses nothing that ended: a campaign of the same workloads and group goes on from there.
-        ``starting`` is told row and repeat before a run, ``going_on`` where it is (``Progress``, which has a text).
+        Raises:
+            ComparisonInterrupted: On Ctrl-C. A comparison of the same workloads and group continues from there.
         """
+        predicted = [None if isinstance(each, TrainatomyError) else each for each in self.predictions]
+        observer.planned(self.plan)
+        self._note_unknown_gpu(observer)
+        try:
+            with Sessions(lasting=True) as sessions:
 
-        made = [None if isinstance(each, TrainatomyError) else each for each in self.predictions]
-        with Sessions(lasting=True) as sessions:
+                def measure(workload: Workload) -> Measurement:
+                    return gpu.measure(
+                        workload,
+                        time_limit=self.options.time_limit,
+                        progress=observer.progress,
+                        sessions=sessions,
+                    )
 
-            def one(workload: Workload) -> Measurement:
-                return gpu.measure(workload, time_limit=self.wanted.time_limit, progress=going_on, sessions=sessions)
+                for each in run(
+                    self.plan, predicted, self.store, self.machine, measure,
+                    command=self.options.command, starting=observer.starting,
+                ):  # fmt: skip
+                    self.finished.append(each)
+                    observer.finished(each)
+        except KeyboardInterrupt as interrupt:
+            raise ComparisonInterrupted(self.comparison(), self.finished) from interrupt
+        for each in self.finished:
+            if each.unsaved:
+                observer.note(f"a run was not recorded: {each.unsaved}")
+        return self.comparison()
 
-            for each in run(
-                self.plan, made, self.wanted.store, self.machine, one, command=self.wanted.command, starting=starting
-            ):
-                self.finished.append(each)
-                yield each
-
-    def notes(self) -> tuple[str, ...]:
-        """What whoever asked should know besides: a card that is not known, records that could not be kept."""
-        notes = [f"a run was not recorded: {each.unsaved}" for each in self.finished if each.unsaved]
-        if self.machine.gpus and self.machine.resolve_gpu() is None and not self.wanted.own_cards:
+    def _note_unknown_gpu(self, observer: RunObserver) -> None:
+        if self.machine.gpus and self.machine.resolve_gpu() is None and not self.options.keep_gpus:
             here = ", ".join(sorted(set(self.machine.gpus)))
-            cards = ", ".join(sorted({workload.resolve_gpu().id for workload in self.plan.workloads}))
-            notes.insert(0, f"no card is known for {here}; predictions are for {cards}")
-        return tuple(notes)
+            used = ", ".join(sorted({workload.resolve_gpu().id for workload in self.plan.workloads}))
+            observer.note(f"{here} is not a known GPU; predictions are for {used}")
 
     def comparison(self) -> Comparison:
-        """What has been run so far beside what was predicted and, of a ready comparison, published."""
-        workloads, known = self.plan.workloads, published_beside(self.plan.workloads)
+        """Return the runs so far beside the predictions and, for a built-in comparison, the published figures."""
+        published = published_beside(self.plan.workloads)
         return gather(
-            workloads,
+            self.plan.workloads,
             self.predictions,
             self.finished,
-            known.rows,
-            source=known.source,
-            remark=known.remark,
-            samples=self.wanted.samples or known.samples,
+            published,
+            samples=self.options.samples,
             group=self.plan.group,
             repeats=self.plan.repeats,
         )
 
 
 def prepare(
-    workloads: Sequence[Workload], predict: Callable[[Workload], Prediction], wanted: Wanted, jobs: int = 1
-) -> Campaign:
-    """Check, plan and predict, in ``jobs`` processes (see ``predict_all``): everything that comes before the first run.
+    workloads: Sequence[Workload],
+    predict: Callable[[Sequence[Workload]], Sequence[Prediction | TrainatomyError]],
+    options: RunOptions,
+) -> ComparisonRun:
+    """Check, plan and predict: everything that comes before the first run.
 
-    Raises ``DeviceError`` where there is no GPU, ``WorkloadError`` for what cannot be measured, ``TrainatomyError``
-    where records cannot be kept.  What cannot be predicted for another reason can still be measured.
+    Workloads that cannot be predicted are measured all the same, unless their description is wrong.
+
+    Args:
+        workloads: The trainings.
+        predict: Returns a prediction or an error for each workload.
+        options: How to run.
+
+    Raises:
+        DeviceError: There is no GPU.
+        WorkloadError: A workload cannot be measured.
+        TrainatomyError: Records cannot be written.
     """
-    here = machines.this_machine()
-    if wanted.repeats < 1:
-        raise WorkloadError(f"repeat: {wanted.repeats} runs of each are none; give 1 or more")
-    if any(workload.era is not None for workload in workloads):
-        raise WorkloadError(
-            "a measurement runs the software that is installed; era 2022 can be predicted, not measured"
-        )
-    gpu = here.resolve_gpu()
-    if gpu is not None and not wanted.own_cards:
-        workloads = [workload.model_copy(update={"gpu": gpu.id}) for workload in workloads]
-    now = datetime.now(UTC) if wanted.fresh else None
-    group = wanted.group or group_name(wanted.title, workloads, fresh=now)
-    wanted.store.check()
-    plan = Plan(tuple(workloads), group, wanted.repeats)
-    made = predict_all(predict, workloads, jobs)
-    for one in made:
-        if isinstance(one, WorkloadError):
-            raise one
-    return Campaign(plan, made, here, wanted)
+    machine = machines.this_machine()
+    options.check()
+    refuse_era(workloads)
+    here = machine.resolve_gpu()
+    if here is not None and not options.keep_gpus:
+        workloads = [workload.replace("gpu", here.id) for workload in workloads]
+    now = datetime.now(UTC) if options.fresh else None
+    group = options.group or group_name(options.title, workloads, fresh=now)
+    store = options.store if isinstance(options.store, Store) else Store(options.store)
+    store.check()
+    predictions = predict(workloads)
+    for each in predictions:
+        if isinstance(each, WorkloadError):
+            raise each
+    return ComparisonRun(Plan(tuple(workloads), group, options.repeat), predictions, machine, options, store)
+
+
+def gather(
+    workloads: Sequence[Workload],
+    predictions: Sequence[Prediction | TrainatomyError],
+    finished: Sequence[Finished] = (),
+    published: Published | None = None,
+    *,
+    samples: int | None = None,
+    group: str = "",
+    repeats: int = 1,
+) -> Comparison:
+    """Return a comparison with one row for each workload.
+
+    Args:
+        workloads: The trainings.
+        predictions: For each workload its prediction, or the error in place of it.
+        finished: The runs that ended.
+        published: Published figures, one for each workload or none.
+        samples: Number of samples that times are given for; None takes that of the published figures.
+        group: See ``Comparison``.
+        repeats: See ``Comparison``.
+    """
+    figures = published.rows if published is not None else ()
+    rows = tuple(
+        _row(index, workload, prediction, finished, figures[index] if figures else None)
+        for index, (workload, prediction) in enumerate(zip(workloads, predictions, strict=True))
+    )
+    source, remark = (published.source, published.remark) if published is not None else ("", "")
+    samples = samples or (published.samples if published is not None else None)
+    return Comparison(rows, source, remark, samples, group, repeats)
+
+
+def _row(
+    index: int,
+    workload: Workload,
+    prediction: Prediction | TrainatomyError,
+    finished: Sequence[Finished],
+    published: PublishedFigures | None,
+) -> ComparisonRow:
+    runs = [each for each in finished if each.row == index]
+    predicted = None if isinstance(prediction, Exception) else prediction
+    return ComparisonRow(
+        name=workload.display_name,
+        workload=workload.to_mapping(),
+        prediction=predicted,
+        prediction_error="" if predicted else str(prediction),
+        measurements=tuple(each.measurement for each in runs if each.measurement is not None),
+        errors=tuple(str(each.error) for each in runs if each.error is not None),
+        published=published,
+    )

@@ -1,4 +1,4 @@
-"""This machine, as far as a measurement depends on it: a record of another GPU or other software stands for no run."""
+"""This machine, as far as measurements depend on it: its GPUs, its driver and its libraries."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``gpus``: product names that the driver shows; none where it cannot be asked without a GPU process."""
+    """The GPUs and the driver of this machine.
+
+    Attributes:
+        gpus: Product names that the driver reports; empty where it cannot be asked without a GPU process.
+        driver: Version of the driver.
+    """
 
     gpus: tuple[str, ...]
     driver: str
 
     def resolve_gpu(self) -> GPU | None:
-        """The card of the catalogue that all GPUs here are; ``None`` where it is not known, or they differ."""
+        """Return the catalogue's entry for the GPUs here, or None if it has none or they differ."""
         if len(set(self.gpus)) != 1:
             return None
         try:
@@ -32,7 +37,7 @@ class Machine:
             return None
 
     def made(self, measurement: Measurement) -> bool:
-        """Whether ``measurement`` is of such a GPU, such a driver and the versions that are installed here."""
+        """Return whether ``measurement`` was made on such a GPU, with this driver and the libraries installed here."""
         if self.gpus and measurement.gpu not in self.gpus:
             return False
         if self.driver and measurement.driver != self.driver:
@@ -41,7 +46,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """What the driver says; raises ``DeviceError`` where there is no GPU."""
+    """Return this machine as its driver describes it; raise ``DeviceError`` if there is no GPU."""
     require_gpu()
     try:
         with nvml.session() as driver:

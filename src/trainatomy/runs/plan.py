@@ -1,25 +1,38 @@
-"""What a campaign runs, in which order, and under which name its records are kept."""
+"""The runs of a comparison: which ones, in which order, and under which name they are recorded."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from trainatomy.errors import TrainatomyError
+from trainatomy.records.key import key_of
+from trainatomy.records.make import make_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from trainatomy.measurement.process.reporting import Progress
+    from trainatomy.results.measurement import Measurement
+    from trainatomy.results.prediction import Prediction
+    from trainatomy.results.record import Record
+    from trainatomy.runs.machine import Machine
     from trainatomy.workload.schema import Workload
+
+    Measure = Callable[[Workload], Measurement]
+    """Runs one workload in a fresh process; raises ``TrainatomyError`` where that fails."""
 
 HASH_DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``workloads``, each to be run ``repeats`` times; records are kept under the name ``group``."""
+    """The runs of a comparison: ``workloads``, each run ``repeats`` times and recorded under the name ``group``."""
 
     workloads: tuple[Workload, ...]
     group: str
@@ -29,9 +42,9 @@ class Plan:
         return len(self.workloads) * self.repeats
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Row and repeat of each run: every row once, then every row again.
+        """Yield row and repeat of each run: every row once, then every row again.
 
-        So an interrupted campaign has whole tables, and a card that warms up does not favour the first rows.
+        An interrupted comparison thus has whole tables, and a GPU that warms up does not favour the first rows.
         """
         for repeat in range(self.repeats):
             for row in range(len(self.workloads)):
@@ -39,12 +52,131 @@ class Plan:
 
 
 def group_name(title: str, workloads: Sequence[Workload], *, fresh: datetime | None = None) -> str:
-    """``notebook-3fa9c1b7``: the title and a hash of what is compared, names and order included.
+    """Return a name such as ``notebook-3fa9c1b7``: the title and a hash of the workloads, their names and their order.
 
-    The number of repeats is no part of it, so that more of them go on from what is there.  With ``fresh``, a time, the
-    name is one that no campaign had before: ``notebook-3fa9c1b7-20261121T122005``.
+    The number of repeats does not change the name, so that further repeats continue what is on record. With ``fresh``,
+    a time, the name is new: ``notebook-3fa9c1b7-20261121T122005``.
     """
     content = json.dumps([workload.to_mapping() for workload in workloads], sort_keys=True, default=str)
     digest = hashlib.sha256(content.encode()).hexdigest()[:HASH_DIGITS]
     name = f"{re.sub(r'[^A-Za-z0-9._]+', '-', title).strip('-.') or 'comparison'}-{digest}"
     return f"{name}-{fresh.astimezone(UTC):%Y%m%dT%H%M%S}" if fresh else name
+
+
+class Records(Protocol):
+    """The part of ``records.store.Store`` that a comparison needs."""
+
+    def find(self, key: str, group: str = "", repeat: int = 0) -> Record | None:
+        """Return the newest record of a run, or None."""
+
+    def write(self, record: Record) -> str:
+        """Write a record and return where it is; raise ``TrainatomyError`` if that fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run that ended.
+
+    Attributes:
+        row: Index of the workload in the plan.
+        repeat: Index of the repeat.
+        measurement: The result, or None where the run failed.
+        error: Why the run failed.
+        from_record: Whether the result was on record already, so that nothing was run.
+        unsaved: Why no record could be written.
+    """
+
+    row: int
+    repeat: int
+    measurement: Measurement | None = None
+    error: TrainatomyError | None = None
+    from_record: bool = False
+    unsaved: TrainatomyError | None = None
+
+
+class RunObserver:
+    """Follows the runs of a comparison; override what is of interest."""
+
+    def planned(self, plan: Plan) -> None:
+        """Called once, when everything was predicted and before the first run."""
+
+    def starting(self, row: int, repeat: int) -> None:
+        """Called before each run that is really made; not for runs that are on record."""
+
+    def progress(self, progress: Progress) -> None:
+        """Called while a run is in progress."""
+
+    def finished(self, run: Finished) -> None:
+        """Called for each run that ended."""
+
+    def note(self, message: str) -> None:
+        """Called with something that the user should know; warns unless overridden."""
+        warnings.warn(message, stacklevel=4)
+
+
+class _Callback(RunObserver):
+    """Calls a function for each run that ended."""
+
+    def __init__(self, call: Callable[[Finished], None]) -> None:
+        self._call = call
+
+    def finished(self, run: Finished) -> None:
+        """Call the function."""
+        self._call(run)
+
+
+def observer_of(progress: Callable[[Finished], None] | RunObserver | None) -> RunObserver:
+    """Return the observer for the ``progress`` of ``trainatomy.compare``: an observer, a function or None."""
+    if isinstance(progress, RunObserver):
+        return progress
+    return RunObserver() if progress is None else _Callback(progress)
+
+
+def run(
+    plan: Plan,
+    predictions: Sequence[Prediction | None],
+    records: Records,
+    machine: Machine,
+    measure: Measure,
+    *,
+    command: str = "",
+    starting: Callable[[int, int], None] | None = None,
+) -> Iterator[Finished]:
+    """Yield every run of ``plan`` as it ends, in the plan's order.
+
+    A run that is on record from an equal machine is not repeated. Records are written before a run is yielded, so that
+    nothing measured is lost if the caller stops. A run that fails is yielded with its error, and the next one starts.
+
+    Args:
+        plan: The runs.
+        predictions: A prediction or None for each workload, for the records.
+        records: The store.
+        machine: This machine.
+        measure: Runs one workload.
+        command: The command line, for the records.
+        starting: Called with row and repeat before each run that is really made.
+    """
+    for row, repeat in plan.runs():
+        workload = plan.workloads[row]
+        known = records.find(key_of(workload.to_mapping()), plan.group, repeat)
+        if known is not None and machine.made(known.measurement):
+            yield Finished(row, repeat, known.measurement, from_record=True)
+            continue
+        if starting:
+            starting(row, repeat)
+        try:
+            measurement = measure(workload)
+        except TrainatomyError as error:
+            yield Finished(row, repeat, error=error)
+            continue
+        record = make_record(measurement, predictions[row], command, plan.group, repeat)
+        yield Finished(row, repeat, measurement, unsaved=_keep(record, records))
+
+
+def _keep(record: Record, records: Records) -> TrainatomyError | None:
+    """Write the record and return the error, if any: a full disk must not cost the measurements."""
+    try:
+        records.write(record)
+    except TrainatomyError as error:
+        return error
+    return None

@@ -1,4 +1,4 @@
-"""Predictions of many trainings, side by side in processes: each executes its steps in a world of its own."""
+"""Predictions of many trainings in parallel processes."""
 
 from __future__ import annotations
 
@@ -9,70 +9,142 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextvars import ContextVar
 from functools import partial
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainatomy.errors import TrainatomyError, WorkloadError
 
 if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction
+    from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
 
-    Predict = Callable[[Workload], Prediction]
+    Result = Prediction | TrainatomyError
 
-MOST = 8
-"""Processes: each holds the libraries' own data, some hundred MB."""
+Item = TypeVar("Item")
+
+MAX_JOBS = 8
+"""Processes; each holds some hundred MB of the libraries' data."""
 INTERRUPTED = 130
-FEW = 3
-"""Trainings that one process predicts sooner than others have loaded the libraries."""
-_LOADED = ("trainatomy.simulator.simulate", "trainatomy.training.loops.trainer", "trainatomy.api")
+MAX_IN_ONE_PROCESS = 3
+"""Trainings that one process predicts faster than several, each of which has to be set up."""
+_SIMULATIONS: ContextVar[dict[str, Simulation] | None] = ContextVar("_SIMULATIONS", default=None)
+_PRELOADED = ("trainatomy.simulator.simulate", "trainatomy.training.loops.trainer", "trainatomy.api")
 
 
-def jobs_for(count: int, asked: int | None = None) -> int:
-    """How many processes predict ``count`` trainings: as many as ``asked``, else one a core, up to ``MOST``.
+def jobs_for(count: int, wanted: int | None = None) -> int:
+    """Return how many processes predict ``count`` trainings: ``wanted``, or one per core up to ``MAX_JOBS``.
 
-    Raises ``WorkloadError`` for less than one.
+    Raises:
+        WorkloadError: Fewer than one are wanted.
     """
-    if asked is None:
-        return 1 if count <= FEW else min(count, os.cpu_count() or 1, MOST)
-    if asked < 1:
-        raise WorkloadError(f"jobs: {asked} processes predict nothing; give 1 or more")
-    return min(asked, count)
+    if wanted is None:
+        return 1 if count <= MAX_IN_ONE_PROCESS else min(count, os.cpu_count() or 1, MAX_JOBS)
+    if wanted < 1:
+        raise WorkloadError(f"jobs: {wanted} is not a number of processes; give 1 or more")
+    return min(wanted, count)
 
 
-def predict_all(predict: Predict, workloads: Sequence[Workload], jobs: int = 1) -> list[Prediction | TrainatomyError]:
-    """For each workload its prediction, or why there is none, in order.
+def predict_all(predict: Callable[[Item], Any], items: Sequence[Item], jobs: int = 1) -> list[Any]:
+    """Return for each item what ``predict`` returns, or the ``TrainatomyError`` that it raises, in order.
 
-    ``jobs``: processes, for which ``predict`` must be a function that can be pickled; 1 is this process.  They are
-    forked from a fresh one, so nothing that was done here before, CUDA among it, is theirs.
+    Args:
+        predict: A function that can be pickled if there are several jobs.
+        items: Workloads, or groups of them.
+        jobs: Number of processes; 1 is this process. They are forked from a fresh process that has imported the
+            libraries, so they do not inherit this one's state, such as CUDA.
     """
-    if jobs <= 1 or len(workloads) <= 1:
-        return [_attempt(predict, workload) for workload in workloads]
+    if jobs <= 1 or len(items) <= 1:
+        return [_attempt(predict, item) for item in items]
     context = get_context("forkserver")
-    context.set_forkserver_preload(list(_LOADED))
+    context.set_forkserver_preload(list(_PRELOADED))
     is_quiet = logging.root.manager.disable >= logging.ERROR
-    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(is_quiet,))
+    pool = ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(is_quiet,))
     try:
-        return list(pool.map(partial(_attempt, predict), workloads))
+        return list(pool.map(partial(_attempt, predict), items))
     except BrokenProcessPool as error:
         raise TrainatomyError(
-            f"A process that predicted was killed, perhaps for lack of host memory; {jobs} ran side by side. "
-            "Try with fewer: jobs=1."
+            f"A process that predicted was killed, perhaps for lack of host memory; {jobs} ran in parallel. "
+            "Try fewer: jobs=1."
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _attempt(predict: Predict, workload: Workload) -> Prediction | TrainatomyError:
+def predict_rows(
+    predict: Callable[[Workload], Prediction], workloads: Sequence[Workload], jobs: int = 1
+) -> list[Result]:
+    """Return for each workload its prediction or the error in place of it; equal steps are simulated once.
+
+    Args:
+        predict: Predicts one workload; can be pickled if there are several jobs.
+        workloads: The trainings.
+        jobs: Number of processes (see ``predict_all``).
+    """
+    groups: dict[str, list[int]] = {}
+    for index, workload in enumerate(workloads):
+        groups.setdefault(simulation_key(workload), []).append(index)
+    # The longest simulations first: the last ones then end at about the same time in all processes.
+    ordered = list(groups.values())
+    if jobs > 1:
+        ordered.sort(key=lambda group: -_micro_steps(workloads[group[0]]))
+    found = predict_all(partial(_predict_group, predict), [[workloads[i] for i in group] for group in ordered], jobs)
+    results: dict[int, Result] = {}
+    for group, predictions in zip(ordered, found, strict=True):
+        results.update(zip(group, predictions, strict=True))
+    return [results[index] for index in range(len(workloads))]
+
+
+def simulation_key(workload: Workload) -> str:
+    """Return a key that is equal for workloads with the same simulation.
+
+    Neither the name nor the allocator's settings change which operations run. The GPU does so only by its compute
+    capability and its number of multiprocessors, unless user code asks for its name or its memory.
+    """
+    gpu, mapping = workload.resolve_gpu(), workload.to_mapping()
+    for key in ("name", "allocator", "gpu"):
+        mapping.pop(key, None)
+    user_code = (workload.model.factory, workload.data.factory, "." in workload.train.optim)
+    seen_by_user = (gpu.device_name, gpu.memory_bytes) if any(user_code) else ()
+    return repr((mapping, gpu.capability, gpu.multiprocessors, seen_by_user))
+
+
+def shared_simulation(workload: Workload, options: object, simulate: Callable[[], Simulation]) -> Simulation:
+    """Return the simulation of a workload: in ``predict_rows`` that of an equal one, else a new one."""
+    known = _SIMULATIONS.get()
+    if known is None:
+        return simulate()
+    key = f"{simulation_key(workload)} {options!r}"
+    if key not in known:
+        known[key] = simulate()
+    return known[key]
+
+
+def _micro_steps(workload: Workload) -> int:
+    """Return a rough measure of how long the simulation takes."""
+    train = workload.train
+    return min(train.gradient_accumulation_steps, 4) * (3 if train.gradient_checkpointing else 2)
+
+
+def _predict_group(predict: Callable[[Workload], Prediction], workloads: Sequence[Workload]) -> list[Result]:
+    token = _SIMULATIONS.set({} if len(workloads) > 1 else None)
     try:
-        return predict(workload)
+        return [_attempt(predict, workload) for workload in workloads]
+    finally:
+        _SIMULATIONS.reset(token)
+
+
+def _attempt(predict: Callable[[Item], Any], item: Item) -> Any:
+    try:
+        return predict(item)
     except TrainatomyError as error:
         return error
 
 
-def _begin(is_quiet: bool) -> None:
-    """What a process does first: what libraries print is no output, and Ctrl-C ends it without a word."""
+def _start_worker(is_quiet: bool) -> None:
+    """Send what libraries print to stderr, and end without a message on Ctrl-C."""
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     if is_quiet:

@@ -1,4 +1,4 @@
-"""What was published of a ready comparison, beside the same trainings predicted or measured here."""
+"""Figures that others published for the trainings of a built-in comparison."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Figures of others, one for each workload; ``samples``: of how many samples they give the time; ``remark``: what a
-    reader should know who holds ours against them."""
+    """Published figures, one for each workload, or none.
+
+    Attributes:
+        source: Where they were published.
+        remark: What to know before comparing ours with them.
+        samples: Number of samples that their times are given for.
+        rows: The figures.
+    """
 
     source: str = ""
     remark: str = ""
@@ -31,25 +37,25 @@ class Published:
 
 
 def published(workloads: Sequence[Workload]) -> Published:
-    """What was published of a ready comparison, if these are its rows on its own card and day; else nothing."""
+    """Return the figures for the rows of a built-in comparison with its own GPU and era; else nothing."""
     name = next((name for name in READY if list(workloads) == list(ready(name, "2022"))), None)
     return _figures(name) if name else Published()
 
 
 def published_beside(workloads: Sequence[Workload]) -> Published:
-    """What was published of a ready comparison, if these are its rows with today's software on any card; else nothing.
+    """Return the figures for the rows of a built-in comparison with today's libraries on any GPU; else nothing.
 
-    The remark says of which card and software it is.
+    The remark names the GPU and the software of the figures.
     """
-    asked = [_without_card(workload) for workload in workloads]
-    name = next((name for name in READY if asked == [_without_card(row) for row in ready(name)]), None)
+    mappings = [_without_gpu(workload) for workload in workloads]
+    name = next((name for name in READY if mappings == [_without_gpu(row) for row in ready(name)]), None)
     if name is None:
         return Published()
     known = _figures(name)
     table = published_notebook()
-    then = f"{find_gpu(table.gpu).name}, the software of {table.software['date']}"
-    machine = then if name == NOTEBOOK else mixed_precision_machine()
-    remark = f"The published figures are of another machine ({machine}): those of this one need not agree with them."
+    theirs = f"{find_gpu(table.gpu).name}, the software of {table.software['date']}"
+    machine = theirs if name == NOTEBOOK else mixed_precision_machine()
+    remark = f"The published figures were measured on another machine ({machine}) and need not agree with this one."
     return Published(known.source, remark, known.samples, known.rows)
 
 
@@ -63,5 +69,5 @@ def _figures(name: str) -> Published:
     return Published(source, mixed_precision_remark(), None, tuple(PublishedFigures(size * MIB) for size in sizes))
 
 
-def _without_card(workload: Workload) -> dict[str, object]:
+def _without_gpu(workload: Workload) -> dict[str, object]:
     return {key: value for key, value in workload.to_mapping().items() if key != "gpu"}

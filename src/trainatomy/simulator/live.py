@@ -126,6 +126,10 @@ def _check_types(model: Any, batch: Any, optimizer: Any) -> None:
         raise WorkloadError(
             f"predict got the class {model.__name__}, not a module: pass an instance, {model.__name__}(...)"
         )
+    if isinstance(model, str) and model.endswith((".yaml", ".yml", ".json")):
+        raise WorkloadError(
+            f"predict got the path {model!r}: read it first, trainatomy.predict(trainatomy.read_workload({model!r}))"
+        )
     if isinstance(model, str):
         raise WorkloadError(
             f"predict got the text {model!r}: pass a Workload, such as "
@@ -133,6 +137,11 @@ def _check_types(model: Any, batch: Any, optimizer: Any) -> None:
         )
     if not isinstance(model, nn.Module):
         raise WorkloadError(f"predict takes a Workload or a torch.nn.Module, not a {type(model).__name__}")
+    check_keywords(batch, optimizer)
+
+
+def check_keywords(batch: Any, optimizer: Any) -> None:
+    """Raise WorkloadError if a batch or an optimizer has the wrong type."""
     if isinstance(optimizer, torch.optim.Optimizer):
         name = type(optimizer).__name__
         raise WorkloadError(
@@ -150,6 +159,14 @@ def _check_types(model: Any, batch: Any, optimizer: Any) -> None:
         raise WorkloadError(
             f"batch: takes a mapping of names to tensors, or a function of the batch size, not a {type(batch).__name__}"
         )
+
+
+def batches_of(batch: Mapping[str, Any] | Callable[[int], Mapping[str, Any]]) -> tuple[MakeBatch, int | None]:
+    """Return a function that makes batches, and the number of their rows where it is fixed."""
+    if isinstance(batch, Mapping):
+        on_host = _to_host(batch)
+        return lambda size: on_host, _batch_size(on_host)
+    return _checked(batch), None
 
 
 def _checked(make: Callable[[int], Mapping[str, Any]]) -> MakeBatch:

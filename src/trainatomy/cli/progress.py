@@ -1,0 +1,145 @@
+"""Progress of measurements on stderr: bars on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from trainatomy.cli.output import note
+from trainatomy.reporters.text.comparison import run_line
+from trainatomy.runs.plan import Finished, Plan, RunObserver
+from trainatomy.units import human_bytes
+
+if TYPE_CHECKING:
+    from trainatomy.measurement.process.reporting import Progress as RunProgress
+
+    Tell = Callable[[RunProgress], None]
+
+
+@contextmanager
+def follow_measurement() -> Iterator[Tell]:
+    """Yield a function that shows the progress of one measurement."""
+    paper = Console(stderr=True, highlight=False)
+    if not paper.is_terminal:
+        yield _print_stages()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[held]}"),
+    )
+    with Progress(*columns, console=paper, transient=True) as bars:
+        yield _update_bars(bars)
+
+
+def _update_bars(bars: Progress) -> Tell:
+    """Return a function that shows one bar per run."""
+    tasks: dict[str, TaskID] = {}
+
+    def tell(progress: RunProgress) -> None:
+        if progress.run not in tasks:
+            tasks[progress.run] = bars.add_task(progress.run, total=None, held="")
+        held = "" if progress.device_bytes is None else human_bytes(progress.device_bytes)
+        bars.update(
+            tasks[progress.run],
+            description=f"{progress.run} run: {progress.stage}",
+            completed=progress.step,
+            total=progress.steps or None,
+            held=held,
+        )
+
+    return tell
+
+
+def _print_stages() -> Tell:
+    """Return a function that prints each stage of each run once."""
+    printed: set[tuple[str, str]] = set()
+
+    def tell(progress: RunProgress) -> None:
+        if (progress.run, progress.stage) in printed:
+            return
+        printed.add((progress.run, progress.stage))
+        held = "" if progress.device_bytes is None else f" ({human_bytes(progress.device_bytes)} on the GPU)"
+        print(f"{progress.run} run: {progress.stage}{held}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+class ComparisonProgress(RunObserver):
+    """Shows one bar over all runs of a comparison, and a line for each run that ended.
+
+    Use it as a context manager; ``finished_runs`` holds the runs that ended.
+    """
+
+    def __init__(self) -> None:
+        self.finished_runs: list[Finished] = []
+        self._paper = Console(stderr=True, highlight=False)
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._plan = Plan((), "")
+        self._current = ""
+
+    def __enter__(self) -> ComparisonProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def planned(self, plan: Plan) -> None:
+        """Start the bar, on a terminal."""
+        self._plan = plan
+        if self._paper.is_terminal:
+            columns = (
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.description}", markup=False),
+            )
+            self._bar = Progress(*columns, console=self._paper, transient=True)
+            self._task = self._bar.add_task("", total=len(plan))
+            self._bar.start()
+
+    def starting(self, row: int, repeat: int) -> None:
+        """Name the run beside the bar."""
+        self._current = self._name(row, repeat)
+        self._describe(self._current)
+
+    def progress(self, progress: RunProgress) -> None:
+        """Show the stage of the run beside the bar."""
+        self._describe(f"{self._current}: {progress}")
+
+    def finished(self, run: Finished) -> None:
+        """Print a line and advance the bar."""
+        self.finished_runs.append(run)
+        self._print(run_line(self._name(run.row, run.repeat), run.measurement, run.error, run.from_record))
+        if run.unsaved:
+            self._print(f"  not recorded: {run.unsaved}")
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1)
+
+    def note(self, message: str) -> None:
+        """Print a note, except for records that were not written, which ``finished`` has reported."""
+        if not message.startswith("a run was not recorded"):
+            note(message)
+
+    def _describe(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, description=text)
+
+    def _print(self, line: str) -> None:
+        if self._bar is not None:
+            self._paper.print(line, markup=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def _name(self, row: int, repeat: int) -> str:
+        name = self._plan.workloads[row].name or f"training {row + 1}"
+        return f"{name} ({repeat + 1} of {self._plan.repeats})" if self._plan.repeats > 1 else name
