@@ -15,7 +15,7 @@ N = 64 * 32
 
 
 def test_every_name_is_an_operator() -> None:
-    """Of some version between 2.9 and today's; the plain name, its list form or its in-place form."""
+    """The plain name, the list form or the in-place form exists in some version from 2.9 on."""
     unknown = [
         name
         for name in OPERATORS

@@ -1,4 +1,4 @@
-"""What kernels take besides their results: numbers derived by hand from ATen's sources, and counts from a real H200."""
+"""Allocations besides results: derived by hand from ATen's sources, and counted on a real H200."""
 
 from __future__ import annotations
 

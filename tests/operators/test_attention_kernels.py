@@ -1,5 +1,4 @@
-"""Rules of attention, matrix products, convolutions and recurrent layers, held against tapes of an H200 and against the
-sources' formulas."""
+"""Rules of attention and convolutions, compared with the sources' formulas and with traces of an H200."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def plan_of(func: Any, *args: Any, processor: Processor = H200, **kwargs: Any) -
 
 
 def taken(func: Any, *args: Any, processor: Processor = H200, **kwargs: Any) -> list[tuple[str, int]]:
-    """What a call takes and gives back, in order: ("out", bytes), ("take", bytes), ("give", bytes)."""
+    """Return the allocations and frees of a call in order: ("out", bytes), ("take", bytes), ("give", bytes)."""
     result = func(*args, **kwargs)
     flat = [t for t in (result if isinstance(result, tuple) else (result,)) if isinstance(t, torch.Tensor)]
     sizes: dict[str, int] = {}

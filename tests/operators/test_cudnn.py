@@ -1,5 +1,8 @@
-"""What cuDNN takes, as an H200 took it (torch 2.11, cuDNN 9.19): single calls, and a random sample of those by which
-the rules were judged before their last adjustments (``benchmarks/kernels/workspaces.py``, seed 1)."""
+"""Workspaces of cuDNN as measured on an H200 (torch 2.11, cuDNN 9.19).
+
+Single calls, and a random sample of those on which the rules were evaluated before their last adjustments
+(``benchmarks/kernels/workspaces.py``, seed 1).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Matrix products, grouped products, convolutions and recurrent layers: what they copy and take; when workspaces
-come."""
+"""Rules of matrix products, grouped products and recurrent layers, and the workspaces of cuBLAS."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ class TestOperandsOfCublas:
 
 class TestWorkspaces:
     def test_an_h200_as_on_its_tapes(self) -> None:
-        """torch 2.11: 32 MiB for each thread, and 1 MiB beside it at a thread's first product with a bias."""
+        """32 MiB for each thread, and 1 MiB more at a thread's first product with a bias (torch 2.11)."""
         workspaces = WorkspaceTracker(H200)
         assert workspaces.before("aten::add", "forward") == []
         assert [size for size, _ in workspaces.before("aten::addmm", "forward")] == [33554432, 1048576]
@@ -75,8 +74,10 @@ class TestWorkspaces:
 
 class TestGroupedProducts:
     def test_arguments_and_tensor_maps_on_hopper(self) -> None:
-        """8 groups: 3 pointers, 3 strides and 3 dimensions each; 4 descriptors of 128 bytes for each multiprocessor, 5
-        where groups are large."""
+        """3 pointers, 3 strides and 3 dimensions for each of 8 groups; 4 descriptors per multiprocessor, 5 for large groups.
+
+        A descriptor has 128 bytes.
+        """
         data, weight = meta(64, 32, dtype=torch.bfloat16), meta(8, 48, 32, dtype=torch.bfloat16)
         offsets = meta(8, dtype=torch.int32)
         plan = plan_of(_aten._grouped_mm.default, data, weight.transpose(1, 2), offsets)

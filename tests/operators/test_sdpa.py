@@ -1,4 +1,4 @@
-"""Which attention kernel a card takes, and that the simulated function records CUDA's operators."""
+"""The choice of the attention kernel by GPU, and the CUDA operators that the simulated function records."""
 
 from __future__ import annotations
 

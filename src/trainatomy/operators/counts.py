@@ -1,4 +1,4 @@
-"""Count what one call does: floating-point operations, and bytes read and written."""
+"""Count the floating-point operations of a call and the bytes that it reads and writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainatomy.results.operations import Call
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a call does on the GPU.
+    """The work of a call on the GPU, counted.
 
     Attributes:
         kind: ``kernel``; ``view``, nothing runs; ``host``, it runs on the CPU; ``read``, the CPU reads a value;
@@ -42,7 +42,7 @@ class Counts:
 
 
 def count(call: Call) -> Counts:
-    """Return what a call does on the GPU."""
+    """Count the work of a call on the GPU."""
     on_gpu = any(not array.on_host for array in (*call.inputs, *call.outputs))
     operator = operator_of(call)
     if operator.sync == "value":

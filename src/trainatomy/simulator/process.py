@@ -15,7 +15,7 @@ from torch import nn
 from trainatomy.operators.allocation.meta import meta_kernels
 from trainatomy.operators.allocation.plan import Processor, Rule
 from trainatomy.operators.allocation.recurrent import flattening
-from trainatomy.operators.allocation.whole import told_to
+from trainatomy.operators.allocation.whole import record_operations_with
 from trainatomy.results.trace import AllocationTrace, Event
 from trainatomy.simulator.autocast import Autocast
 from trainatomy.simulator.driver import CurrentDevice, DeviceProperties, Hooks, install_driver
@@ -94,7 +94,7 @@ class SimulatedProcess:
         stack.enter_context(mock.patch.dict(os.environ, self.topology.environment()))
         install_driver(stack, properties, self.current, self.recorder.streams, hooks)
         stack.enter_context(mock.patch.object(nn.init, "_no_grad_trunc_normal_", self._trunc_normal()))
-        stack.enter_context(told_to(self.recorder.operations))
+        stack.enter_context(record_operations_with(self.recorder.operations))
         stack.enter_context(flattening())
         stack.enter_context(meta_kernels())
         stack.enter_context(self.modules)

@@ -1,4 +1,4 @@
-"""What CUDA kernels allocate besides the tensors that they return: rules by operator, and cuBLAS workspaces."""
+"""Rules for the memory that CUDA kernels allocate besides their results, and meta kernels with CUDA's layouts."""
 
 from __future__ import annotations
 

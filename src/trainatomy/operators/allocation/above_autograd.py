@@ -1,6 +1,6 @@
-"""Functions whose CUDA kernels autograd records, where meta tensors take a composite of smaller ones.
+"""Functions that autograd records as one CUDA kernel, where meta tensors take a composite of smaller operators.
 
-``world.functions`` calls these in place of the builtins; torch 2.9-2.13.
+``simulator.functions`` calls these in place of the builtins; torch 2.9-2.13.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _aten = torch.ops.aten
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """``_fused_rms_norm``: the output, and one fp32 number for each row that backward needs; copies of what is strided.
+    """``_fused_rms_norm``: the output and one fp32 number per row for backward; strided inputs are copied.
 
-    aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``_fused_rms_norm_cuda``, ``_fused_rms_norm_backward_cuda``.
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (``_fused_rms_norm_cuda``,
+    ``_fused_rms_norm_backward_cuda``).
     """
 
     @staticmethod
@@ -52,8 +53,10 @@ def rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> torch.Tensor:
-    """The fused kernel, unless types differ or the tensor is a channels-last image (layer_norm.cpp,
-    ``rms_norm_symint``)."""
+    """Run the fused kernel, unless types differ or the tensor is a channels-last image.
+
+    Source: aten/src/ATen/native/layer_norm.cpp (``rms_norm_symint``).
+    """
     images = layout_of(input) is not torch.contiguous_format
     if images or input.is_complex() or (weight is not None and weight.dtype != input.dtype):
         with torch._C.DisableTorchFunction():
@@ -73,8 +76,10 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> torch.Tensor:
-    """cuDNN takes images that are dense in one of their layouts: what is not is copied, for good
-    (aten/src/ATen/native/Normalization.cpp, ``_batch_norm_impl_index``)."""
+    """Run batch norm after copying inputs that are in none of cuDNN's layouts; autograd keeps the copies.
+
+    Source: aten/src/ATen/native/Normalization.cpp (``_batch_norm_impl_index``).
+    """
     if cudnn_enabled and weight is not None and is_cudnns(input, weight):
         input = input.contiguous(memory_format=layout_of(input))
     with torch._C.DisableTorchFunction():
@@ -82,8 +87,10 @@ def batch_norm(
 
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """A strided input's bias is added in place, which PyTorch does not do while a mode is active
-    (aten/src/ATen/native/Linear.cpp, ``linear``)."""
+    """Add the bias of a strided input in place, which PyTorch does not do while a mode is active.
+
+    Source: aten/src/ATen/native/Linear.cpp (``linear``).
+    """
     if bias is None or input.dim() < 3 or input.is_contiguous():
         with torch._C.DisableTorchFunction():
             return torch._C._nn.linear(input, weight, bias)
@@ -91,7 +98,10 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
 
 
 def one_hot(input: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Zeros in which ones are scattered (aten/src/ATen/native/Onehot.cpp); with -1 the number of classes is data."""
+    """Return zeros with scattered ones; with -1 the number of classes depends on data.
+
+    Source: aten/src/ATen/native/Onehot.cpp.
+    """
     if num_classes <= 0:
         with torch._C.DisableTorchFunction():
             return torch._C._nn.one_hot(input, num_classes)
@@ -100,7 +110,7 @@ def one_hot(input: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
 
 
 def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """fp16 to fp32 within the kernel (aten/src/ATen/native/SoftMax.cpp, ``softmax``)."""
+    """Convert fp16 to fp32 within the kernel (aten/src/ATen/native/SoftMax.cpp, ``softmax``)."""
     if input.dtype == torch.float16 and dtype == torch.float32:
         widened: torch.Tensor = _aten._softmax(input, dim, True)
         return widened
@@ -109,7 +119,7 @@ def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> 
 
 
 def log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """As ``softmax``."""
+    """Convert fp16 to fp32 within the kernel, as ``softmax`` does."""
     if input.dtype == torch.float16 and dtype == torch.float32:
         widened: torch.Tensor = _aten._log_softmax(input, dim, True)
         return widened

@@ -1,4 +1,4 @@
-"""A call's arguments by name, and facts about tensors that several rules ask for: sizes, types, copies, lists."""
+"""Arguments of a call by name, and properties of tensors that several rules need: sizes, types, copies, lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def bound(call: KernelCall) -> dict[str, Any]:
-    """Every argument of ``call`` under its schema's name; what was not passed has the schema's default."""
+    """Return every argument of ``call`` by its name in the schema, with the schema's defaults."""
     named: dict[str, Any] = {}
     for position, argument in enumerate(call.func._schema.arguments):
         if argument.name in call.kwargs:
@@ -32,37 +32,37 @@ def bound(call: KernelCall) -> dict[str, Any]:
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
-    """The least integer that is not below ``dividend / divisor``."""
+    """Return ``dividend / divisor``, rounded up."""
     return -(-dividend // divisor)
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The least multiple of ``multiple`` that is not below ``number``."""
+    """Return the smallest multiple of ``multiple`` that is not below ``number``."""
     return ceil_div(number, multiple) * multiple
 
 
 def compute_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which CUDA kernels compute: fp32 for 16-bit floats, else the type itself (``at::opmath_type``)."""
+    """Return the type CUDA kernels compute in: fp32 for 16-bit floats, else the type (``at::opmath_type``)."""
     return _COMPUTE.get(dtype, dtype)
 
 
 def dense_bytes(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> int:
-    """Bytes of a dense copy of ``tensor``, in ``dtype`` where one is given."""
+    """Return the bytes of a dense copy of ``tensor``, in ``dtype`` if one is given."""
     return tensor.numel() * (dtype or tensor.dtype).itemsize
 
 
 def is_half(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` holds 16-bit floating-point numbers."""
+    """Return whether ``tensor`` holds 16-bit floating-point numbers."""
     return tensor.dtype in HALF_TYPES
 
 
 def deterministic() -> bool:
-    """Whether ``torch.use_deterministic_algorithms`` forbids atomic additions, and not only warns of them."""
+    """Return whether ``torch.use_deterministic_algorithms`` forbids atomic additions and does not only warn."""
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def contiguous_copies(*tensors: torch.Tensor | None, name: str = "contiguous copy") -> list[Scratch]:
-    """A buffer for each of ``tensors`` that a kernel must first make contiguous."""
+    """Return a buffer for each of ``tensors`` that a kernel must first make contiguous."""
     return [
         Scratch(dense_bytes(tensor), f"{name} {number}")
         for number, tensor in enumerate(tensors)
@@ -71,7 +71,7 @@ def contiguous_copies(*tensors: torch.Tensor | None, name: str = "contiguous cop
 
 
 def layout_of(data: torch.Tensor) -> torch.memory_format:
-    """``Tensor.suggest_memory_format``: channels last where the strides say so and nothing else."""
+    """Return ``Tensor.suggest_memory_format``: channels last only where the strides are unambiguous."""
     for dimensions, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if data.dim() == dimensions and data.is_contiguous(memory_format=layout) and not data.is_contiguous():
             return layout
@@ -79,7 +79,7 @@ def layout_of(data: torch.Tensor) -> torch.memory_format:
 
 
 def tensor_list(value: Any) -> Sequence[torch.Tensor]:
-    """The tensors of an argument that is one tensor or a list of them."""
+    """Return the tensors of an argument that is one tensor or a list of them."""
     if isinstance(value, torch.Tensor):
         return (value,)
     return tuple(item for item in value or () if isinstance(item, torch.Tensor))

@@ -1,8 +1,9 @@
-"""Flash attention and cuDNN's attention: what they take besides gradients and outputs.
+"""Flash attention and cuDNN's attention: allocations besides gradients and outputs.
 
-Shapes: B batch, H query heads, Hk key heads, S queries, T keys, D head dimension.  Tensors come as [B, H, S, D]; the
-flash kernels work on their transposed view [B, S, H, D]. Sources:
-aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (``mha_fwd``, ``mha_bwd``), attention.cu and
+Shapes: B batch, H query heads, Hk key heads, S queries, T keys, D head dimension. Tensors come as [B, H, S, D]; the
+flash kernels work on their transposed view [B, S, H, D].
+
+Sources: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (``mha_fwd``, ``mha_bwd``), attention.cu and
 attention_backward.cu, aten/src/ATen/native/cudnn/MHA.cpp, torch 2.9-2.13; cudnn-frontend 1.23,
 node/scaled_dot_product_flash_attention.h (``get_fe_workspace_size_node``).
 """
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
     import torch
 
 CUDNN_PLAN_BYTES = 256
-"""What cuDNN's own execution plan asks for, forward and backward: measured on an H200 with cuDNN 9.19 (B 1, H 16, S
+"""Bytes of cuDNN's execution plan, forward and backward: measured on an H200 with cuDNN 9.19 (B 1, H 16, S
 512, D 64, fp16). Other shapes are assumed alike; anything up to 512 bytes is one block of the allocator."""
 
 
 def flash_forward(call: KernelCall) -> Plan:
-    """out, logsumexp [B, H, S] fp32, accumulators of a split over keys, then rng state (16 bytes) and an unused scalar
-    (8 bytes).
+    """Plan out, logsumexp [B, H, S] fp32, accumulators of a split over keys, rng state and an unused scalar.
 
-    With dropout the rng state is made a second time before the first is given back.
+    The rng state has 16 bytes, the scalar 8. With dropout the rng state is allocated a second time before the first is
+    freed.
     """
     named = bound(call)
     query, key = named["query"], named["key"]
@@ -46,10 +47,10 @@ def flash_forward(call: KernelCall) -> Plan:
 
 
 def flash_backward(call: KernelCall) -> Plan:
-    """Copies of grad_out and out where they are not dense as [B, S, H, D]; the three gradients; then, fp32 unless said:
+    """Plan copies of grad_out and out that are not dense as [B, S, H, D], the three gradients and buffers.
 
-    softmax_d [B, H, ⌈S⌉₁₂₈], dq_accum [B, ⌈S⌉₁₂₈, H, Dr] (⌈multiprocessors / B·H⌉ of them where algorithms must be
-    deterministic) and, with grouped queries, dk and dv for all H heads in the input's type.
+    Buffers are fp32: softmax_d [B, H, ⌈S⌉₁₂₈], dq_accum [B, ⌈S⌉₁₂₈, H, Dr] (⌈multiprocessors / B·H⌉ of them with
+    deterministic algorithms). With grouped queries, dk and dv for all H heads follow in the input's type.
     """
     named = bound(call)
     query, key = named["query"], named["key"]
@@ -67,8 +68,10 @@ def flash_backward(call: KernelCall) -> Plan:
 
 
 def cudnn_forward(call: KernelCall) -> Plan:
-    """Seed and offset (8 bytes each), out, logsumexp [B, H, S, 1] fp32 where a backward follows, and the plan's
-    workspace, unless there is a single query."""
+    """Plan seed and offset (8 bytes each), out, logsumexp and, with several queries, the plan's workspace.
+
+    The logsumexp is [B, H, S, 1] fp32 and exists where a backward follows.
+    """
     output, logsumexp, seed, offset = 0, 1, 2, 3
     named = bound(call)
     saved = None if named["compute_log_sumexp"] else 0
@@ -77,10 +80,10 @@ def cudnn_forward(call: KernelCall) -> Plan:
 
 
 def cudnn_backward(call: KernelCall) -> Plan:
-    """A copy of grad_out where its last dimension is strided, the gradients, and one workspace.
+    """Plan a copy of grad_out whose last dimension is strided, the gradients, and one workspace.
 
-    workspace = dq_accum B·H·S·D·4 + softmax_sum B·H·S·4 + the plan's own bytes; with grouped queries dk and dv for all
-    H heads in the input's type are added (assumed: cuDNN does not say whether its plan holds them).
+    workspace = dq_accum B·H·S·D·4 + softmax_sum B·H·S·4 + the bytes of cuDNN's execution plan; with grouped queries dk
+    and dv for all H heads in the input's type are added (assumed: cuDNN does not say whether its plan holds them).
     """
     named = bound(call)
     query, key, value, grad = named["query"], named["key"], named["value"], named["grad_out"]
@@ -93,8 +96,10 @@ def cudnn_backward(call: KernelCall) -> Plan:
 
 
 def safe_softmax(call: KernelCall) -> Plan:
-    """softmax, a bool for every score that is minus infinity, a bool for every row of such, and a zero
-    (aten/.../attention.cpp)."""
+    """Plan the softmax, a bool per score that is minus infinity, a bool per row of such scores, and a zero.
+
+    Source: aten/src/ATen/native/transformers/attention.cpp.
+    """
     scores = bound(call)["self"]
     rows = math.prod(scores.shape[:-1])
     zero = call.outputs[0].element_size()
@@ -102,17 +107,16 @@ def safe_softmax(call: KernelCall) -> Plan:
 
 
 def _rounded_head(dim: int) -> int:
-    """Head dimension of the accumulators: multiples of 32 up to 192, then 256 (``head_size_rounded``)."""
+    """Return the head dimension of accumulators: multiples of 32 up to 192, then 256 (``head_size_rounded``)."""
     rounded = round_up(dim, 32)
     return rounded if rounded < 224 else 256
 
 
 def _key_splits(query: torch.Tensor, key: torch.Tensor, multiprocessors: int) -> int:
-    """``num_splits_heuristic``: into how many parts the keys are split, so that few queries still fill the
-    multiprocessors.
+    """Return into how many parts the keys are split, so that few queries still fill the multiprocessors.
 
-    The least number of parts whose last wave is at least 85 % as full as the best one's; 1 where blocks fill 80 % of
-    2·multiprocessors.
+    Source: ``num_splits_heuristic``. The smallest number of parts whose last wave is at least 85 % as full as the best
+    one's; 1 where blocks fill 80 % of 2·multiprocessors.
     """
     batch, heads, queries, dim = query.shape
     if queries == 1 and heads > key.shape[1]:

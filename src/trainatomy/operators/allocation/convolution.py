@@ -1,18 +1,19 @@
 """Convolutions through cuDNN: copies into its memory format, gradients, workspaces.
 
 Sources: aten/src/ATen/native/Convolution.cpp (``_convolution``, ``convolution_backward``), ConvUtils.h
-(``cudnn_conv_suggest_memory_format``), cudnn/ConvShared.cpp and cudnn/Conv_v8.cpp, torch 2.9-2.13,
-``cudnn.benchmark`` off.
+(``cudnn_conv_suggest_memory_format``), cudnn/ConvShared.cpp and cudnn/Conv_v8.cpp, torch 2.9-2.13, ``cudnn.benchmark``
+off.
 
-What cuDNN takes for itself is in ``cudnn``.  Depthwise convolutions of contiguous images run ATen's own kernel
-(native/cuda/DepthwiseConv2d.cu), which needs nothing; those of channels-last images, and some of fp16, are cuDNN's.
+The sizes of cuDNN's own workspaces are in ``cudnn``. Depthwise convolutions of contiguous images run ATen's kernel
+(native/cuda/DepthwiseConv2d.cu), which allocates nothing; those of channels-last images, and some in fp16, run in
+cuDNN.
 
 A convolution does not fail for lack of a workspace: PyTorch catches the error and tries the next of the plans that
-cuDNN's heuristics offer, then those of its fallback list (``try_configs``; see ``trainatomy.allocator.choices``).  It
+cuDNN's heuristics offer, then those of its fallback list (``try_configs``; see ``trainatomy.allocator.choices``). It
 keeps the first that runs for all calls of the same thread with equal operation, shapes, type, layout, strides, padding,
-dilation and groups.  What the next plans take only cuDNN knows.  Assumed: the next one takes nothing, as implicit
-products, which need no workspace, exist for all three operations.  That is the most that can be hoped for: who is told
-to run out of memory will, and who is told to fit thanks to it may still not, or with more retries.
+dilation and groups. What the next plans allocate is not documented. Assumed: the next one needs no workspace, as
+implicit products exist for all three operations. This is the optimistic bound: a training that is predicted to run out
+of memory will, and one that is predicted to fit thanks to this rule may still fail or need more retries.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def convolution(call: KernelCall) -> Plan:
-    """Copies of input and weight that are not in cuDNN's memory format, the output, the workspace.  A bias is added in
-    place."""
+    """Plan copies of input and weight into cuDNN's memory format, the output, the workspace.
+
+    A bias is added in place.
+    """
     named = bound(call)
     tensors = [named["input"], named["weight"]]
     wanted = memory_format(*tensors)
@@ -45,7 +48,7 @@ def convolution(call: KernelCall) -> Plan:
 
 
 def convolution_backward(call: KernelCall) -> Plan:
-    """Copies into cuDNN's memory format, then each gradient with a workspace of its own; that of the bias is a sum."""
+    """Plan copies into cuDNN's memory format, then each gradient with a workspace; the bias gradient is a sum."""
     named = bound(call)
     data, weight, grad = named["input"], named["weight"], named["grad_output"]
     wanted = memory_format(data, weight)
@@ -58,7 +61,7 @@ def convolution_backward(call: KernelCall) -> Plan:
 
 
 def _depthwise_gradients(named: dict[str, Any]) -> list[Out | Scratch | Free]:
-    """The weight's gradient is made first: that of the input is given its size later, by the kernel."""
+    """Plan the gradient of the weight first: that of the input gets its size later, from the kernel."""
     of_input, of_weight, _ = named["output_mask"]
     return [Out(1), Out(0)] if of_input and of_weight else [Out(0)] if of_input or of_weight else []
 
@@ -66,9 +69,9 @@ def _depthwise_gradients(named: dict[str, Any]) -> list[Out | Scratch | Free]:
 def _gradients(
     grad: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], call: KernelCall
 ) -> list[Out | Scratch | Free]:
-    """The input's, then the weight's, each with a workspace of its own."""
+    """Plan the gradient of the input, then of the weight, each with a workspace of its own."""
     if _is_depthwise(named) and wanted is torch.contiguous_format:
-        asked = _asked(named["input"], named["weight"], grad, False, named, call.processor)
+        asked = _cudnn_convolution(named["input"], named["weight"], grad, False, named, call.processor)
         if not is_cudnns_depthwise(asked):
             return _depthwise_gradients(named)
     plan: list[Out | Scratch | Free] = []
@@ -81,8 +84,7 @@ def _gradients(
 
 
 def memory_format(data: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    """cuDNN computes channels-last where input or weight are, but for doubles
-    (``cudnn_conv_suggest_memory_format``)."""
+    """Return channels-last if input or weight are, except for doubles (``cudnn_conv_suggest_memory_format``)."""
     last = _CHANNELS_LAST.get(weight.dim())
     if last is None or data.dtype == torch.float64:
         return torch.contiguous_format
@@ -90,29 +92,29 @@ def memory_format(data: torch.Tensor, weight: torch.Tensor) -> torch.memory_form
 
 
 def _is_depthwise(named: dict[str, Any]) -> bool:
-    """A group for each channel."""
+    """Return whether every channel is a group."""
     return named["groups"] > 1 and named["groups"] == named["input"].shape[1] and not named["transposed"]
 
 
 def _workspace(
     kind: Kind, output: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], processor: Processor
 ) -> list[Scratch]:
-    """What cuDNN takes for ``kind``, if anything."""
+    """Plan cuDNN's workspace for ``kind``, if it needs any."""
     data, weight = named["input"], named["weight"]
     if not _has_tensor_cores(data, processor):
         return []
     if named["transposed"]:  # the gradient of the input of a convolution from ``output`` to ``data``
         swapped: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}
         kind, data, output = swapped.get(kind, kind), output, data
-    one = _asked(data, weight, output, wanted is not torch.contiguous_format, named, processor)
+    one = _cudnn_convolution(data, weight, output, wanted is not torch.contiguous_format, named, processor)
     size = workspace(kind, one)
     return [Scratch(size, "cudnn_workspace", (kind, one.key))] if size else []
 
 
-def _asked(
+def _cudnn_convolution(
     data: torch.Tensor, weight: torch.Tensor, output: torch.Tensor, last: bool, named: dict[str, Any], on: Processor
 ) -> Convolution:
-    """What cuDNN is asked; along one dimension as along the second of two (``view4d``)."""
+    """Return the convolution as cuDNN is called; one dimension is passed as the second of two (``view4d``)."""
     row = weight.dim() == 3
     shapes = [torch.Size((*t.shape[:2], 1, *t.shape[2:])) if row else t.shape for t in (data, weight, output)]
     strides, padding, dilation = named["stride"], named["padding"], named["dilation"]
@@ -134,8 +136,10 @@ def _asked(
 
 
 def _has_tensor_cores(tensor: torch.Tensor, processor: Processor) -> bool:
-    """16-bit types from Volta on (bfloat16 from Ampere); fp32 from Ampere on, as cuDNN may use TF32 unless told
-    otherwise."""
+    """Return whether tensor cores may run the type.
+
+    16-bit types from Volta on (bfloat16 from Ampere); fp32 from Ampere on, where cuDNN may use TF32 by default.
+    """
     if tensor.dtype == torch.float16:
         return processor.capability >= (7, 0)
     return processor.capability >= (8, 0) and (is_half(tensor) or (tensor.dtype == torch.float32 and _allows_tf32()))
@@ -153,7 +157,7 @@ def _allows_tf32() -> bool:
 
 
 def _bias_gradient(grad: torch.Tensor, call: KernelCall, index: int) -> list[Out | Scratch | Free]:
-    """``grad_output.sum`` over all dimensions but the channels', and what that reduction takes."""
+    """Plan ``grad_output.sum`` over all dimensions but the channels."""
     dimensions = [dimension for dimension in range(grad.dim()) if dimension != 1]
     func = torch.ops.aten.sum.dim_IntList
     total = KernelCall(func, (grad, dimensions), {}, (call.outputs[index],), call.processor)

@@ -1,7 +1,8 @@
-"""Connectionist temporal classification by PyTorch's own kernels: aten/src/ATen/native/cuda/LossCTC.cu, torch 2.9-2.13.
+"""Connectionist temporal classification by PyTorch's own kernels.
 
-The lengths are copied to the device with the places of the targets; alpha and beta are ``[N, F, 2 T + 1]`` each, T the
-longest target. cuDNN's way (int32 targets on the host, blank 0) is not followed.
+Source: aten/src/ATen/native/cuda/LossCTC.cu, torch 2.9-2.13. The lengths and the offsets of the targets are copied to
+the GPU; alpha and beta are ``[N, F, 2 T + 1]`` each, T the longest target. cuDNN's implementation (int32 targets on the
+CPU, blank 0) is not modelled.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Sc
 
 
 def _lengths(samples: int) -> Plan:
-    """Lengths of targets and inputs, places of the targets: int64 each."""
+    """Plan lengths of targets and inputs, and offsets of the targets: int64 each."""
     return [Scratch(8 * samples, name) for name in ("target lengths", "input lengths", "offsets")]
 
 
 def forward(call: KernelCall) -> Plan:
-    """Alpha before the losses (``ctc_loss_gpu_template``)."""
+    """Plan alpha before the losses (``ctc_loss_gpu_template``)."""
     return [*_lengths(bound(call)["log_probs"].shape[1]), Out(1), Out(0)]
 
 
 def backward(call: KernelCall) -> Plan:
-    """Beta, the gradient, and for large problems what belongs to the blanks, as one sum and its exponentials
-    (``ctc_loss_backward_gpu_template``; ``logsumexp`` of ReduceOps.cpp)."""
+    """Plan beta, the gradient, and for large problems the sum over the blanks and its exponentials.
+
+    Sources: ``ctc_loss_backward_gpu_template``; ``logsumexp`` of ReduceOps.cpp.
+    """
     named = bound(call)
     probabilities, alpha = named["log_probs"], named["log_alpha"]
     frames, samples, labels = probabilities.shape

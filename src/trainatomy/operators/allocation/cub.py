@@ -1,7 +1,8 @@
-"""Sizes of the temporary storage that CUB's device-wide algorithms ask for.
+"""Temporary storage of CUB's device-wide algorithms.
 
 The formulas are CUB's own; the tile sizes come from its tuning tables, for the key and value sizes that ATen uses
-(8-byte indices and counters), and may move a few kilobytes with CUB's version.
+(8-byte indices and counters), and may move by a few kilobytes with CUB's version.
+
 Source: CCCL 3.0 (CUDA 13.0), under cub/: util_temporary_storage.cuh, agent/single_pass_scan_operators.cuh,
 device/dispatch/dispatch_radix_sort.cuh, dispatch_scan.cuh, dispatch_unique_by_key.cuh and tuning/.
 """
@@ -24,17 +25,21 @@ _SCAN_TILE = (128, 15)
 
 
 def aliased(sizes: Sequence[int]) -> int:
-    """Bytes of one blob with buffers of ``sizes``, each aligned to 256 bytes, the first too (``AliasTemporaries``)."""
+    """Return the bytes of one blob with buffers of ``sizes``, each aligned to 256 bytes (``AliasTemporaries``).
+
+    The first buffer is aligned too.
+    """
     return sum(round_up(size, _ALIGNMENT) for size in sizes) + _ALIGNMENT - 1
 
 
 def radix_sort_pairs_bytes(
     count: int, key_bytes: int, value_bytes: int, capability: tuple[int, int], bits: int | None = None
 ) -> int:
-    """``DeviceRadixSort::SortPairs`` over ``bits`` (all, if none are named) of 4- or 8-byte keys, with a 64-bit count.
+    """Return the storage of ``DeviceRadixSort::SortPairs`` for 4- or 8-byte keys, with a 64-bit count.
 
-    One tile needs 1 byte.  Else (onesweep) 256 bins of 8 bytes a pass, 256 lookback counters of 4 bytes a block, a
-    second copy of keys and values where there are several passes, and a 4-byte counter a pass.
+    One tile needs 1 byte. Else (onesweep) 256 bins of 8 bytes a pass, 256 lookback counters of 4 bytes a block, a
+    second copy of keys and values where there are several passes, and a 4-byte counter a pass. ``bits``: sorted bits of
+    the keys, all by default.
     """
     widest = max(key_bytes, value_bytes)
     threads, items = _scaled(*_SINGLE_TILE, widest)
@@ -52,13 +57,13 @@ def radix_sort_pairs_bytes(
 
 
 def scan_bytes(count: int, value_bytes: int) -> int:
-    """``DeviceScan`` with an operator of ATen's own: a descriptor, twice a value's size, for each tile, and 32 more."""
+    """Return the storage of ``DeviceScan`` with an operator of ATen: two values per tile, and 32 tiles more."""
     tile = _memory_bound_tile(*_SCAN_TILE, value_bytes)
     return aliased((_tile_states(ceil_div(count, tile), 2 * value_bytes),))
 
 
 def unique_by_key_bytes(count: int, key_bytes: int, capability: tuple[int, int]) -> int:
-    """``DeviceSelect::UniqueByKey`` that carries 4-byte values, with a 64-bit count: 16 bytes a tile."""
+    """Return the storage of ``DeviceSelect::UniqueByKey`` with 4-byte values and a 64-bit count: 16 bytes a tile."""
     if key_bytes == 8 and capability >= (9, 0):
         tile = 384 * 10 if capability >= (10, 0) else 640 * 7
     elif key_bytes == 8 and capability == (8, 0):
@@ -69,12 +74,12 @@ def unique_by_key_bytes(count: int, key_bytes: int, capability: tuple[int, int])
 
 
 def _tile_states(tiles: int, descriptor_bytes: int) -> int:
-    """``ScanTileState::AllocationSize``: a blob of its own, inside the algorithm's."""
+    """Return ``ScanTileState::AllocationSize``: a blob of its own inside the algorithm's."""
     return aliased(((tiles + _TILE_PADDING) * descriptor_bytes, 0, 0))
 
 
 def _onesweep(key_bytes: int, value_bytes: int, capability: tuple[int, int]) -> tuple[int, int]:
-    """Nominal threads and 4-byte items of the onesweep kernel for pairs (tuning_radix_sort.cuh)."""
+    """Return threads and 4-byte items of the onesweep kernel for pairs (tuning_radix_sort.cuh)."""
     if capability >= (9, 0):
         items = (30, 24) if key_bytes == 8 else (17, 29)
         return 384, items[value_bytes >= 8]
@@ -86,14 +91,14 @@ def _onesweep(key_bytes: int, value_bytes: int, capability: tuple[int, int]) -> 
 
 
 def _scaled(threads: int, items: int, item_bytes: int) -> tuple[int, int]:
-    """Threads and items for values of ``item_bytes`` from those for 4 bytes (``RegBoundScaling``)."""
+    """Scale threads and items for 4-byte values to values of ``item_bytes`` (``RegBoundScaling``)."""
     items = max(1, items * 4 // max(4, item_bytes))
     room = round_up(_SHARED_MEMORY_PER_BLOCK // (item_bytes * items), 32)
     return min(threads, room), items
 
 
 def _memory_bound_tile(threads: int, items: int, item_bytes: int) -> int:
-    """Items of one tile (``MemBoundScaling``)."""
+    """Return the items of one tile (``MemBoundScaling``)."""
     items = max(1, min(items * 4 // item_bytes, items * 2))
     room = round_up(_SHARED_MEMORY_PER_BLOCK // (item_bytes * items), 32)
     return min(threads, room) * items

@@ -1,7 +1,9 @@
-"""Memory-efficient attention (CUTLASS): accumulators forward, row sums and a workspace backward.
+"""Memory-efficient attention (CUTLASS): accumulators in forward, row sums and a workspace in backward.
 
 Shapes: B batch, H heads, S queries, T keys, D and Dv head dimensions; tensors come as [B, H, S, D], kernels see [B, S,
-H, D]. Sources: aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu,
+H, D].
+
+Sources: aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu,
 mem_eff_attention/{kernel_forward.h,kernel_backward.h,kernels/cutlassB.h}, torch 2.9-2.13.
 """
 
@@ -54,14 +56,14 @@ _AMPERE_HALF = (
 )
 _ADA_HALF = (*_AMPERE_HALF[:2], Tile(128, 64, 96), *_AMPERE_HALF[2:])
 _LITTLE_SHARED_MEMORY = ((7, 5), (8, 6), (8, 9), (12, 0), (12, 1))
-"""At most 100 KiB of shared memory for a block: tiles of 128 rows do not fit (assumed, but for the one made for these
-cards)."""
+"""GPUs with at most 100 KiB of shared memory per block: tiles of 128 rows do not fit (assumed, except for the tile made
+for these GPUs)."""
 
 
 def efficient_forward(call: KernelCall) -> Plan:
-    """out, logsumexp [B, H, ⌈S⌉₃₂] fp32 and, for 16-bit heads above 128, an fp32 accumulator of the output's shape.
+    """Plan out, logsumexp [B, H, ⌈S⌉₃₂] fp32 and, for 16-bit heads above 128, an fp32 accumulator.
 
-    Seed and offset stay on the CPU outside of a CUDA graph, so nothing is taken for them.
+    The accumulator has the output's shape. Seed and offset stay on the CPU outside of a CUDA graph.
     """
     named = bound(call)
     query, value = named["query"], named["value"]
@@ -73,10 +75,9 @@ def efficient_forward(call: KernelCall) -> Plan:
 
 
 def efficient_backward(call: KernelCall) -> Plan:
-    """A copy of grad_out where it is not dense as [B, S, H, Dv]; gradients; delta [B, H, S] fp32; the kernel's
-    workspace.
+    """Plan a copy of grad_out that is not dense as [B, S, H, Dv], gradients, delta [B, H, S] and a workspace.
 
-    Kernels that do not compute delta themselves (all of fp32) have it computed as ``(grad_out.float() *
+    Kernels that do not compute delta themselves (all fp32 kernels) have it computed as ``(grad_out.float() *
     out.float()).sum(-1)``, transposed and copied. The gradient of a bias has its last dimension padded to 16.
     """
     named = bound(call)
@@ -95,7 +96,7 @@ def efficient_backward(call: KernelCall) -> Plan:
 
 
 def backward_tile(query: torch.Tensor, largest_head: int, dropout: bool, capability: tuple[int, int]) -> Tile:
-    """The first kernel in dispatch order that takes heads of ``largest_head`` and fits the shared memory."""
+    """Return the first kernel in dispatch order that takes heads of ``largest_head`` and fits shared memory."""
     tiles: tuple[Tile, ...]
     if capability < (7, 0) or (capability < (8, 0) and not is_half(query)):
         tiles = _SMALL
@@ -113,11 +114,11 @@ def backward_tile(query: torch.Tensor, largest_head: int, dropout: bool, capabil
 def workspace_bytes(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tile: Tile, capability: tuple[int, int]
 ) -> int:
-    """``Params::workspace_size()``: staging areas of grad_k and grad_v (16 bits, kept out of registers) and of grad_q,
-    per batch and head.
+    """Return ``Params::workspace_size()``: staging areas of the gradients per batch and head.
 
-    grad_q has a tile of rows·columns floats with a 16-byte header for each block of queries and of head columns; before
-    compute capability 7.0 (no split over keys) only 16-bit kernels stage it.
+    grad_k and grad_v are staged in 16 bits where they are not kept in registers. grad_q has a tile of rows·columns
+    floats with a 16-byte header for each block of queries and of head columns; before compute capability 7.0 (no split
+    over keys) only 16-bit kernels stage it.
     """
     batch, heads, queries, dim = query.shape
     stages_keys = is_half(query) and tile.largest_head > tile.rows
@@ -133,8 +134,7 @@ def workspace_bytes(
 
 
 def _key_splits(blocks: int, keys: int, tile: Tile, stages_keys: bool, capability: tuple[int, int]) -> int:
-    """Into how many parts the keys are split: as many as there are tiles, fewer where grad_k and grad_v need a staging
-    area each."""
+    """Return into how many parts the keys are split: one per tile, fewer where grad_k and grad_v are staged."""
     if capability < (7, 0) or deterministic():
         return 1
     splits = ceil_div(keys, tile.columns)
@@ -148,7 +148,7 @@ def _key_splits(blocks: int, keys: int, tile: Tile, stages_keys: bool, capabilit
 def _delta(
     query: torch.Tensor, grad: torch.Tensor, tile: Tile, capability: tuple[int, int]
 ) -> list[Out | Scratch | Free]:
-    """What computing delta takes: the buffer alone, or the product and its sum over the head first."""
+    """Plan the buffer of delta, after the product and its sum over the head where they are computed first."""
     batch, heads, queries, dim = grad.shape
     delta = batch * heads * queries * FLOAT_BYTES
     in_registers = tile.largest_head <= tile.rows

@@ -1,6 +1,6 @@
-"""Elementwise operators whose kernels take scratch, or take their results in another order than they return them.
+"""Elementwise operators whose kernels allocate scratch, or allocate results in another order than they return them.
 
-Most take none: type promotion, broadcasting and copies between layouts happen inside the kernel (``gpu_kernel`` casts
+Most do neither: type promotion, broadcasting and copies between layouts happen inside the kernel (``gpu_kernel`` casts
 as it loads), and inputs are never copied to a common type on CUDA (ATen/TensorIterator.cpp, ``compute_types``).
 """
 
@@ -11,9 +11,9 @@ from trainatomy.operators.allocation.plan import KernelCall, Out, Plan, Scratch
 
 
 def native_dropout(call: KernelCall) -> Plan:
-    """The mask is allocated before the result (aten/src/ATen/native/cuda/Dropout.cu, ``dropout_cuda``).
+    """Plan the mask before the result (aten/src/ATen/native/cuda/Dropout.cu, ``dropout_cuda``).
 
-    Not so where nothing is random: evaluation and p = 1.
+    Evaluation and p = 1 draw no random numbers and keep the order of the results.
     """
     named = bound(call)
     if named["train"] is False or named["p"] == 1:
@@ -22,12 +22,12 @@ def native_dropout(call: KernelCall) -> Plan:
 
 
 def isinf(call: KernelCall) -> Plan:
-    """|x| = ∞, with |x| as a tensor of its own (aten/src/ATen/native/TensorCompare.cpp)."""
+    """Plan |x| as a tensor of its own: |x| = ∞ (aten/src/ATen/native/TensorCompare.cpp)."""
     return [Scratch(dense_bytes(bound(call)["self"]), "absolute value"), Out(0)]
 
 
 def roll(call: KernelCall) -> Plan:
-    """Along several dimensions one after the other, each into a tensor of its own.
+    """Plan one tensor per dimension, which are rolled one after the other.
 
     Source: aten/src/ATen/native/TensorTransformations.h (``roll_common``), torch 2.9-2.13.
     """

@@ -28,19 +28,20 @@ _ATOMIC_BLOCKS_PER_MULTIPROCESSOR = 4
 
 
 def embedding(call: KernelCall) -> Plan:
-    """Indices that cannot be viewed as one row are copied first (aten/src/ATen/native/Embedding.cpp, ``reshape``)."""
+    """Plan a copy of indices that cannot be viewed as one row (aten/src/ATen/native/Embedding.cpp, ``reshape``)."""
     indices = bound(call)["indices"]
     flat = indices.dim() <= 1 or _merges_to_one_row(indices)
     return [Out(0)] if flat else [Scratch(dense_bytes(indices), "flat indices"), Out(0)]
 
 
 def embedding_dense_backward(call: KernelCall) -> Plan:
-    """Up to 3072 indices: nothing but contiguous copies.
+    """Plan the gradient of the table; up to 3072 indices need nothing but contiguous copies.
 
-    More: the indices are sorted with their places and cut into segments of equal indices and partial segments of at
-    most 10 rows, whose sums (fp32 for 16-bit gradients) are added up at the end.  With n indices, V rows of width H,
+    More indices are sorted together with their positions and cut into segments of equal indices and partial segments of
+    at most 10 rows, whose sums (fp32 for 16-bit gradients) are added up at the end. With n indices, V rows of width H,
     s = min(n, V) segments and p = ⌊n/10⌋ + s partial segments, the largest buffer holds p·H sums.
-    aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu, torch 2.9-2.13.
+
+    Source: aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu, torch 2.9-2.13.
     """
     named = bound(call)
     indices, by_frequency = named["indices"], named["scale_grad_by_freq"]
@@ -95,7 +96,10 @@ def _summed(call: KernelCall, count: int, index_bytes: int) -> list[Out | Scratc
 
 
 def _adds_atomically(call: KernelCall, segments: int, partial: int, width: int) -> bool:
-    """Whether few long segments are added with atomics, without partial sums (deterministic algorithms assumed off)."""
+    """Return whether few long segments are added with atomics, without partial sums.
+
+    Deterministic algorithms are assumed to be off.
+    """
     if not behaviour("embedding_backward_adds_atomically", call.processor.torch_version):
         return False
     wide = round_up(width, _WARP)
@@ -104,6 +108,6 @@ def _adds_atomically(call: KernelCall, segments: int, partial: int, width: int) 
 
 
 def _merges_to_one_row(tensor: torch.Tensor) -> bool:
-    """Whether ``reshape(-1)`` is a view: every dimension but those of size 1 steps over the next one exactly."""
+    """Return whether ``reshape(-1)`` is a view: every dimension longer than 1 steps over the next exactly."""
     spans = [(stride, stride * size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
     return all(outer[0] == inner[1] for outer, inner in itertools.pairwise(spans))

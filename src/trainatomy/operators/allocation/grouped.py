@@ -27,8 +27,7 @@ _BLACKWELL = 10
 
 
 class _ProductOfEachGroup(torch.autograd.Function):
-    """What autograd records for ``_grouped_mm``: a result, and a gradient in each operand's own layout; operands are
-    kept."""
+    """``_grouped_mm`` for autograd: operands are saved, and each gradient has its operand's layout."""
 
     @staticmethod
     def forward(ctx: Any, first: torch.Tensor, second: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
@@ -57,8 +56,10 @@ def grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``torch._grouped_mm`` of [S, K] and [G, K, N] in any type, above autograd: kernels for meta tensors refuse all
-    but bfloat16."""
+    """Run ``torch._grouped_mm`` of [S, K] and [G, K, N] in any type, above autograd.
+
+    PyTorch's meta kernel refuses all types but bfloat16.
+    """
     ragged = mat_a.dim() == 2 and mat_b.dim() == 3
     if mat_a.dtype == torch.bfloat16 or not ragged or bias is not None or out_dtype not in (None, mat_a.dtype):
         return torch.ops.aten._grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
@@ -67,11 +68,10 @@ def grouped_mm(
 
 
 def grouped_product(call: KernelCall) -> Plan:
-    """``_grouped_mm``: the output, its rows padded to 16 bytes; in bfloat16 on Hopper and Blackwell the arguments of
-    each group too.
+    """Plan the output of ``_grouped_mm``, its rows padded to 16 bytes, and the arguments of each group.
 
-    Other types and cards run one product for each group, written into the output, after reading the offsets on the
-    host: nothing more.
+    The arguments are allocated in bfloat16 on Hopper and Blackwell. Other types and GPUs run one product for each
+    group, written into the output, after reading the offsets on the CPU: nothing more.
     """
     named = bound(call)
     first, second = named["self"], named["mat2"]
@@ -88,9 +88,12 @@ def grouped_product(call: KernelCall) -> Plan:
 
 
 def _tensor_maps(first: torch.Tensor, second: torch.Tensor, groups: int, processor: Processor) -> int:
-    """Descriptors for each multiprocessor: the two operands, a source and an output; Hopper's cooperative kernel has
-    two warp groups that write, each with an output of its own, and is taken unless a group has few rows or columns
-    (``dispatch_bf16_grouped_kernel_on_tile_size``).  Blackwell's are assumed to be four."""
+    """Return the bytes of tensor map descriptors: two operands, a source and an output per multiprocessor.
+
+    Hopper's cooperative kernel has two warp groups that write, each with an output of its own, and runs unless a group
+    has few rows or columns (``dispatch_bf16_grouped_kernel_on_tile_size``). Blackwell's kernels are assumed to have
+    four descriptors.
+    """
     rows, columns = first.shape[-2], second.shape[-1]
     if second.dim() == 3 and first.dim() == 2:
         rows //= groups
@@ -101,6 +104,6 @@ def _tensor_maps(first: torch.Tensor, second: torch.Tensor, groups: int, process
 
 
 def _has_kernel(first: torch.Tensor, second: torch.Tensor, out_dtype: torch.dtype | None, processor: Processor) -> bool:
-    """Whether the one-launch kernel takes it (``use_fast_path``)."""
+    """Return whether the kernel that takes one launch supports the operands (``use_fast_path``)."""
     types = {first.dtype, second.dtype, out_dtype or torch.bfloat16}
     return types == {torch.bfloat16} and processor.capability[0] in (9, _BLACKWELL)

@@ -1,7 +1,7 @@
 """Reading and writing by index, sorting and running sums.
 
-``gather``, ``scatter``, ``index_select``, ``index_add`` and their in-place forms take nothing for themselves on CUDA
-(unless deterministic algorithms are asked for).
+``gather``, ``scatter``, ``index_select``, ``index_add`` and their in-place forms allocate no scratch on CUDA, unless
+deterministic algorithms are required.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ _FEW_SEGMENTS = 128
 
 
 def index(call: KernelCall) -> Plan:
-    """``x[indices]``: 32-bit indices are converted first (ATen/native/TensorAdvancedIndexing.cpp, ``make_info``).
+    """Plan ``x[indices]``: 32-bit indices are converted first (ATen/native/TensorAdvancedIndexing.cpp, ``make_info``).
 
-    A mask's positions are left out: their number depends on data.
+    The positions of a mask are left out: their number depends on data.
     """
     return [*_converted(_indices(bound(call)["indices"])), Out(0)]
 
 
 def columns(call: KernelCall) -> Plan:
-    """``im2col`` and ``col2im`` (``unfold``, ``fold``): a dense copy of what is strided; the result begins as large as
-    the input and, where it has to hold more, is taken anew (ATen/native/cuda/{Im2Col,Col2Im}.cu)."""
+    """Plan ``im2col`` and ``col2im`` (``unfold``, ``fold``): a dense copy of a strided input, then the result.
+
+    The result begins as large as the input and is allocated anew if it has to hold more
+    (ATen/native/cuda/{Im2Col,Col2Im}.cu).
+    """
     input_ = call.args[0]
     before, after = dense_bytes(input_), dense_bytes(call.outputs[0])
     copies = contiguous_copies(input_)
@@ -43,11 +46,13 @@ def columns(call: KernelCall) -> Plan:
 
 
 def index_put(call: KernelCall) -> Plan:
-    """Values written at indices take nothing; values added are sorted by where they go.
+    """Plan values written at indices, which needs no scratch, or added there, which sorts them by target.
 
-    For n places the linear index, its sorted copy, the original places and a range take 8·n bytes each, besides the
-    sort's own; values are expanded to n slices.  aten/src/ATen/native/cuda/Indexing.cu, ``index_put_with_sort_kernel``.
-    Left out: the check of indices that autograd's own call skips, and masks.
+    For n elements the linear index, its sorted copy, the original positions and a range have 8·n bytes each, besides
+    the sort's own storage; values are expanded to n slices. Left out: the check of indices that autograd's own call
+    skips, and masks.
+
+    Source: aten/src/ATen/native/cuda/Indexing.cu (``index_put_with_sort_kernel``).
     """
     named = bound(call)
     self, indices = named["self"], _indices(named["indices"])
@@ -68,9 +73,9 @@ def index_put(call: KernelCall) -> Plan:
 
 
 def sort(call: KernelCall) -> Plan:
-    """Up to 4096 values are sorted in place, after a range of their places; more by CUB, with copies.
+    """Plan a sort: up to 4096 values in place, after a range of their positions; more by CUB, with copies.
 
-    aten/src/ATen/native/cuda/Sort.cpp, ``sort_cuda_kernel``; SortStable.cu, ``launch_stable_sort_kernel``.
+    Sources: aten/src/ATen/native/cuda/Sort.cpp (``sort_cuda_kernel``); SortStable.cu (``launch_stable_sort_kernel``).
     """
     named = bound(call)
     self = named["self"]
@@ -86,15 +91,18 @@ def sort(call: KernelCall) -> Plan:
 
 
 def topk(call: KernelCall) -> Plan:
-    """Values and indices, then a copy of an input that is not contiguous (aten/src/ATen/native/cuda/TensorTopK.cpp).
+    """Plan values and indices, then a copy of an input that is not contiguous.
 
-    Left out: the buffers of the variant for few, very long rows.
+    Source: aten/src/ATen/native/cuda/TensorTopK.cpp. Left out: the buffers of the variant for few, very long rows.
     """
     return [Out(0), Out(1), *contiguous_copies(bound(call)["self"])]
 
 
 def cumulative_sum(call: KernelCall) -> Plan:
-    """The input in the result's type and contiguous; where it is one row, CUB's scan (native/cuda/ScanUtils.cuh)."""
+    """Plan a contiguous input in the result's type and, for a single row, CUB's scan.
+
+    Source: aten/src/ATen/native/cuda/ScanUtils.cuh.
+    """
     named = bound(call)
     self, result = named["self"], call.outputs[0]
     plan: list[Out | Scratch | Free] = [Out(0)]
@@ -107,12 +115,12 @@ def cumulative_sum(call: KernelCall) -> Plan:
 
 
 def repeated(call: KernelCall) -> Plan:
-    """Where each number's repetitions end, as 64-bit integers (aten/src/ATen/native/Repeat.h)."""
+    """Plan the end of each element's repetitions, as 64-bit integers (aten/src/ATen/native/Repeat.h)."""
     return [Scratch(call.args[0].numel() * _LONG, "ends"), Out(0)]
 
 
 def _segments_sorted(call: KernelCall, self: torch.Tensor, length: int) -> list[Scratch | Free]:
-    """CUB's sorts of ``length`` values each: one by one where they are long or alone, as one where they are few."""
+    """Plan CUB's sorts of ``length`` values each: separate if long or alone, as one sort if few."""
     count, size, capability = self.numel(), self.dtype.itemsize, call.processor.capability
     segments = count // length
     if segments == 1 or length >= _MANY_TO_SORT:
@@ -126,7 +134,7 @@ def _segments_sorted(call: KernelCall, self: torch.Tensor, length: int) -> list[
 
 
 def _indices(argument: Any) -> list[tuple[int, torch.Tensor]]:
-    """The index tensors with the dimension that each indexes."""
+    """Return the index tensors with the dimension that each indexes."""
     return [(dimension, one) for dimension, one in enumerate(argument) if one is not None]
 
 
@@ -143,7 +151,7 @@ def _converted(indices: Sequence[tuple[int, torch.Tensor]]) -> list[Scratch]:
 
 
 def _linear_index(count: int, places: int) -> list[Scratch | Free]:
-    """Every index wrapped and multiplied by its stride; the first product holds the sum."""
+    """Plan every index wrapped and multiplied by its stride; the first product holds the sum."""
     plan: list[Scratch | Free] = []
     for number in range(count):
         wrapped, product = f"wrapped index {number}", f"linear index {number}"
@@ -154,7 +162,7 @@ def _linear_index(count: int, places: int) -> list[Scratch | Free]:
 
 
 def _slice(self: torch.Tensor, indices: Sequence[tuple[int, torch.Tensor]]) -> int:
-    """Elements of ``self`` for one place: the product of the dimensions that are not indexed."""
+    """Return the elements of ``self`` at one index: the product of the dimensions that are not indexed."""
     indexed = {dimension for dimension, _ in indices}
     count = 1
     for dimension, size in enumerate(self.shape):
@@ -168,7 +176,7 @@ def _adjacent(indices: Sequence[tuple[int, torch.Tensor]]) -> bool:
 
 
 def _bits(self: torch.Tensor, indices: Sequence[tuple[int, torch.Tensor]]) -> int:
-    """Bits of the largest linear index (``get_num_bits``)."""
+    """Return the bits of the largest linear index (``get_num_bits``)."""
     after = 1
     for size in self.shape[indices[-1][0] + 1 :]:
         after *= size

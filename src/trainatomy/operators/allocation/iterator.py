@@ -1,7 +1,9 @@
-"""The geometry that ``at::TensorIterator`` gives a reduction: dimensions reordered, merged, cut until 32 bits index it.
+"""Geometry of a reduction in ``at::TensorIterator``: dimensions reordered, merged, split for 32-bit indices.
 
-Dimension 0 is the innermost.  Strides are in bytes.  Source: aten/src/ATen/TensorIterator.cpp, ``reorder_dimensions``,
-``coalesce_dimensions``, ``can_use_32bit_indexing``, ``split`` (the same in torch 2.9 to 2.13).
+Dimension 0 is the innermost. Strides are in bytes.
+
+Source: aten/src/ATen/TensorIterator.cpp (``reorder_dimensions``, ``coalesce_dimensions``, ``can_use_32bit_indexing``,
+``split``), the same in torch 2.9 to 2.13.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Strides in bytes of one tensor over the iterator's dimensions; an output's stride is 0 over what is reduced."""
+    """Strides in bytes of one tensor over the iterator's dimensions; an output's stride is 0 over reduced ones."""
 
     strides: tuple[int, ...]
     is_output: bool
@@ -25,7 +27,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class ReductionIterator:
-    """Dimensions of a reduction, outputs before the input in ``operands``; ``offset`` is the input's first element."""
+    """Dimensions of a reduction; ``operands`` has outputs before the input, whose first element is at ``offset``."""
 
     shape: tuple[int, ...]
     operands: tuple[Operand, ...]
@@ -58,7 +60,7 @@ class ReductionIterator:
 
     @property
     def fits_32_bits(self) -> bool:
-        """Whether every byte offset fits a signed 32-bit integer."""
+        """Return whether every byte offset fits a signed 32-bit integer."""
         if self.elements > _INT32_MAX:
             return False
         extents = (
@@ -69,7 +71,7 @@ class ReductionIterator:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class InputGeometry:
     """Shape, strides in elements, first element and item size of a reduction's input."""
 
     shape: tuple[int, ...]
@@ -78,15 +80,17 @@ class Layout:
     offset: int = 0
 
 
-def reduction_iterator(input_: Layout, reduced: Sequence[bool], result_bytes: Sequence[int]) -> ReductionIterator:
-    """The iterator that reduces ``input_`` over the marked dimensions into contiguous results of these item sizes."""
+def reduction_iterator(
+    input_: InputGeometry, reduced: Sequence[bool], result_bytes: Sequence[int]
+) -> ReductionIterator:
+    """Return the iterator that reduces ``input_`` over the marked dimensions into contiguous results."""
     operands = [Operand(_output_strides(input_.shape, reduced, size), True) for size in result_bytes]
     operands.append(Operand(tuple(stride * input_.itemsize for stride in input_.strides), False))
     return _coalesced(_reordered(ReductionIterator(input_.shape, tuple(operands), input_.offset)))
 
 
 def pieces_of_32_bits(iterator: ReductionIterator) -> list[ReductionIterator]:
-    """The parts, in the order in which they are reduced, into which an iterator is cut until 32 bits index each."""
+    """Return the parts into which an iterator is split until 32 bits index each, in the order of reduction."""
     if iterator.fits_32_bits:
         return [iterator]
     dimension = _widest(iterator)
@@ -106,7 +110,7 @@ def _output_strides(shape: Sequence[int], reduced: Sequence[bool], itemsize: int
 
 
 def _comes_after(iterator: ReductionIterator, first: int, second: int) -> int:
-    """1 if dimension ``first`` belongs outside ``second``, -1 if inside, 0 if no operand tells."""
+    """Return 1 if dimension ``first`` belongs outside ``second``, -1 if inside, 0 if no operand decides."""
     for operand in iterator.operands:
         one, other = operand.strides[first], operand.strides[second]
         if operand.is_output and (one == 0) != (other == 0):
@@ -139,7 +143,7 @@ def _reordered(iterator: ReductionIterator) -> ReductionIterator:
 
 
 def _coalesced(iterator: ReductionIterator) -> ReductionIterator:
-    """Neighbouring dimensions become one where every operand steps through them evenly."""
+    """Merge neighbouring dimensions where every operand steps through them evenly."""
     if len(iterator.shape) <= 1:
         return iterator
     shape = list(iterator.shape)
@@ -163,7 +167,7 @@ def _coalesced(iterator: ReductionIterator) -> ReductionIterator:
 
 
 def _widest(iterator: ReductionIterator) -> int:
-    """The dimension over which some operand spans most bytes; the outermost of equals."""
+    """Return the dimension over which some operand spans the most bytes; the outermost of equals."""
     extents = [
         max((size - 1) * abs(operand.strides[dimension]) for operand in iterator.operands)
         for dimension, size in enumerate(iterator.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainatomy.operators.allocation.arguments import bound, compute_type, contiguous_copies
-from trainatomy.operators.allocation.iterator import Layout, reduction_iterator
+from trainatomy.operators.allocation.iterator import InputGeometry, reduction_iterator
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 from trainatomy.operators.allocation.reduction import Kernel, reduction_scratch
 
@@ -16,18 +16,18 @@ _NO_REDUCTION = 0
 
 
 def softmax(call: KernelCall) -> Plan:
-    """The result, then a copy of an input that is not contiguous (SoftMax.cu, ``host_softmax``)."""
+    """Plan the result, then a copy of an input that is not contiguous (SoftMax.cu, ``host_softmax``)."""
     return [Out(0), *contiguous_copies(bound(call)["self"])]
 
 
 def log_softmax_backward(call: KernelCall) -> Plan:
-    """The result, then copies of what is not contiguous (SoftMax.cu, ``host_softmax_backward``)."""
+    """Plan the result, then copies of inputs that are not contiguous (SoftMax.cu, ``host_softmax_backward``)."""
     named = bound(call)
     return [Out(0), *contiguous_copies(named["grad_output"], named["output"])]
 
 
 def softmax_backward(call: KernelCall) -> Plan:
-    """The result, then gradient · output as a tensor of its own (SoftMax.cu, ``softmax_backward_cuda_out``)."""
+    """Plan the result, then gradient · output (SoftMax.cu, ``softmax_backward_cuda_out``)."""
     named = bound(call)
     gradient, output = named["grad_output"], named["output"]
     product = gradient.numel() * max(gradient.dtype.itemsize, output.dtype.itemsize)
@@ -35,17 +35,18 @@ def softmax_backward(call: KernelCall) -> Plan:
 
 
 def nll_loss(call: KernelCall) -> Plan:
-    """``nll_loss_forward`` and ``_backward``: results, then contiguous copies (aten/src/ATen/native/cuda/Loss.cu)."""
+    """Plan results, then contiguous copies, in both directions (aten/src/ATen/native/cuda/Loss.cu)."""
     named = bound(call)
     results = [Out(index) for index in range(len(call.outputs))]
     return [*results, *contiguous_copies(named["self"], named["target"], named["weight"])]
 
 
 def elementwise_loss(call: KernelCall) -> Plan:
-    """``mse_loss``, ``smooth_l1_loss``: every element's loss as a tensor of its own, reduced into the result, which
-    keeps the storage that it got for as many losses before it was resized to one number.
+    """Plan ``mse_loss``, ``smooth_l1_loss``: the loss of every element, reduced into the result.
 
-    aten/src/ATen/native/Loss.cpp, ``TORCH_META_FUNC(mse_loss)``, ``mse_loss_out``, ``smooth_l1_loss_out``.
+    The result keeps the storage that it had for the unreduced losses before it was resized to one number.
+
+    Source: aten/src/ATen/native/Loss.cpp (``TORCH_META_FUNC(mse_loss)``, ``mse_loss_out``, ``smooth_l1_loss_out``).
     """
     named = bound(call)
     if named["reduction"] == _NO_REDUCTION:
@@ -56,7 +57,7 @@ def elementwise_loss(call: KernelCall) -> Plan:
 
 
 def huber_loss(call: KernelCall) -> Plan:
-    """As ``elementwise_loss``, but the losses come before the result (Loss.cpp, ``huber_loss``)."""
+    """Plan the losses before the result (Loss.cpp, ``huber_loss``), else as ``elementwise_loss``."""
     named = bound(call)
     if named["reduction"] == _NO_REDUCTION:
         return [Out(0)]
@@ -65,9 +66,9 @@ def huber_loss(call: KernelCall) -> Plan:
 
 
 def binary_cross_entropy(call: KernelCall) -> Plan:
-    """The result keeps the storage of every element's loss, though it is one number after the reduction.
+    """Plan a result that keeps the storage of every element's loss, though it is reduced to one number.
 
-    aten/src/ATen/native/cuda/Loss.cu, ``binary_cross_entropy_out_cuda``.
+    Source: aten/src/ATen/native/cuda/Loss.cu (``binary_cross_entropy_out_cuda``).
     """
     named = bound(call)
     if named["reduction"] == _NO_REDUCTION:
@@ -77,7 +78,10 @@ def binary_cross_entropy(call: KernelCall) -> Plan:
 
 
 def binary_cross_entropy_with_logits(call: KernelCall) -> Plan:
-    """log σ(x) and the losses, then the result (ATen/native/Loss.cpp); with a positive weight one tensor more."""
+    """Plan log σ(x) and the losses, then the result; with a positive weight one more tensor.
+
+    Source: aten/src/ATen/native/Loss.cpp.
+    """
     named = bound(call)
     logits = named["self"]
     size = logits.numel() * logits.dtype.itemsize
@@ -91,7 +95,7 @@ def binary_cross_entropy_with_logits(call: KernelCall) -> Plan:
 
 
 def _broadcast(first: torch.Tensor, second: torch.Tensor) -> int:
-    """Number of elements of two tensors broadcast together."""
+    """Return the number of elements of two tensors broadcast together."""
     count = 1
     sizes, others = list(first.shape), list(second.shape)
     while sizes or others:
@@ -100,9 +104,9 @@ def _broadcast(first: torch.Tensor, second: torch.Tensor) -> int:
 
 
 def _reduced(call: KernelCall, count: int) -> list[Scratch | Free]:
-    """Buffers of the mean or sum of ``count`` contiguous losses."""
+    """Plan the buffers of the mean or sum of ``count`` contiguous losses."""
     dtype = call.outputs[0].dtype
     size = dtype.itemsize
-    iterator = reduction_iterator(Layout((count,), (1,), size), (True,), (size,))
+    iterator = reduction_iterator(InputGeometry((count,), (1,), size), (True,), (size,))
     kernel = Kernel(compute_type(dtype).itemsize, size, 8 if size == 2 else 4)
     return reduction_scratch(iterator, kernel, call.processor, size)

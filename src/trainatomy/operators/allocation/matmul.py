@@ -1,9 +1,9 @@
-"""Matrix products through cuBLAS: copies of operands whose strides it cannot take.
+"""Matrix products through cuBLAS: copies of operands whose strides it does not support.
 
 Sources: aten/src/ATen/native/cuda/Blas.cpp and cuBlasCommonArgs.h (``prepare_matrix_for_cublas``,
-``prepare_batch_matrix_for_cublas``), torch 2.9-2.13. The bias of ``addmm`` takes nothing: cuBLASLt adds it in its
-epilogue, or it is broadcast into the output first. Workspaces are kept and counted apart (``workspaces.py``). Left out:
-conjugated operands.
+``prepare_batch_matrix_for_cublas``), torch 2.9-2.13. The bias of ``addmm`` allocates nothing: cuBLASLt adds it in its
+epilogue, or it is broadcast into the output first. Workspaces are kept and counted separately (``workspaces.py``). Left
+out: conjugated operands.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
 
 
 def matrix_product(call: KernelCall) -> Plan:
-    """``mm`` and ``addmm`` [M, K] x [K, N]: the output, then dense copies of mat2 and mat1 where cuBLAS needs them."""
+    """Plan ``mm`` and ``addmm`` [M, K] x [K, N]: the output, then dense copies of mat2 and mat1 if needed."""
     named = bound(call)
     first = named["mat1"] if "mat1" in named else named["self"]
-    copies = [matrix for matrix in (named["mat2"], first) if not _blas_takes(matrix)]
+    copies = [matrix for matrix in (named["mat2"], first) if not _blas_supports(matrix)]
     return [Out(0), *(Scratch(dense_bytes(matrix), "operand") for matrix in copies)]
 
 
 def batched_product(call: KernelCall) -> Plan:
-    """``bmm`` and ``baddbmm`` [B, M, K] x [B, K, N]: the output, then dense copies of the operands where cuBLAS needs
-    them.
+    """Plan ``bmm`` and ``baddbmm`` [B, M, K] x [B, K, N]: the output, then dense copies of operands if needed.
 
     The output is row-major, so cuBLAS (column-major) computes its transpose with the operands exchanged, unless N is 1.
     """
@@ -41,12 +40,12 @@ def batched_product(call: KernelCall) -> Plan:
     else:
         operands = [(second, columns, inner), (first, inner, rows)]
     exchanged = columns != 1
-    copies = [matrix for matrix, m, n in operands if not _blas_takes_batch(matrix, m, n, exchanged)]
+    copies = [matrix for matrix, m, n in operands if not _blas_supports_batch(matrix, m, n, exchanged)]
     return [Out(0), *(Scratch(dense_bytes(matrix), "operand") for matrix in copies)]
 
 
-def _blas_takes(matrix: torch.Tensor) -> bool:
-    """Whether rows or columns are dense and do not overlap."""
+def _blas_supports(matrix: torch.Tensor) -> bool:
+    """Return whether rows or columns are dense and do not overlap."""
     if _dense(matrix):
         return True
     rows, columns = matrix.shape
@@ -55,7 +54,7 @@ def _blas_takes(matrix: torch.Tensor) -> bool:
 
 
 def _dense(matrix: torch.Tensor) -> bool:
-    """``is_non_overlapping_and_dense``: some order of the dimensions makes it contiguous."""
+    """Return ``is_non_overlapping_and_dense``: some order of the dimensions makes it contiguous."""
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(matrix.stride(), matrix.shape, strict=True)):
         if size == 1:
@@ -66,8 +65,8 @@ def _dense(matrix: torch.Tensor) -> bool:
     return True
 
 
-def _blas_takes_batch(batch: torch.Tensor, m: int, n: int, exchanged: bool) -> bool:
-    """The same for [B, ., .]; a contiguous batch without stride 0 is taken as it is."""
+def _blas_supports_batch(batch: torch.Tensor, m: int, n: int, exchanged: bool) -> bool:
+    """Return whether cuBLAS supports the strides of [B, ., .]; contiguous batches without stride 0 always."""
     strides = batch.stride()
     fast, leading = (2, 1) if exchanged else (1, 2)
     if strides[fast] == 1 and strides[leading] >= max(1, m):

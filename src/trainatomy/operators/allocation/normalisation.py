@@ -12,7 +12,7 @@ from trainatomy.operators.allocation.arguments import (
     dense_bytes,
     layout_of,
 )
-from trainatomy.operators.allocation.iterator import Layout, reduction_iterator
+from trainatomy.operators.allocation.iterator import InputGeometry, reduction_iterator
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 from trainatomy.operators.allocation.reduction import Kernel, reduction_scratch
 
@@ -23,9 +23,10 @@ _BLOCKS_AT_MOST = 32 * 1024
 
 
 def layer_norm(call: KernelCall) -> Plan:
-    """``native_layer_norm`` and ``_fused_rms_norm``: nothing but copies of what is not contiguous, before the results.
+    """Plan copies of inputs that are not contiguous, before the results, for layer norm and RMS norm.
 
-    aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``layer_norm_cuda``; the statistics have the compute type (fp32).
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (``layer_norm_cuda``); the statistics have the compute type
+    (fp32).
     """
     named = bound(call)
     copies = contiguous_copies(named["input"], named["weight"], named.get("bias"))
@@ -33,11 +34,12 @@ def layer_norm(call: KernelCall) -> Plan:
 
 
 def layer_norm_backward(call: KernelCall) -> Plan:
-    """``native_layer_norm_backward`` and ``_fused_rms_norm_backward``.
+    """Plan ``native_layer_norm_backward`` and ``_fused_rms_norm_backward``.
 
     With more than 65,536 rows M and few columns N (⌊N/32⌋ < ⌊multiprocessors/2⌋) the gradients of weight and bias are
     summed over min(⌈M/32⌉, ⌊32768/⌈N/32⌉⌋) parts, then these into new tensors; those allocated before are dropped.
-    aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``LaunchGammaBetaBackwardCUDAKernel``.
+
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (``LaunchGammaBetaBackwardCUDAKernel``).
     """
     named = bound(call)
     input_ = named["input"]
@@ -62,23 +64,23 @@ def _dropped(call: KernelCall, weights: range) -> list[Scratch]:
 
 
 def _summed(call: KernelCall, weights: range, parts: int) -> list[Out | Scratch | Free]:
-    """Partial sums [parts, N] of every weight gradient, then each one's sum over the parts."""
+    """Plan partial sums [parts, N] of every weight gradient, then the sum of each over the parts."""
     plan: list[Out | Scratch | Free] = []
     plan += [Scratch(parts * dense_bytes(call.outputs[index]), f"partial sums {index}") for index in weights]
     for index in weights:
         result = call.outputs[index]
         size = result.dtype.itemsize
         shape = (parts, result.numel())
-        iterator = reduction_iterator(Layout(shape, (result.numel(), 1), size), (True, False), (size,))
+        iterator = reduction_iterator(InputGeometry(shape, (result.numel(), 1), size), (True, False), (size,))
         kernel = Kernel(compute_type(result.dtype).itemsize, size, 8 if size == 2 else 4)
         plan += [Out(index), *reduction_scratch(iterator, kernel, call.processor, size), Free(f"dropped {index}")]
     return plan
 
 
 def group_norm(call: KernelCall) -> Plan:
-    """``native_group_norm``: scale and shift [N, C] in the compute type, if there are weights and more than one pixel.
+    """Plan scale and shift [N, C] in the compute type, if there are weights and more than one pixel.
 
-    aten/src/ATen/native/cuda/group_norm_kernel.cu, ``GroupNormKernelImplInternal``.
+    Source: aten/src/ATen/native/cuda/group_norm_kernel.cu (``GroupNormKernelImplInternal``).
     """
     named = bound(call)
     results = [Out(index) for index in range(len(call.outputs))]
@@ -90,10 +92,12 @@ def group_norm(call: KernelCall) -> Plan:
 
 
 def group_norm_backward(call: KernelCall) -> Plan:
-    """``native_group_norm_backward``: sums ds, db [N, C]; for the input c2, c3 [N, G] and, with a weight, c1 [N, C].
+    """Plan sums ds, db [N, C]; for the input c2, c3 [N, G] and, with a weight, c1 [N, C].
 
-    All in the compute type; a single pixel needs c2 and c3 alone.  group_norm_kernel.cu,
-    ``GroupNormBackwardKernelImplInternal``; the c1 that channels-last saves in newer versions is kept.
+    All in the compute type; a single pixel needs c2 and c3 alone. The c1 that newer versions save for channels-last is
+    kept.
+
+    Source: aten/src/ATen/native/cuda/group_norm_kernel.cu (``GroupNormBackwardKernelImplInternal``).
     """
     named = bound(call)
     size = compute_type(named["input"].dtype).itemsize
@@ -110,14 +114,13 @@ def group_norm_backward(call: KernelCall) -> Plan:
 
 
 def batch_norm(call: KernelCall) -> Plan:
-    """Batch norm, forward and backward, native or cuDNN's: nothing but the results, and in cuDNN's backward a gradient
-    that does not lie as the input does, copied first.
+    """Plan the results of batch norm and, in cuDNN's backward, a copy of a gradient in another layout.
 
-    ATen/native/cuda/Normalization.cu, ``batch_norm_cuda`` and ``batch_norm_backward_cuda`` for contiguous images;
-    ATen/native/cudnn/BatchNorm.cpp, ``cudnn_batch_norm_backward``.  Left out: the staging buffers of channels-last
-    statistics, and cuDNN's workspace and reserve, which are empty in its spatial mode (NCHW) but not in the persistent
-    one (channels last).  In inference no statistics are saved: what is returned in their place is empty
-    (``cudnn_batch_norm``).
+    Sources: ATen/native/cuda/Normalization.cu (``batch_norm_cuda``, ``batch_norm_backward_cuda``) for contiguous
+    images; ATen/native/cudnn/BatchNorm.cpp (``cudnn_batch_norm_backward``). Left out: the staging buffers of
+    channels-last statistics, and cuDNN's workspace and reserve, which are empty in its spatial mode (NCHW) but not in
+    the persistent one (channels last). In inference no statistics are saved: the tensors returned in their place are
+    empty (``cudnn_batch_norm``).
     """
     if call.func._schema.name == "aten::native_batch_norm" and not call.args[5]:
         return [Out(0), *(Out(number, 0) for number in range(1, len(call.outputs)))]
@@ -134,8 +137,11 @@ def _gradient_copies(call: KernelCall) -> list[Scratch]:
 
 
 def is_cudnns(data: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether batch norm of ``data`` [N, C, …] is cuDNN's: places beside each other, no bfloat16, and weights in fp32
-    where ``data`` is in half precision (ATen/native/Normalization.cpp, ``_select_batch_norm_backend``)."""
+    """Return whether cuDNN runs the batch norm of ``data`` [N, C, …].
+
+    It takes images, no bfloat16, and half precision only with weights in fp32 (ATen/native/Normalization.cpp,
+    ``_select_batch_norm_backend``).
+    """
     types = (data.dtype, weight.dtype)
     narrow = data.dtype == torch.float16 and weight.dtype != torch.float32
     return data.dim() >= 3 and torch.bfloat16 not in types and not narrow

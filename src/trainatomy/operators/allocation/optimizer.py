@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainatomy.operators.allocation.arguments import bound, ceil_div, compute_type, tensor_list
-from trainatomy.operators.allocation.iterator import Layout, reduction_iterator
+from trainatomy.operators.allocation.iterator import InputGeometry, reduction_iterator
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 from trainatomy.operators.allocation.reduction import Kernel, reduction_scratch
 
@@ -19,10 +19,12 @@ _FAST_ORDERS = (1.0, 2.0, float("inf"))
 
 
 def foreach_norm(call: KernelCall) -> Plan:
-    """For every tensor as many accumulators (compute type) as the largest has chunks of 65,536 elements; the results.
+    """Plan accumulators for every tensor, as many as the largest has chunks of 65,536 elements; the results.
 
-    bytes = tensors · ⌈largest / 65536⌉ · size of the compute type.  Without the fast route the tensors are reduced one
-    by one.  aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda``, torch 2.9-2.13.
+    bytes = tensors · ⌈largest / 65536⌉ · size of the compute type. Without the fast route the tensors are reduced one
+    by one.
+
+    Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu (``foreach_tensor_norm_cuda``), torch 2.9-2.13.
     """
     named = bound(call)
     tensors = tensor_list(named["self"])
@@ -32,7 +34,7 @@ def foreach_norm(call: KernelCall) -> Plan:
 
 
 def foreach_max(call: KernelCall) -> Plan:
-    """As ``foreach_norm``, with accumulators of the tensors' type (``foreach_tensor_max_cuda``)."""
+    """Plan accumulators of the tensors' type (``foreach_tensor_max_cuda``), else as ``foreach_norm``."""
     tensors = tensor_list(bound(call)["self"])
     return _chunked(call, tensors, call.outputs[0].dtype.itemsize)
 
@@ -46,14 +48,14 @@ def _chunked(call: KernelCall, tensors: Sequence[torch.Tensor], accumulator_byte
 
 
 def _fast(tensors: Sequence[torch.Tensor], order: float) -> bool:
-    """``can_use_fast_route`` (ForeachUtils.h) of tensors on one device: one floating type, dense, of a known order."""
+    """Return ``can_use_fast_route`` (ForeachUtils.h): one floating type, dense tensors, a supported order."""
     return order in _FAST_ORDERS and all(
         tensor.dtype == tensors[0].dtype and tensor.is_floating_point() and _is_dense(tensor) for tensor in tensors
     )
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
+    """Return whether the elements fill their memory without gaps or overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -63,11 +65,11 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _one_by_one(call: KernelCall, tensors: Sequence[torch.Tensor]) -> Plan:
-    """One reduction to a single number after another."""
+    """Plan one reduction to a single number after another."""
     plan: list[Out | Scratch | Free] = []
     for index, (tensor, result) in enumerate(zip(tensors, call.outputs, strict=True)):
         size = tensor.dtype.itemsize
-        layout = Layout(tuple(tensor.shape), tuple(tensor.stride()), size, int(tensor.storage_offset()))
+        layout = InputGeometry(tuple(tensor.shape), tuple(tensor.stride()), size, int(tensor.storage_offset()))
         iterator = reduction_iterator(layout, [True] * tensor.dim(), (result.dtype.itemsize,))
         kernel = Kernel(compute_type(tensor.dtype).itemsize, size)
         plan += [Out(index), *reduction_scratch(iterator, kernel, call.processor, result.dtype.itemsize)]

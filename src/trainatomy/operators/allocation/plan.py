@@ -1,8 +1,8 @@
-"""What a CUDA kernel allocates besides the tensors that it returns, as a plan that the recorder writes to the tape.
+"""Allocation plans: the memory that a CUDA kernel allocates and frees besides the tensors that it returns.
 
-A rule looks at one call and answers with a plan: the order in which outputs and scratch buffers are taken and given
-back.  Outputs that a plan does not mention are taken after it, in order; scratch that it does not free is freed
-when the call ends, last first.
+A rule looks at one call and returns a plan: the order in which outputs and scratch buffers are allocated and freed.
+Outputs that a plan does not mention are allocated after it, in order; scratch that it does not free is freed when the
+call ends, last first.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ if TYPE_CHECKING:
 
 
 class Out(NamedTuple):
-    """The tensor of that number in the call's flattened results is allocated here; ``bytes`` overrides its size where
-    CUDA pads it."""
+    """Allocation of one of the call's flattened results; ``bytes`` overrides its size where CUDA pads it."""
 
     number: int
     bytes: int | None = None
 
 
 class Scratch(NamedTuple):
-    """A buffer of ``bytes`` that the kernel takes for itself.
+    """Allocation of a buffer of ``bytes`` for the kernel alone.
 
-    ``choice``: a library that finds no memory for the buffer takes another algorithm, which needs none, and stays with
-    it in all calls of an equal choice; None: the call fails then.
+    ``choice``: if there is no memory for the buffer, the library switches to another algorithm, which needs none, and
+    keeps it in all calls of an equal choice; None: the call fails.
     """
 
     bytes: int
@@ -36,7 +35,7 @@ class Scratch(NamedTuple):
 
 
 class Free(NamedTuple):
-    """The scratch buffer of that name is given back before the call ends."""
+    """Release of the scratch buffer of that name before the call ends."""
 
     name: str
 
@@ -46,8 +45,13 @@ Plan = Sequence[Out | Scratch | Free]
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What a kernel's choices depend on: ``capability`` (9, 0), number of ``multiprocessors``, ``torch_version``
-    (2, 11) that is simulated."""
+    """The properties that a kernel's choices depend on.
+
+    Attributes:
+        capability: compute capability, (9, 0).
+        multiprocessors: number of multiprocessors.
+        torch_version: the version of PyTorch that is simulated, (2, 11).
+    """
 
     capability: tuple[int, int]
     multiprocessors: int
@@ -56,8 +60,10 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One aten operation as the dispatcher sees it (below autograd), with meta tensors; ``outputs`` are its
-    flattened tensor results."""
+    """One aten operation as the dispatcher sees it (below autograd), with meta tensors.
+
+    ``outputs`` are its flattened tensor results.
+    """
 
     func: torch._ops.OpOverload
     args: tuple[Any, ...]

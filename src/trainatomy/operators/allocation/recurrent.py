@@ -1,12 +1,13 @@
 """Recurrent layers through cuDNN, above autograd: on meta tensors PyTorch would unroll them step by step.
 
-Shapes: T steps, B batch, L layers, R directions, H hidden size, P size of an output (H, or a projection's). Source:
-aten/src/ATen/native/cudnn/RNN.cpp (``_cudnn_rnn``, ``_cudnn_rnn_backward``), torch 2.9-2.13, and what recorded
-trainings allocate, in their order; what cuDNN itself takes: ``cudnn.recurrence``.
+Shapes: T steps, B batch, L layers, R directions, H hidden size, P size of an output (H, or a projection's).
 
-Modules put the weights of a layer into one buffer (``flatten_parameters``), of types that cuDNN accepts by
-torch/backends/cudnn/__init__.py, ``is_acceptable``, which leaves out bfloat16. Weights that do not lie in one are
+Modules put the weights of a layer into one buffer (``flatten_parameters``), for types that cuDNN accepts by
+torch/backends/cudnn/__init__.py (``is_acceptable``), which leaves out bfloat16. Weights that are not in one buffer are
 copied into one at each call.
+
+Source: aten/src/ATen/native/cudnn/RNN.cpp (``_cudnn_rnn``, ``_cudnn_rnn_backward``), torch 2.9-2.13, and the order of
+allocations in recorded trainings. The sizes of cuDNN's own buffers are in ``cudnn.recurrence``.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _AUTOCAST = torch.float16
-"""Also where autocast's type is another one (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+"""Autocast's type for recurrent layers, even if its general type is another (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
 _FLATTENED = (torch.float16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """How a recurrent layer is built; ``mode`` is that of ``torch.nn.RNNBase``."""
+    """The architecture of a recurrent layer; ``mode`` is that of ``torch.nn.RNNBase``."""
 
     mode: str
     num_layers: int
@@ -54,12 +55,12 @@ class Recurrence:
         return 2 if self.bidirectional else 1
 
     def numbers(self, weights: Sequence[torch.Tensor], hidden: int) -> int:
-        """In a flat buffer of ``weights``, with room for biases also where there are none."""
+        """Return the elements of a flat buffer of ``weights``, which has room for biases also where there are none."""
         room = 0 if self.has_biases else bias_numbers(self.kind, hidden, self.num_layers, self.directions)
         return sum(weight.numel() for weight in weights) + room
 
-    def asks(self, data: torch.Tensor, hidden: torch.Tensor) -> Recurrent:
-        """What cuDNN is asked for ``data`` [T, B, input], or [sum of T, input] of packed sequences."""
+    def cudnn_layer(self, data: torch.Tensor, hidden: torch.Tensor) -> Recurrent:
+        """Return the layer as cuDNN is called for ``data`` [T, B, input], or [sum of T, input] of packed sequences."""
         rows, batch, size = data.shape[:-1].numel(), hidden.shape[-2], hidden.shape[-1]
         return Recurrent(
             kind=self.kind,
@@ -83,19 +84,22 @@ class RecurrentLayers:
         self._dropout_state: torch.Tensor | None = None
 
     def functions(self) -> dict[Any, Callable[..., Any]]:
-        """By the builtin that modules call."""
+        """Return the replacements of the builtins that modules call."""
         names = {torch.lstm: "LSTM", torch.gru: "GRU", torch.rnn_tanh: "RNN_TANH", torch.rnn_relu: "RNN_RELU"}
         return {builtin: self._function(mode) for builtin, mode in names.items()}
 
     def _function(self, mode: str) -> Callable[..., Any]:
         def call(data: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-            return self._called(mode, data, *rest)
+            return self._run(mode, data, *rest)
 
         return call
 
-    def _called(self, mode: str, data: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-        """(input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first), or with the batch sizes
-        of packed sequences before hx and no batch_first.  Autocast computes in half precision."""
+    def _run(self, mode: str, data: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+        """Run a layer with the arguments of ``torch.lstm`` and the like; autocast computes in half precision.
+
+        The arguments are (input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first), or with
+        the batch sizes of packed sequences before hx and no batch_first.
+        """
         packed = len(rest) == 8 and isinstance(rest[2], (list, tuple))
         hidden, weights, has_biases, layers, dropout, train, bidirectional = rest[1:] if packed else rest[:7]
         layer = Recurrence(mode, layers, dropout, train, bidirectional, not packed and rest[7], has_biases)
@@ -111,13 +115,13 @@ class RecurrentLayers:
 
 @contextlib.contextmanager
 def flattening() -> Iterator[None]:
-    """While this is open, modules put their weights into one buffer, as they do on a GPU with cuDNN."""
+    """Let modules put their weights into one buffer, as they do on a GPU with cuDNN, while this is open."""
     with mock.patch.object(nn.RNNBase, "flatten_parameters", _flatten):
         yield
 
 
 def _flatten(module: nn.RNNBase) -> None:
-    """``RNNBase.flatten_parameters``: zeros, into which each weight is copied, and which it then lies in."""
+    """Flatten as ``RNNBase.flatten_parameters``: zeros, into which each weight is copied and then points."""
     weights: list[Any] = module._flat_weights
     if len(weights) != len(module._flat_weights_names) or not all(isinstance(one, torch.Tensor) for one in weights):
         return
@@ -134,7 +138,7 @@ def _flatten(module: nn.RNNBase) -> None:
 
 
 def _cast(layer: Recurrence, states: Sequence[torch.Tensor], weights: Sequence[Any]) -> Sequence[torch.Tensor]:
-    """Autocast's ``_cudnn_rnn_cast_reflatten``: one buffer of the other type."""
+    """Cast as autocast's ``_cudnn_rnn_cast_reflatten``: one buffer of the other type."""
     if all(weight.dtype == _AUTOCAST for weight in weights):
         return weights
     cast: Sequence[torch.Tensor] = _CastFlat.apply(layer.numbers(weights, states[-1].shape[-1]), *weights)
@@ -160,17 +164,23 @@ class _CastFlat(torch.autograd.Function):
 def recurrent(
     layer: Recurrence, data: torch.Tensor, hidden: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """(output [T, B, R·P], hidden state [L·R, B, P] and, for an LSTM, cell [L·R, B, H]) of ``data`` [T, B, input].
+    """Return output [T, B, R·P], hidden state [L·R, B, P] and, for an LSTM, cell [L·R, B, H].
 
-    ``data`` and output are [B, T, .] with ``batch_first`` and [sum of T, .] where sequences are packed. ``weights`` are
-    in cuDNN's order, as ``torch.nn.RNNBase._flat_weights`` gives them.
+    Args:
+        layer: the architecture.
+        data: [T, B, input]; data and output are [B, T, .] with ``batch_first`` and [sum of T, .] of packed sequences.
+        hidden: the initial states.
+        weights: in cuDNN's order, as ``torch.nn.RNNBase._flat_weights``.
     """
     return _CudnnRecurrence.apply(layer, data, len(hidden), *hidden, *weights)
 
 
 class _CudnnRecurrence(torch.autograd.Function):
-    """Takes what ``_cudnn_rnn`` takes, in its order; gradients of all weights lie in one buffer, unless the layer has
-    no biases, for which the buffer keeps room: then each is copied out of it."""
+    """``_cudnn_rnn`` with its arguments in its order.
+
+    Gradients of all weights are in one buffer, unless the layer has no biases, for which the buffer keeps room: then
+    each is copied out of it.
+    """
 
     @staticmethod
     def forward(
@@ -178,12 +188,12 @@ class _CudnnRecurrence(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         hidden, weights = tensors[:states], tensors[states:]
         ordered = _steps_first(layer, data).contiguous()
-        asked = layer.asks(ordered, hidden[-1])
+        asked = layer.cudnn_layer(ordered, hidden[-1])
         output = data.new_empty((*ordered.shape[:-1], hidden[0].shape[-1] * layer.directions))
         after = tuple(torch.empty_like(state) for state in hidden)
         numbers = layer.numbers(weights, asked.hidden)
         flat = None if _lie_together(weights) else data.new_empty(numbers)
-        with one_operation("aten::_cudnn_rnn", ordered, *hidden, *weights, **_told(layer)) as results:
+        with one_operation("aten::_cudnn_rnn", ordered, *hidden, *weights, **_scalars(layer)) as results:
             workspace = _buffer(data, asked.workspace(training=layer.train))
             reserve = _buffer(data, asked.reserve() if layer.train else 0)
             results += [output, *after, reserve]
@@ -201,7 +211,9 @@ class _CudnnRecurrence(torch.autograd.Function):
         hidden, weights = tensors[: ctx.states], tensors[ctx.states :]
         layer: Recurrence = ctx.layer
         size = ctx.asked.workspace(training=True, backward=True)
-        with one_operation("aten::_cudnn_rnn_backward", gradients[0], data, *hidden, *weights, **_told(layer)) as made:
+        with one_operation(
+            "aten::_cudnn_rnn_backward", gradients[0], data, *hidden, *weights, **_scalars(layer)
+        ) as made:
             of_data, *of_hidden = _input_gradients(layer, data, gradients[0], hidden, size)
             ordered = _steps_first(layer, data).contiguous()
             flat = data.new_zeros(ctx.numbers)
@@ -216,19 +228,19 @@ class _CudnnRecurrence(torch.autograd.Function):
         return (None, of_data, None, *of_hidden, *of_weights)
 
 
-def _told(layer: Recurrence) -> dict[str, Any]:
+def _scalars(layer: Recurrence) -> dict[str, Any]:
     return {"mode": layer.mode, "num_layers": layer.num_layers, "bidirectional": layer.bidirectional}
 
 
 def _lie_together(weights: Sequence[torch.Tensor]) -> bool:
-    """All in one buffer."""
+    """Return whether all weights are in one buffer."""
     return len({weight.untyped_storage()._cdata for weight in weights}) == 1
 
 
 def _input_gradients(
     layer: Recurrence, data: torch.Tensor, of_output: torch.Tensor, hidden: Sequence[torch.Tensor], workspace_bytes: int
 ) -> list[torch.Tensor]:
-    """Gradients of data and hidden states (``_cudnn_rnn_backward_input``)."""
+    """Return the gradients of data and hidden states (``_cudnn_rnn_backward_input``)."""
     ordered = _steps_first(layer, data).contiguous()
     strided = _steps_first(layer, of_output).contiguous()
     of_data = torch.empty_like(ordered)
@@ -239,13 +251,13 @@ def _input_gradients(
 
 
 def _split(flat: torch.Tensor, weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The parts of ``flat`` in which ``weights`` lie; what is over (room for biases) is left out."""
+    """Return the parts of ``flat`` that hold ``weights``; the room for missing biases is left out."""
     sizes = [weight.numel() for weight in weights]
     return torch.split(flat[: sum(sizes)], sizes)
 
 
 def _steps_first(layer: Recurrence, tensor: torch.Tensor) -> torch.Tensor:
-    """[B, T, .] as [T, B, .], and back."""
+    """Exchange [B, T, .] and [T, B, .]."""
     return tensor.transpose(0, 1) if layer.batch_first and tensor.dim() == 3 else tensor
 
 

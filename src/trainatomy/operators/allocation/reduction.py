@@ -1,8 +1,9 @@
-"""Reductions (sum, mean, norm, max, var, any …): the buffer and semaphores of a reduction that several blocks share.
+"""Reductions (sum, mean, norm, max, var, any …): buffer and semaphores of a reduction shared by several blocks.
 
-A block that reduces alone needs no memory of its own.  Where each thread would have to add more than 256 values and
-there are few results, the input is divided between blocks, and these meet in a buffer in global memory.
-Source: aten/src/ATen/native/cuda/Reduce.cuh, ``setReduceConfig`` and ``gpu_reduce_kernel``, torch 2.9-2.13, not ROCm.
+A block that reduces alone needs no memory of its own. Where each thread would have to add more than 256 values and
+there are few results, the input is divided between blocks, which exchange partial results in global memory.
+
+Source: aten/src/ATen/native/cuda/Reduce.cuh (``setReduceConfig``, ``gpu_reduce_kernel``), torch 2.9-2.13, not ROCm.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from trainatomy.operators.allocation.arguments import bound, ceil_div, compute_type, dense_bytes
-from trainatomy.operators.allocation.iterator import Layout, ReductionIterator, pieces_of_32_bits, reduction_iterator
+from trainatomy.operators.allocation.iterator import (
+    InputGeometry,
+    ReductionIterator,
+    pieces_of_32_bits,
+    reduction_iterator,
+)
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Processor, Rule, Scratch
 
 _THREADS = 512
@@ -25,7 +31,7 @@ _THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024} | dict.fromkeys(((8, 6), (8, 7), (8
 
 
 def threads_per_multiprocessor(capability: tuple[int, int]) -> int:
-    """Resident threads that one multiprocessor of that compute capability can hold."""
+    """Return the resident threads of one multiprocessor of that compute capability."""
     return _THREADS_PER_MULTIPROCESSOR.get(capability, 2048)
 
 
@@ -33,7 +39,7 @@ def threads_per_multiprocessor(capability: tuple[int, int]) -> int:
 class Kernel:
     """One instance of the reduction kernel: bytes of its accumulator and of an input value, values read at once.
 
-    ``keeps_in_output``: a partial result may wait in the output; else a tensor beyond 32 bits takes a buffer for them.
+    ``keeps_in_output``: a partial result may wait in the output; else a tensor beyond 32 bits needs a buffer for them.
     """
 
     accumulator_bytes: int
@@ -45,7 +51,7 @@ class Kernel:
 def reduction_scratch(
     iterator: ReductionIterator, kernel: Kernel, processor: Processor, out_bytes: int
 ) -> list[Scratch | Free]:
-    """What a reduction takes beside its results, in order, with everything but the last part's buffers given back."""
+    """Plan a reduction's scratch in order; all buffers but those of the last part are freed."""
     if iterator.elements == 0:
         return []
     pieces = pieces_of_32_bits(iterator)
@@ -61,7 +67,7 @@ def reduction_scratch(
 
 
 def shared_buffers(iterator: ReductionIterator, kernel: Kernel, processor: Processor) -> tuple[int, int]:
-    """Bytes of the buffer and of the semaphores; (0, 0) where no result is shared between blocks.
+    """Return the bytes of the buffer and of the semaphores; (0, 0) where no result is shared between blocks.
 
     With n results, c blocks to a result, blocks of w columns that each hold v results: 4·⌈n/(v·w·…)⌉ semaphores, and
     n·c accumulators, times w·v where the columns of a block hold different results (as the source has it).
@@ -110,7 +116,7 @@ def _fastest_stride(iterator: ReductionIterator, along_input: bool) -> int:
 
 
 def _outputs_at_once(iterator: ReductionIterator, value_bytes: int) -> int:
-    """How many neighbouring results (4, 2 or 1) one thread loads at once: address, size and strides must allow it."""
+    """Return how many neighbouring results (4, 2 or 1) a thread loads at once, by address, size and strides."""
     dimension = iterator.reduced_dimensions
     others = (s // value_bytes for i, s in enumerate(iterator.input.strides) if i != dimension)
     vector = 4
@@ -121,7 +127,7 @@ def _outputs_at_once(iterator: ReductionIterator, value_bytes: int) -> int:
 
 
 def _block(columns: int, rows: int, threads: int) -> tuple[int, int]:
-    """Width and height of a block, powers of two."""
+    """Return width and height of a block, powers of two."""
     width, height = (min(threads, 1 << (max(size, 1).bit_length() - 1)) for size in (columns, rows))
     narrow = min(width, _WARP)
     height = min(height, threads // narrow)
@@ -132,35 +138,40 @@ Chooser = Callable[[torch.dtype, torch.dtype], Kernel]
 
 
 def _opmath(input_: torch.dtype, output: torch.dtype, *, vector_16: int = 4) -> Kernel:
-    """The accumulator is the compute type of the input (fp32 for 16-bit floats)."""
+    """Return the kernel whose accumulator is the compute type of the input (fp32 for 16-bit floats)."""
     vector = vector_16 if input_.itemsize == 2 else 4
     keeps = not (input_ == output and input_ in (torch.float16, torch.bfloat16))
     return Kernel(compute_type(input_).itemsize, input_.itemsize, vector, keeps)
 
 
 def _opmath_wide(input_: torch.dtype, output: torch.dtype) -> Kernel:
-    """As ``_opmath``, but 16-bit values are read eight at a time (ReduceSumProdKernel.cu, ReduceMomentKernel.cu)."""
+    """Return ``_opmath`` with 16-bit values read eight at a time (ReduceSumProdKernel.cu, ReduceMomentKernel.cu)."""
     return _opmath(input_, output, vector_16=8)
 
 
 def _same(input_: torch.dtype, output: torch.dtype) -> Kernel:
-    """The accumulator has the input's type (ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu)."""
+    """Return the kernel whose accumulator has the input's type (ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu)."""
     return Kernel(input_.itemsize, input_.itemsize)
 
 
 def _value_and_index(input_: torch.dtype, output: torch.dtype) -> Kernel:
-    """The accumulator is a pair of a value and a 64-bit index (ReduceArgMaxKernel.cu, ReduceMaxValuesKernel.cu)."""
+    """Return the kernel that accumulates a value and a 64-bit index.
+
+    Sources: ReduceArgMaxKernel.cu, ReduceMaxValuesKernel.cu.
+    """
     return Kernel(16, input_.itemsize, keeps_in_output=False)
 
 
 def _welford(input_: torch.dtype, output: torch.dtype) -> Kernel:
-    """The accumulator is Welford's (mean, m2, 32-bit count, count) (ReduceMomentKernel.cu)."""
+    """Return the kernel that accumulates Welford's (mean, m2, 32-bit count, count) (ReduceMomentKernel.cu)."""
     return Kernel(4 * compute_type(input_).itemsize, input_.itemsize, vector=2, keeps_in_output=False)
 
 
 def reduction(choose: Chooser, *, casts: bool) -> Rule:
-    """The rule of a reduction operator; ``casts`` where the input is first converted to the result's type,
-    unless it is a 16-bit float that is summed into fp32."""
+    """Return the rule of a reduction operator.
+
+    ``casts``: the input is first converted to the result's type, unless it is a 16-bit float that is summed into fp32.
+    """
 
     def rule(call: KernelCall) -> Plan:
         self = bound(call)["self"]
@@ -171,7 +182,7 @@ def reduction(choose: Chooser, *, casts: bool) -> Rule:
             plan.append(Scratch(dense_bytes(self, dtype), "input in the result's type"))
         offset = self.storage_offset() if dtype == self.dtype else 0
         sizes = [output.dtype.itemsize for output in call.outputs]
-        layout = Layout(tuple(self.shape), tuple(_strides(self, dtype)), dtype.itemsize, offset)
+        layout = InputGeometry(tuple(self.shape), tuple(_strides(self, dtype)), dtype.itemsize, offset)
         iterator = reduction_iterator(layout, _reduced(call, self), sizes)
         return plan + reduction_scratch(iterator, choose(dtype, result.dtype), call.processor, result.dtype.itemsize)
 
@@ -179,19 +190,19 @@ def reduction(choose: Chooser, *, casts: bool) -> Rule:
 
 
 def _input_type(self: torch.Tensor, result: torch.Tensor) -> torch.dtype:
-    """aten/src/ATen/native/ReduceOpsUtils.h, ``make_reduction_from_ty``."""
+    """Return the type that is reduced (aten/src/ATen/native/ReduceOpsUtils.h, ``make_reduction_from_ty``)."""
     if self.dtype in (torch.float16, torch.bfloat16) and result.dtype == torch.float32:
         return self.dtype
     return result.dtype
 
 
 def _strides(self: torch.Tensor, dtype: torch.dtype) -> Sequence[int]:
-    """Strides of the input, or of its converted copy, which is dense in the same order."""
+    """Return the strides of the input, or of its converted copy, which is dense in the same order."""
     return self.stride() if dtype == self.dtype else torch.empty_like(self, dtype=dtype, device="meta").stride()
 
 
 def _reduced(call: KernelCall, self: torch.Tensor) -> list[bool]:
-    """Which dimensions of ``self`` are reduced: all of them where none is named."""
+    """Return which dimensions of ``self`` are reduced: all of them where none is named."""
     dims = bound(call).get("dim")
     if dims is None or (isinstance(dims, list | tuple) and not dims):
         return [True] * self.dim()
@@ -209,7 +220,7 @@ LOGICAL = reduction(_same, casts=False)
 
 
 def extremum(call: KernelCall) -> Plan:
-    """``max`` and ``min``: over everything, along a dimension (with the indices), or of two tensors (elementwise)."""
+    """Plan ``max`` and ``min``: over all, along a dimension (with the indices), or of two tensors (elementwise)."""
     if "other" in bound(call):
         return [Out(0)]
     return (EXTREMUM_WITH_INDEX if len(call.outputs) > 1 else EXTREMUM)(call)

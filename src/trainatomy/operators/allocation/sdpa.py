@@ -36,7 +36,7 @@ def sdpa(
     processor: Processor,
     flags: SdpFlags,
 ) -> torch.Tensor:
-    """Attention [B, H, S, Dv] of query [B, H, S, D], key [B, Hk, T, D] and value [B, Hk, T, Dv] on ``processor``."""
+    """Return attention [B, H, S, Dv] of query [B, H, S, D], key [B, Hk, T, D] and value [B, Hk, T, Dv]."""
     if query.is_nested or key.is_nested or value.is_nested:
         raise SimulationError("scaled_dot_product_attention of nested tensors cannot be simulated; use padded tensors")
     with_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
@@ -58,8 +58,10 @@ def sdpa(
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype, backend: Backend) -> torch.Tensor | None:
-    """A bool mask becomes one to add: 0 where attention is allowed, minus infinity elsewhere
-    (``convert_boolean_attn_mask``)."""
+    """Convert a bool mask to one to add: 0 where attention is allowed, else minus infinity.
+
+    Source: ``convert_boolean_attn_mask``.
+    """
     if mask is None or mask.dtype != torch.bool:
         return mask
     forbidden = _CUDNN_MINUS_INFINITY if backend == "cudnn" else -math.inf
@@ -69,8 +71,10 @@ def _additive(mask: torch.Tensor | None, dtype: torch.dtype, backend: Backend) -
 def _flash(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, is_causal: bool, scale: float | None
 ) -> torch.Tensor:
-    """Heads are padded to a multiple of 8 (``pad_last_dim``), the scale is that of the given ones, the output is cut
-    again."""
+    """Run flash attention: heads are padded to a multiple of 8 (``pad_last_dim``) and the output is cut again.
+
+    The scale is that of the unpadded heads.
+    """
     dim = query.shape[-1]
     padding = -dim % 8
     scale = 1.0 / math.sqrt(dim) if scale is None else scale
@@ -83,8 +87,7 @@ def _flash(
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """A mask whose strides are not multiples of 8 is padded along its last dimension and cut (``preprocess_mask``,
-    ``pad_bias``)."""
+    """Pad and cut a mask whose strides are not multiples of 8 (``preprocess_mask``, ``pad_bias``)."""
     if mask.stride(-1) == 1 and all(stride % _MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]):
         return mask
     last = mask.shape[-1]
@@ -102,16 +105,16 @@ def _math(
     enable_gqa: bool,
     flags: SdpFlags,
 ) -> torch.Tensor:
-    """``_scaled_dot_product_attention_math``: 16-bit inputs are computed in fp32 unless that was switched off.
+    """Run ``_scaled_dot_product_attention_math``: 16-bit inputs compute in fp32 unless that was switched off.
 
-    The attention weights are cast back too, as a second result that nobody takes: before the last product, as GCC
+    The attention weights are cast back too, as a second result that nobody uses: before the last product, as GCC
     evaluates the arguments of ``make_tuple`` from the right (assumed).
     """
     dtype = query.dtype
     if not flags.half_precision_math:
         query, key, value = (t.to(torch.float32) if is_half(t) else t for t in (query, key, value))
     scaling = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else abs(scale))
-    scaled = query * (-scaling if scale is not None and scale < 0 else scaling)  # beside query, which lives on
+    scaled = query * (-scaling if scale is not None and scale < 0 else scaling)  # besides query, which stays allocated
     if is_causal:
         if mask is not None:
             raise ValueError("scaled_dot_product_attention: attn_mask and is_causal=True cannot be given together")
@@ -130,5 +133,5 @@ def _math(
 
 
 def _repeat_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """[B, Hk, T, D] to [B, H, T, D], each head H / Hk times (``pre_process_group_query_attention_input``)."""
+    """Repeat each of [B, Hk, T, D] heads to [B, H, T, D] (``pre_process_group_query_attention_input``)."""
     return tensor if tensor.shape[-3] == heads else tensor.repeat_interleave(heads // tensor.shape[-3], -3)

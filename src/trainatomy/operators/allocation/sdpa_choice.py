@@ -1,7 +1,7 @@
-"""Which kernel scaled-dot-product attention takes on a CUDA card.
+"""The choice of the kernel of scaled-dot-product attention on a CUDA GPU.
 
 Reproduces ``select_sdp_backend`` of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and the checks of
-sdp_utils_cpp.h for dense tensors, torch 2.9-2.13, with the cuDNN that PyTorch's own wheels on PyPI bring along.
+sdp_utils_cpp.h for dense tensors, torch 2.9-2.13, with the cuDNN of PyTorch's wheels on PyPI.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _OLDEST_CUDNN_PREFERRED = 91500
 
 @dataclass(frozen=True, slots=True)
 class SdpFlags:
-    """The switches of ``torch.backends.cuda`` and ``torch.nn.attention.sdpa_kernel``; ``order`` is None unless the user
-    set one."""
+    """The switches of ``torch.backends.cuda`` and ``torch.nn.attention.sdpa_kernel``.
+
+    ``order`` is None unless the user set one.
+    """
 
     flash: bool = True
     efficient: bool = True
@@ -41,7 +43,7 @@ class SdpFlags:
 
     @classmethod
     def current(cls) -> SdpFlags:
-        """What this process has set."""
+        """Return the switches of this process."""
         cuda = torch.backends.cuda
         order = tuple(_BY_NUMBER[number] for number in torch._C._get_sdp_priority_order())
         return cls(
@@ -56,7 +58,7 @@ class SdpFlags:
 
 
 class _Attention(NamedTuple):
-    """One call: [B, H, S, D] tensors and what decides about them."""
+    """One call: [B, H, S, D] tensors and the properties that decide about them."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -83,10 +85,13 @@ def choose_sdpa(
     requires_grad: bool,
     flags: SdpFlags,
 ) -> Backend:
-    """The backend of one call; ``requires_grad`` says whether a gradient will flow to query, key or value.
+    """Return the backend of one call.
 
-    ``scale`` does not decide anything; it is taken so that the arguments are those of the function. Raises
-    SimulationError where every backend that would do is switched off.
+    ``scale`` decides nothing; it is accepted so that the arguments are those of the function. ``requires_grad``: a
+    gradient will flow to query, key or value.
+
+    Raises:
+        SimulationError: every backend that supports the call is switched off.
     """
     call = _Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, requires_grad, processor, flags)
     able = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn, "math": lambda _: flags.math}
@@ -100,7 +105,10 @@ def choose_sdpa(
 
 
 def _order(processor: Processor, flags: SdpFlags) -> tuple[Backend, ...]:
-    """cuDNN goes first on compute capability 9 and 10 with cuDNN above 9.15 (``check_prefer_cudnn_attention``)."""
+    """Return the priorities: cuDNN first on compute capability 9 and 10 with cuDNN above 9.15.
+
+    Source: ``check_prefer_cudnn_attention``.
+    """
     if flags.order is not None:
         return flags.order
     cudnn: int = behaviour("cudnn_of_the_wheel", processor.torch_version)
@@ -109,7 +117,7 @@ def _order(processor: Processor, flags: SdpFlags) -> tuple[Backend, ...]:
 
 
 def _flash(call: _Attention) -> bool:
-    """``can_use_flash_attention``."""
+    """Return ``can_use_flash_attention``."""
     heads = {tensor.shape[-1] for tensor in (call.query, call.key, call.value)}
     return (
         call.flags.flash
@@ -128,7 +136,7 @@ def _flash(call: _Attention) -> bool:
 
 
 def _efficient(call: _Attention) -> bool:
-    """``can_use_mem_efficient_attention``: no grouped queries before torch 2.14."""
+    """Return ``can_use_mem_efficient_attention``: no grouped queries before torch 2.14."""
     dim, value_dim = call.query.shape[-1], call.value.shape[-1]
     alignment = _gemm_alignment(call)
     types = (torch.float32, *HALF_TYPES) if call.processor.capability >= (8, 0) else (torch.float32, torch.float16)
@@ -147,7 +155,7 @@ def _efficient(call: _Attention) -> bool:
 
 
 def _cudnn(call: _Attention) -> bool:
-    """``can_use_cudnn_attention``; cuDNN 9.11 to 9.13 have no dropout."""
+    """Return ``can_use_cudnn_attention``; cuDNN 9.11 to 9.13 have no dropout."""
     return (
         call.flags.cudnn
         and not call.flags.deterministic
@@ -164,8 +172,10 @@ def _cudnn(call: _Attention) -> bool:
 
 
 def _cudnn_shapes(call: _Attention) -> bool:
-    """``check_cudnn_tensor_shapes``: heads up to 128, on Hopper 256 and on Blackwell 192 with values of 128, multiples
-    of 8."""
+    """Return ``check_cudnn_tensor_shapes``.
+
+    Heads up to 128, on Hopper 256 and on Blackwell 192 with values of 128, multiples of 8.
+    """
     dim, value_dim = call.query.shape[-1], call.value.shape[-1]
     version = behaviour("cudnn_of_the_wheel", call.processor.torch_version)
     limit = 128
@@ -182,7 +192,10 @@ def _cudnn_shapes(call: _Attention) -> bool:
 
 
 def _mask_broadcasts(call: _Attention) -> bool:
-    """``check_attn_mask_shape``: a mask without gradient, [S, T] or [B, H, S, T], every dimension full or 1."""
+    """Return ``check_attn_mask_shape``.
+
+    A mask without gradient, [S, T] or [B, H, S, T], every dimension full or 1.
+    """
     if call.mask is None:
         return True
     full = (*call.query.shape[:3], call.key.shape[-2])
@@ -192,15 +205,17 @@ def _mask_broadcasts(call: _Attention) -> bool:
 
 
 def _flash_backward_exists(call: _Attention) -> bool:
-    """Cards with little shared memory (8.6-8.9, 12.x) have no backward for heads of 193-224, nor above 224 with
-    dropout."""
+    """Return whether flash attention has a backward for these heads.
+
+    GPUs with little shared memory (8.6-8.9, 12.x) have none for heads of 193-224, nor above 224 with dropout.
+    """
     dim = call.query.shape[-1]
     little = (8, 6) <= call.processor.capability <= (8, 9) or (12, 0) <= call.processor.capability <= (12, 1)
     return not (call.requires_grad and little and (192 < dim <= 224 or (dim > 224 and call.dropout > 0)))
 
 
 def _gemm_alignment(call: _Attention) -> int:
-    """``minimum_gemm_alignment``, in elements."""
+    """Return ``minimum_gemm_alignment``, in elements."""
     major = call.processor.capability[0]
     alignment = 4 if major >= 8 else 1
     if major >= 8 or (major == 7 and is_half(call.query)):
@@ -221,14 +236,14 @@ def _nonempty(call: _Attention) -> bool:
 
 
 def _unit_strides(call: _Attention, ignore_single: bool) -> bool:
-    """The last dimension is dense, of the mask too."""
+    """Return whether the last dimension is dense, also that of the mask."""
     dense = all(tensor.stride(-1) == 1 for tensor in (call.query, call.key, call.value))
     dense = dense or (ignore_single and call.query.shape[-1] == 1)
     return dense and (call.mask is None or call.mask.stride(-1) == 1)
 
 
 def _batch_and_heads(call: _Attention, grouped: bool, same_key_value: bool = True) -> bool:
-    """One batch size; heads alike, or dividing the query's where the kernel and the call have grouped queries."""
+    """Return whether batch sizes are equal, and heads are equal or grouped queries are supported."""
     query, key, value = (tensor.shape for tensor in (call.query, call.key, call.value))
     if not query[0] == key[0] == value[0]:
         return False

@@ -1,7 +1,7 @@
-"""Operations that are one on a GPU and several here: written to the step's operations as the one.
+"""Operations that are one kernel on a GPU and several operators here, recorded as the one.
 
-A kernel that has no implementation for tensors without data is simulated by a few operations that allocate what it
-does.  Around them ``one_operation`` says what they stand for.
+A kernel that has no implementation for meta tensors is simulated by a few operators that allocate what it does.
+``one_operation`` around them names the kernel that they stand for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 class Writer(Protocol):
-    """Who is told: ``world.operations.OperationWriter``."""
+    """The recipient of operations: ``simulator.operations.OperationWriter``."""
 
     def enter(self, name: str) -> int: ...
     def leave(self) -> None: ...
@@ -33,8 +33,8 @@ _writers: list[Writer] = []
 
 
 @contextlib.contextmanager
-def told_to(writer: Writer) -> Iterator[None]:
-    """While this is open, operations are told to ``writer``."""
+def record_operations_with(writer: Writer) -> Iterator[None]:
+    """Send operations to ``writer`` while the context is open."""
     _writers.append(writer)
     try:
         yield
@@ -46,8 +46,17 @@ def told_to(writer: Writer) -> Iterator[None]:
 def one_operation(
     name: str, *inputs: torch.Tensor | None, written: tuple[int, ...] = (), **numbers: Any
 ) -> Iterator[list[torch.Tensor | None]]:
-    """What happens inside is the operation ``name`` of ``inputs`` (with other arguments ``numbers``); put its results
-    into the list that it gives. ``written``: positions of inputs that it writes to."""
+    """Record the operators inside as the one operation ``name``.
+
+    Args:
+        name: the operator (``aten::_cudnn_rnn``).
+        inputs: its tensors.
+        written: positions of the inputs that it writes to.
+        numbers: its other arguments.
+
+    Yields:
+        A list to put its results into.
+    """
     results: list[torch.Tensor | None] = []
     if not _writers:
         yield results

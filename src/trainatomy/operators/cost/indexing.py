@@ -21,10 +21,10 @@ from trainatomy.results.operations import Call
 _SMALL_EMBEDDING = 3072
 """Up to so many tokens, embedding's backward is one kernel without a sort (aten/src/ATen/native/cuda/Embedding.cu)."""
 _SAME_ROW_SECONDS = 6.3e-8
-"""In that kernel, tokens that hit the same row are added one after the other: time for each on an H200, by the trace
-of a BERT, whose table of two token types is hit by all."""
+"""Time per token in that kernel, which adds tokens of the same row one after the other; measured on an H200 in a BERT,
+where all tokens share a table of two token types."""
 _SECTOR_BYTES = 64
-"""What writing one element of a row costs in traffic."""
+"""Traffic of writing one element of a row."""
 
 
 def embedding(call: Call, chip: Chip) -> KernelWork:

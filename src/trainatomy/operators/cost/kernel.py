@@ -76,7 +76,7 @@ NOTHING = KernelWork("nothing", launches=0)
 
 
 class Efficiency(NamedTuple):
-    """What a family of kernels reaches where no calibration says more (``catalog/efficiency.yaml``).
+    """The efficiency of a family of kernels without calibration (``catalog/efficiency.yaml``).
 
     Attributes:
         kernel_seconds: duration of a call that has next to nothing to do.

@@ -1,5 +1,5 @@
-"""What cuDNN takes for itself: workspaces of convolutions, workspace and reserve of recurrent layers.
+"""Memory that cuDNN allocates: workspaces of convolutions, workspace and reserve of recurrent layers.
 
-It tells none of it before it runs. All rules here were read off random calls on an H200 (cuDNN 9.19, torch 2.11;
-``benchmarks/kernels/workspaces.py``) and off recorded trainings.
+cuDNN documents neither. All rules here were derived from random calls on an H200 (cuDNN 9.19, torch 2.11;
+``benchmarks/kernels/workspaces.py``) and from recorded trainings.
 """

@@ -1,13 +1,14 @@
-"""One convolution as cuDNN is asked for it, and how much workspace each of its three operations takes.
+"""The parameters of a convolution as cuDNN is called, which its workspaces follow from.
 
-Shapes: input [N, C, ...], weight [K, C/groups, ...], output [N, K, ...].  cuDNN's heuristics (``cudnn.benchmark`` off)
-choose an engine; which one, and what it needs, is documented nowhere.  Read off an H200 (cuDNN 9.19, torch 2.11; fp32
-with TF32, fp16, bf16), by random convolutions and by recorded trainings, and assumed for other cards with tensor cores.
+Shapes: input [N, C, ...], weight [K, C/groups, ...], output [N, K, ...]. cuDNN's heuristics (``cudnn.benchmark`` off)
+choose an engine; the choice and the engine's workspace are not documented. The rules are derived from random
+convolutions and recorded trainings on an H200 (cuDNN 9.19, torch 2.11; fp32 with TF32, fp16, bf16) and assumed for
+other GPUs with tensor cores.
 
-What an engine needs is exact, but which engine runs is not always guessed. Rules made on 2,500 random convolutions and
-recorded trainings met 61 % of the workspaces of 3,500 others to the byte and missed 22 % of the bytes (40 % and 32 % by
-rules read off image models alone). Those others were in view when the rules were then adjusted to recorded trainings,
-by which these shares did not change.
+The workspace of an engine is exact, but the choice of the engine is not always predicted. Rules made on 2,500 random
+convolutions and recorded trainings matched 61 % of the workspaces of 3,500 others exactly and missed 22 % of the bytes
+(40 % and 32 % by rules derived from image models alone). Those others were known when the rules were then adjusted to
+recorded trainings, which did not change these shares.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ if TYPE_CHECKING:
 Kind = Literal["forward", "input gradient", "weight gradient"]
 
 FILL = 16
-"""Bytes that the channels of one place are padded to."""
+"""Bytes that the channels of one pixel are padded to."""
 HEADER = 16
 OF_WIDE = 131
-"""What engines with wide tiles take besides."""
+"""Additional bytes of engines with wide tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
     """One call: shapes, type and layout, ``strides``, ``padding`` and ``dilation`` by dimension.
 
-    A ``transposed`` one is told as the convolution of which it is the gradient: ``data`` is what comes out of it.
+    A ``transposed`` convolution is described as the one of which it is the gradient: ``data`` is its result.
     """
 
     data: torch.Size
@@ -53,19 +54,19 @@ class Convolution:
 
     @property
     def key(self) -> Hashable:
-        """Equal for calls that cuDNN is asked about once."""
+        """A key that is equal for calls for which cuDNN chooses once."""
         shapes = self.data, self.weight, self.output
         how = tuple(self.strides), tuple(self.padding), tuple(self.dilation), self.groups
         return shapes, self.dtype, how, self.channels_last
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number."""
+        """Bytes of an element."""
         return self.dtype.itemsize
 
     @property
     def is_half(self) -> bool:
-        """Of 16 bits."""
+        """Return whether the type has 16 bits."""
         return self.itemsize == 2
 
     @property
@@ -75,32 +76,32 @@ class Convolution:
 
     @property
     def taps(self) -> int:
-        """Places of the filter."""
+        """Positions of the filter."""
         return math.prod(self.weight[2:])
 
     @property
     def length(self) -> int:
-        """Terms of the sum that makes one number of the output."""
+        """Terms of the sum that makes one element of the output."""
         return math.prod(self.weight[1:])
 
     @property
     def places(self) -> int:
-        """Places of the output, of all images together."""
+        """Pixels of the output, of all images together."""
         return self.output[0] * math.prod(self.output[2:])
 
     @property
     def products(self) -> int:
-        """Multiplications and additions of one operation."""
+        """Multiply-adds of one operation."""
         return math.prod(self.output) * self.length
 
     @property
     def is_plain_product(self) -> bool:
-        """A 1x1 filter without strides or padding: one matrix product for each image."""
+        """Return whether a 1x1 filter without strides or padding makes it one matrix product for each image."""
         return self.taps == 1 and max(self.strides) == 1 and not any(self.padding)
 
     @property
     def is_stem(self) -> bool:
-        """On images of colours, or fewer channels."""
+        """Return whether the input has the channels of colour images, or fewer."""
         return self.channels < 4
 
     @property
@@ -109,5 +110,5 @@ class Convolution:
         return FILL // self.itemsize
 
     def filled(self, channels: int) -> int:
-        """``channels`` padded to 16 bytes."""
+        """Return ``channels`` padded to 16 bytes."""
         return round_up(channels, self.fill)

@@ -1,17 +1,17 @@
-"""Workspaces of convolutions with groups: which engine runs one, and what that engine needs.
+"""Workspaces of convolutions with groups: the engine that runs one, and its workspace.
 
-It is run by one of:
+Engines:
 
-- *PyTorch's own kernel*: depthwise, contiguous, not transposed, but for some of fp16 (``is_cudnns_depthwise``).
-  Nothing.
-- *direct*: cuDNN reads the tensors as they are.  Nothing.
+- *PyTorch's own kernel*: depthwise, contiguous, not transposed, except for some in fp16 (``is_cudnns_depthwise``).
+  No workspace.
+- *direct*: cuDNN reads the tensors as they are. No workspace.
 - *padded*: input, weight and output are copied channels-last, each group padded to a power of two, that of its wider
   side, at least 4.
 - *by group*: each group is a convolution of its own, eight at once; each copies its part of input, weight and output
   channels-last, channels filled to 16 bytes.
 
-Both that copy split the gradient of the weight into fp32 sums of parts.  The copies are exact, the number of parts is
-typical, and which engine runs is what cuDNN's heuristics decide: mostly as written here.
+Both engines that copy split the gradient of the weight into fp32 sums of parts. The copies are exact, the number of
+parts is typical, and the engine is chosen by cuDNN's heuristics: mostly as written here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_PARTS, _BYTES_PER_PART = 159, 4
 
 
 class _Group(NamedTuple):
-    """``inside`` and ``outside``: channels of one group; ``wide``: the width that it is padded to."""
+    """One group: ``inside`` and ``outside`` are its channels, ``wide`` the width that it is padded to."""
 
     kind: Kind
     one: Convolution
@@ -49,7 +49,7 @@ class _Group(NamedTuple):
 
 
 def grouped(kind: Kind, one: Convolution) -> int:
-    """Bytes of workspace."""
+    """Return the bytes of workspace."""
     inside, outside = one.channels, one.weight[0] // one.groups
     if inside == 1 and not (one.channels_last or one.transposed) and not is_cudnns_depthwise(one):
         return 0
@@ -61,7 +61,10 @@ def grouped(kind: Kind, one: Convolution) -> int:
 
 
 def is_cudnns_depthwise(one: Convolution) -> bool:
-    """Whether cuDNN runs a contiguous one: some of fp16 (``use_cudnn_depthwise`` in ATen/native/Convolution.cpp)."""
+    """Return whether cuDNN runs a contiguous depthwise convolution: some in fp16.
+
+    Source: ``use_cudnn_depthwise`` in ATen/native/Convolution.cpp.
+    """
     if one.dtype != torch.float16 or max(one.dilation) > 1:
         return False
     batch, channels, width = one.data[0], one.data[1], one.data[-1]
@@ -80,7 +83,10 @@ def is_cudnns_depthwise(one: Convolution) -> bool:
 
 
 def _sums_depthwise(group: _Group) -> bool:
-    """A depthwise gradient of the weight from channels-last tensors of 16 bits: fp32 sums of always as many parts."""
+    """Return whether it is a depthwise weight gradient of 16-bit channels-last tensors.
+
+    It has fp32 sums of a fixed number of parts.
+    """
     one = group.one
     plain = group.inside == group.outside == 1 and one.is_half and one.channels_last
     enough = one.taps > 9 or one.places > 1000

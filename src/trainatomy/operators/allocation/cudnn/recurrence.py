@@ -1,17 +1,17 @@
-"""What cuDNN takes for a recurrent layer: the reserve that is kept for backward, and the workspace of a call.
+"""Memory of cuDNN's recurrent layers: the reserve that is kept for backward, and the workspace of a call.
 
-cuDNN tells either only at run time. Read off 133 random layers on an H200 (cuDNN 9.19, torch 2.11), of whose reserves
-all and of whose workspaces all but one are met exactly; of 200 others, drawn later, 783 of 800 amounts
-(``benchmarks/kernels/workspaces.py``). A workspace is that of one of two plans, in training the larger one:
+cuDNN tells either only at run time. The rules are derived from 133 random layers on an H200 (cuDNN 9.19, torch 2.11)
+and match all of their reserves and all but one of their workspaces exactly; of 200 other layers, drawn later, 783 of
+800 amounts (``benchmarks/kernels/workspaces.py``). A workspace is that of one of two plans, in training the larger one:
 
 - both: 8 MiB for each layer and direction, the weights without biases, 256 bytes, 8 for each sequence;
 - forward: gates and state of one layer at all steps, a copy of the input, some states of each layer;
 - backward: buffers at all steps for what flows between layers, as wide as the wider of input and hidden size.
 
-Small hidden sizes take another algorithm, which wants more (aten/src/ATen/native/cudnn/RNN.cpp,
-``use_rnn_persist_small_h``); it is asked for in bfloat16 too, but takes no more there.  Not measured: projections,
-packed sequences, doubles, other cards.  How many steps layers run apart is known for some batch sizes only, a guess
-between them: 2 % of a workspace at most in what was seen.
+Small hidden sizes use another algorithm with a larger workspace (aten/src/ATen/native/cudnn/RNN.cpp,
+``use_rnn_persist_small_h``); PyTorch requests it in bfloat16 too, but the workspace is not larger there. Not measured:
+projections, packed sequences, doubles, other GPUs. The number of steps between layers is known for some batch sizes
+only and interpolated between them: 2 % of a workspace at most in the layers measured.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _DROPOUT_STATE = 49_152
 
 
 def dropout_state_bytes(multiprocessors: int) -> int:
-    """What a process keeps for good from the first training call with dropout on: random states of all threads."""
+    """Return the random states of all threads, kept from the first training call with dropout on."""
     return _DROPOUT_STATE * multiprocessors
 
 
 def bias_numbers(kind: str, hidden: int, layers: int, directions: int) -> int:
-    """Numbers of all biases, two of each gate; a flat buffer of weights has room for them also where there are none."""
+    """Return the elements of all biases, two of each gate; a flat weight buffer has room for them regardless."""
     return 2 * _GATES[kind] * hidden * layers * directions
 
 
@@ -63,15 +63,18 @@ class Recurrent:
     batch: int
 
     def reserve(self) -> int:
-        """Bytes that a training forward keeps: the values of each cell, what passes between layers, and one bit for
-        each value that dropout may drop there (each direction draws a mask of its own)."""
+        """Return the bytes that a training forward keeps.
+
+        The values of each cell, the values passed between layers, and one bit for each value that dropout may drop
+        there (each direction draws a mask of its own).
+        """
         cells = self.rows * self.hidden * self.directions
         values = self.layers * _KEPT[self.kind] + self.layers - 1
         masks = (self.layers - 1) * self.directions * _aligned(ceil_div(cells, 8)) if self.dropout else 0
         return _aligned(cells * values * self.dtype.itemsize) + masks + _HEADER
 
     def workspace(self, *, training: bool, backward: bool = False) -> int:
-        """Bytes of one call: in ``training`` forward or ``backward`` (of inputs and of weights alike), or inference."""
+        """Return the bytes of a call: forward (``training`` or inference) or ``backward`` (inputs or weights)."""
         small = self._is_small(_SMALL_BACKWARD if backward else _SMALL_FORWARD)
         plan = self._forward_plan(small)
         if training:
@@ -88,7 +91,7 @@ class Recurrent:
 
     @property
     def _outputs(self) -> int:
-        """Of one direction."""
+        """Outputs of one direction."""
         return self.rows * self.hidden * self.dtype.itemsize
 
     @property
@@ -130,7 +133,7 @@ class Recurrent:
         return extra + 2 * outputs + 2 * inputs + wider + (states + small) * self.layers * self._state + between
 
     def _steps_between_layers(self) -> int:
-        """Each layer runs ahead by a power of two of steps: as many as give 128 rows, 256 from a batch of 64 on."""
+        """Return how many steps a layer runs ahead: the power of two that gives 128 rows, 256 from batch 64 on."""
         rows = 128 if self.batch < 64 else 256
         ahead = min(32, 2 ** max(0, math.ceil(math.log2(rows / self.batch))))
         return self.layers * ahead + max(8, ahead)

@@ -1,13 +1,13 @@
-"""Workspaces of forward and of the input's gradient, for convolutions of one group.
+"""Workspaces of forward and of the input gradient, for convolutions of one group.
 
 cuDNN does one of:
 
-- *transform*: engines work on channels-last data; contiguous data, weight and output are copied once each (what has one
-  place is the same in both layouts), with 16 bytes more; channels are padded to 16 bytes.  The usual case.
+- *transform*: engines work on channels-last data; contiguous data, weight and output are copied once each (tensors of
+  one pixel are the same in both layouts), with 16 bytes more; channels are padded to 16 bytes. The usual case.
 - *direct*: a kernel that reads contiguous tensors, without workspace: few channels, short sums, small results.
 - *product*: a 1x1 convolution without strides or padding is a matrix product: (next to) nothing.
 
-Engines for many results ("wide") ask for 131 bytes more.  Left out: sums split among multiprocessors, FFT and Winograd,
+Engines for many results ("wide") need 131 bytes more. Left out: sums split among multiprocessors, FFT and Winograd,
 seen in one of ten random cases, with no rule found for when.
 """
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.convolution import Convolution
 
 _OF_PRODUCT, _LARGE_PRODUCT = {4: 400, 2: 272}, 80_000_000
-"""Bytes that a product takes, by type, if it moves more than so many."""
-# What parts the engines: lengths of sums, entries of tensors, multiplications, results for each multiprocessor.
+"""Workspace of a product by type, and the bytes it must move to need one."""
+# Thresholds between the engines: lengths of sums, entries of tensors, multiplications, results for each multiprocessor.
 _SHORT_SUM, _LONG_SUM, _FEW_WEIGHTS, _FEW_RESULTS = 576, 700, 23_000, 97_000
 _FEW_PRODUCTS_FORWARD, _FEW_PRODUCTS, _SOME_PRODUCTS = 20_000_000, 50_000_000, 2_000_000_000
 _WIDE_FORWARD, _WIDE_GRADIENT, _WIDE_STRIDED, _TAPS_OF_WIDE = 30_000, 22_500, 7_500, 40
@@ -37,7 +37,7 @@ _STEM_FILTERS, _STEM_PRODUCTS, _OVERLAPPING_STEM = 384, 200_000_000, 5
 
 
 def forward(one: Convolution) -> int:
-    """Bytes of workspace."""
+    """Return the bytes of workspace."""
     if one.is_plain_product and not _is_uneven(one):
         return _product(one)
     if one.is_stem and len(one.data) < 5 and not one.channels_last:
@@ -58,7 +58,7 @@ def forward(one: Convolution) -> int:
 
 
 def input_gradient(one: Convolution) -> int:
-    """Bytes of workspace."""
+    """Return the bytes of workspace."""
     if one.is_plain_product and not _is_uneven(one):
         return _product(one)
     if not one.channels_last and not one.is_half and _is_direct_gradient(one):
@@ -80,7 +80,10 @@ def _product(one: Convolution) -> int:
 
 
 def _transformed(one: Convolution) -> tuple[int, int, int]:
-    """Bytes of data, weight and output in the other layout, their channels padded; a 1x1 weight is the same in both."""
+    """Return the bytes of data, weight and output in the other layout, their channels padded.
+
+    A 1x1 weight is the same in both layouts.
+    """
     inside, outside = one.filled(one.channels), one.filled(one.weight[0])
     data = one.data[0] * inside * math.prod(one.data[2:])
     weight = outside * inside * one.taps if one.taps > 1 else 0
@@ -89,19 +92,22 @@ def _transformed(one: Convolution) -> tuple[int, int, int]:
 
 
 def overlaps(one: Convolution) -> bool:
-    """Filters of five places and more that overlap and leave places out."""
+    """Return whether filters of five positions and more overlap and have a stride."""
     return one.weight[-1] >= _OVERLAPPING_STEM and 1 < max(one.strides) < one.weight[-1]
 
 
 def _is_uneven(one: Convolution) -> bool:
-    """A product of images with an odd number of places, whose rows therefore begin anywhere, and enough to do."""
+    """Return whether it is a large product of images with an odd number of pixels, whose rows are unaligned."""
     odd = math.prod(one.data[2:]) % 2 == 1 and min(one.data[2:]) > 1 and not one.channels_last
     return odd and one.products >= (_UNEVEN_HALF if one.is_half else _UNEVEN)
 
 
 def _strided_product(one: Convolution) -> int:
-    """A 1x1 filter of fp32 that leaves places out, or pads: transformed between many channels; short sums of so many
-    places that tiles of 128 occupy half of the multiprocessors write contiguous output themselves."""
+    """Return the bytes of an fp32 1x1 filter with strides or padding.
+
+    It is transformed between many channels; short sums of so many pixels that tiles of 128 occupy half of the
+    multiprocessors write contiguous output directly.
+    """
     if min(one.channels, one.weight[0]) < _MANY_CHANNELS:
         return 0
     data = math.prod(one.data) * one.itemsize + HEADER
@@ -111,8 +117,11 @@ def _strided_product(one: Convolution) -> int:
 
 
 def _stem(one: Convolution) -> int:
-    """On images of colours: transformed by filters that overlap and stride, as of ResNets, and in 16 bits by many, as
-    of vision transformers; else direct. 16 bits pad the channels, fp16 to 4 where filters overlap."""
+    """Return the bytes for colour images.
+
+    They are transformed by filters that overlap and stride, as in ResNets, and in 16 bits by many filters, as in vision
+    transformers; else direct. 16 bits pad the channels, fp16 to 4 where filters overlap.
+    """
     many = one.is_half and one.weight[0] >= _STEM_FILTERS and one.products >= _STEM_PRODUCTS
     if not (overlaps(one) or many):
         return 0
@@ -123,14 +132,14 @@ def _stem(one: Convolution) -> int:
 
 
 def _is_direct_forward(one: Convolution) -> bool:
-    """A kernel without workspace is taken for contiguous tensors."""
+    """Return whether a kernel without workspace runs on contiguous tensors."""
     if one.is_half:
         return one.channels <= 8 and math.prod(one.weight) <= _FEW_WEIGHTS
     return one.length <= _LONG_SUM and one.products < _FEW_PRODUCTS_FORWARD
 
 
 def _is_direct_gradient(one: Convolution) -> bool:
-    """The same of fp32's gradient."""
+    """Return whether fp32's gradient runs without workspace."""
     if one.is_stem and len(one.data) < 5:
         return True
     small = math.prod(one.data) <= _FEW_RESULTS and one.products < _SOME_PRODUCTS
@@ -138,15 +147,17 @@ def _is_direct_gradient(one: Convolution) -> bool:
 
 
 def _writes_output(one: Convolution) -> bool:
-    """An engine of fp32 that writes contiguous output itself: short sums along one dimension, of channels that no tile
-    fits, or of just one tile; little work."""
+    """Return whether an fp32 engine writes contiguous output directly.
+
+    Short sums along one dimension, of channels that no tile fits, or of just one tile; little work.
+    """
     unfit = (one.channels % 16 != 0 and one.weight[0] >= 128) or one.channels == 64
     is_row = len(one.data) == 4 and one.data[2] == 1
     return ((unfit or is_row) and one.length <= _SHORT_SUM) or one.products < _FEW_PRODUCTS
 
 
 def _is_wide_forward(one: Convolution) -> bool:
-    """So many results for each multiprocessor that the engines with wide tiles are taken."""
+    """Return whether there are enough results per multiprocessor for the engines with wide tiles."""
     results = math.prod(one.output) / one.multiprocessors
     fits = one.is_half or one.filled(one.channels) % 16 == 0
     return results > _WIDE_FORWARD and fits and one.taps < _TAPS_OF_WIDE

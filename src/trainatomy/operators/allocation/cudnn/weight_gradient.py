@@ -1,9 +1,9 @@
-"""Workspace of the weight's gradient, for convolutions of one group.
+"""Workspace of the weight gradient, for convolutions of one group.
 
-The gradient is a matrix product: K rows by C·taps columns, each summed over all places of the output.  Layouts are
-transformed as for the other gradients; long sums are split into parts on multiprocessors that would be idle, with fp32
-sums of their own.  The copies are exact; how many parts there are is known for filters of 3x3 between channels in
-multiples of 64 and for images of colours, and a typical number elsewhere.
+The gradient is a matrix product: K rows by C·taps columns, each summed over all pixels of the output. Layouts are
+transformed as for the other operations; long sums are split into parts on multiprocessors that would be idle, with fp32
+sums of their own. The copies are exact; the number of parts is known for 3x3 filters between channels in multiples of
+64 and for colour images, and a typical number elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.convolution import Convolution
 
 _SUM = 4
-"""Bytes of a sum, whatever the type."""
+"""Bytes of a partial sum, of any type."""
 _MEBI = 2**20
 _TILE, _OF_PARTS, _BYTES_PER_PART = 64, 159, 4
 _OF_PADDED_PARTS = 128
@@ -30,7 +30,7 @@ _MOST_SPLIT_ROWS, _MANY_PLACES = 256, 3000
 
 
 def weight_gradient(one: Convolution) -> int:
-    """Bytes of workspace."""
+    """Return the bytes of workspace."""
     sums = math.prod(one.weight) * _SUM
     if one.channels_last:
         turned = not one.is_half and one.taps >= 25 and one.places > 100 and one.products > 10**9
@@ -64,7 +64,7 @@ def _both(one: Convolution) -> int:
 
 
 def _is_by_image(one: Convolution) -> bool:
-    """A contiguous product is one for each image, with its fp32 sums, unless that is wasteful."""
+    """Return whether a contiguous product is one per image, with fp32 sums, unless that is wasteful."""
     places = math.prod(one.data[2:])
     images, inside, outside = one.data[0], one.channels, one.weight[0]
     sums, moved = images * inside * outside * _SUM, images * (inside + outside) * places * one.itemsize
@@ -72,14 +72,14 @@ def _is_by_image(one: Convolution) -> bool:
 
 
 def _is_winograds(one: Convolution) -> bool:
-    """Small fp32 images under a 3x3 filter: Winograd's method, on tiles of 4x4."""
+    """Return whether Winograd's method runs, on tiles of 4x4: small fp32 images under a 3x3 filter."""
     usual = tuple(one.weight[2:]) == (3, 3) and max(one.strides) == max(one.dilation) == 1
     small = min(one.output[2:]) >= 8 and max(one.output[2:]) <= 20 and one.places <= 4096
     return usual and small and min(one.channels, one.weight[0]) >= 32
 
 
 def _is_in_place(one: Convolution) -> bool:
-    """Too little work to be worth a change of layout: NCHW is read as it is."""
+    """Return whether there is too little work for a change of layout: NCHW is read as it is."""
     size, read, written = math.prod(one.weight), math.prod(one.data), math.prod(one.output)
     if not one.is_half:
         thin = one.length <= 26 or (written <= 18_000 and read <= 4_000_000)
@@ -88,7 +88,7 @@ def _is_in_place(one: Convolution) -> bool:
 
 
 def _transformed(one: Convolution) -> int:
-    """Bytes of data, weight and output in channels-last layout, their channels padded to fill 16 bytes."""
+    """Return the bytes of data, weight and output in channels-last layout, channels padded to 16 bytes."""
     inside, outside, total = one.filled(one.channels), one.filled(one.weight[0]), 0
     shapes = ((one.data, one.data[0] * inside), (one.weight, outside * inside), (one.output, one.output[0] * outside))
     for shape, padded in shapes:
@@ -99,8 +99,11 @@ def _transformed(one: Convolution) -> int:
 
 
 def _stem(one: Convolution) -> int:
-    """Images of colours: data, weight and output are padded, and the sum is split into parts of the weight's type; in
-    fp16, where filters overlap and stride, padded as forward's, with typically eight parts in fp32."""
+    """Return the bytes for colour images.
+
+    Data, weight and output are padded, and the sum is split into parts of the weight's type; in fp16, where filters
+    overlap and stride, padded as in forward, with typically eight parts in fp32.
+    """
     if one.dtype == torch.float16 and overlaps(one):
         parts = _PARTS_OF_STEM * one.weight[0] * _PADDED_STEM * one.taps * _SUM
         return forward(one) + parts + _OF_PARTS + _BYTES_PER_PART * one.multiprocessors
@@ -116,7 +119,7 @@ def _stem(one: Convolution) -> int:
 
 
 def _parts(one: Convolution, sums: int) -> int:
-    """Bytes of the parts of a split sum, or of what counts the tiles of one that is not."""
+    """Return the bytes of the parts of a split sum, or of the tile counters of an unsplit one."""
     if _is_known(one):
         return _known_parts(one, sums)
     if one.taps == 1 and not one.is_half and not one.is_plain_product:
@@ -126,13 +129,13 @@ def _parts(one: Convolution, sums: int) -> int:
 
 
 def _is_known(one: Convolution) -> bool:
-    """A filter of 3x3 between channels in multiples of 64, over many places."""
+    """Return whether it is a 3x3 filter between channels in multiples of 64, over many pixels."""
     in_tiles = one.channels % _TILE == one.weight[0] % _TILE == 0
     return tuple(one.weight[2:]) == (3, 3) and in_tiles and one.places > _MANY_PLACES
 
 
 def _known_parts(one: Convolution, sums: int) -> int:
-    """As many parts as fit on the multiprocessors at once; more than 256 rows are not split."""
+    """Return as many parts as fit on the multiprocessors at once; more than 256 rows are not split."""
     if one.weight[0] > _MOST_SPLIT_ROWS:
         return OF_WIDE if math.prod(one.weight) > 2_000_000 else 0
     tiles = ceil_div(one.length, _TILE)
@@ -154,7 +157,7 @@ def _typical_parts(one: Convolution, sums: int) -> int:
 
 
 def _counters(one: Convolution) -> int:
-    """Bytes with which the tiles (256 rows by 64 columns) of an unsplit sum are counted."""
+    """Return the bytes of the counters of an unsplit sum's tiles (256 rows by 64 columns)."""
     rows = one.weight[0]
     if one.taps < 30:
         return OF_WIDE if math.prod(one.weight) > 3_800_000 else 0

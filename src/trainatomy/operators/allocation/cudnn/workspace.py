@@ -1,4 +1,4 @@
-"""How much workspace cuDNN takes for one operation of a convolution."""
+"""The workspace of one operation of a convolution in cuDNN."""
 
 from __future__ import annotations
 
@@ -11,5 +11,8 @@ _OF = {"forward": forward, "input gradient": input_gradient, "weight gradient": 
 
 
 def workspace(kind: Kind, one: Convolution) -> int:
-    """Bytes; of a transposed convolution ``kind`` is meant of the one that it is the gradient of."""
+    """Return the bytes of workspace.
+
+    For a transposed convolution, ``kind`` is the operation of the convolution that it is the gradient of.
+    """
     return grouped(kind, one) if one.groups > 1 else _OF[kind](one)
