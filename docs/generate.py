@@ -7,6 +7,7 @@ docs/exit-codes.md       every exit code, from trainatomy.errors
 docs/workload.md         every key of a workload file, from its schema
 docs/versions.md         supported releases of torch and transformers, from catalog/versions.yaml
 docs/schema/*.json       the format of --json, from the dataclasses
+README.md                the output of the commands that it shows
 docs/context.md, .svg    from docs/concepts/context.md, the GPU catalog and measured runs
 docs/time.md, *.svg      from docs/concepts/time.md, command output and the data of the timing model
 """
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from concepts import context, context_figure, step, step_figures
+from concepts import context, context_figure, readme, step, step_figures
 
 from trainatomy import errors
 from trainatomy.catalog.files import read_yaml
@@ -131,6 +132,7 @@ def _json(make: Callable[[], dict[str, object]]) -> Callable[[], str]:
 
 
 PAGES: dict[str, Callable[[], str]] = {
+    "../README.md": readme.readme,
     "cli.md": cli_page,
     "exit-codes.md": exit_codes_page,
     "workload.md": workload_page,

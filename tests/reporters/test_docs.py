@@ -55,6 +55,19 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_absolute_links_into_the_repository_lead_somewhere() -> None:
+    pattern = r"https://(?:github\.com|raw\.githubusercontent\.com)/trainatomy/trainatomy/(?:blob/)?main/([^)#\s]+)"
+    linked = re.findall(pattern, (ROOT / "README.md").read_text("utf-8"))
+    assert len(linked) > 10
+    assert [path for path in linked if not (ROOT / path).exists()] == []
+
+
+def test_the_readme_fits_80_columns_but_for_tables_links_and_code() -> None:
+    text = re.sub(r"```python.*?```", "", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)
+    wide = [line for line in text.splitlines() if len(line) > 80 and not re.match(r"[|!]|\[\w+\]: ", line)]
+    assert wide == []
+
+
 def test_the_json_keys_that_the_page_names_are_in_the_schema(generate: ModuleType) -> None:
     from trainatomy.reporters.schema import prediction_schema
 
