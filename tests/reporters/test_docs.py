@@ -1,4 +1,4 @@
-"""The pages that follow from the code say what the code says, and every command is described."""
+"""Generated pages are up to date, links and commands in the documentation work, and every option has help."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_every_option_has_help(name: str) -> None:
     assert silent == []
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_work() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_absolute_links_into_the_repository_lead_somewhere() -> None:
+def test_absolute_links_into_the_repository_work() -> None:
     pattern = r"https://(?:github\.com|raw\.githubusercontent\.com)/trainatomy/trainatomy/(?:blob/)?main/([^)#\s]+)"
     linked = re.findall(pattern, (ROOT / "README.md").read_text("utf-8"))
     assert len(linked) > 10
@@ -83,7 +83,7 @@ def test_the_json_keys_that_the_page_names_are_in_the_schema(generate: ModuleTyp
 
 
 def written_commands() -> list[str]:
-    """Every ``trainatomy …`` line of the Makefile and of console blocks, with its continuation lines."""
+    """Return every ``trainatomy …`` command of the Makefile and of console blocks, with continuation lines joined."""
     found = re.findall(r"^\t@?\$\(BIN\)/(trainatomy .+)$", joined(ROOT / "Makefile"), re.MULTILINE)
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for block in re.findall(r"```console\n(.*?)```", joined(page), re.DOTALL):
@@ -96,7 +96,7 @@ def joined(file: Path) -> str:
 
 
 @pytest.mark.parametrize("line", written_commands())
-def test_commands_that_are_written_down_can_be_typed(line: str) -> None:
+def test_documented_commands_are_valid(line: str) -> None:
     words = list(itertools.takewhile(lambda word: word not in ("|", ">", "#"), shlex.split(line, comments=True)))
     command = next((word for word in words[1:] if not word.startswith("-")), None)
     if command is not None:
@@ -104,7 +104,7 @@ def test_commands_that_are_written_down_can_be_typed(line: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["h200", "h100-sxm"])
-def test_contexts_of_measured_cards_are_what_the_probe_read(name: str) -> None:
+def test_contexts_of_measured_gpus_match_the_probe(name: str) -> None:
     from concepts.context import CHECKED, probe
 
     found, context = probe(name), find_gpu(name).context()
@@ -116,10 +116,10 @@ def test_contexts_of_measured_cards_are_what_the_probe_read(name: str) -> None:
     for (sequence, stage), (what, libraries) in CHECKED.items():
         read = dict(found["sequences"][sequence])
         assert read["tensor"] == context.first_tensor_bytes
-        assert abs(context.holding(libraries) - read[stage]) <= 2 * MIB, what  # the driver's grain
+        assert abs(context.holding(libraries) - read[stage]) <= 2 * MIB, what  # the driver's granularity
 
 
-def test_cards_that_are_not_measured_say_so() -> None:
+def test_gpus_that_are_not_measured_say_so() -> None:
     from concepts.context import basis
 
     from trainatomy.catalog.gpus import gpus
@@ -143,8 +143,8 @@ def test_the_figures_of_the_drawn_run_nest_to_the_byte() -> None:
 
 
 @pytest.mark.parametrize("name", ["context.md", "time.md"])
-def test_no_number_of_ours_is_typed_into_a_concept_page(name: str) -> None:
-    """What stands there as text is published by others (PyTorch's pull request, NVIDIA's V100), or a unit's size."""
+def test_concept_pages_contain_none_of_our_numbers(name: str) -> None:
+    """Numbers in the text are published by others (a PyTorch pull request, NVIDIA's V100) or sizes of units."""
     allowed = {"2 MiB", "32 MiB", "640 MiB", "0 MB", "16 GB", "16,160", "287,047,680", "666,632,192"}
     text = re.sub(r"\{[{%].*?[%}]\}", "", (ROOT / "docs" / "concepts" / name).read_text("utf-8"))
     typed = re.findall(r"\d{1,3}(?:,\d{3})+|\d[\d.]* (?:[KMG]i?B|[mµ]s|%|TFLOP|TB)\b", text)
@@ -158,7 +158,7 @@ def test_a_name_without_a_value_is_an_error() -> None:
         page("context.md", {})
 
 
-def test_drawings_are_xml_of_the_size_that_they_say() -> None:
+def test_drawings_are_xml_and_stay_within_their_size() -> None:
     from xml.etree import ElementTree
 
     for name in ("context.svg", "clocks.svg", "roofline.svg"):

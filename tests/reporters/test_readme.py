@@ -1,4 +1,4 @@
-"""What README.md and ARCHITECTURE.md show and name: the Python runs, the tests exist."""
+"""The Python code in README.md runs, and the tests named in ARCHITECTURE.md exist."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_live_module_is_left_as_it_was() -> None:
         assert parameter.grad is None
 
 
-def test_the_tests_that_keep_the_invariants_exist() -> None:
+def test_the_tests_of_the_invariants_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     named, file = 0, ""
     for path, test in re.findall(r"`([\w/]+\.py)?(?:::(test_\w+))?`", text.partition("## Invariants")[2]):
