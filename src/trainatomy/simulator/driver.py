@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 from torch.cuda.amp import common as amp_common
+from torch.nn.parallel import _functions as parallel_functions
 from torch.utils import _foreach_utils, checkpoint
 
 from trainatomy.errors import SimulationError
@@ -275,7 +276,10 @@ def install_driver(
     patch(torch._C, "_cuda_getCurrentRawStream", lambda device=0: streams.current.stream_id)
     patch(torch._C, "_scatter", _scatter(current, hooks))
     # C++ parses the stream before it asks a mode, and accepts none of ours.
-    patch(torch.Tensor, "record_stream", hooks.record_stream)
+    patch(torch.Tensor, "record_stream", lambda tensor, stream: hooks.record_stream(tensor, stream))
+    patch(torch, "Stream", streams.stream_class)
+    patch(torch, "Event", streams.event_class)
+    patch(parallel_functions, "_streams", None)  # a cache of streams
     devices = _foreach_utils._get_foreach_kernels_supported_devices()
     patch(_foreach_utils, "_get_foreach_kernels_supported_devices", _always([*devices, "meta"]))
     patch(amp_common, "amp_definitely_not_available", _always(False))
