@@ -19,13 +19,13 @@ def calls_of_one_convolution(grows_between: int = 0) -> AllocationTrace:
 
 def test_with_memory_every_workspace_is_taken() -> None:
     result = replay(calls_of_one_convolution(), DEFAULT, 70 * MIB)
-    assert (result.forgone, result.num_alloc_retries, result.peak_reserved_bytes) == ((), 0, 70 * MIB)
+    assert (result.skipped_workspaces, result.num_alloc_retries, result.peak_reserved_bytes) == ((), 0, 70 * MIB)
 
 
 def test_a_plan_without_memory_is_tried_once_and_its_successor_kept() -> None:
     result = replay(calls_of_one_convolution(), DEFAULT, 69 * MIB)
     assert result.out_of_memory is None
-    assert result.forgone == (FIRST, SECOND)
+    assert result.skipped_workspaces == (FIRST, SECOND)
     assert result.num_alloc_retries == 1
     assert list(result.block_bytes)[: SECOND + 1] == [30 * MIB, 0, 0]
     assert result.peak_reserved_bytes == 30 * MIB
@@ -34,7 +34,7 @@ def test_a_plan_without_memory_is_tried_once_and_its_successor_kept() -> None:
 def test_a_plan_that_ran_before_is_tried_twice() -> None:
     result = replay(calls_of_one_convolution(grows_between=10), DEFAULT, 75 * MIB)
     assert result.out_of_memory is None
-    assert result.forgone == (SECOND,)
+    assert result.skipped_workspaces == (SECOND,)
     # 10 MiB lie in the first workspace's segment, which the allocator does not split for less than 1 MiB
     # and cannot give back, so that neither attempt finds 40 MiB.
     assert result.num_alloc_retries == 2

@@ -1,4 +1,4 @@
-"""The twin of PyTorch's CUDA caching allocator: requests in, block sizes, peaks and fragmentation out."""
+"""Simulated CUDA caching allocator of PyTorch: from requests to block sizes, peaks and fragmentation."""
 
 from trainatomy.allocator.outofmemory import OutOfMemory
 from trainatomy.allocator.replay import Replay, replay

@@ -1,23 +1,23 @@
-"""Which address the driver gives to a segment: it decides between two free blocks of equal size.
+"""Addresses of segments, as the driver assigns them: they decide between two free blocks of equal size.
 
-This is observation, not documentation: 68 runs on an H200 (11,786 segments; encoders, decoders, both, and vision; fp32,
+The rules are observed, not documented: 68 runs on an H200 (11,786 segments; encoders, decoders, both, and vision; fp32,
 bf16 and fp16; driver 580.159.04, CUDA 13.0, torch 2.11.0, 2026-11-21) show that the driver
 
 * takes address space from the top down, in reservations that are aligned to 32 MiB and rounded up to multiples of it
   (20 MiB take a reservation of 32, 120 MiB one of 128);
-* serves a segment from the newest reservation with room for it, at its lowest room (two of 16 MiB share a reservation,
-  12 MiB follow 20), and makes a new one only if none has room;
-* begins with two reservations above all others: one with 24 MiB left, and a newer one of 416 MiB, of which the context
+* serves a segment from the newest reservation that has space for it, at its lowest address (two of 16 MiB share a
+  reservation, 12 MiB follow 20), and makes a new one only if none has space;
+* starts with two reservations above all others: one with 24 MiB left, and a newer one of 416 MiB, of which the context
   holds all but the last 2 MiB until the first kernels of the step are loaded;
-* places by the same rule what it needs for itself: 26 MiB before that range opens and 10 MiB after; 64 MiB for each
+* places its own memory by the same rule: 26 MiB before that range opens and 10 MiB after; 64 MiB for each
   cuBLAS handle (one for each thread: forward, backward) just before its workspace, and 2 MiB more for the first.
 
-Given where the segments before it lie, 93 % of all segments lie where these rules say.
+Given the addresses of the segments before it, 93 % of all segments lie where these rules say.
 
-Not modelled: gaps that the host's own mappings leave or open, which differ between processes (18 % of new reservations
+Not modelled: gaps that mappings of host memory leave or open, which differ between processes (18 % of new reservations
 do not lie below all others); the code of further kernels, 2 MiB at a time (in the first forward pass about 4 MiB more
 in fp32, 12 MiB under autocast); and that convolutions open the context's range a few operations later.  What happens
-after ``cudaFree`` was not seen; assumed: a reservation that is wholly free returns to the address space, and the
+after ``cudaFree`` was not observed; assumed: a reservation that is wholly free returns to the address space, and the
 highest gap that fits is taken first.
 """
 
@@ -31,7 +31,7 @@ from trainatomy.allocator.sizes import MIB, SMALL_SEGMENT_BYTES, round_up
 
 RESERVATION_BYTES: Final = 32 * MIB
 TOP_ADDRESS: Final = 0x7F00_0000_0000
-"""Where the context's range starts, and what is reserved later ends. Arbitrary: only the order of addresses matters."""
+"""Start of the context's range; later reservations lie below.  Arbitrary: only the order of addresses matters."""
 CONTEXT_RANGE_BYTES: Final = 414 * MIB
 SPARE_ADDRESS: Final = TOP_ADDRESS + 480 * MIB
 SPARE_BYTES: Final = 24 * MIB
@@ -44,52 +44,52 @@ class AddressPolicy(Protocol):
     """Places segments in the address space of the device."""
 
     def take(self, size: int) -> int:
-        """The address of a new segment of ``size`` bytes."""
+        """Return the address of a new segment of ``size`` bytes."""
 
     def give_back(self, address: int, size: int) -> None:
-        """A segment was freed."""
+        """Take back the addresses of a segment that was freed."""
 
     def kernels_loaded(self) -> None:
-        """The model is on the device, and its first step begins."""
+        """Note that the model is on the GPU and its first step begins."""
 
     def handle_created(self) -> None:
-        """A thread made its cuBLAS handle, and takes the workspace next."""
+        """Note that a thread made its cuBLAS handle; its workspace comes next."""
 
 
 class FreeRanges:
-    """Unused ranges of addresses, sorted; ranges that touch are one."""
+    """Unused ranges of addresses, sorted; adjacent ranges are merged."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
 
     def take(self, size: int, *, highest: bool = False) -> int | None:
-        """Take from the start of the lowest range that fits, or the end of the highest; None if none does."""
+        """Take from the start of the lowest range that fits, or the end of the highest; None if no range fits."""
         order = range(len(self._ranges))
         for i in reversed(order) if highest else order:
-            address, room = self._ranges[i]
-            if room >= size:
-                rest = room - size
+            address, available = self._ranges[i]
+            if available >= size:
+                rest = available - size
                 self._ranges[i : i + 1] = [(address if highest else address + size, rest)] if rest else []
                 return address + rest if highest else address
         return None
 
     def add(self, address: int, size: int) -> tuple[int, int]:
-        """Add a range; returns its union with those that touch it."""
+        """Add a range and return its union with adjacent ones."""
         ranges = self._ranges
         i = bisect_left(ranges, (address, 0))
         if i < len(ranges) and ranges[i][0] == address + size:
             size += ranges.pop(i)[1]
         if i and sum(ranges[i - 1]) == address:
             i -= 1
-            address, room = ranges.pop(i)
-            size += room
+            address, before = ranges.pop(i)
+            size += before
         ranges.insert(i, (address, size))
         return address, size
 
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """A range of addresses that the driver holds, and what of it is free."""
+    """Range of addresses that the driver holds, and its free parts."""
 
     address: int
     size: int
@@ -97,7 +97,7 @@ class Reservation:
 
 
 class NewestFirst:
-    """The placement described above; address space is never short."""
+    """Placement by the rules above; address space never runs out."""
 
     def __init__(self) -> None:
         spare = Reservation(SPARE_ADDRESS, RESERVATION_BYTES)
@@ -108,12 +108,12 @@ class NewestFirst:
         self._by_address = [self._context, spare]
         self._bottom = TOP_ADDRESS
         self._gaps = FreeRanges()
-        """Address space above ``_bottom`` that was given back."""
+        """Address space above ``_bottom`` that was returned."""
         self._are_kernels_loaded = False
         self._has_handle = False
 
     def kernels_loaded(self) -> None:
-        """The first kernels take their room, and the context's range opens; a second call changes nothing."""
+        """Take addresses for the first kernels and open the context's range; a second call changes nothing."""
         if self._are_kernels_loaded:
             return
         self._are_kernels_loaded = True
@@ -123,14 +123,14 @@ class NewestFirst:
         self.take(after)
 
     def handle_created(self) -> None:
-        """cuBLAS takes room, with the first handle for kernels too; never given back."""
+        """Take addresses for a cuBLAS handle, and for its kernels with the first one; they are never returned."""
         self.take(HANDLE_BYTES)
         if not self._has_handle:
             self._has_handle = True
             self.take(HANDLE_KERNELS_BYTES)
 
     def take(self, size: int) -> int:
-        """In the newest reservation with room, else at the start of another."""
+        """Return an address in the newest reservation with space, else at the start of a new one."""
         for reservation in reversed(self._by_age):
             address = reservation.free.take(size)
             if address is not None:
@@ -138,6 +138,7 @@ class NewestFirst:
         return self._reserve(size)
 
     def _reserve(self, size: int) -> int:
+        """Make a reservation for a segment and return the segment's address."""
         reserved = round_up(size, RESERVATION_BYTES)
         address = self._gaps.take(reserved, highest=True)
         if address is None:
@@ -151,7 +152,7 @@ class NewestFirst:
         return address
 
     def give_back(self, address: int, size: int) -> None:
-        """Free the range in its reservation; one that is empty becomes a gap, but for those of the context."""
+        """Free a range in its reservation; an empty reservation becomes a gap, except those of the context."""
         index = self._index(address) - 1
         reservation = self._by_address[index]
         whole = (reservation.address, reservation.size)
@@ -161,5 +162,5 @@ class NewestFirst:
             self._gaps.add(*whole)
 
     def _index(self, address: int) -> int:
-        """How many reservations start at or below an address."""
+        """Return how many reservations start at or below an address."""
         return bisect_right(self._by_address, address, key=lambda reservation: reservation.address)

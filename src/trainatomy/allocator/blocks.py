@@ -1,8 +1,8 @@
-"""Blocks and the pools of free ones.
+"""Blocks, and pools of free blocks.
 
-A segment is a doubly linked list of blocks in address order; free neighbours are always merged.  A pool keeps the free
-blocks of one kind (small or large) and one stream in best-fit order: by size, then by address (``BlockComparatorSize``
-in c10/cuda/CUDACachingAllocator.cpp).  PyTorch's set holds all streams and never crosses from one to the next while it
+A segment is a doubly linked list of blocks in address order; adjacent free blocks are always merged.  A pool keeps the
+free blocks of one kind (small or large) and one stream in best-fit order: by size, then by address
+(``BlockComparatorSize`` in c10/cuda/CUDACachingAllocator.cpp).  PyTorch's set holds all streams and never crosses from one to the next while it
 searches, so one sorted list for each stream is the same thing.
 """
 
@@ -21,11 +21,11 @@ ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
 FREE: Final = 0
 ALLOCATED: Final = 1
 UNMAPPED: Final = 2
-"""Address space of an expandable segment without memory behind it."""
+"""State of a part of an expandable segment's address space that has no memory."""
 
 
 class Block:
-    """A range of one segment: free, allocated or unmapped; ``requested`` is what the program asked for."""
+    """Range of one segment: free, allocated or unmapped; ``requested`` is the size that the program asked for."""
 
     __slots__ = ("address", "expandable", "inserted_at", "next", "pool", "prev", "requested", "size", "state")
 
@@ -48,52 +48,57 @@ class Block:
 
 @dataclass(slots=True)
 class SearchCount:
-    """How often a free block was looked for in all pools of one kind: the clock of garbage collection."""
+    """Number of searches for a free block in all pools of one kind; garbage collection measures age by it."""
 
     searches: int = 0
 
 
 class Pool:
-    """The free blocks of one kind and stream, and the unmapped ranges of its expandable segments.
+    """Free blocks of one kind and stream, and the unmapped ranges of its expandable segments.
 
-    ``keys`` is sorted; a key is ``size << 48 | address``, one integer that orders as the pair does.
-    ``min_rest`` is the smallest remainder that is split off.
+    Attributes:
+        keys: Sorted keys of the free blocks; ``size << 48 | address`` orders as the pair does.
+        blocks: Free blocks by address.
+        unmapped: Unmapped blocks by address.
+        min_rest: Smallest remainder that is split off a block.
+        page_bytes: Page of an expandable segment.
+        search_count: Searches in all pools of this kind.
     """
 
-    __slots__ = ("blocks", "clock", "is_small", "keys", "min_rest", "page_bytes", "stream", "unmapped")
+    __slots__ = ("blocks", "is_small", "keys", "min_rest", "page_bytes", "search_count", "stream", "unmapped")
 
-    def __init__(self, is_small: bool, stream: int, min_rest: int, page_bytes: int, clock: SearchCount) -> None:
+    def __init__(self, is_small: bool, stream: int, min_rest: int, page_bytes: int, search_count: SearchCount) -> None:
         self.is_small = is_small
         self.stream = stream
         self.min_rest = min_rest
         self.page_bytes = page_bytes
-        self.clock = clock
+        self.search_count = search_count
         self.keys: list[int] = []
         self.blocks: dict[int, Block] = {}
         self.unmapped: dict[int, Block] = {}
 
     def insert(self, block: Block) -> None:
         """Add a free block."""
-        block.inserted_at = self.clock.searches
+        block.inserted_at = self.search_count.searches
         insort(self.keys, block.size << ADDRESS_BITS | block.address)
         self.blocks[block.address] = block
 
     def remove(self, block: Block) -> None:
-        """Take a free block out."""
+        """Remove a free block."""
         del self.keys[bisect_left(self.keys, block.size << ADDRESS_BITS | block.address)]
         del self.blocks[block.address]
 
     def at(self, index: int) -> Block:
-        """The free block of ``keys[index]``."""
+        """Return the free block of ``keys[index]``."""
         return self.blocks[self.keys[index] & ADDRESS_MASK]
 
     def in_order(self) -> list[Block]:
-        """The free blocks by size and address; the pool may change while the list is walked."""
+        """Return a list of the free blocks by size and address."""
         return [self.blocks[key & ADDRESS_MASK] for key in self.keys]
 
 
 def merge(block: Block, neighbour: Block | None) -> None:
-    """Let ``block`` (in no pool) swallow a neighbour that is free or unmapped as it is (``try_merge_blocks``)."""
+    """Merge an adjacent block in the same state into ``block``, which is in no pool (``try_merge_blocks``)."""
     if neighbour is None or neighbour.state != block.state:
         return
     if neighbour.state == FREE:
@@ -113,7 +118,7 @@ def merge(block: Block, neighbour: Block | None) -> None:
 
 
 def splice(block: Block, before: Block | None, after: Block | None) -> None:
-    """Link ``block`` between two neighbours."""
+    """Link ``block`` between two adjacent blocks."""
     block.prev, block.next = before, after
     if before is not None:
         before.next = block

@@ -1,4 +1,4 @@
-"""Which cached blocks go back to the driver before everything does.
+"""Cached blocks that the allocator releases selectively, before it releases all of them.
 
 Source: ``release_available_cached_blocks`` and ``garbage_collect_cached_blocks`` in c10/cuda/CUDACachingAllocator.cpp,
 torch 2.9-2.13.
@@ -12,9 +12,9 @@ from trainatomy.allocator.blocks import ADDRESS_BITS, Block, Pool
 
 
 def oversize_blocks(pool: Pool, size: int, max_split: int) -> tuple[list[Block], bool]:
-    """The oversize blocks to free for a request of ``size`` bytes, and whether they hold enough together.
+    """Return the oversize blocks to free for a request of ``size`` bytes, and whether they are large enough together.
 
-    The smallest one that is large enough; if there is none, from the largest one down until the sum suffices (they are
+    That is the smallest one that is large enough; if there is none, the largest ones until the sum suffices (they are
     freed even if it never does).
     """
     wanted = max(size, max_split)
@@ -34,10 +34,10 @@ def oversize_blocks(pool: Pool, size: int, max_split: int) -> tuple[list[Block],
 
 
 def aged_blocks(cached: list[Block], searches: int, excess: int) -> list[Block]:
-    """The unsplit blocks to free so that ``excess`` bytes are reclaimed: first those of at least average age.
+    """Return the unsplit blocks to free so that ``excess`` bytes are reclaimed: first those of at least average age.
 
     A block's age is the number of searches in the large pool since it was freed.  A round takes all blocks that are old
-    enough, even when less would do; rounds go on with a new average while bytes are missing.
+    enough, even if fewer would do; further rounds use the average of the rest until enough is reclaimed.
     """
     chosen: list[Block] = []
     left = [block for block in cached if not block.is_split and block.expandable is None]

@@ -1,9 +1,9 @@
-"""Expandable segments: one range of addresses for a pool and stream, to which memory is mapped page by page.
+"""Expandable segments: one range of addresses for each pool and stream, to which memory is mapped page by page.
 
 Source: ``ExpandableSegment``, ``find_expandable_block``, ``map_block``, ``try_allocate_expandable_block`` and
 ``unmap_block`` in c10/cuda/CUDACachingAllocator.cpp, the same in torch 2.9-2.13 (2.13: the page of the large pool is
 ``large_segment_size_mb``).  A page is 2 MiB in the small pool and 20 MiB in the large one.  A request maps only the
-pages that it lacks after the free block before the unmapped range; the driver may refuse, and then the request fails.
+pages that it needs beyond the free block before the unmapped range; if the driver refuses, the request fails.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExpandableSegment:
-    """A reserved range of addresses; ``size`` is a multiple of ``page_bytes``."""
+    """Reserved range of addresses; ``size`` is a multiple of ``page_bytes``."""
 
     base: int
     size: int
     page_bytes: int
 
     def page_at_or_after(self, address: int) -> int:
-        """The first page boundary that is not below ``address``."""
+        """Return the first page boundary that is not below ``address``."""
         return self.base + round_up(address - self.base, self.page_bytes)
 
     def page_at_or_before(self, address: int) -> int:
-        """The last page boundary that is not above ``address``."""
+        """Return the last page boundary that is not above ``address``."""
         return address - (address - self.base) % self.page_bytes
 
 
 def grown_size(block: Block) -> int:
-    """How large a free block can become by mapping what follows it: its size for the purposes of best fit."""
+    """Return the size that a free block can grow to by mapping what follows it; best fit compares this size."""
     after = block.next
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
 
 
 def best_fit(pool: Pool, index: int) -> int:
-    """From the smallest block that fits, go on while the next could grow to less; returns an index into ``pool.keys``.
+    """Advance from the smallest block that fits while the next one could grow to less; return its index in the keys.
 
-    ``get_free_block``: the tail of a segment counts with all its address space, so that finished blocks come first.
+    The last block of a segment counts with all its address space, so that blocks that cannot grow come first
+    (``get_free_block``).
     """
     size = grown_size(pool.at(index))
     while index + 1 < len(pool.keys) and (after := grown_size(pool.at(index + 1))) < size:
@@ -53,8 +54,8 @@ def best_fit(pool: Pool, index: int) -> int:
     return index
 
 
-def find_room(pool: Pool, size: int) -> Block | None:
-    """The lowest run of free and unmapped blocks that spans ``size`` bytes of addresses: its first block."""
+def find_span(pool: Pool, size: int) -> Block | None:
+    """Return the first block of the lowest run of free and unmapped blocks that spans ``size`` bytes of addresses."""
     for address in sorted(pool.unmapped):
         block = pool.unmapped[address]
         if block.prev is not None and block.prev.state != ALLOCATED:
@@ -72,9 +73,15 @@ def _spans(block: Block | None, size: int) -> bool:
 
 
 def grow(first: Block, size: int, claim: Callable[[int], bool]) -> Block | None:
-    """Map memory until ``first`` and what follows it hold ``size`` bytes; returns that free block, out of its pool.
+    """Map memory until ``first`` and what follows it hold ``size`` bytes, and take that free block out of its pool.
 
-    ``claim(bytes)`` asks the driver for memory; None when it refuses (what was mapped before stays in the pool).
+    Args:
+        first: First block of the range.
+        size: Bytes that the block must hold.
+        claim: Asks the driver for bytes; returns False if it refuses.
+
+    Returns:
+        The block, or None if the driver refused (what was mapped before stays in the pool).
     """
     block = first
     if block.state == UNMAPPED and not _map(block, min(block.size, size), claim):
@@ -109,7 +116,7 @@ def _map(block: Block, size: int, claim: Callable[[int], bool]) -> bool:
 
 
 def unmap(block: Block) -> int:
-    """Give back the whole pages inside a free block; returns the bytes (0 if it holds none)."""
+    """Return the whole pages inside a free block to the driver; returns their bytes (0 if there are none)."""
     segment, pool = block.expandable, block.pool
     assert segment is not None
     begin = segment.page_at_or_after(block.address)

@@ -1,14 +1,19 @@
-"""Out of memory, as a result: the prediction that a real run would have stopped here."""
+"""Out of memory: the prediction that a real run would stop here."""
 
 from __future__ import annotations
 
 
 class OutOfMemory(Exception):  # a result that is raised, named as PyTorch names it
-    """The allocator could not serve a request, even after it gave back every cached segment (all values in bytes).
+    """The allocator could not serve a request, even after it released every cached segment.
 
-    ``requested`` is what the program asked for and ``segment`` what the driver was asked for; ``allocated`` and
-    ``reserved`` are the allocator's state at that moment, ``capacity`` the bound on ``reserved`` that was hit.
     Not a TrainatomyError: the caller decides whether this is a failure or the answer.
+
+    Attributes:
+        requested: Bytes that the program asked for.
+        segment: Bytes that the allocator asked the driver for.
+        allocated: Allocated bytes at that moment.
+        reserved: Reserved bytes at that moment.
+        capacity: Limit of the reserved bytes.
     """
 
     def __init__(self, requested: int, segment: int, allocated: int, reserved: int, capacity: int) -> None:

@@ -1,4 +1,4 @@
-"""Feed a tape to the twin: the size of each allocation's block, what was allocated and reserved when, and the peaks."""
+"""Replays an allocation trace: block sizes, allocated and reserved memory over time, and their peaks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,28 @@ if TYPE_CHECKING:
     from trainatomy.results.trace import AllocationTrace, DriverAction, Event
 
 BEFORE_THE_STEP: Final = ("load", "other")
-"""Phases in which the kernels of the step are not loaded yet, if nothing else came before."""
+"""Phases before the first step, in which its kernels are not loaded yet."""
 HANDLE_LABEL: Final = "cublas_workspace"
-"""The label of the workspace that a thread takes with its cuBLAS handle."""
+"""Label of the workspace that a thread allocates with its cuBLAS handle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the allocator made of a tape (bytes, and indices of events).
+    """Result of a replay, in bytes and indices of events.
 
-    ``block_bytes`` has one entry for each allocation, 0 for one of 0 bytes, one that was not reached, or was forgone;
-    ``allocated_bytes`` and ``reserved_bytes`` one for each event, after it.  A peak's index is that of the first
-    event that reaches it, None for an empty tape.  ``out_of_memory_at`` is the event that failed, the last of the
-    series; nothing more was replayed.  ``forgone``: workspaces that their library did without for lack of memory (see
-    ``choices.py``).  ``driver_calls``: what was asked of the driver, in order.
+    Attributes:
+        block_bytes: Size of each allocation's block; 0 for one of 0 bytes, not reached, or skipped.
+        allocated_bytes: Allocated bytes after each event.
+        reserved_bytes: Reserved bytes after each event.
+        peak_allocated_bytes: Highest allocated bytes.
+        peak_allocated_at: First event that reaches them, None for an empty trace.
+        peak_reserved_bytes: Highest reserved bytes.
+        peak_reserved_at: First event that reaches them, None for an empty trace.
+        num_alloc_retries: Times that the allocator released its cache to serve a request.
+        out_of_memory: Failure that ended the replay.
+        out_of_memory_at: Event that failed, the last of the series.
+        skipped_workspaces: Workspaces that their library did without because memory was short (see ``choices.py``).
+        driver_calls: Calls of the driver, in order.
     """
 
     block_bytes: array[int]
@@ -45,7 +53,7 @@ class Replay:
     num_alloc_retries: int
     out_of_memory: OutOfMemory | None
     out_of_memory_at: int | None
-    forgone: tuple[int, ...] = ()
+    skipped_workspaces: tuple[int, ...] = ()
     driver_calls: tuple[DriverCall, ...] = ()
 
 
@@ -57,55 +65,63 @@ def replay(
     device_bytes: int | None = None,
     addresses: AddressPolicy | None = None,
 ) -> Replay:
-    """Replay all events in order on a fresh allocator; an OutOfMemory ends the replay, but for a workspace that its
-    library does without.
+    """Replay all events in order on a new allocator, up to the first OutOfMemory.
 
-    The origins of the tape tell where loading the model ends, its labels where cuBLAS handles are made; both matter for
-    addresses (see ``addresses.py``).
-    Raises ValueError for a tape that frees what is not allocated, or allocates one number twice.
+    A workspace that its library does without does not end the replay.  The trace's origins show where loading the model
+    ends, its labels where cuBLAS handles are made; both matter for addresses (see ``addresses.py``).
+
+    Args:
+        trace: Allocations and releases.
+        settings: Settings of the allocator.
+        capacity_bytes: Limit of the reserved bytes, None for no limit.
+        device_bytes: Memory of the GPU, by default the capacity.
+        addresses: Placement of segments, by default as the driver's.
+
+    Raises:
+        ValueError: The trace frees what is not allocated, or allocates one number twice.
     """
     driver_calls: list[DriverCall] = []
 
     def on_driver(action: DriverAction, size: int) -> None:
         driver_calls.append(DriverCall(len(allocated), action, size))
 
-    twin = CachingAllocator(
+    allocator = CachingAllocator(
         settings, capacity_bytes, device_bytes=device_bytes, addresses=addresses, on_driver=on_driver
     )
-    choices = Choices(trace.choices, twin.malloc)
+    choices = Choices(trace.choices, allocator.malloc)
     count = 1 + max((event[1] for event in trace.events), default=-1)
     sizes, allocated, reserved = array("q", bytes(8 * count)), array("q"), array("q")
     handles: dict[int, int] = {}
     failure: OutOfMemory | None = None
     done = 0
     try:
-        for event, happens in _library_moments(trace, twin):
-            _feed(twin, choices, trace.events[done:event], handles, sizes, allocated, reserved)
-            happens()
+        for event, notify in _library_moments(trace, allocator):
+            _feed(allocator, choices, trace.events[done:event], handles, sizes, allocated, reserved)
+            notify()
             done = event
-        _feed(twin, choices, trace.events[done:], handles, sizes, allocated, reserved)
+        _feed(allocator, choices, trace.events[done:], handles, sizes, allocated, reserved)
     except OutOfMemory as error:
         failure = error
-        allocated.append(twin.allocated_bytes)
-        reserved.append(twin.reserved_bytes)
+        allocated.append(allocator.allocated_bytes)
+        reserved.append(allocator.reserved_bytes)
     return Replay(
         block_bytes=sizes,
         allocated_bytes=allocated,
         reserved_bytes=reserved,
-        peak_allocated_bytes=twin.peak_allocated_bytes,
+        peak_allocated_bytes=allocator.peak_allocated_bytes,
         peak_allocated_at=_first_maximum(allocated),
-        peak_reserved_bytes=twin.peak_reserved_bytes,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
         peak_reserved_at=_first_maximum(reserved),
-        num_alloc_retries=twin.num_alloc_retries,
+        num_alloc_retries=allocator.num_alloc_retries,
         out_of_memory=failure,
         out_of_memory_at=None if failure is None else len(allocated) - 1,
-        forgone=tuple(choices.forgone),
+        skipped_workspaces=tuple(choices.skipped),
         driver_calls=tuple(driver_calls),
     )
 
 
 def _feed(
-    twin: CachingAllocator,
+    allocator: CachingAllocator,
     choices: Choices,
     events: Sequence[Event],
     handles: dict[int, int],
@@ -113,8 +129,8 @@ def _feed(
     allocated: array[int],
     reserved: array[int],
 ) -> None:
-    """Replay some events; the hot loop."""
-    malloc, free, block_bytes = twin.malloc, twin.free, twin.block_bytes
+    """Replay some events: the hot loop."""
+    malloc, free, block_bytes = allocator.malloc, allocator.free, allocator.block_bytes
     chosen, take = choices.of, choices.take
     for action, allocation, requested, stream in events:
         if action == "alloc":
@@ -128,26 +144,29 @@ def _feed(
                 raise ValueError(f"event {len(allocated)}: allocation {allocation} is freed but not allocated")
             free(handles.pop(allocation))
         else:
-            twin.empty_cache()
-        allocated.append(twin.allocated_bytes)
-        reserved.append(twin.reserved_bytes)
+            allocator.empty_cache()
+        allocated.append(allocator.allocated_bytes)
+        reserved.append(allocator.reserved_bytes)
 
 
-def _library_moments(trace: AllocationTrace, twin: CachingAllocator) -> list[tuple[int, Callable[[], None]]]:
-    """(event, what to tell the twin before it), in order; a tape without labels has a handle from the first step on."""
+def _library_moments(trace: AllocationTrace, allocator: CachingAllocator) -> list[tuple[int, Callable[[], None]]]:
+    """Return (event, method of the allocator to call before it), in order.
+
+    In a trace without labels the handle is made when the first step begins.
+    """
     start = _end_of_loading(trace)
-    moments: list[tuple[int, Callable[[], None]]] = [(start, twin.kernels_loaded)]
+    moments: list[tuple[int, Callable[[], None]]] = [(start, allocator.kernels_loaded)]
     workspaces = {allocation for allocation, label in trace.labels.items() if label == HANDLE_LABEL}
     if not workspaces:
-        return [*moments, (start, twin.handle_created)]
+        return [*moments, (start, allocator.handle_created)]
     for index, event in enumerate(trace.events):
         if event.action == "alloc" and event.allocation in workspaces:
-            moments.append((index, twin.handle_created))
+            moments.append((index, allocator.handle_created))
     return sorted(moments, key=lambda moment: moment[0])
 
 
 def _end_of_loading(trace: AllocationTrace) -> int:
-    """The index of the first event of the step itself; that of the end without origins."""
+    """Return the index of the first event of a step; that of the end for a trace without origins."""
     steps = array("b", (origin.phase not in BEFORE_THE_STEP for origin in trace.origins))
     if 1 not in steps:
         return len(trace.events)

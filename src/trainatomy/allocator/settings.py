@@ -1,4 +1,4 @@
-"""The allocator's settings, as they are written in ``PYTORCH_ALLOC_CONF`` (or ``PYTORCH_CUDA_ALLOC_CONF``).
+"""Settings of the allocator, as written in ``PYTORCH_ALLOC_CONF`` (or ``PYTORCH_CUDA_ALLOC_CONF``).
 
 Source: c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.h, torch 2.9-2.13.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROUNDUP_INTERVALS: Final = 16
-"""1 MiB, 2 MiB, ... up to 32 GiB and more."""
+"""Number of intervals between powers of two: from 1 MiB, 2 MiB, ... up to 32 GiB and more."""
 
 WITHOUT_EFFECT: Final = frozenset({
     "backend", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse",
@@ -26,16 +26,23 @@ WITHOUT_EFFECT: Final = frozenset({
     "pinned_use_background_threads", "pinned_reserve_segment_size_mb", "pinned_max_round_threshold_mb",
     "pinned_max_cached_size_mb", "pinned_free_catch_all",
 })  # fmt: skip
-"""Settings of PyTorch that change nothing on the device (``backend``: only ``native`` is accepted)."""
+"""Settings that do not change the memory of the GPU (``backend``: only ``native`` is accepted)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """What steers the caching allocator; the defaults are PyTorch's.
+    """Settings of the caching allocator; the defaults are PyTorch's.
 
-    ``roundup_power2_divisions`` has one entry for each interval between powers of two (empty: off).
-    ``garbage_collection_threshold`` works, as in PyTorch, only together with a fraction of memory (see the twin).
-    ``large_segment_size_mb`` exists since torch 2.13.
+    Attributes:
+        expandable_segments: True if segments grow page by page.
+        max_split_size_bytes: Largest block that is split, None for no limit.
+        max_non_split_rounding_bytes: Largest excess of a block that is not split, None for one large segment.
+        roundup_power2_divisions: Divisions of each interval between powers of two; empty if off.
+        garbage_collection_threshold: Share of the allowed memory above which cached blocks are released.  As in
+            PyTorch, it takes effect only with a ``per_process_memory_fraction`` below 1.
+        per_process_memory_fraction: Share of the GPU's memory that the process may reserve.
+        large_segment_size_mb: Segment for requests of 1 to 10 MiB; a setting since torch 2.13.
+        torch_version: Version of PyTorch that is simulated.
     """
 
     expandable_segments: bool = False
@@ -49,12 +56,16 @@ class AllocatorSettings:
 
     @property
     def large_segment_bytes(self) -> int:
-        """The segment for requests of 1 to 10 MiB, and the page of a large expandable segment."""
+        """Size of the segment for requests of 1 to 10 MiB, and of the page of a large expandable segment."""
         return self.large_segment_size_mb * MIB
 
     @classmethod
     def parse(cls, text: str, torch_version: tuple[int, int]) -> AllocatorSettings:
-        """Read a string such as ``expandable_segments:True,max_split_size_mb:128``; raises WorkloadError."""
+        """Parse a string such as ``expandable_segments:True,max_split_size_mb:128``.
+
+        Raises:
+            WorkloadError: An option is unknown to this version, or has an invalid value.
+        """
         settings = cls(torch_version=torch_version)
         added = {name: first_release_with("allocator_options", name) for name in _OPTIONS}
         known = {name for name, since in added.items() if since is None or since <= torch_version}
@@ -64,18 +75,21 @@ class AllocatorSettings:
             elif name in known:
                 settings = _OPTIONS[name](settings, name, value)
             else:
-                raise WorkloadError(_unknown(name, known | WITHOUT_EFFECT, torch_version))
+                raise WorkloadError(_unknown(name, known | WITHOUT_EFFECT, torch_version), key="allocator")
         settings._check_bounds()
         return settings
 
     def _check_bounds(self) -> None:
-        """``parseMaxSplitSize`` and ``parseMaxNonSplitRoundingSize``: not below the large segment."""
+        """Check that sizes are at least one large segment.
+
+        Source: ``parseMaxSplitSize`` and ``parseMaxNonSplitRoundingSize``.
+        """
         for name, value in (
             ("max_split_size_mb", self.max_split_size_bytes),
             ("max_non_split_rounding_mb", self.max_non_split_rounding_bytes),
         ):
             if value is not None and value < self.large_segment_bytes:
-                raise _wrong(name, f"{value // MIB}", f"a number of MiB from {self.large_segment_size_mb} on")
+                raise _wrong(name, f"{value // MIB}", f"a number of MiB of at least {self.large_segment_size_mb}")
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
@@ -84,13 +98,15 @@ def _pairs(text: str) -> list[tuple[str, str]]:
     for part in re.split(r",(?![^\[]*\])", compact) if compact else []:
         name, colon, value = part.partition(":")
         if not name or not colon or not value:
-            raise WorkloadError(f"allocator settings: {part!r} is not of the form option:value, in {text!r}")
+            raise WorkloadError(
+                f"allocator settings: {part!r} is not of the form option:value, in {text!r}", key="allocator"
+            )
         pairs.append((name, value))
     return pairs
 
 
 def _wrong(name: str, value: str, expected: str) -> WorkloadError:
-    return WorkloadError(f"allocator option {name}: {value!r} is not {expected}")
+    return WorkloadError(f"allocator option {name}: {value!r} is not {expected}", key="allocator")
 
 
 def _unknown(name: str, known: frozenset[str] | set[str], torch_version: tuple[int, int]) -> str:
@@ -163,7 +179,10 @@ def _roundup(settings: AllocatorSettings, name: str, value: str) -> AllocatorSet
 
 
 def _divisions(name: str, value: str) -> tuple[int, ...]:
-    """``parseRoundUpPower2Divisions``: the first entry also covers what is below it, ``>`` what is above the last."""
+    """Parse a list of divisions (``parseRoundUpPower2Divisions``).
+
+    The first entry also covers the intervals below it, ``>`` those above the last.
+    """
     divisions = [0] * ROUNDUP_INTERVALS
     last = None
     for entry in value[1:-1].removesuffix(",").split(","):

@@ -1,9 +1,9 @@
-"""The twin of PyTorch's CUDA caching allocator: what its blocks and segments do, without a GPU.
+"""Simulated CUDA caching allocator: blocks and segments without a GPU.
 
 Source: ``DeviceCachingAllocator`` in c10/cuda/CUDACachingAllocator.cpp, torch 2.9-2.13; README.md beside this file
-tells the rules.  Left out: private pools (CUDA graphs, ``MemPool``), streams recorded on a block (``record_stream``: a
-free then waits for that stream, which cannot be known without running), callbacks that free memory, sharing of memory
-between processes.
+describes the rules.  Left out: private pools (CUDA graphs, ``MemPool``), streams recorded on a block
+(``record_stream``: a free then waits for that stream, which depends on timing), callbacks that free memory, sharing of
+memory between processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainatomy.allocator.blocks import (
     splice,
 )
 from trainatomy.allocator.eviction import aged_blocks, oversize_blocks
-from trainatomy.allocator.expandable import ExpandableSegment, best_fit, find_room, grow, unmap
+from trainatomy.allocator.expandable import ExpandableSegment, best_fit, find_span, grow, unmap
 from trainatomy.allocator.outofmemory import OutOfMemory
 from trainatomy.allocator.sizes import (
     MIB,
@@ -45,19 +45,22 @@ if TYPE_CHECKING:
 
 UNBOUNDED = 1 << 62
 UNBOUNDED_ADDRESSES = 1 << 42
-"""Address space of an expandable segment on a device of unknown size: 4 TiB."""
+"""Address space of an expandable segment on a GPU of unknown size: 4 TiB."""
 
 
 class CachingAllocator:
-    """One device's allocator; all sizes in bytes.
-
-    ``capacity_bytes`` bounds what can be reserved (``cudaMalloc`` fails beyond it), None: no bound.
-    ``device_bytes`` is the card's total memory: ``per_process_memory_fraction`` and the address space of expandable
-    segments (9/8 of it) refer to it; by default the capacity.
-    ``on_driver`` is told of everything that is asked of the driver, and of how many bytes.
+    """Allocator of one GPU; all sizes in bytes.
 
     A handle is the block's address, and 0 stands for a request of 0 bytes, which allocates nothing, as PyTorch's
     null pointer does (``NativeCachingAllocator::allocate`` skips ``malloc`` for it, ``free`` ignores it).
+
+    Args:
+        settings: Settings of the allocator.
+        capacity_bytes: Limit of the reserved bytes, beyond which ``cudaMalloc`` fails; None for no limit.
+        device_bytes: Total memory of the GPU, by default the capacity.  ``per_process_memory_fraction`` and the
+            address space of expandable segments (9/8 of it) refer to it.
+        addresses: Placement of segments, by default as the driver's.
+        on_driver: Called with (action, bytes) for each call of the driver.
     """
 
     def __init__(
@@ -87,12 +90,16 @@ class CachingAllocator:
         self._expandable = settings.expandable_segments
         self._rounded: dict[int, int] = {}
         self._live: dict[int, Block] = {}
-        self._clocks = {False: SearchCount(), True: SearchCount()}
+        self._search_counts = {False: SearchCount(), True: SearchCount()}
         self._small: dict[int, Pool] = {}
         self._large: dict[int, Pool] = {}
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> int:
-        """Allocate; returns the handle, 0 for 0 bytes. Raises OutOfMemory."""
+        """Allocate and return the handle, 0 for 0 bytes.
+
+        Raises:
+            OutOfMemory: The request does not fit, even without cached segments.
+        """
         if requested_bytes <= 0:
             if requested_bytes < 0:
                 raise ValueError(f"cannot allocate {requested_bytes} bytes")
@@ -126,7 +133,11 @@ class CachingAllocator:
         return address
 
     def free(self, handle: int) -> None:
-        """Return a block to its pool, merged with free neighbours. Raises ValueError for a handle that is not live."""
+        """Return a block to its pool, merged with adjacent free blocks.
+
+        Raises:
+            ValueError: The handle is not allocated.
+        """
         if not handle:
             return
         block = self._live.pop(handle, None)
@@ -149,32 +160,32 @@ class CachingAllocator:
             del keys[bisect_left(keys, after.size << ADDRESS_BITS | after.address)]
             del blocks[after.address]
             block.size += after.size
-            block.next = following = after.next
-            if following is not None:
-                following.prev = block
-        block.inserted_at = pool.clock.searches
+            block.next = successor = after.next
+            if successor is not None:
+                successor.prev = block
+        block.inserted_at = pool.search_count.searches
         blocks[block.address] = block
         insort(keys, block.size << ADDRESS_BITS | block.address)
 
     def empty_cache(self) -> None:
-        """Give every wholly free segment (expandable: page) back to the driver."""
+        """Return every wholly free segment (expandable: page) to the driver."""
         for pool in (*self._pools(self._large), *self._pools(self._small)):
             self._release_pool(pool)
 
     def kernels_loaded(self) -> None:
-        """Say that the model is on the device and its first step begins: addresses change (see ``addresses.py``)."""
+        """Note that the model is on the GPU and its first step begins; addresses change (see ``addresses.py``)."""
         self._addresses.kernels_loaded()
 
     def handle_created(self) -> None:
-        """Say that a thread made its cuBLAS handle, whose workspace is next: it takes addresses, too."""
+        """Note that a thread made its cuBLAS handle, whose workspace comes next: it takes addresses, too."""
         self._addresses.handle_created()
 
     def block_bytes(self, handle: int) -> int:
-        """The size of the block behind a live handle, an unsplit rest included; 0 for handle 0."""
+        """Return the size of the block behind a live handle, with the rest that was not split off; 0 for handle 0."""
         return self._live[handle].size if handle else 0
 
     def snapshot(self) -> tuple[SegmentView, ...]:
-        """All segments by address, with their blocks."""
+        """Return all segments by address, with their blocks."""
         free = [block for pools in (self._small, self._large) for pool in pools.values() for block in pool.in_order()]
         return segments_of([*self._live.values(), *free])
 
@@ -182,7 +193,7 @@ class CachingAllocator:
         finely = is_small or self._expandable
         page = SMALL_SEGMENT_BYTES if is_small else self.settings.large_segment_bytes
         min_rest = MIN_BLOCK_BYTES if finely else MIB + 1
-        pool = Pool(is_small, stream, min_rest, page, self._clocks[is_small])
+        pool = Pool(is_small, stream, min_rest, page, self._search_counts[is_small])
         (self._small if is_small else self._large)[stream] = pool
         return pool
 
@@ -191,9 +202,9 @@ class CachingAllocator:
         return (of_kind[stream] for stream in sorted(of_kind))
 
     def _find(self, pool: Pool, size: int) -> Block | None:
-        """``get_free_block``: the best fit, out of its pool; only that candidate is tried."""
+        """Take the best fit out of its pool; no other candidate is tried (``get_free_block``)."""
         if self._collects:
-            pool.clock.searches += 1
+            pool.search_count.searches += 1
         keys = pool.keys
         index = bisect_left(keys, size << ADDRESS_BITS)
         if index == len(keys):
@@ -208,7 +219,7 @@ class CachingAllocator:
         return pool.blocks.pop(found & ADDRESS_MASK)
 
     def _obtain(self, pool: Pool, requested: int, size: int) -> Block:
-        """A block from new memory, giving back cached memory if the driver refuses (``malloc``, ``alloc_block``)."""
+        """Return a block of new memory, releasing cached memory if the driver refuses (``malloc``, ``alloc_block``)."""
         if self._collects:
             self._collect_garbage()
         block = self._allocate(pool, size)
@@ -220,21 +231,21 @@ class CachingAllocator:
             block = self._allocate(pool, size)
         if block is None:
             self.num_ooms += 1
-            asked = segment_bytes(size, self.settings.large_segment_bytes)
+            segment = segment_bytes(size, self.settings.large_segment_bytes)
             limit = self._capacity if self._allowed is None else min(self._allowed, self._capacity)
-            raise OutOfMemory(requested, asked, self.allocated_bytes, self.reserved_bytes, limit)
+            raise OutOfMemory(requested, segment, self.allocated_bytes, self.reserved_bytes, limit)
         return block
 
     def _allocate(self, pool: Pool, size: int) -> Block | None:
-        asked = segment_bytes(size, self.settings.large_segment_bytes)
-        if self._allowed is not None and self.reserved_bytes + asked > self._allowed:
-            self._on_driver("refused", asked)
+        segment = segment_bytes(size, self.settings.large_segment_bytes)
+        if self._allowed is not None and self.reserved_bytes + segment > self._allowed:
+            self._on_driver("refused", segment)
             return None
         if self._expandable:
-            return grow(find_room(pool, size) or self._new_expandable(pool, size), size, self._claim)
-        if not self._claim(asked):
+            return grow(find_span(pool, size) or self._new_expandable(pool, size), size, self._claim)
+        if not self._claim(segment):
             return None
-        return Block(pool, self._addresses.take(asked), asked)
+        return Block(pool, self._addresses.take(segment), segment)
 
     def _new_expandable(self, pool: Pool, size: int) -> Block:
         span = UNBOUNDED_ADDRESSES if self._device is None else self._device + self._device // 8
@@ -246,7 +257,7 @@ class CachingAllocator:
         return block
 
     def _claim(self, size: int) -> bool:
-        """Ask the driver for memory: it refuses beyond the capacity."""
+        """Ask the driver for memory; return False if that exceeds the capacity."""
         if self.reserved_bytes + size > self._capacity:
             self._on_driver("refused", size)
             return False
@@ -275,7 +286,7 @@ class CachingAllocator:
         self._addresses.give_back(block.address, block.size)
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """Free just enough blocks that ``max_split_size`` kept whole; whether that may serve the request."""
+        """Release just enough blocks that ``max_split_size`` kept whole; return whether they are large enough."""
         if self._max_split == UNBOUNDED:
             return False
         blocks, suffices = oversize_blocks(pool, size, self._max_split)
@@ -284,9 +295,9 @@ class CachingAllocator:
         return suffices
 
     def _collect_garbage(self) -> None:
-        """Above the threshold, free large blocks that were long not used."""
+        """Release large blocks that were not used for long, above the threshold."""
         assert self._allowed is not None and self.settings.garbage_collection_threshold is not None
         excess = self.reserved_bytes - int(self.settings.garbage_collection_threshold * self._allowed)
         cached = [block for pool in self._pools(self._large) for block in pool.in_order()]
-        for block in aged_blocks(cached, self._clocks[False].searches, excess):
+        for block in aged_blocks(cached, self._search_counts[False].searches, excess):
             self._release(block)

@@ -1,4 +1,4 @@
-"""How many bytes a request becomes: the block it is rounded to, and the segment that is asked of the driver.
+"""Sizes of blocks and segments for a request.
 
 Source: ``round_size``, ``roundup_power2_next_division`` and ``get_allocation_size`` in
 c10/cuda/CUDACachingAllocator.cpp, constants in c10/core/AllocatorConfig.h, the same in torch 2.9-2.13
@@ -12,21 +12,21 @@ from typing import Final
 MIB: Final = 1 << 20
 MIN_BLOCK_BYTES: Final = 512
 SMALL_REQUEST_BYTES: Final = 1 * MIB
-"""The largest block of the small pool."""
+"""Largest block of the small pool."""
 SMALL_SEGMENT_BYTES: Final = 2 * MIB
 LARGE_SEGMENT_BYTES: Final = 20 * MIB
 OWN_SEGMENT_BYTES: Final = 10 * MIB
-"""From here on a request gets a segment of its own size."""
+"""Smallest request that gets a segment of its own size."""
 SEGMENT_GRANULARITY_BYTES: Final = 2 * MIB
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple that is not below ``value``."""
+    """Round ``value`` up to a multiple."""
     return -(-value // multiple) * multiple
 
 
 def round_to_division(size: int, divisions: int) -> int:
-    """The next of ``divisions`` equal steps between the powers of two around ``size``; a power of two stays itself."""
+    """Round up to one of ``divisions`` equal steps between the powers of two around ``size``; powers of two stay."""
     floor = 1 << (size.bit_length() - 1)
     if size == floor:
         return size
@@ -35,10 +35,12 @@ def round_to_division(size: int, divisions: int) -> int:
 
 
 def block_bytes(requested: int, divisions: tuple[int, ...]) -> int:
-    """The bytes of the block that serves a request, before an unsplit rest is added.
+    """Return the bytes of the block that serves a request, before a rest that is not split off is added.
 
-    ``divisions`` holds, for the intervals from 1 MiB, 2 MiB, 4 MiB ... up to 32 GiB and more, how finely
-    ``roundup_power2_divisions`` cuts them (0 or 1: not at all); requests below 1 MiB use the first.
+    Args:
+        requested: Bytes that the program asked for.
+        divisions: ``roundup_power2_divisions`` for the intervals from 1 MiB, 2 MiB, 4 MiB ... up to 32 GiB and more
+            (0 or 1: none); requests below 1 MiB use the first.
     """
     if requested < MIN_BLOCK_BYTES:
         return MIN_BLOCK_BYTES
@@ -50,7 +52,7 @@ def block_bytes(requested: int, divisions: tuple[int, ...]) -> int:
 
 
 def segment_bytes(block: int, large_segment: int) -> int:
-    """The bytes asked of ``cudaMalloc`` when no cached block serves a block of that size."""
+    """Return the bytes that ``cudaMalloc`` is called with when no cached block serves a block of that size."""
     if block <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES
     if block < OWN_SEGMENT_BYTES:

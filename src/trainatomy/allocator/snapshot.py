@@ -1,4 +1,4 @@
-"""What the allocator holds at one moment, as frozen values: where memory is reserved but not allocated."""
+"""Snapshot of the allocator: its segments and blocks at one moment, as frozen values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """A block: ``requested`` is 0 for a free one; all sizes in bytes."""
+    """Block, with sizes in bytes; ``requested`` is 0 for a free one."""
 
     address: int
     size: int
@@ -23,7 +23,7 @@ class BlockView:
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """A contiguous range of reserved memory: one ``cudaMalloc``, or one mapped stretch of an expandable segment."""
+    """Contiguous range of reserved memory: one ``cudaMalloc``, or one mapped stretch of an expandable segment."""
 
     address: int
     size: int
@@ -34,17 +34,17 @@ class SegmentView:
 
     @property
     def allocated_bytes(self) -> int:
-        """The sum of the allocated blocks."""
+        """Size of the allocated blocks together."""
         return sum(block.size for block in self.blocks if block.is_allocated)
 
     @property
     def largest_free_bytes(self) -> int:
-        """The largest request that this segment can serve without growing."""
+        """Size of the largest request that this segment can serve without growing."""
         return max((block.size for block in self.blocks if not block.is_allocated), default=0)
 
 
 def segments_of(blocks: Iterable[Block]) -> tuple[SegmentView, ...]:
-    """Segments by address, from all mapped blocks (``snapshot`` in c10/cuda/CUDACachingAllocator.cpp)."""
+    """Return segments by address, from all mapped blocks (``snapshot`` in c10/cuda/CUDACachingAllocator.cpp)."""
     heads = (block for block in blocks if block.prev is None or block.prev.state == UNMAPPED)
     return tuple(sorted(map(_segment_from, heads), key=lambda segment: segment.address))
 

@@ -79,7 +79,7 @@ def analyze_replay(
         purposes=kinds,
         sizes=replayed.block_bytes,
         held_at_peak=held,
-        skipped_workspaces=_of_last_step(trace, replayed.forgone),
+        skipped_workspaces=_of_last_step(trace, replayed.skipped_workspaces),
         driver_calls=replayed.driver_calls,
     )
 
@@ -160,7 +160,7 @@ def _memory(
         peak_allocated_bytes=replayed.peak_allocated_bytes,
         peak_reserved_bytes=replayed.peak_reserved_bytes,
         device_bytes=replayed.peak_reserved_bytes + context_bytes,
-        peak_requested_bytes=_peak_requested(trace, set(replayed.forgone)),
+        peak_requested_bytes=_peak_requested(trace, set(replayed.skipped_workspaces)),
         model_bytes=replayed.allocated_bytes[loaded - 1] if loaded else 0,
         components=Components.from_dict({**parts, "cache": cache, "context": context_bytes}),
         lines=breakdown_lines(held, kinds, replayed.block_bytes),

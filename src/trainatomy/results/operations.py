@@ -132,7 +132,6 @@ class Operations:
     dependencies: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def unrolled(self) -> list[int]:
-        """Return indices into ``operations`` in the order of a real step, micro-batches repeated as often as they
-        run."""
+        """Return indices into ``operations`` in the order of a real step, with micro-batches repeated."""
         blocks = groupby(range(len(self.operations)), key=lambda index: self.operations[index].repeats)
         return [index for repeats, block in blocks for index in list(block) * repeats]

@@ -62,8 +62,7 @@ class Origin(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Moment in the run, such as ``loaded``, ``step``, ``forward`` or ``forward end``, before the event of that
-    index."""
+    """Moment before the event of that index: ``loaded``, ``step``, ``forward``, ``forward end``, ..."""
 
     event: int
     name: str

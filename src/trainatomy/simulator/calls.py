@@ -21,8 +21,7 @@ class StorageNumbers:
 
 
 class TensorKey(tuple[Any, ...]):
-    """Tensor in a call's key: shape, strides, dtype, storage number, whether it is on the host, number of its
-    part."""
+    """Tensor in a call's key: shape, strides, dtype, number of the storage, on host or not, number of the part."""
 
     __slots__ = ()
 

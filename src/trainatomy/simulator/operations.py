@@ -200,8 +200,10 @@ class OperationWriter:
         return index
 
     def _key(self, value: Any, numbers: StorageNumbers) -> Any:
-        """Return a value as part of a call's key: tensors as ``TensorKey`` (sparse ones by their values), lists as
-        tuples."""
+        """Return a value as part of a call's key: tensors as ``TensorKey``, lists as tuples.
+
+        A sparse tensor counts as its values.
+        """
         if isinstance(value, torch.Tensor):
             value = value._values() if value.layout == torch.sparse_coo else value
             storage = value.untyped_storage()._cdata

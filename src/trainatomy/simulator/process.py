@@ -123,8 +123,11 @@ class SimulatedProcess:
     # -- handlers ------------------------------------------------------------------------------------------------------
 
     def _handlers(self) -> dict[Any, Handler]:
-        """Return handlers for devices, for additions in Python (not the autograd engine's), for numbers that are
-        assigned (CUDA keeps them on the host), and for functions that read lengths on the host."""
+        """Return what the function mode handles itself.
+
+        That is devices, additions in Python (which are not the autograd engine's), numbers that are assigned (CUDA
+        keeps them on the host), and functions that read lengths on the host.
+        """
         t = torch.Tensor
         return {
             **self.placement.handlers(),
