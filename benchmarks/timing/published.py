@@ -56,7 +56,7 @@ class Row:
 
     name: str
     group: str
-    card: str
+    gpu: str
     workload: Workload
     seconds: float
     without: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Outcome:
 
     name: str
     group: str
-    card: str
+    gpu: str
     held_out: bool
     published_seconds: float
     predicted_seconds: float
@@ -116,16 +116,16 @@ def _rows(name: str, group: Mapping[str, Any]) -> Iterator[Row]:
     if group["rows"] == "notebook":
         for workload, ran in zip(notebook("2022"), published_notebook().rows, strict=True):
             seconds = _step_seconds(workload, ran.samples_per_second)
-            yield Row(f"{name}: {ran.name}", name, group["card"], workload, seconds)
+            yield Row(f"{name}: {ran.name}", name, group["gpu"], workload, seconds)
         return
     for entry in group["rows"]:
-        mapping = overlay(overlay(group["workload"], entry["set"]), {"gpu": group["card"]})
+        mapping = overlay(overlay(group["workload"], entry["set"]), {"gpu": group["gpu"]})
         for section in ("model", "data"):
             if "factory" in mapping.get(section, {}):
                 mapping[section]["factory"] = resolve(mapping[section]["factory"], HERE)
         workload = Workload.from_mapping(mapping)
         seconds = entry.get("seconds") or _step_seconds(workload, entry["samples_per_second"])
-        yield Row(f"{name}: {entry['name']}", name, group["card"], workload, seconds, without)
+        yield Row(f"{name}: {entry['name']}", name, group["gpu"], workload, seconds, without)
 
 
 def _step_seconds(workload: Workload, samples_per_second: float) -> float:
@@ -158,7 +158,7 @@ def predict(row: Row, operations: Operations) -> Outcome:
     launches = list(launch_seconds(operations, costs, loop))
     timed = [index for index, one in enumerate(operations.operations) if one.phase not in row.without]
     kept = replace(operations, operations=[operations.operations[index] for index in timed])
-    cost_model = cost_model_of(find_gpu(row.card), tf32=bool(workload.train.tf32))
+    cost_model = cost_model_of(find_gpu(row.gpu), tf32=bool(workload.train.tf32))
     kernels = [kernel_cost(call, cost_model) for call in operations.calls]
     busy = [(cost_model.busy_seconds(kernel), kernel.launches) for kernel in kernels]
     timeline = replay_step(kept, [launches[index] for index in timed], busy, costs, loop_seconds(kept, costs, loop))
@@ -166,7 +166,7 @@ def predict(row: Row, operations: Operations) -> Outcome:
     low, high = read_yaml("intervals.yaml")["uncalibrated"]["host" if bound == "host" else "gpu"]
     interval = (timeline.seconds * low, timeline.seconds * high)
     return Outcome(
-        row.name, row.group, row.card, row.held_out, row.seconds, timeline.seconds, interval, bound,
+        row.name, row.group, row.gpu, row.held_out, row.seconds, timeline.seconds, interval, bound,
         timeline.cpu_seconds, timeline.gpu_seconds,
     )  # fmt: skip
 

@@ -87,7 +87,7 @@ hidden_64, hidden_128, hidden_384, hidden_1024 = map(_hidden, (64, 128, 384, 102
 
 
 def images(batch_size: int) -> dict[str, Tensor]:
-    """Images of 224 x 224 pixels that lie on the card already, and their labels."""
+    """Images of 224 x 224 pixels that are on the GPU already, and their labels."""
     return {
         "pixel_values": torch.empty(batch_size, 3, 224, 224, device="cuda"),
         "labels": torch.empty(batch_size, dtype=torch.int64, device="cuda"),

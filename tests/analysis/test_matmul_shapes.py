@@ -73,11 +73,11 @@ def test_padding_keeps_layout() -> None:
 def test_gains_come_from_the_timing_model() -> None:
     rows = OperationTable(step((product(8192, 50257, 1024), "forward", "head", 3)))
 
-    def price(one: Call) -> float:
+    def gpu_seconds(one: Call) -> float:
         found = product_of(one)
         assert found is not None
         return 3.0 if found.n % 8 else 1.0
 
-    priced = {row.dimension: row.gain_seconds for row in with_gains(wasteful_shapes(rows, *H200), rows, price)}
-    assert priced["n"] == pytest.approx(3 * 2.0)
-    assert all(gain is None for dimension, gain in priced.items() if "x" in dimension)
+    gains = {row.dimension: row.gain_seconds for row in with_gains(wasteful_shapes(rows, *H200), rows, gpu_seconds)}
+    assert gains["n"] == pytest.approx(3 * 2.0)
+    assert all(gain is None for dimension, gain in gains.items() if "x" in dimension)

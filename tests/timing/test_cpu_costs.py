@@ -104,13 +104,13 @@ def test_the_reference_is_predicted_in_a_separate_process() -> None:
     with host.Answer("expected", "h200") as slow, pytest.raises(RuntimeError, match=r"`expected` did not end within 0"):
         slow.get(0.01)
     assert slow._process.poll() is not None
-    with host.Answer("expected", "no-such-card") as wrong, pytest.raises(RuntimeError, match=r"failed: .*no-such-card"):
+    with host.Answer("expected", "no-such-gpu") as wrong, pytest.raises(RuntimeError, match=r"failed: .*no-such-gpu"):
         wrong.get(60)
 
 
 def test_the_reference_is_predicted_for_the_gpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(host, "Answer", lambda module, known: asked.append(known))
+    requested: list[str] = []
+    monkeypatch.setattr(host, "Answer", lambda module, known: requested.append(known))
     host.expected_for("NVIDIA H200")
-    host.expected_for("a card that nobody knows")
-    assert asked == ["h200", gpus()[0].id]
+    host.expected_for("an unknown GPU")
+    assert requested == ["h200", gpus()[0].id]

@@ -111,9 +111,9 @@ def test_fp32_without_tensor_cores_stays_below_its_peak(one):
 def test_a_calibration_predicts_what_another_gpu_measured():
     """The H200 and the H100 differ only in memory: extrapolating one calibration predicts the other."""
     h100 = find_gpu("h100-sxm")
-    carried = {tf32: cost_model_from(h100, shipped()["h200"], tf32=tf32) for tf32 in (False, True)}
+    extrapolated = {tf32: cost_model_from(h100, shipped()["h200"], tf32=tf32) for tf32 in (False, True)}
     off = sorted(
-        abs(kernel_cost(point.call, carried[point.tf32]).seconds / (point_microseconds(point) * 1e-6) - 1)
+        abs(kernel_cost(point.call, extrapolated[point.tf32]).seconds / (point_microseconds(point) * 1e-6) - 1)
         for point in shipped()["h100-sxm"].points
         if point.hot > 10
     )

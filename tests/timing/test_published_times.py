@@ -47,7 +47,7 @@ def test_every_group_names_its_source():
     groups = yaml.safe_load((FOLDER / "published.yaml").read_text(encoding="utf-8"))["groups"]
     for name, group in groups.items():
         assert "https://" in group["source"] or name == "notebook"
-        assert group["card"]
+        assert group["gpu"]
         assert group["rows"]
 
 

@@ -52,9 +52,9 @@ def test_the_loop_costs_time_for_every_micro_batch(micro_batches: int) -> None:
 
 
 def course_of(operations: Operations, costs: CPUCosts) -> float:
-    issue = list(launch_seconds(operations, costs, "trainer"))
+    launches = list(launch_seconds(operations, costs, "trainer"))
     kernels = [(0.0, 0)] * len(operations.calls)
-    return replay_step(operations, issue, kernels, costs, loop_seconds(operations, costs, "trainer")).cpu_seconds
+    return replay_step(operations, launches, kernels, costs, loop_seconds(operations, costs, "trainer")).cpu_seconds
 
 
 def test_memory_freed_to_the_driver_costs_time(step: Operations) -> None:
