@@ -28,7 +28,6 @@ from trainatomy.cli.app import COMMANDS, load
 from trainatomy.cli.exits import BROKEN_PIPE, BUG, INTERRUPTED
 from trainatomy.cli.manual import Entry, panels, paragraphs, usage
 from trainatomy.reporters import schema
-from trainatomy.reporters.operations_json import anatomy_schema
 from trainatomy.workload.reference import reference as workload_page
 
 HERE = Path(__file__).parent
@@ -143,10 +142,11 @@ PAGES: dict[str, Callable[[], str]] = {
     "clocks.svg": step_figures.clocks_picture,
     "roofline.svg": step_figures.roofline_picture,
     "schema/prediction.schema.json": _json(schema.prediction_schema),
+    "schema/prediction-2.schema.json": _json(schema.prediction_schema_v2),
     "schema/comparison.schema.json": _json(schema.comparison_schema),
     "schema/measurement.schema.json": _json(schema.measurement_schema),
     "schema/record.schema.json": _json(schema.record_schema),
-    "schema/operations.schema.json": _json(anatomy_schema),
+    "schema/operations.schema.json": _json(schema.operations_schema),
 }
 
 

@@ -16,14 +16,15 @@ from trainatomy.catalog.architectures import architectures
 from trainatomy.catalog.gpus import gpus
 from trainatomy.reporters.json import (
     architectures_to_json,
-    cards_to_json,
     comparison_to_json,
+    gpus_to_json,
     measurement_to_json,
     to_json,
 )
+from trainatomy.reporters.text import prediction_page, render
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.memory import STANDARD_COMPONENTS
+from trainatomy.results.memory import STANDARD_COMPONENTS, Components
 from trainatomy.results.prediction import Prediction
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
@@ -102,8 +103,67 @@ def test_no_gap_where_nothing_could_be_measured(measurement: Measurement, predic
 
 
 def test_catalogues_can_be_written() -> None:
-    listed = json.loads(json.dumps(cards_to_json(gpus())))
+    listed = json.loads(json.dumps(gpus_to_json(gpus())))
     assert {row["id"] for row in listed["rows"]} == {gpu.id for gpu in gpus()}
     assert all(row["sources"] for row in listed["rows"])
     entries = json.loads(json.dumps(architectures_to_json(architectures())))
     assert all(row["source"] for row in entries["rows"])
+
+
+def test_version_2_keys_memory_by_rank(prediction: Prediction, too_big: Prediction) -> None:
+    value = to_json(prediction, version=2)
+    assert value["schema"] == "trainatomy/prediction/2-draft"
+    assert value["gpu"]["id"] == "v100-16gb" and "card" not in value
+    (rank,) = value["ranks"]
+    assert (rank["rank"], rank["headroom_bytes"]) == (0, prediction.room_bytes)
+    assert sum(rank["memory"]["components"].values()) == rank["memory"]["device_bytes"]
+    assert {line["component"] for line in rank["memory"]["lines"]} == {"weights", "inputs_and_workspaces"}
+    check(value, "prediction-2")
+    second = replace(too_big.ranks[0], rank=1)
+    several = to_json(replace(prediction, other_ranks=(second,)), version=2)
+    assert [each["verdict"] for each in several["ranks"]] == ["fits", "does not fit"]
+    assert (several["fits"], several["verdict"]) == (False, "does not fit")
+    check(several, "prediction-2")
+
+
+def test_version_2_leaves_the_users_own_names_alone(prediction: Prediction) -> None:
+    own = replace(prediction, workload={"card": "host"}, versions={"host": "1"})
+    own = replace(own, modules=(replace(own.modules[0], module="host"),))
+    value = to_json(own, version=2)
+    assert (value["workload"], value["versions"]) == ({"card": "host"}, {"host": "1"})
+    assert value["ranks"][0]["activations_by_module"][0]["module"] == "host"
+
+
+def test_there_is_no_version_3(prediction: Prediction, measurement: Measurement) -> None:
+    with pytest.raises(ValueError, match="no version 3 of the JSON of a Prediction"):
+        to_json(prediction, version=3)
+    with pytest.raises(ValueError, match="no version 2 of the JSON of a Measurement"):
+        to_json(measurement, version=2)
+
+
+def test_components_that_only_some_trainings_have_are_flat_and_come_back(prediction: Prediction) -> None:
+    components = replace(prediction.memory.components, others={"gathered_weights": 1024})
+    more = replace(prediction, memory=replace(prediction.memory, components=components))
+    written = to_json(more)["memory"]["components"]
+    assert written["gathered_weights"] == more.memory.components["gathered_weights"] == 1024
+    assert list(written)[-3:] == ["gathered_weights", "cache", "context"]
+    assert sum(written.values()) == components.total_bytes
+    assert Components.from_dict(written) == components
+    check(to_json(more), "prediction")
+    assert "gathered weights" in render(prediction_page(more), 80)
+
+
+def test_sentences_stand_where_values_hold_codes(prediction: Prediction) -> None:
+    value = to_json(prediction)
+    assert [fact["value"] for fact in value["facts"]] == ["3 steps", "default settings", "512 MiB", "16.0 GiB"]
+    assert value["facts"][2]["amount"] == 512 * 2**20
+    assert value["bytes_per_parameter"]["reasons"][0].startswith("not all gradients exist at the peak")
+    for code, part in (
+        ("autocast_copies_not_at_peak", "autocast holds 1.00 at the peak"),
+        ("frozen_parameters", "only 268,435,456 of 268,435,456 parameters are trained"),
+        ("low_precision_parameters", "kept in 16 bits"),
+        ("optimizer_states_not_created", "before the optimizer has created its states"),
+    ):
+        figures = replace(prediction.bytes_per_parameter, reasons=(code,))
+        (reason,) = to_json(replace(prediction, bytes_per_parameter=figures))["bytes_per_parameter"]["reasons"]
+        assert part in reason

@@ -10,7 +10,8 @@ import pytest
 
 from trainatomy.api import ops
 from trainatomy.cli import main
-from trainatomy.reporters.operations_json import anatomy_schema, anatomy_to_json
+from trainatomy.reporters.json import operations_to_json
+from trainatomy.reporters.schema import operations_schema
 from trainatomy.reporters.text import operations_page, render
 from trainatomy.results.operation_breakdown import Joined, OperationBreakdown, Padding
 from trainatomy.workload.encoder_layer import encoder_layer
@@ -88,11 +89,11 @@ def test_what_to_pad_names_the_setting_and_how_to_compare(timed: OperationBreakd
 
 
 def test_json_is_what_its_schema_says(anatomy: OperationBreakdown, timed: OperationBreakdown) -> None:
-    schema = anatomy_schema()
+    schema = operations_schema()
     for one in (anatomy, timed):
-        jsonschema.validate(json.loads(json.dumps(anatomy_to_json(one))), schema)
+        jsonschema.validate(json.loads(json.dumps(operations_to_json(one))), schema)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**anatomy_to_json(anatomy), "flop": "many"}, schema)
+        jsonschema.validate({**operations_to_json(anatomy), "flop": "many"}, schema)
 
 
 def test_the_clock_fills_the_times(anatomy: OperationBreakdown) -> None:

@@ -17,7 +17,7 @@ from trainatomy.cli.options import (
     with_workload_options,
 )
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
-from trainatomy.reporters.operations_json import anatomy_to_json
+from trainatomy.reporters.json import operations_to_json
 from trainatomy.reporters.text import operations_page
 from trainatomy.workload.encoder_layer import ENCODER_LAYER, encoder_layer
 from trainatomy.workload.overrides import merge
@@ -62,6 +62,6 @@ def ops(
             workload, top=top, measured=measure, trust_remote_code=trust_remote_code, calibration=calibration
         )
     if json:
-        show_json(anatomy_to_json(anatomy))
+        show_json(operations_to_json(anatomy))
     else:
         show(operations_page(anatomy))

@@ -1,19 +1,24 @@
-"""Values as JSON objects: what ``--json`` prints (docs/json.md), each with the name and version of its schema."""
+"""Result values as JSON objects: what ``--json`` prints (docs/json.md), with the name and version of their schema."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
 from trainatomy.records.document import SCHEMA, to_plain
-from trainatomy.reporters.sentences import fact_source, fact_value, reasons
+from trainatomy.reporters.sentences import claim_sentence, fact_source, fact_value, padding_advice, reasons
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.difference import Difference
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.prediction import Prediction
+from trainatomy.results.memory import Verdict
+from trainatomy.results.operation_breakdown import OperationBreakdown
+from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction, RankPrediction
 from trainatomy.results.record import History, Record
+from trainatomy.results.time import Time
 
 PREDICTION = "trainatomy/prediction/1"
 COMPARISON = "trainatomy/comparison/1"
@@ -21,19 +26,32 @@ MEASUREMENT = "trainatomy/measurement/1"
 RECORD = SCHEMA
 HISTORY = "trainatomy/history/1"
 DIFFERENCE = "trainatomy/difference/1"
-CARDS = "trainatomy/cards/1"
+OPERATIONS = "trainatomy/operations/1"
+GPUS = "trainatomy/cards/1"
 ARCHITECTURES = "trainatomy/architectures/1"
+PREDICTION_2 = "trainatomy/prediction/2-draft"
 
 COMPARED = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 """The figures that a measurement and a prediction have in common."""
 
 SPREADS = (*COMPARED, "step_seconds", "samples_per_second", "tokens_per_second")
-"""The figures of which a measured comparison gives median, least and most over the repeats."""
+"""The figures whose spread over the repeats a measured comparison gives."""
 
 
-def to_json(value: Prediction | Measurement | Comparison) -> dict[str, Any]:
-    """A prediction or a measurement as an object of plain JSON types, the keys those of the dataclass; a comparison as
-    ``comparison_to_json`` has it."""
+def to_json(value: Prediction | Measurement | Comparison, *, version: int = 1) -> dict[str, Any]:
+    """Return a result as an object of plain JSON types.
+
+    Args:
+        value: A prediction, a measurement, or a comparison of several trainings.
+        version: Version of the form.  Version 2 is a draft for predictions, whose keys may still change.
+
+    Raises:
+        ValueError: There is no such version for this kind of value.
+    """
+    if version == 2 and isinstance(value, Prediction):
+        return {"schema": PREDICTION_2, **renamed_v2(to_plain(PredictionV2.of(value)))}
+    if version != 1:
+        raise ValueError(f"there is no version {version} of the JSON of a {type(value).__name__}")
     if isinstance(value, Comparison):
         return comparison_to_json(value)
     if isinstance(value, Prediction):
@@ -42,9 +60,9 @@ def to_json(value: Prediction | Measurement | Comparison) -> dict[str, Any]:
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """Rows in order under ``rows``: each its prediction; in a measured comparison with what was measured beside it.
+    """Return the rows in order, each a prediction, with measured figures in a measured comparison.
 
-    Under ``published`` what others measured of the rows, in the same order, or null.
+    ``published`` holds what others measured for the rows, in the same order, or null.
     """
     known = [row.published for row in comparison.rows if row.published is not None]
     published = {"source": comparison.source, "memory_bytes": [figures.memory_bytes for figures in known]}
@@ -54,7 +72,7 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _row(row: ComparisonRow, *, measured: bool) -> dict[str, Any]:
-    """A prediction, and in a measured comparison more keys; without a prediction those and what was asked for."""
+    """Return a prediction (or name and workload without one), and the measured figures in a measured comparison."""
     made = to_json(row.prediction) if row.prediction else {"name": row.name, "workload": to_plain(row.workload)}
     if not measured:
         return made
@@ -71,7 +89,7 @@ def _row(row: ComparisonRow, *, measured: bool) -> dict[str, Any]:
 
 
 def measurement_to_json(measurement: Measurement, prediction: Prediction | None) -> dict[str, Any]:
-    """A measurement with the ``prediction`` of the same workload and the ``gap`` of each figure that both have."""
+    """Return a measurement with the ``prediction`` of the same workload and the ``gap`` of each common figure."""
     gap: dict[str, Any] | None = None
     if prediction is not None:
         gap = {name: relative_gap(measurement, prediction, name) for name in COMPARED}
@@ -80,34 +98,34 @@ def measurement_to_json(measurement: Measurement, prediction: Prediction | None)
 
 
 def component_gaps(measurement: Measurement, prediction: Prediction) -> dict[str, float] | None:
-    """(predicted - measured) / measured device memory of each component; None where there is no bill of a peak."""
+    """Return (predicted - measured) / measured total by component; ``None`` without a breakdown of a completed run."""
     if measurement.memory is None or measurement.status != "completed":
         return None
     measured, total = measurement.memory.components.as_dict(), measurement.memory.components.total_bytes
-    predicted = prediction.memory.components.as_dict()
+    predicted = prediction.memory.components
     return {name: (predicted[name] - size) / total for name, size in measured.items()}
 
 
 def relative_gap(measurement: Measurement, prediction: Prediction, name: str) -> float | None:
-    """predicted / measured - 1 of one of ``COMPARED``; None where it was not measured or the run did not complete."""
+    """Return predicted / measured - 1 of one of ``COMPARED``; ``None`` if not measured or not completed."""
     measured: int | None = getattr(measurement, name)
     predicted: int = getattr(prediction.memory, name)
     return predicted / measured - 1 if measured and measurement.status == "completed" else None
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
-    """A record as its file has it."""
+    """Return a record with the keys of its file; values that files keep as codes are sentences here."""
     prediction = record.prediction and _predicted(record.prediction)
     return {"schema": RECORD, **to_plain(record), "prediction": prediction}
 
 
 def history_to_json(history: History) -> dict[str, Any]:
-    """Rows under ``records``, oldest first, and what could not be read under ``skipped``."""
+    """Return the rows under ``records``, oldest first, and unreadable files under ``skipped``."""
     return {"schema": HISTORY, **to_plain(history)}
 
 
 def difference_to_json(difference: Difference) -> dict[str, Any]:
-    """What changed between two records, with the change of each figure beside its values."""
+    """Return a difference, with the change or ratio of each figure beside its values."""
     shifts = ("components", "lines", "figures", "nvml")
     changes = {
         name: [{**to_plain(each), "change": each.change} for each in getattr(difference, name)] for name in shifts
@@ -116,13 +134,21 @@ def difference_to_json(difference: Difference) -> dict[str, Any]:
     return {"schema": DIFFERENCE, **to_plain(difference), **changes, "paces": paces}
 
 
-def cards_to_json(cards: Sequence[GPU]) -> dict[str, Any]:
-    """Cards under ``rows``, each with its sources and assumptions by field."""
-    return {"schema": CARDS, "rows": [to_plain(gpu) for gpu in cards]}
+def operations_to_json(breakdown: OperationBreakdown) -> dict[str, Any]:
+    """Return an operation breakdown, with sentences for claims and paddings."""
+    plain = to_plain(breakdown)
+    claims = [{**to_plain(claim), "sentence": claim_sentence(claim)} for claim in breakdown.claims]
+    paddings = [{**to_plain(padding), "how": padding_advice(padding)} for padding in breakdown.paddings]
+    return {"schema": OPERATIONS, **plain, "claims": claims, "paddings": paddings}
+
+
+def gpus_to_json(gpus: Sequence[GPU]) -> dict[str, Any]:
+    """Return GPUs under ``rows``, each with its sources and assumptions by field."""
+    return {"schema": GPUS, "rows": [to_plain(gpu) for gpu in gpus]}
 
 
 def architectures_to_json(entries: Sequence[ArchitectureEntry]) -> dict[str, Any]:
-    """Architectures under ``rows``."""
+    """Return architectures under ``rows``."""
     return {"schema": ARCHITECTURES, "rows": [to_plain(entry) for entry in entries]}
 
 
@@ -131,3 +157,73 @@ def _predicted(prediction: Prediction) -> dict[str, Any]:
     facts = [{**to_plain(fact), "value": fact_value(fact), "source": fact_source(fact)} for fact in prediction.facts]
     figures = {**to_plain(prediction.bytes_per_parameter), "reasons": reasons(prediction)}
     return {**to_plain(prediction), "bytes_per_parameter": figures, "facts": facts}
+
+
+_SEVERITY: tuple[Verdict, ...] = ("fits", "tight", "does not fit")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionV2:
+    """One predicted training, with its memory by rank.
+
+    A training fits if all ranks do; `verdict` is the worst one of any rank.  Components of memory may be more than
+    the eight standard ones.  Facts with an `amount` have an empty `value`; `reasons` are codes.
+    """
+
+    name: str
+    workload: dict[str, object]
+    card: GPUSummary
+    fits: bool
+    verdict: Verdict
+    ranks: tuple[RankPrediction, ...]
+    bytes_per_parameter: BytesPerParameter
+    facts: tuple[Fact, ...]
+    notes: tuple[str, ...]
+    time: Time | None
+    seconds_taken: float
+    versions: dict[str, str]
+    without_workspace: int
+
+    @classmethod
+    def of(cls, prediction: Prediction) -> PredictionV2:
+        """Return the form of version 2 of a prediction."""
+        ranks = tuple(prediction.ranks.values())
+        made: dict[str, Any] = {"ranks": ranks, "fits": all(each.fits for each in ranks)}
+        made["verdict"] = max((each.verdict for each in ranks), key=_SEVERITY.index)
+        kept = {each.name: getattr(prediction, each.name) for each in fields(cls) if each.name not in made}
+        return cls(**kept, **made)
+
+
+_NAMES_V2 = {
+    "card": "gpu",
+    "functionality": "inputs_and_workspaces",
+    "general_rule_only": "operators_by_traffic_only",
+    "host": "cpu",
+    "host_seconds": "cpu_seconds",
+    "modules": "activations_by_module",
+    "num_alloc_retries": "allocator_retries",
+    "priced_by": "kernel_times_from",
+    "room_bytes": "headroom_bytes",
+    "without_workspace": "convolutions_without_workspace",
+}
+"""Keys of version 1 that have another name in version 2."""
+
+
+def renamed_v2(value: Any, key: str = "") -> Any:
+    """Return a JSON value or a JSON Schema of version 1 with the names of version 2."""
+    if isinstance(value, dict):
+        if key in ("workload", "versions"):
+            return value
+        return {_NAMES_V2.get(name, name): renamed_v2(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [renamed_v2(item, key) for item in value]
+    if key in ("component", "bound_by", "required", "enum"):
+        return _NAMES_V2.get(value, value)
+    if key == "description":
+        return re.sub(r"`(\w+)`|\b\w+_\w+\b", _renamed_word, value)
+    return value
+
+
+def _renamed_word(match: re.Match[str]) -> str:
+    word = match[0].strip("`")
+    return match[0].replace(word, _NAMES_V2.get(word, word))

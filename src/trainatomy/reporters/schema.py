@@ -1,39 +1,64 @@
-"""The JSON Schema of what ``--json`` prints, derived from the dataclasses themselves (docs/schema/*.schema.json)."""
+"""JSON Schemas of what ``--json`` prints, derived from the dataclasses (docs/schema/*.schema.json).
+
+Pydantic derives the schema of a dataclass; this module adds the ``schema`` key, and the keys and sentences that
+``reporters.json`` adds to the values.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import fields, is_dataclass
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
-from trainatomy.reporters.json import COMPARED, COMPARISON, MEASUREMENT, PREDICTION, RECORD, SPREADS
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+from trainatomy.reporters.json import (
+    COMPARED,
+    COMPARISON,
+    MEASUREMENT,
+    OPERATIONS,
+    PREDICTION,
+    PREDICTION_2,
+    RECORD,
+    SPREADS,
+    PredictionV2,
+    renamed_v2,
+)
 from trainatomy.results.comparison import RowStatus, Spread
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import STANDARD_COMPONENTS, Components
+from trainatomy.results.operation_breakdown import OperationBreakdown
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.record import Record
 
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
-_SIMPLE = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null"}
+_DEFINITION = "#/$defs/{model}"
+_NULL = {"type": "null"}
+
+Schema = dict[str, Any]
 
 
-def prediction_schema() -> dict[str, Any]:
-    """Of one prediction."""
-    definitions: dict[str, Any] = {}
+def prediction_schema() -> Schema:
+    """Return the schema of ``predict --json``."""
+    definitions: Schema = {}
     return _document("A prediction", _tagged(Prediction, PREDICTION, definitions), definitions)
 
 
-def comparison_schema() -> dict[str, Any]:
-    """Of ``compare --json``; keys that only a measured comparison has are not required."""
-    definitions: dict[str, Any] = {}
+def prediction_schema_v2() -> Schema:
+    """Return the schema of ``predict --json --json-version 2``, which is a draft."""
+    definitions: Schema = {}
+    body = renamed_v2(_tagged(PredictionV2, PREDICTION_2, definitions))
+    return _document("A prediction (draft of version 2)", body, renamed_v2(definitions))
+
+
+def comparison_schema() -> Schema:
+    """Return the schema of ``compare --json``; keys of measured comparisons are not required."""
+    definitions: Schema = {}
     definitions["Measurement"] = _tagged(Measurement, MEASUREMENT, definitions)
-    spread = _of(Spread, definitions)
-    nothing = {"type": "null"}
-    more: dict[str, Any] = {
+    spread = _reference(Spread, definitions)
+    more: Schema = {
         "status": {"enum": list(get_args(RowStatus))},
-        "measured": _object({name: {"anyOf": [spread, nothing]} for name in SPREADS}),
+        "measured": _object({name: {"anyOf": [spread, _NULL]} for name in SPREADS}),
         "gap": _object({name: {"type": ["number", "null"]} for name in COMPARED}),
         "measurements": {"type": "array", "items": {"$ref": "#/$defs/Measurement"}},
         "errors": {"type": "array", "items": {"type": "string"}},
@@ -45,91 +70,94 @@ def comparison_schema() -> dict[str, Any]:
     definitions |= {"Row": row, "UnpredictedRow": unpredicted}
     rows = {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Row"}, {"$ref": "#/$defs/UnpredictedRow"}]}}
     published = _object({"source": {"type": "string"}, "memory_bytes": {"type": "array", "items": {"type": "integer"}}})
-    properties = {"schema": {"const": COMPARISON}, "rows": rows, "published": {"anyOf": [published, nothing]}}
-    body = _object(properties)
+    body = _object({"schema": {"const": COMPARISON}, "rows": rows, "published": {"anyOf": [published, _NULL]}})
     body["properties"] |= {"group": {"type": "string"}, "repeats": {"type": "integer"}}
     return _document("A comparison", body, definitions)
 
 
-def measurement_schema() -> dict[str, Any]:
-    """Of ``measure --json``."""
-    definitions: dict[str, Any] = {}
+def measurement_schema() -> Schema:
+    """Return the schema of ``measure --json``."""
+    definitions: Schema = {}
     definitions["Prediction"] = _tagged(Prediction, PREDICTION, definitions)
     body = _tagged(Measurement, MEASUREMENT, definitions)
     shares = {"type": ["object", "null"], "additionalProperties": {"type": "number"}}
     gap = _object({**{name: {"type": ["number", "null"]} for name in COMPARED}, "components": shares})
     body["properties"] |= {
-        "prediction": {"anyOf": [{"$ref": "#/$defs/Prediction"}, {"type": "null"}]},
-        "gap": {"anyOf": [gap, {"type": "null"}]},
+        "prediction": {"anyOf": [{"$ref": "#/$defs/Prediction"}, _NULL]},
+        "gap": {"anyOf": [gap, _NULL]},
     }
     body["required"] += ["prediction", "gap"]
     return _document("A measurement", body, definitions)
 
 
-def record_schema() -> dict[str, Any]:
-    """Of the file of one record, and of ``show --json``."""
-    definitions: dict[str, Any] = {}
+def record_schema() -> Schema:
+    """Return the schema of a record's file and of ``show --json``."""
+    definitions: Schema = {}
     return _document("A record", _tagged(Record, RECORD, definitions), definitions)
 
 
-def _document(title: str, body: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    return {"$schema": DRAFT, "title": title, **body, "$defs": dict(sorted(definitions.items()))}
+def operations_schema() -> Schema:
+    """Return the schema of ``ops --json``."""
+    definitions: Schema = {}
+    body = _tagged(OperationBreakdown, OPERATIONS, definitions)
+    for name, key in (("Claim", "sentence"), ("Padding", "how")):
+        definitions[name]["properties"][key] = {"type": "string"}
+        definitions[name]["required"].append(key)
+    return _document("The operations of a step", body, definitions)
 
 
-def _tagged(kind: type, name: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a dataclass with its ``schema`` key in front."""
+class _Generator(GenerateJsonSchema):
+    """Pydantic's generator with components as the flat object that they are written as."""
+
+    def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
+        made = super().dataclass_schema(schema)
+        made["description"] = re.sub(r"\s+", " ", inspect.getdoc(schema["cls"]) or "").replace("``", "`")
+        if schema["cls"] is Components:
+            integer = {"type": "integer"}
+            made |= {**_object(dict.fromkeys(STANDARD_COMPONENTS, integer)), "additionalProperties": integer}
+        return made
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return True  # every key is written, defaults included
+
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+
+def _dataclass(kind: type, definitions: Schema) -> Schema:
+    """Return the schema of a dataclass, and add those that it refers to to ``definitions``."""
+    made = TypeAdapter(kind).json_schema(ref_template=_DEFINITION, schema_generator=_Generator, mode="serialization")
+    definitions |= _without_titles(made.pop("$defs", {}))
+    body: Schema = _without_titles(made)
+    return body
+
+
+def _without_titles(value: Any) -> Any:
+    """Remove the titles that pydantic derives from names."""
+    if isinstance(value, list):
+        return [_without_titles(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_titles(item) for key, item in value.items() if key != "title" or not isinstance(item, str)}
+
+
+def _reference(kind: type, definitions: Schema) -> Schema:
+    definitions[kind.__name__] = _dataclass(kind, definitions)
+    return {"$ref": f"#/$defs/{kind.__name__}"}
+
+
+def _document(title: str, body: Schema, definitions: Schema) -> Schema:
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": draft, "title": title, **body, "$defs": dict(sorted(definitions.items()))}
+
+
+def _tagged(kind: type, name: str, definitions: Schema) -> Schema:
+    """Return the schema of a dataclass with its ``schema`` key in front."""
     body = _dataclass(kind, definitions)
     body["properties"] = {"schema": {"const": name}, **body["properties"]}
     body["required"] = ["schema", *body["required"]]
     return body
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
+def _object(properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    body = _object({field.name: _of(hints[field.name], definitions) for field in fields(kind)})
-    return _dataclass_body(kind, body["properties"])
-
-
-def _dataclass_body(kind: type, properties: dict[str, Any]) -> dict[str, Any]:
-    return {"description": re.sub(r"\s+", " ", inspect.getdoc(kind) or "").replace("``", "`"), **_object(properties)}
-
-
-def _of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one annotation; raises ``TypeError`` for one that JSON has no word for."""
-    if hint in _SIMPLE:
-        return {"type": _SIMPLE[hint]}
-    if hint is object or hint is Any:
-        return {}
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return {"enum": list(arguments)}
-    if isinstance(hint, UnionType):
-        return {"anyOf": [_of(each, definitions) for each in arguments]}
-    if origin is dict:
-        return {"type": "object", "additionalProperties": _of(arguments[1], definitions)}
-    if origin is tuple:
-        return _tuple(arguments, definitions)
-    if is_dataclass(hint) and isinstance(hint, type):
-        if hint is Components:
-            definitions["Components"] = _components()
-        if hint.__name__ not in definitions:
-            definitions[hint.__name__] = _dataclass(hint, definitions)
-        return {"$ref": f"#/$defs/{hint.__name__}"}
-    raise TypeError(f"no JSON type is known for {hint!r}")
-
-
-def _components() -> dict[str, Any]:
-    """Return the schema of the flat object that components are written as."""
-    body = _dataclass_body(Components, {name: {"type": "integer"} for name in STANDARD_COMPONENTS})
-    return {**body, "additionalProperties": {"type": "integer"}}
-
-
-def _tuple(arguments: tuple[Any, ...], definitions: dict[str, Any]) -> dict[str, Any]:
-    if arguments[-1] is Ellipsis:
-        return {"type": "array", "items": _of(arguments[0], definitions)}
-    items = [_of(each, definitions) for each in arguments]
-    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
