@@ -14,6 +14,7 @@ import pytest
 
 from trainatomy.catalog.architectures import architectures
 from trainatomy.catalog.gpus import gpus
+from trainatomy.cli import main
 from trainatomy.reporters.json import (
     architectures_to_json,
     comparison_to_json,
@@ -167,3 +168,12 @@ def test_sentences_stand_where_values_hold_codes(prediction: Prediction) -> None
         figures = replace(prediction.bytes_per_parameter, reasons=(code,))
         (reason,) = to_json(replace(prediction, bytes_per_parameter=figures))["bytes_per_parameter"]["reasons"]
         assert part in reason
+
+
+def test_the_command_prints_the_draft_of_version_2(
+    prediction: Prediction, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainatomy.api.predict", lambda *_, **__: prediction)
+    for version, schema in ((1, "trainatomy/prediction/1"), (2, "trainatomy/prediction/2-draft")):
+        assert main(["predict", "--model", "gpt2", "--gpu", "t4", "--json", "--json-version", str(version)]) == 0
+        assert json.loads(capsys.readouterr().out)["schema"] == schema

@@ -26,6 +26,9 @@ File = Annotated[
 ]
 Check = Annotated[bool, in_output("--check", "Exit with code 8 if the training does not fit.")]
 Timeline = Annotated[bool, in_output("--timeline", "Show memory by component over the step.")]
+JsonVersion = Annotated[
+    int, in_output("--json-version", "Version of the JSON; 2 is a draft.", min=1, max=2, hidden=True)
+]
 
 
 @with_workload_options
@@ -35,6 +38,7 @@ def predict(
     timeline: Timeline = False,
     calibration: CalibrationFile = None,
     json: Json = False,
+    json_version: JsonVersion = 1,
     trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
     **flags: Any,
@@ -52,7 +56,7 @@ def predict(
             workload, timeline=timeline, trust_remote_code=trust_remote_code, calibration=calibration
         )
     if json:
-        show_json(to_json(prediction))
+        show_json(to_json(prediction, version=json_version))
     else:
         show(prediction_page(prediction))
     if check and not prediction.fits:
