@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -356,3 +357,67 @@ def test_a_smoothed_loss_leaves_the_decoder_its_inputs(describe: Any, name: str)
     assert torch.equal(batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1])
     assert "decoder_input_ids" not in batch_of(describe(name))
     assert "decoder_input_ids" not in batch_of(describe("GPT2LMHeadModel", train=train))
+
+
+_BERT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 200,
+}
+_VIT = {**_BERT, "image_size": 32, "patch_size": 8}
+_GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 200}
+_BLIP2 = {
+    "num_query_tokens": 4,
+    "text_config": {
+        "model_type": "opt", "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "vocab_size": 200, "word_embed_proj_dim": 32,
+    },
+    "vision_config": _VIT,
+    "qformer_config": {**_BERT, "encoder_hidden_size": 32},
+}  # fmt: skip
+_CLAP = {
+    "text_config": _BERT,
+    "audio_config": {
+        "hidden_size": 32, "patch_embeds_hidden_size": 16, "depths": [1, 1], "num_attention_heads": [2, 2],
+        "num_hidden_layers": 2, "num_mel_bins": 64, "spec_size": 256,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        (
+            "EncoderDecoderModel",
+            {"encoder": {"model_type": "bert", **_BERT}, "decoder": {"model_type": "bert", **_BERT}},
+        ),
+        ("VisionEncoderDecoderModel", {"encoder": {"model_type": "vit", **_VIT}, "decoder": _GPT2}),
+        ("GitForCausalLM", {**_BERT, "vision_config": _VIT}),
+        ("Blip2ForConditionalGeneration", _BLIP2),
+        ("ClapModel", _CLAP),
+    ],
+)
+def test_models_of_several_parts_take_the_batch_that_is_made(name: str, config: dict[str, Any]) -> None:
+    mapping = {"model": {"class": name, "config": config}, "train": {"per_device_train_batch_size": 2}}
+    before = copy.deepcopy(mapping)
+    for _ in range(2):  # a configuration may take keys out of what it is given
+        workload = Workload.from_mapping(mapping)
+        model = build_model(workload)
+        loss = model(**build_batch(workload, model)).loss
+        assert loss.dim() == 0
+        assert mapping == before
+
+
+def test_a_pair_of_models_without_configurations_is_the_workloads_fault() -> None:
+    with pytest.raises(WorkloadError, match=r"model\.config: EncoderDecoderConfig refuses these values"):
+        build_model(Workload.from_mapping({"model": {"class": "EncoderDecoderModel"}}))
+
+
+def test_parts_of_different_width_are_named() -> None:
+    workload = Workload.from_mapping({"model": {"class": "Qwen2VLForConditionalGeneration"}})
+    with torch.device("meta"):
+        model = build_model(workload)
+    with pytest.raises(WorkloadError, match=r"vision_config\.hidden_size: 3584 must equal .* 8192"):
+        build_batch(workload, model)

@@ -1,7 +1,7 @@
-"""The AdamW that transformers brought along until 5.0, its Trainer's default in January 2022 (``adamw_hf``).
+"""The AdamW of transformers before 5.0, its Trainer's default in January 2022 (``adamw_hf``).
 
-As an optimizer's path in a workload: ``optim: trainatomy.training.adamw_hf.AdamW``.  It steps through the parameters
-one by one with one temporary of a parameter's size, where ``torch.optim.AdamW`` without foreach and fused has two.
+In a workload: ``optim: trainatomy.training.adamw_hf.AdamW``.  It steps through the parameters one by one with one
+temporary of a parameter's size; ``torch.optim.AdamW`` without foreach and fused has two.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 
 
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay, after the step (Loshchilov and Hutter, https://arxiv.org/abs/1711.05101).
+    """Adam with decoupled weight decay, applied after the step (Loshchilov and Hutter, https://arxiv.org/abs/1711.05101).
 
     m ← β₁m + (1 − β₁)g,  v ← β₂v + (1 − β₂)g²,  p ← p − lr √(1 − β₂ᵗ) / (1 − β₁ᵗ) · m / (√v + ε),  p ← p − lr λ p
 
-    Left out: sparse gradients, which are refused.
+    Sparse gradients are refused.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class AdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step; the last temporary lives until the next one replaces it, as in the loop that this follows."""
+        """Make one step; each temporary lives until the next one replaces it, as in transformers' loop."""
         loss = None if closure is None else closure()
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
@@ -57,7 +57,7 @@ class AdamW(Optimizer):
         return loss
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """Made at the first step, in the type of the parameter."""
+        """Return the state of a parameter, made at the first step in the parameter's dtype."""
         state: dict[str, Any] = self.state[parameter]
         if not state:
             state.update(step=0, exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))

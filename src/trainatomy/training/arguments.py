@@ -1,4 +1,4 @@
-"""``TrainingArguments`` of a workload, for the real Trainer and for the optimizer of the plain loop."""
+"""Make the ``TrainingArguments`` of a workload, for the Trainer and for the optimizer of the plain loop."""
 
 from __future__ import annotations
 
@@ -23,33 +23,37 @@ _QUIET: dict[str, Any] = {
     "disable_tqdm": True,
     "log_level": "error",
 }
-"""Nothing but the step: no reports, no files, no evaluation, no progress bar."""
+"""Settings that leave nothing but the step: no reports, files, evaluation or progress bar."""
 
-_HOST: dict[str, Any] = {"dataloader_pin_memory": False, "dataloader_num_workers": 0}
-"""How batches are loaded: whatever the workload says, for it takes nothing of the GPU's memory."""
+_LOADING: dict[str, Any] = {"dataloader_pin_memory": False, "dataloader_num_workers": 0}
+"""Settings for loading batches, whatever the workload says: they take no GPU memory."""
 
 
 def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_cpu: bool) -> TrainingArguments:
-    """The arguments of a training of ``steps`` optimizer steps.
+    """Return the arguments of a training of ``steps`` optimizer steps.
 
-    Raises ``WorkloadError`` where transformers refuses a value (in its words), ``MissingLibrary`` without accelerate.
+    Raises:
+        WorkloadError: transformers refuses a value; the message is its own.
+        MissingLibrary: accelerate is not installed.
     """
     import_library("accelerate", "the Trainer")
     from transformers import TrainingArguments
 
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
-    given = {name: value for name, value in _given(workload.train).items() if name in known}
+    settings = {name: value for name, value in _settings(workload.train).items() if name in known}
     try:
-        made = TrainingArguments(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **_HOST, **given)
+        made = TrainingArguments(
+            output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **_LOADING, **settings
+        )
     except ValueError as error:
-        raise WorkloadError(f"train: {error}") from error
-    made._n_gpu = min(made.n_gpu, 1)  # one GPU, where the Trainer would take all of the machine's
+        raise WorkloadError(f"train: {error}", key="train") from error
+    made._n_gpu = min(made.n_gpu, 1)  # one GPU: with several the Trainer would wrap the model in DataParallel
     return made
 
 
-def _given(train: TrainSpec) -> dict[str, Any]:
-    """The settings as transformers takes them; it does not know the path of an optimizer's class."""
-    values = {name: value for name, value in train if value is not None and name not in _HOST}
+def _settings(train: TrainSpec) -> dict[str, Any]:
+    """Return the settings in the form that transformers accepts, which excludes the path of an optimizer's class."""
+    values = {name: value for name, value in train if value is not None and name not in _LOADING}
     if isinstance(values.get("optim_target_modules"), tuple):
         values["optim_target_modules"] = list(values["optim_target_modules"])
     if is_class_path(train.optim):

@@ -1,6 +1,6 @@
-"""The class of a transformers model: by name, or the one that its configuration was trained with.
+"""Find the class of a transformers model: by name, or the one that its configuration was trained with.
 
-Classes are taken one by one from the lazy ``transformers`` module, so that only the files of that model are imported.
+Classes are looked up one by one in the lazy ``transformers`` module, so that only the files of that model are imported.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ _HEADS = (
     "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
     "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
 )
-"""Tables of transformers that give a class with a loss for a model type; the first that knows the type decides.
+"""Tables of transformers that map a model type to a class with a loss; the first that has the type decides.
 
-Encoders (in the table of masked language models) come before decoders, because most encoders are in both."""
+Masked language models come before causal ones, because most encoders are in both tables.
+"""
 
 
 def transformers_class(name: str) -> Any:
-    """The class called ``name``; raises ``WorkloadError`` with the nearest names, or ``MissingLibrary``."""
+    """Return the class called ``name``; raise ``WorkloadError`` with the nearest names, or ``MissingLibrary``."""
     import transformers
 
     found = getattr(transformers, name, None)
     if found is None or not isinstance(found, type):
-        raise WorkloadError(f"model.class: transformers {transformers.__version__} has no {name!r}{_near(name)}")
+        raise WorkloadError(
+            f"model.class: transformers {transformers.__version__} has no {name!r}{_near(name)}", key="model.class"
+        )
     if found.__module__.startswith("transformers.utils.dummy"):
         backends = ", ".join(getattr(found, "_backends", ["?"]))
         raise MissingLibrary(f"model.class: {name} needs {backends}: pip install {backends.replace(',', '')}")
@@ -52,7 +55,7 @@ def _near(name: str) -> str:
 
 
 def model_class(config: PreTrainedConfig, name: str | None, *, trust_remote_code: bool = False) -> Any:
-    """The class to build: ``name`` where it is given, else the configuration's own, else one with a sensible head."""
+    """Return the class to build: ``name`` if given, else the configuration's own, else one with a suitable head."""
     if name is not None:
         return _checked(transformers_class(name), config, name)
     if trust_remote_code and (remote := _remote_class(config)) is not None:
@@ -67,16 +70,16 @@ def model_class(config: PreTrainedConfig, name: str | None, *, trust_remote_code
 
 
 def _checked(found: Any, config: PreTrainedConfig, name: str) -> Any:
-    """Resolve ``AutoModelFor…`` for this configuration, and refuse a class that belongs to another model."""
+    """Resolve ``AutoModelFor…`` for this configuration; refuse a class that belongs to another model."""
     mapping = getattr(found, "_model_mapping", None)
     if mapping is not None:
         if type(config) not in mapping:
-            raise WorkloadError(f"model.class: {name} has no class for a {config.model_type} model")
+            raise WorkloadError(f"model.class: {name} has no class for a {config.model_type} model", key="model.class")
         resolved = mapping[type(config)]
         return resolved[0] if isinstance(resolved, tuple) else resolved
     expected = getattr(found, "config_class", None)
     if expected is None or not hasattr(found, "_from_config"):
-        raise WorkloadError(f"model.class: {name} is not a model")
+        raise WorkloadError(f"model.class: {name} is not a model", key="model.class")
     if not isinstance(config, expected):
         raise WorkloadError(
             f"model.class: {name} is built from a {expected.__name__}, but model.id has a {type(config).__name__}"
@@ -85,7 +88,7 @@ def _checked(found: Any, config: PreTrainedConfig, name: str) -> Any:
 
 
 def _has_loss(model: Any) -> bool:
-    """Whether the forward can compute a loss: a bare ``…Model`` gives hidden states only."""
+    """Return whether the forward can compute a loss; a bare ``…Model`` returns hidden states only."""
     return not {"labels", "return_loss", "start_positions"}.isdisjoint(inspect.signature(model.forward).parameters)
 
 
@@ -97,7 +100,7 @@ def _class_with_head(config: PreTrainedConfig) -> Any:
         if entry is not None:
             return transformers_class(entry if isinstance(entry, str) else entry[0])
     raise WorkloadError(
-        f"model.class: a {config.model_type} model has no head that trainatomy would choose by itself: name a class"
+        f"model.class: a {config.model_type} model has no default head: name a class", key="model.class"
     )
 
 

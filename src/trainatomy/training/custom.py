@@ -1,8 +1,8 @@
-"""An optimizer that the workload names by its class (``bitsandbytes.optim.Adam8bit``, ``mine.optimizers.Slow``).
+"""Build an optimizer that the workload names by its class (``bitsandbytes.optim.Adam8bit``, ``mine.optimizers.Slow``).
 
-It is built as a script does that hands its optimizer to the Trainer, ``optimizers=(optimizer, None)``: over the model
-as it was built, before the Trainer moves it.  A parameter stays the same object when it is moved, and states are made
-in the first step, so that they lie where the parameters lie then.
+It is built as in a script that passes its optimizer to the Trainer, ``optimizers=(optimizer, None)``: over the model as
+it was built, before the Trainer moves it.  A parameter stays the same object when it is moved, and states are made in
+the first step, so they are on the device of the parameters at that time.
 """
 
 from __future__ import annotations
@@ -25,18 +25,23 @@ OptimizerClass = type[torch.optim.Optimizer]
 
 
 def optimizer_class(path: str) -> OptimizerClass:
-    """The class at ``path``.
+    """Return the class at ``path``.
 
-    Raises ``MissingLibrary`` (with the command that installs a library known to have optimizers), ``WorkloadError``
-    (there is no such module or class, or it is no optimizer), ``FactoryError`` (the user's module raises).
+    Raises:
+        MissingLibrary: It belongs to a library of optimizers that is not installed.
+        WorkloadError: There is no such module or class, or it is not an optimizer.
+        FactoryError: Importing the user's module failed.
     """
     place, _, name = path.rpartition(".")
     package = place.partition(".")[0]
     if package in arguments().optimizers.values() and not _is_installed(package):
-        raise MissingLibrary(f"train.optim: {path} needs {package}, which is not installed: pip install {package}")
+        message = f"train.optim: {path} needs {package}, which is not installed: pip install {package}"
+        raise MissingLibrary(message, library=package)
     found: Any = factory.load(f"{place}:{name}", "train.optim")
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
-        raise WorkloadError(f"train.optim: {path} is not a class that derives from torch.optim.Optimizer")
+        raise WorkloadError(
+            f"train.optim: {path} is not a class that derives from torch.optim.Optimizer", key="train.optim"
+        )
     return found
 
 
@@ -47,9 +52,11 @@ def _is_installed(package: str) -> bool:
 
 
 def create_custom(train: TrainSpec, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of ``train`` over the trainable parameters of ``model``.
+    """Return the optimizer of ``train`` over the trainable parameters of ``model``.
 
-    Raises what ``optimizer_class`` raises, and ``WorkloadError`` with the reason where its constructor refuses.
+    Raises:
+        WorkloadError: The constructor refuses the arguments; the message gives its reason.
+        MissingLibrary, FactoryError: See ``optimizer_class``.
     """
     chosen = optimizer_class(train.optim)
     accepted = inspect.signature(chosen).parameters
@@ -61,11 +68,11 @@ def create_custom(train: TrainSpec, model: nn.Module) -> torch.optim.Optimizer:
         raise
     except Exception as error:
         reason = str(error) or type(error).__name__
-        raise WorkloadError(f"train.optim: {train.optim} refuses: {reason}") from error
+        raise WorkloadError(f"train.optim: {train.optim} refuses: {reason}", key="train.optim") from error
 
 
 def _keywords(train: TrainSpec, chosen: OptimizerClass, accepted: Any) -> dict[str, Any]:
-    """The settings of the Trainer that the constructor has by name, and ``optim_args`` over them."""
+    """Return the Trainer's settings that the constructor has by name, overridden by ``optim_args``."""
     settings = {
         "lr": train.learning_rate,
         "betas": (train.adam_beta1, train.adam_beta2),
@@ -77,12 +84,12 @@ def _keywords(train: TrainSpec, chosen: OptimizerClass, accepted: Any) -> dict[s
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
         for name in given.keys() - accepted.keys():
             hint = suggestion(name, set(accepted) - {"params"})
-            raise WorkloadError(f"train.optim_args: {chosen.__name__} has no {name!r}{hint}")
+            raise WorkloadError(f"train.optim_args: {chosen.__name__} has no {name!r}{hint}", key="train.optim_args")
     return known | given
 
 
 def _takes(parameter: inspect.Parameter, value: Any) -> bool:
-    """Whether a constructor's default has the form of ``value``: Adafactor's ``eps`` is a pair, Adam's a number."""
+    """Return whether a default has the form of ``value``: Adafactor's ``eps`` is a pair, Adam's a number."""
     default = parameter.default
     return default in (None, parameter.empty) or isinstance(default, tuple) == isinstance(value, tuple)
 
@@ -92,7 +99,7 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The groups of ``Trainer.create_optimizer``: with decay, and without (biases and norms)."""
+    """Return the groups of ``Trainer.create_optimizer``: with weight decay, and without (biases and norms)."""
     from transformers import Trainer
 
     decaying = set(Trainer.get_decay_parameter_names(Trainer.__new__(Trainer), model))

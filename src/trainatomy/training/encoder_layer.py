@@ -1,8 +1,7 @@
-"""One encoder layer of BERT-large as Ivanov et al. describe it ("Data Movement Is All You Need", arXiv 2007.00072,
-section 3): every operator of theirs a call of its own, so that it can be counted as they count it.
+"""One encoder layer of BERT-large as Ivanov et al. describe it, with a call for each of their operators.
 
-Sizes by their letters: batch B = 8, sequence J = K = 512, heads H = 16, head size P = W = 64, hidden I = 1024, inner
-U = 4096.  ReLU, dropout with probability 0.1, no mask.
+"Data Movement Is All You Need", arXiv 2007.00072, section 3.  Sizes by their letters: batch B = 8, sequence J = K =
+512, heads H = 16, head size P = W = 64, hidden I = 1024, inner U = 4096.  ReLU, dropout with probability 0.1, no mask.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ DROPOUT = 0.1
 
 
 class Projection(nn.Module):
-    """A product with a weight, [.., in] to [.., out], and the bias added as an operator of its own."""
+    """Product with a weight, [.., in] to [.., out], and the bias added by a separate operator."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -47,8 +46,11 @@ class Attention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention, dropout, residual, layer normalisation; linear, ReLU, dropout, linear; dropout, residual, layer
-    normalisation."""
+    """Encoder layer with normalisation after each residual.
+
+    Attention, dropout, residual, layer normalisation; linear, ReLU, dropout, linear; dropout, residual, layer
+    normalisation.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,9 +69,9 @@ class EncoderLayer(nn.Module):
 
 
 class WithGradient(nn.Module):
-    """The layer, and a loss whose gradient at its output is ``gradient``: the error that comes from the next layer.
+    """The layer with a loss whose gradient at its output is ``gradient``, as from the next layer.
 
-    What belongs to the layer has module paths that begin with ``layer``.
+    Module paths inside the layer begin with ``layer``.
     """
 
     def __init__(self) -> None:
@@ -81,11 +83,11 @@ class WithGradient(nn.Module):
 
 
 def build() -> nn.Module:
-    """The layer in fp16, as a factory (``model.factory``)."""
+    """Return the layer in fp16; usable as ``model.factory``."""
     return WithGradient().half()
 
 
 def batch(size: int) -> dict[str, torch.Tensor]:
-    """``size`` sequences of 512 vectors in fp16, and the gradient of what comes out."""
+    """Return ``size`` sequences of 512 vectors in fp16, and the gradient of the output."""
     shape = (size, SEQUENCE, HIDDEN)
     return {"data": torch.randn(shape, dtype=torch.float16), "gradient": torch.randn(shape, dtype=torch.float16)}

@@ -1,4 +1,4 @@
-"""``config.json`` from the Hugging Face hub, and nothing else; an answer within seconds where there is no network."""
+"""Fetch ``config.json`` from the Hugging Face hub, and nothing else; fail within seconds without a network."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ _TIMEOUT_SECONDS = 5.0
 
 
 def fetch_config(name: str, *, hint: str = "") -> dict[str, Any]:
-    """The configuration of ``name``, from the hub's cache on this machine or from the hub.
+    """Return the configuration of ``name`` from the hub's cache on this machine or from the hub.
 
-    ``hint`` ends the message where the name is unknown.  Raises ``WorkloadError`` (no such repository, no permission)
-    or ``NetworkError`` (the hub cannot be reached).
+    Args:
+        name: Name of a repository on the hub.
+        hint: End of the message if the name is unknown.
+
+    Raises:
+        WorkloadError: There is no such repository, or no permission to read it.
+        NetworkError: The hub cannot be reached.
     """
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -23,7 +28,7 @@ def fetch_config(name: str, *, hint: str = "") -> dict[str, Any]:
     try:
         is_cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:
-        raise WorkloadError(f"model.id: {name!r} is not a name on the hub{hint}") from None
+        raise WorkloadError(f"model.id: {name!r} is not a name on the hub{hint}", key="model.id") from None
     if not is_cached and (constants.HF_HUB_OFFLINE or not _reachable(constants.ENDPOINT)):
         raise NetworkError(
             f"model.id: {name} does not ship with trainatomy, is not in the hub's cache on this machine, and the hub "
@@ -33,7 +38,7 @@ def fetch_config(name: str, *, hint: str = "") -> dict[str, Any]:
 
 
 def _reachable(endpoint: str) -> bool:
-    """Whether the hub answers.  huggingface_hub would try for 20 seconds, and say so line by line."""
+    """Return whether the hub answers; huggingface_hub itself would try for 20 seconds and print a line per attempt."""
     request = urllib.request.Request(endpoint, method="HEAD")
     try:
         urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS).close()
@@ -54,13 +59,14 @@ def _download(name: str, hint: str, *, local_files_only: bool) -> dict[str, Any]
         cause = error.__cause__ or error
         if isinstance(cause, GatedRepoError):
             raise WorkloadError(
-                f"model.id: {name} is gated: accept its terms at https://huggingface.co/{name} and run `hf auth login`"
+                f"model.id: {name} is gated: accept its terms at https://huggingface.co/{name} and run `hf auth login`",
+                key="model.id",
             ) from None
         if isinstance(cause, RepositoryNotFoundError):
-            raise WorkloadError(f"model.id: there is no {name} on the hub{hint}") from None
+            raise WorkloadError(f"model.id: there is no {name} on the hub{hint}", key="model.id") from None
         if isinstance(cause, EntryNotFoundError):
-            raise WorkloadError(f"model.id: {name} has no config.json on the hub") from None
+            raise WorkloadError(f"model.id: {name} has no config.json on the hub", key="model.id") from None
         raise NetworkError(f"model.id: the configuration of {name} cannot be read: {error}") from error
     if not raw:
-        raise WorkloadError(f"model.id: {name} has no config.json on the hub")
+        raise WorkloadError(f"model.id: {name} has no config.json on the hub", key="model.id")
     return dict(raw)

@@ -1,4 +1,4 @@
-"""What the labels of a sample look like, by the head of the model."""
+"""Draw the labels of a sample, by the head of the model."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from trainatomy.training.samples import draw_tokens
 from trainatomy.training.shape import Shape, image_size
 
 Labels = dict[str, Any]
-"""Tensors by name; of a detector a dict of tensors under one name."""
+"""Tensors by name; a detector has a dict of tensors under one name."""
 
 Maker = Callable[[Shape, Labels, torch.Generator], Labels]
 
 OBJECTS = 7
-"""Objects in an image, as in COCO (Lin et al. 2014, section 5: 7.7 on average)."""
+"""Objects per image, as in COCO (Lin et al. 2014, section 5: 7.7 on average)."""
 
 IGNORED = -100
-"""The label that cross-entropy leaves out."""
+"""The label that cross-entropy ignores."""
 
 
 def _class(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """One class a sample: int64 scalar; a float for a regression, a float vector for several labels at once."""
+    """Return one class, an int64 scalar; a float for regression, a float vector for multi-label classification."""
     count = int(shape.config.num_labels)
     if getattr(shape.config, "problem_type", None) == "multi_label_classification":
         return {"labels": torch.randint(0, 2, (count,), generator=generator).float()}
@@ -39,7 +39,7 @@ def _class_per_token(shape: Shape, inputs: Labels, generator: torch.Generator) -
 
 
 def _token(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """A token for each position: of the decoder ``[T]``, drawn anew for a masked model ``[S]``, else the input."""
+    """Return a token per position: of the decoder ``[T]``, random for a masked model ``[S]``, else the input."""
     if shape.is_encoder_decoder:
         return {"labels": draw_tokens(shape.decoder, shape.lengths.target, generator)}
     if "MaskedLM" in shape.class_name:
@@ -51,8 +51,11 @@ def _token(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
 
 
 def _answer(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """Where an answer starts and ends; of a table ``[S]`` whether a token belongs to it; of a picture ``[num_labels]``
-    how well each known answer fits."""
+    """Return the labels of question answering.
+
+    Start and end of the answer in a text; ``[S]`` int64, 1 for its tokens, in a table; ``[num_labels]`` float32, a
+    score per known answer, about an image.
+    """
     if "start_positions" in shape.parameters:
         return _span(shape, inputs, generator)
     if "aggregation_labels" in shape.parameters:
@@ -66,32 +69,36 @@ def _span(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
 
 
 def _choice(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """Which of the endings is the right one."""
+    """Return the index of the right choice."""
     return {"labels": torch.randint(0, shape.choices, (), generator=generator)}
 
 
 def _class_per_pixel(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """``[H, W]`` int64."""
+    """Return ``[H, W]`` int64."""
     size = inputs["pixel_values"].shape[-2:]
     return {"labels": torch.randint(0, int(shape.config.num_labels), size, generator=generator)}
 
 
 def _transcript(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """``[T]`` characters or word pieces of what is said; 0 is connectionist temporal classification's blank."""
+    """Return ``[T]`` characters or word pieces; 0 is the blank of connectionist temporal classification."""
     return {"labels": torch.randint(1, int(shape.config.vocab_size), (shape.lengths.target,), generator=generator)}
 
 
 def _objects(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """The objects of an image: ``class_labels [n]`` int64 and ``boxes [n, 4]``, centre, width and height as parts of
-    the image's."""
+    """Return the objects of an image: ``class_labels [n]`` int64 and ``boxes [n, 4]`` float32.
+
+    A box is its centre, width and height as fractions of the image.
+    """
     centres, sizes = torch.rand((2, OBJECTS, 2), generator=generator).unbind()
     boxes = torch.cat([0.25 + centres / 2, 0.05 + sizes / 2.5], dim=1)
     return {"labels": {"class_labels": _classes(shape, generator), "boxes": boxes}}
 
 
 def _masks(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """The segments of an image: ``class_labels [n]`` int64 and ``mask_labels [n, H, W]`` float32 of 0 and 1; of a
-    detector that segments as well, beside the boxes (``masks``)."""
+    """Return the segments of an image: ``class_labels [n]`` int64 and ``mask_labels [n, H, W]`` float32 of 0 and 1.
+
+    A detector that also segments has the masks beside its boxes, as ``masks``.
+    """
     masks = torch.randint(0, 2, (OBJECTS, *inputs["pixel_values"].shape[-2:]), generator=generator).float()
     if "mask_labels" in shape.parameters:
         return {"mask_labels": masks, "class_labels": _classes(shape, generator)}
@@ -104,8 +111,10 @@ def _classes(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def _pretraining(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """BERT's pre-training: a token for each position and whether the second sentence follows the first.  A model of
-    images that masks them itself needs nothing besides (ViTMAE)."""
+    """Return a token per position and whether the second sentence follows the first, as in BERT's pre-training.
+
+    A model that masks its images itself needs no labels (ViTMAE).
+    """
     if set(inputs) == {"pixel_values"} and "labels" not in shape.parameters:
         return _masked_image(shape, inputs, generator) if "bool_masked_pos" in shape.parameters else {}
     labels = {"labels": draw_tokens(shape.text, shape.lengths.sequence, generator)}
@@ -116,7 +125,7 @@ def _pretraining(shape: Shape, inputs: Labels, generator: torch.Generator) -> La
 
 
 def _hidden_patches(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[patches]`` bool, half of them: which patches of an image or video (tubes of frames) a model must guess."""
+    """Return ``[patches]`` bool, half of them true: the patches of an image or video to reconstruct."""
     _, height, width = image_size(shape.config)
     patch = int(shape.config.patch_size)
     count = (height // patch) * (width // patch)
@@ -128,15 +137,18 @@ def _hidden_patches(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def _masked_image(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """Which patches a model must guess, as ``bool_masked_pos``; raises ``WorkloadError`` where it also wants to be told
-    what they hold (BEiT: the words of a tokenizer of images)."""
+    """Return the patches to reconstruct as ``bool_masked_pos``.
+
+    Raises:
+        WorkloadError: The model also needs the content of the patches (BEiT: tokens of an image tokenizer).
+    """
     if "labels" in shape.parameters:
         raise _unknown(shape)
     return {"bool_masked_pos": _hidden_patches(shape, generator)}
 
 
 def _future(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """``[prediction, channels]`` float32: what comes after ``past_values``."""
+    """Return ``[prediction, channels]`` float32: what follows ``past_values``."""
     size = (int(shape.config.prediction_length), inputs["past_values"].shape[-1])
     return {"future_values": torch.rand(size, generator=generator)}
 
@@ -166,11 +178,11 @@ MAKERS: tuple[tuple[str, Maker], ...] = (
     ("ForConditionalGeneration", _token),
     ("ForSpeechSeq2Seq", _token),
 )
-"""Part of a class's name → what its labels look like; the first that fits decides."""
+"""The function that draws the labels, by a part of the class's name; the first match decides."""
 
 
 def draw_labels(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """The labels of one sample; raises ``WorkloadError`` for a head that is not in ``MAKERS``."""
+    """Return the labels of one sample; raise ``WorkloadError`` for a head that is not in ``MAKERS``."""
     for part, make in MAKERS:
         if part in shape.class_name:
             return make(shape, inputs, generator)
@@ -188,21 +200,23 @@ def _writes_text(shape: Shape, inputs: Labels) -> bool:
 
 def _unknown(shape: Shape) -> WorkloadError:
     return WorkloadError(
-        f"data.factory: trainatomy does not know what the labels of {shape.class_name} look like: "
-        "name a function that makes the batch"
+        f"data.factory: trainatomy cannot make the labels of {shape.class_name}: name a function that makes the batch",
+        key="data.factory",
     )
 
 
 def draw_decoder_inputs(shape: Shape, generator: torch.Generator) -> Labels:
-    """What a decoder is given where there are no labels (inference)."""
+    """Return the decoder's input in inference, where there are no labels."""
     if not shape.is_encoder_decoder:
         return {}
     return {"decoder_input_ids": draw_tokens(shape.decoder, shape.lengths.target, generator)}
 
 
 def decoder_inputs_of(shape: Shape, targets: Labels) -> Labels:
-    """What a decoder reads where the loss is the Trainer's (label smoothing), which keeps the labels to itself: they,
-    one place later, as ``DataCollatorForSeq2Seq`` puts them beside them."""
+    """Return the decoder's input if the Trainer computes the loss itself (label smoothing).
+
+    The model does not see the labels then; ``DataCollatorForSeq2Seq`` adds them to the batch, shifted by one.
+    """
     labels = targets.get("labels")
     if "decoder_input_ids" not in shape.parameters or labels is None or labels.dim() != 1:
         return {}

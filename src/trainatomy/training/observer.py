@@ -1,4 +1,4 @@
-"""What a loop tells whoever watches it, and nothing more.
+"""The interface through which a loop notifies its observer of the phases of a step.
 
 The order of calls in one run (``n`` optimizer steps of ``m`` micro-batches)::
 
@@ -9,9 +9,9 @@ The order of calls in one run (``n`` optimizer steps of ``m`` micro-batches)::
 
 Between the last ``micro_step_end`` and ``optimizer_begin`` gradients are unscaled and clipped.  The Trainer moves the
 batches of a step to the device before ``step_begin``, and zeroes gradients once between ``ready`` and the first step.
-Inference has no optimizer: ``ready`` gets ``None``, and a step has neither an optimizer's part nor gradients to zero.
+Inference has no optimizer: ``ready`` gets ``None``, and a step has neither an optimizer phase nor gradients to zero.
 
-A loop hands no tensor to its observer, so that watching cannot prolong the life of one.
+A loop passes no tensor to its observer, so observing cannot prolong the life of one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Hooks into a loop; each is called on the thread of the loop, at the instant that its name says."""
+    """Hooks into a loop; each is called on the loop's thread at the moment that its name says."""
 
     def loaded(self, model: nn.Module) -> None:
         """The model is on the device, in the dtype in which it stays."""
@@ -39,13 +39,13 @@ class Observer(Protocol):
         """Micro-batch ``micro_step`` (from 0 in each step) begins: its forward is next."""
 
     def leaves_out(self, micro_step: int, of: int) -> bool:
-        """Whether micro-batch ``micro_step`` of ``of``, which repeats the one before, need not be run.
+        """Return whether micro-batch ``micro_step`` of ``of`` may be skipped, because it repeats the one before.
 
-        Always False where something is trained; a run without data may save itself the repetition.
+        Always False in a real training; a simulation may skip the repetition.
         """
 
     def forward_end(self) -> None:
-        """The loss is computed and the model's other outputs have been let go; backward is next."""
+        """The loss is computed and the model's other outputs are released; backward is next."""
 
     def micro_step_end(self, micro_step: int) -> None:
         """Backward of this micro-batch is over."""
@@ -57,17 +57,17 @@ class Observer(Protocol):
         """The optimizer's step is over."""
 
     def zero_grad_begin(self) -> None:
-        """Gradients are about to be zeroed or let go."""
+        """Gradients are about to be zeroed or released."""
 
     def zero_grad_end(self) -> None:
-        """Gradients have been zeroed or let go."""
+        """Gradients have been zeroed or released."""
 
     def step_end(self, step: int) -> None:
         """Optimizer step ``step`` is over."""
 
 
 class Silent:
-    """An observer that does nothing; a base for those that watch only some of it."""
+    """Observer that does nothing; a base class for those that need only some of the hooks."""
 
     def loaded(self, model: nn.Module) -> None: ...
     def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None: ...

@@ -1,8 +1,8 @@
-"""The optimizer that ``train.optim`` names, made as the Trainer makes it: its classes, its groups, its defaults.
+"""Create the optimizer that ``train.optim`` names, as the Trainer does: its classes, its groups, its defaults.
 
-The Trainer hands ``optim_args`` to some optimizers only, and AdamW is not among them.  Here every argument that a class
-of ``torch.optim`` has is passed on, so that ``optim: adamw_torch`` with ``optim_args: "foreach=False"`` is AdamW as a
-loop over parameters.
+The Trainer passes ``optim_args`` to some optimizers only, and AdamW is not among them.  Here every argument that a
+class of ``torch.optim`` has is passed on, so that ``optim: adamw_torch`` with ``optim_args: "foreach=False"`` is AdamW
+as a loop over parameters.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from trainatomy.workload.train import TrainSpec
 
 Choice = tuple[Any, dict[str, Any]]
-"""A class (or a factory of the Trainer's) and the keyword arguments that it gets."""
+"""A class (or a factory of the Trainer's) and its keyword arguments."""
 
 
 def choose_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.Module) -> Choice:
-    """The class and its arguments; raises ``MissingLibrary`` or ``WorkloadError``."""
+    """Return the class and its arguments; raise ``MissingLibrary`` or ``WorkloadError``."""
     from transformers import Trainer
 
     try:
@@ -40,7 +40,7 @@ def choose_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.M
         package = known_arguments().optimizers.get(train.optim)
         if package is not None and ("install" in str(error) or "import" in str(error)):
             raise _missing(train.optim, error) from error
-        raise WorkloadError(f"train.optim: {train.optim}: {error}") from error
+        raise WorkloadError(f"train.optim: {train.optim}: {error}", key="train.optim") from error
     return chosen, {**keywords, **_more(train, chosen, keywords)}
 
 
@@ -51,24 +51,28 @@ def _missing(name: str, error: Exception) -> MissingLibrary:
 
 
 def _more(train: TrainSpec, chosen: Any, keywords: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of ``optim_args`` that the Trainer leaves aside and the class has."""
+    """Return the arguments in ``optim_args`` that the Trainer ignores and the class has."""
     if not (isinstance(chosen, type) and chosen.__module__.startswith("torch.optim")):
         return {}
     accepted = set(inspect.signature(chosen).parameters) - {"params"}
     given = train.optimizer_arguments()
     for name in given:
         if name not in accepted:
-            raise WorkloadError(f"train.optim_args: {chosen.__name__} has no {name!r}{suggestion(name, accepted)}")
+            raise WorkloadError(
+                f"train.optim_args: {chosen.__name__} has no {name!r}{suggestion(name, accepted)}",
+                key="train.optim_args",
+            )
     more = {name: value for name, value in given.items() if name not in keywords or name in {"foreach", "fused"}}
     if more.get("foreach") and keywords.get("fused") and "fused" not in more:
-        raise WorkloadError(f"train.optim_args: foreach=True cannot stand beside {train.optim}: use adamw_torch")
+        message = f"train.optim_args: foreach=True cannot be combined with {train.optim}: use adamw_torch"
+        raise WorkloadError(message, key="train.optim_args")
     return more
 
 
 def create_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer over the trainable parameters of ``model``: by its class, or by ``Trainer.create_optimizer``.
+    """Return the optimizer over the trainable parameters of ``model``, by its class or by ``Trainer.create_optimizer``.
 
-    Without a Trainer around it: only what that method reads is set.
+    There is no Trainer around it: only what that method reads is set.
     """
     from transformers import Trainer
 
@@ -83,10 +87,10 @@ def create_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.M
 
 
 def checked(train: TrainSpec, create: Any) -> torch.optim.Optimizer:
-    """Call ``create``; what an optimizer's constructor refuses is the workload's fault."""
+    """Call ``create`` and turn what an optimizer's constructor refuses into a ``WorkloadError``."""
     try:
         optimizer = create()
     except (ValueError, TypeError) as error:
-        raise WorkloadError(f"train.optim: {train.optim}: {error}") from error
+        raise WorkloadError(f"train.optim: {train.optim}: {error}", key="train.optim") from error
     assert isinstance(optimizer, torch.optim.Optimizer)
     return optimizer

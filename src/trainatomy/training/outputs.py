@@ -12,15 +12,16 @@ from trainatomy.errors import FactoryError
 
 
 def loss_of(outputs: Any) -> Tensor:
-    """The loss: the output itself, its ``"loss"``, its ``.loss`` or its first element.
+    """Return the loss: the output itself, its ``"loss"``, its ``.loss`` or its first element.
 
-    Raises ``FactoryError`` where there is none, or where it is not one number.
+    Raises:
+        FactoryError: There is no loss, or it is not a single number.
     """
     loss = _find(outputs)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise FactoryError(
-            f"the model's forward returned {found} for its loss: it must return the loss (one number), a dict with "
+            f"the model's forward returned {found} as its loss: it must return the loss (one number), a dict with "
             '"loss", or an object with .loss'
         )
     return loss
@@ -38,7 +39,7 @@ def _find(outputs: Any) -> Any:
 
 @contextmanager
 def returning_loss(model: nn.Module) -> Iterator[None]:
-    """Let ``model`` return ``{"loss": …}``, which the Trainer understands; a dict with a loss passes as it is."""
+    """Make ``model`` return ``{"loss": …}``, as the Trainer expects; a dict with a loss is returned unchanged."""
 
     def rewrap(module: nn.Module, arguments: Any, outputs: Any) -> Any:
         return outputs if isinstance(outputs, dict) and "loss" in outputs else {"loss": loss_of(outputs)}

@@ -1,7 +1,7 @@
-"""How many positions a model has, and the length of sequences that follows.
+"""The number of positions that a model has, and the length of sequences that follows.
 
-Only positions in a table end a sequence: a lookup beyond it is an error on the GPU.  Rotary and relative positions go
-on, so that ``max_position_embeddings`` of such a model is a note, not a limit.
+Only a table of positions limits a sequence: a lookup beyond it is an error on the GPU.  Rotary and relative positions
+have no limit, so for such a model ``max_position_embeddings`` gives a note and not an error.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
 
 
 class Lengths(NamedTuple):
-    """Tokens of a sample: of the text that goes in, and of the decoder in an encoder–decoder."""
+    """Tokens of a sample: of the input text, and of the decoder in an encoder-decoder."""
 
     sequence: int
     target: int
 
 
 class Limits(NamedTuple):
-    """Rows of the position tables that text meets (``None``: no table)."""
+    """Rows of the position tables that text uses; ``None`` if there is no table."""
 
     sequence: int | None
     target: int | None
 
 
 def lengths(data: DataSpec, model: nn.Module) -> Lengths:
-    """The lengths that ``data`` asks for; without a request, 512 or what the model has.
+    """Return the lengths that ``data`` asks for, or else 512 or the number of the model's positions.
 
-    Raises ``WorkloadError`` where a length that was asked for exceeds the model's positions.
+    Raises:
+        WorkloadError: A requested length exceeds the model's positions.
     """
     limits = position_limits(model)
     name = type(model).__name__
@@ -44,11 +45,11 @@ def lengths(data: DataSpec, model: nn.Module) -> Lengths:
 
 def _refuse_beyond(key: str, length: int | None, limit: int | None, model: str) -> None:
     if length is not None and limit is not None and length > limit:
-        raise WorkloadError(f"{key}: {length} is longer than the {limit} positions of {model}")
+        raise WorkloadError(f"{key}: {length} is longer than the {limit} positions of {model}", key=key)
 
 
 def position_limits(model: nn.Module) -> Limits:
-    """The smallest position table on the way of the input text, and of the decoder's text."""
+    """Return the rows of the smallest position table for the input text, and for the decoder's text."""
     config = getattr(model, "config", None)
     has_decoder = bool(getattr(config, "is_encoder_decoder", False))
     sequence: list[int] = []
@@ -62,7 +63,7 @@ def position_limits(model: nn.Module) -> Limits:
 
 
 def _rows(name: str, module: nn.Module) -> int | None:
-    """Usable rows of a table of positions: OPT and BART keep 2 rows in front, RoBERTa those up to the padding index."""
+    """Return a table's usable rows: OPT and BART reserve the first 2, RoBERTa those up to the padding index."""
     leaf = name.rpartition(".")[2]
     if not isinstance(module, nn.Embedding):
         return None
@@ -83,7 +84,7 @@ def _is_of_images_or_audio(name: str, model: nn.Module, has_decoder: bool) -> bo
 
 
 def sequence_note(data: DataSpec, model: nn.Module) -> str | None:
-    """What to tell where a sequence is longer than a model with rotary positions was made for."""
+    """Return a note if a sequence is longer than a model with rotary positions was made for, else ``None``."""
     made_for = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     length = data.sequence_length
     if not isinstance(made_for, int) or length is None or length <= made_for:

@@ -1,7 +1,7 @@
-"""What one sample of a model holds: random tensors on the CPU, in the shapes that its configuration implies.
+"""Draw the inputs of one sample: random tensors on the CPU in the shapes that the model's configuration implies.
 
-Shape suffixes: S tokens of the input, T tokens of the decoder, C channels, H × W pixels, M mel bins, F frames, I tokens
-that an image takes the place of.
+Shape suffixes: S input tokens, T decoder tokens, C channels, H × W pixels, M mel bins, F frames, I placeholder tokens
+that the model replaces by an image.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from trainatomy.errors import WorkloadError
 from trainatomy.training.shape import Shape, image_size
 
 FIRST_TOKEN, LAST_TOKEN = 100, 30_000
-"""The guide draws its tokens from this range; a smaller vocabulary bounds it."""
+"""Range of token ids, as in Hugging Face's guide; a smaller vocabulary limits it."""
 
 PADDED_SHARE = 4
-"""Of a padded sample, one token in so many is padding."""
+"""One token in this many is padding, in a padded sample."""
 
 CLAP_FRAMES = 1001
 """Frames of CLAP's spectrogram: 10 seconds at 48 kHz with a hop of 480 samples (``ClapFeatureExtractor``)."""
@@ -28,11 +28,12 @@ Draw = Callable[[Shape, torch.Generator], Tensor]
 
 
 def draw_tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
-    """``[length]`` int64 token ids; raises ``WorkloadError`` where the configuration does not say of how many."""
+    """Return ``[length]`` int64 token ids; raise ``WorkloadError`` if the configuration has no vocabulary size."""
     if not isinstance(getattr(config, "vocab_size", None), int):
         raise WorkloadError(
-            f"data.factory: a {type(config).__name__} does not say how many tokens there are (vocab_size): "
-            "name a function that makes the batch"
+            f"data.factory: {type(config).__name__} has no vocab_size, so no batch can be made: "
+            "name a function that makes it",
+            key="data.factory",
         )
     vocabulary = int(config.vocab_size)
     first, last = (FIRST_TOKEN, min(LAST_TOKEN, vocabulary)) if vocabulary > FIRST_TOKEN else (0, vocabulary)
@@ -40,7 +41,7 @@ def draw_tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
 
 
 def _input_ids(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[S]``, behind an image's tokens ``[I + S]``."""
+    """Return token ids ``[S]``, or ``[I + S]`` with the placeholders of an image in front."""
     text = draw_tokens(shape.text, shape.lengths.sequence, generator)
     _separate(text, shape)
     if not shape.image_tokens:
@@ -52,9 +53,11 @@ def _input_ids(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def _separate(text: Tensor, shape: Shape) -> None:
-    """Write into ``text`` ``[S]`` the tokens that a tokenizer puts between and behind texts, where a model looks for
-    them: an encoder-decoder that classifies pools at the end (BART), one with global attention gives it to the question
-    (Longformer)."""
+    """Write the separator tokens into ``text`` ``[S]`` that the model looks for.
+
+    An encoder-decoder that classifies pools at the end-of-sequence token (BART); global attention covers the question,
+    which a separator ends (Longformer).
+    """
     length = len(text)
     marks: dict[str, tuple[int, ...]] = {}
     if shape.is_encoder_decoder and "SequenceClassification" in shape.class_name:
@@ -69,25 +72,27 @@ def _separate(text: Tensor, shape: Shape) -> None:
 
 
 def _boxes(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[S, 4]`` int64: where on the page each token stands, left, top, right, bottom in thousandths."""
+    """Return ``[S, 4]`` int64: each token's left, top, right and bottom on the page, in thousandths."""
     corners = torch.randint(0, 1000, (shape.lengths.sequence, 2, 2), generator=generator)
     return corners.sort(dim=1).values.flatten(1)
 
 
 def _pixel_values(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[C, H, W]`` float32, of a video ``[F, C, H, W]``; where the configuration leaves the size open 224 × 224
-    (ResNet, ConvNeXt), for a detector 640 × 640 (RT-DETR, YOLO)."""
+    """Return ``[C, H, W]`` float32, or ``[F, C, H, W]`` for a video.
+
+    If the configuration names no size it is 224 × 224 (ResNet, ConvNeXt), for a detector 640 × 640 (RT-DETR, YOLO).
+    """
     if shape.grid is not None:
         return _patches(shape, generator)
     if "pixel_attention_mask" in shape.parameters and "spatial_shapes" not in shape.parameters:
-        return torch.rand((1, *image_size(shape.vision)), generator=generator)  # Idefics: images of a sample
+        return torch.rand((1, *image_size(shape.vision)), generator=generator)  # Idefics: a list of images
     if "Video" in shape.class_name and hasattr(shape.config, "num_frames"):
         return torch.rand((shape.config.num_frames, *image_size(shape.config)), generator=generator)
     return torch.rand(image_size(shape.vision, 640 if shape.detects else 224), generator=generator)
 
 
 def _patches(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[patches, C · frames · P · P]`` float32: an image that its processor has cut up, as Qwen2-VL's does."""
+    """Return ``[patches, C · frames · P · P]`` float32: an image cut into patches, as by Qwen2-VL's processor."""
     assert shape.grid is not None
     vision = shape.vision
     found = (getattr(vision, name, None) for name in ("in_channels", "in_chans", "num_channels"))
@@ -97,8 +102,12 @@ def _patches(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def _input_features(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[M, F]`` float32: Whisper's encoder halves the frames, so that F is twice its positions (3000: 30 seconds).  A
-    model of ``input_feat_per_channel`` (Speech2Text) takes ``[F, M]``, here 10 seconds with 100 frames each."""
+    """Return a spectrogram, float32, in the layout of the model.
+
+    Whisper takes ``[M, F]``; its encoder halves the frames, so F is twice its positions (3000: 30 seconds).
+    Speech2Text (``input_feat_per_channel``) takes ``[F, M]``, here 10 seconds of 100 frames each.  CLAP takes
+    ``[1, F, M]``, or four views of a long recording with ``enable_fusion``.
+    """
     config = shape.config
     audio: Any = getattr(config, "audio_config", None)
     if isinstance(getattr(audio, "spec_size", None), int):
@@ -112,15 +121,17 @@ def _input_features(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def _input_values(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[samples]`` float32: 10 seconds of a waveform at 16 kHz; a spectrogram ``[F, M]`` where the configuration says
-    how large one is."""
+    """Return 10 seconds of a waveform at 16 kHz, ``[samples]`` float32, or a spectrogram ``[F, M]``.
+
+    A configuration with ``num_mel_bins`` and ``max_length`` asks for a spectrogram.
+    """
     if hasattr(shape.config, "num_mel_bins") and isinstance(getattr(shape.config, "max_length", None), int):
         return torch.rand((shape.config.max_length, shape.config.num_mel_bins), generator=generator)
     return torch.rand((160_000,), generator=generator)
 
 
 def _past_values(shape: Shape, generator: torch.Generator) -> Tensor:
-    """``[context, channels]`` float32: what a forecast of ``num_input_channels`` series rests on."""
+    """Return ``[context, channels]`` float32: the past of ``num_input_channels`` time series."""
     config = shape.config
     if not hasattr(config, "context_length") or not hasattr(config, "num_input_channels"):
         raise _unknown(shape, "past_values")
@@ -135,19 +146,22 @@ INPUTS: dict[str, Draw] = {
     "bbox": _boxes,
     "past_values": _past_values,
 }
-"""How to draw each input that trainatomy knows."""
+"""Functions that draw each known input, by the name of the model's argument."""
 
 
 def _unknown(shape: Shape, name: str) -> WorkloadError:
     return WorkloadError(
-        f"data.factory: trainatomy does not know what {name} of {shape.class_name} looks like: "
-        "name a function that makes the batch"
+        f"data.factory: trainatomy cannot make the {name} of {shape.class_name}: name a function that makes the batch",
+        key="data.factory",
     )
 
 
 def draw_inputs(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
-    """The inputs of one sample: the model's main input, and the others of ``INPUTS`` where it joins text and images, or
-    reads text from a page; of a multiple-choice model ``[choices, …]`` each."""
+    """Return the inputs of one sample.
+
+    These are the model's main input and the others of ``INPUTS`` if the model joins text with images or audio, or reads
+    text from a page.  A multiple-choice model gets ``[choices, …]`` of each.
+    """
     if not isinstance(shape.main_input, str) or shape.main_input not in INPUTS:
         raise _unknown(shape, shape.main_input)
     names = [shape.main_input]
@@ -174,8 +188,11 @@ def _joins_text_and_images(shape: Shape) -> bool:
 
 
 def _grid(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``[1, 3]`` int64: frames, height and width of an image in patches; ``[2]`` int64, height and width in pixels, for
-    a model that takes an image of any size whole and merges its patches (Mistral 3)."""
+    """Return the size of the image as an input, if the model takes it.
+
+    ``[1, 3]`` int64: frames, height and width in patches.  ``[2]`` int64: height and width in pixels, for a model that
+    takes an image of any size whole and merges its patches (Mistral 3).
+    """
     if "pixel_values" not in drawn:
         return {}
     if "image_sizes" in shape.parameters and shape.merge > 1:
@@ -188,6 +205,8 @@ def _grid(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _check_width(shape: Shape) -> None:
     """Refuse a vision part whose output does not have the width of the text part, as in Qwen2-VL's defaults."""
+    if not str(getattr(shape.config, "model_type", "")).startswith("qwen"):
+        return
     vision, name = shape.vision, "out_hidden_size"
     if not isinstance(getattr(vision, name, None), int) and hasattr(vision, "embed_dim"):
         name = "hidden_size"
@@ -198,7 +217,7 @@ def _check_width(shape: Shape) -> None:
 
 
 def _token_types(shape: Shape) -> dict[str, Tensor]:
-    """``[I + S]`` int64: which tokens are the image's, for models that ask for it when they are trained."""
+    """Return ``[I + S]`` int64, 1 for the image's tokens, for models that require it in training."""
     if not shape.image_tokens:
         return {}
     kinds = torch.zeros(shape.image_tokens + shape.lengths.sequence, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""What a sample depends on: the class of a model, its configuration, its arguments and the lengths."""
+"""The properties of a model that determine what a sample looks like."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ if TYPE_CHECKING:
     from trainatomy.workload.data import DataSpec
 
 CHOICES = 4
-"""Endings that a sample of a multiple-choice model offers, as SWAG does."""
+"""Choices in a sample of a multiple-choice model, as in SWAG."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a sample depends on: the model's class and configuration, and the lengths."""
+    """The properties of a model that determine what a sample looks like.
+
+    Attributes:
+        class_name: Name of the model's class.
+        config: Its configuration.
+        parameters: Names of the arguments of its forward.
+        main_input: Name of its main input.
+        lengths: Tokens of a sample.
+    """
 
     class_name: str
     config: Any
@@ -52,7 +60,7 @@ class Shape:
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether labels belong to a decoder with a length of its own."""
+        """Whether labels belong to a decoder, which has a length of its own."""
         return bool(getattr(self.config, "is_encoder_decoder", False))
 
     @property
@@ -70,7 +78,7 @@ class Shape:
 
     @property
     def choices(self) -> int:
-        """Texts in a sample."""
+        """Number of texts in a sample."""
         return CHOICES if "MultipleChoice" in self.class_name else 1
 
     @property
@@ -80,13 +88,13 @@ class Shape:
 
     @property
     def image_token(self) -> int | None:
-        """The token that the model replaces by a part of the image, where it does and its configuration says so."""
+        """The placeholder token that the model replaces by a part of the image, or ``None``."""
         found = (getattr(self.config, name, None) for name in ("image_token_id", "image_token_index"))
         return next((token for token in found if isinstance(token, int)), None)
 
     @property
     def image_tokens(self) -> int:
-        """How many such tokens an image has, by the configuration; 0 where it does not say."""
+        """Number of placeholder tokens per image; 0 if the configuration does not say."""
         if self.image_token is None or "pixel_values" not in self.parameters:
             return 0
         places = (self.config, self.vision, self.text)
@@ -95,8 +103,10 @@ class Shape:
 
     @property
     def grid(self) -> tuple[int, int] | None:
-        """Patches of an image by height and width, for models that take a list of patches with the grid in which they
-        stand; a token takes the place of ``merge × merge`` of them."""
+        """Height and width of an image in patches, for models that take a list of patches and their grid.
+
+        One token stands for ``merge × merge`` patches.
+        """
         if "image_grid_thw" not in self.parameters or not isinstance(getattr(self.vision, "patch_size", None), int):
             return None
         _, height, width = image_size(self.vision)
@@ -105,13 +115,13 @@ class Shape:
 
     @property
     def merge(self) -> int:
-        """Patches of a side that become one token."""
+        """Patches per side that are merged into one token."""
         found = (getattr(place, name, None) for name in _MERGES for place in (self.config, self.vision))
         return next((count for count in found if isinstance(count, int)), 1)
 
     @property
     def _reduced_patches(self) -> int:
-        """Tokens of an image whose patches are merged; 0 where the configuration says nothing of merging."""
+        """Tokens of an image whose patches are merged; 0 if the configuration does not mention merging."""
         if self.grid is not None:
             return self.grid[0] * self.grid[1] // self.merge**2
         patch = getattr(self.vision, "patch_size", None)
@@ -124,20 +134,21 @@ class Shape:
 _DETECTORS = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "DetrForSegmentation")
 
 _IMAGE_TOKENS = ("image_seq_length", "mm_tokens_per_image", "num_image_tokens", "num_query_tokens")
-"""Names by which configurations call the number of tokens of an image."""
+"""Names that configurations use for the number of tokens per image."""
 
 _MERGES = ("spatial_merge_size", "downsample_factor", "scale_factor")
 """Names that configurations use for the number of patches per side that become one token."""
 
 
 def shape_of(model: nn.Module, lengths: Lengths) -> Shape:
-    """Read off ``model`` what its samples depend on; raises ``WorkloadError`` where it has no configuration."""
+    """Return the ``Shape`` of ``model``; raise ``WorkloadError`` if it has no configuration."""
     inner = unwrap(model)
     config = getattr(inner, "config", None)
     if config is None:
         raise WorkloadError(
-            f"data.factory: {type(inner).__name__} has no configuration that says what its batches look like: "
-            "name a function that makes one"
+            f"data.factory: {type(inner).__name__} has no configuration from which a batch could be made: "
+            "name a function that makes it",
+            key="data.factory",
         )
     parameters = frozenset(inspect.signature(inner.forward).parameters)
     main_input = getattr(inner, "main_input_name", "input_ids")
@@ -158,7 +169,7 @@ def refuse_unused_lengths(data: DataSpec, shape: Shape) -> None:
 
 
 def image_size(config: Any, otherwise: int = 224) -> tuple[int, int, int]:
-    """``C, H, W``; ``otherwise`` a side where the configuration says none."""
+    """Return ``C, H, W``; ``otherwise`` is the side if the configuration names none."""
     size = getattr(config, "image_size", None) or otherwise
     if isinstance(size, dict):
         size = (size["height"], size["width"])

@@ -1,4 +1,4 @@
-"""The tensors of an optimizer's state, however it nests them."""
+"""Find the tensors in an optimizer's state, however it nests them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested mappings and sequences; a mapping's keys (parameters) are none of them."""
+    """Yield all tensors in nested mappings and sequences; the keys of a mapping (parameters) do not count."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Samples and tokens in a second."""
+"""Samples and tokens per second."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ if TYPE_CHECKING:
 
 
 class Throughput(NamedTuple):
-    """``None``: no step was timed; tokens also where samples are no text."""
+    """Rates of a training; ``None`` if no step was timed, tokens also if samples are not text."""
 
     samples_per_second: float | None
     tokens_per_second: float | None
 
 
 def samples_per_step(workload: Workload) -> int:
-    """Samples that one optimizer step sees; in inference, one forward."""
+    """Return the samples of one optimizer step, or of one forward in inference."""
     micro_steps = 1 if workload.mode == "inference" else workload.train.gradient_accumulation_steps
     return workload.batch_size * micro_steps
 
 
 def tokens_per_sample(workload: Workload, model: nn.Module) -> int | None:
-    """Tokens of the text, and of the decoder where there is one; ``None`` where a sample is no text, or a function of
-    the user's makes it."""
+    """Return the tokens of the text and of the decoder, if there is one.
+
+    ``None`` if samples are not text or come from a function of the user's.
+    """
     if workload.data.factory is not None or not hasattr(unwrap(model), "config"):
         return None
     shape = shape_of(model, lengths(workload.data, unwrap(model)))
@@ -41,7 +43,7 @@ def tokens_per_sample(workload: Workload, model: nn.Module) -> int | None:
 
 
 def throughput(workload: Workload, tokens: int | None, step_seconds: float | None) -> Throughput:
-    """Of a training whose step takes ``step_seconds`` and whose samples have ``tokens`` tokens each."""
+    """Return the rates of a training whose steps take ``step_seconds`` and whose samples have ``tokens`` tokens."""
     if not step_seconds:
         return Throughput(None, None)
     samples = samples_per_step(workload) / step_seconds
