@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from trainatomy.operators.allocation.cudnn import workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.recurrence import Recurrent, bias_numbers, dropout_state_bytes
-from trainatomy.operators.allocation.cudnn.workspace import workspace
 
 HALF, FLOAT = torch.bfloat16, torch.float32
 SAMPLE = Path(__file__).parents[1] / "data" / "workspaces-h200.json.gz"

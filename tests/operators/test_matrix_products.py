@@ -74,7 +74,7 @@ class TestWorkspaces:
 
 class TestGroupedProducts:
     def test_arguments_and_tensor_maps_on_hopper(self) -> None:
-        """3 pointers, 3 strides and 3 dimensions for each of 8 groups; 4 descriptors per multiprocessor, 5 for large groups.
+        """3 pointers, strides and dimensions for 8 groups; 4 descriptors per multiprocessor, 5 for large groups.
 
         A descriptor has 128 bytes.
         """

@@ -11,6 +11,8 @@ class GroupShare:
 
     Attributes:
         operations: Number of operations.
+        bytes: Compulsory traffic in GPU memory: each distinct input read and each output written once, as in arXiv
+            2007.00072. Further passes of kernels (a second read, a sort) are part of `seconds` only.
         intensity: FLOP per byte; None if nothing is moved.
         peak_bytes: Results of the group that are held at the peak of memory; only for `step`.
         seconds: Predicted GPU time.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.operators.allocation.arguments import layout_of
-from trainatomy.operators.allocation.normalisation import is_cudnns
+from trainatomy.operators.allocation.normalisation import runs_on_cudnn
 from trainatomy.operators.allocation.whole import one_operation
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def batch_norm(
 
     Source: aten/src/ATen/native/Normalization.cpp (``_batch_norm_impl_index``).
     """
-    if cudnn_enabled and weight is not None and is_cudnns(input, weight):
+    if cudnn_enabled and weight is not None and runs_on_cudnn(input, weight):
         input = input.contiguous(memory_format=layout_of(input))
     with torch._C.DisableTorchFunction():
         return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)

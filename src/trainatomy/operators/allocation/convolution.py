@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.operators.allocation.arguments import bound, dense_bytes, is_half, layout_of
+from trainatomy.operators.allocation.cudnn import workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
-from trainatomy.operators.allocation.cudnn.grouped import is_cudnns_depthwise
-from trainatomy.operators.allocation.cudnn.workspace import workspace
+from trainatomy.operators.allocation.cudnn.grouped import is_cudnn_depthwise
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 from trainatomy.operators.allocation.reduction import SUM
 
@@ -71,8 +71,8 @@ def _gradients(
 ) -> list[Out | Scratch | Free]:
     """Plan the gradient of the input, then of the weight, each with a workspace of its own."""
     if _is_depthwise(named) and wanted is torch.contiguous_format:
-        asked = _cudnn_convolution(named["input"], named["weight"], grad, False, named, call.processor)
-        if not is_cudnns_depthwise(asked):
+        cudnn_call = _cudnn_convolution(named["input"], named["weight"], grad, False, named, call.processor)
+        if not is_cudnn_depthwise(cudnn_call):
             return _depthwise_gradients(named)
     plan: list[Out | Scratch | Free] = []
     kinds: tuple[Kind, Kind] = ("input gradient", "weight gradient")

@@ -110,3 +110,34 @@ def _reduced(call: KernelCall, count: int) -> list[Scratch | Free]:
     iterator = reduction_iterator(InputGeometry((count,), (1,), size), (True,), (size,))
     kernel = Kernel(compute_type(dtype).itemsize, size, 8 if size == 2 else 4)
     return reduction_scratch(iterator, kernel, call.processor, size)
+
+
+def _ctc_lengths(samples: int) -> Plan:
+    """Plan lengths of targets and inputs, and offsets of the targets: int64 each."""
+    return [Scratch(8 * samples, name) for name in ("target lengths", "input lengths", "offsets")]
+
+
+def ctc_loss(call: KernelCall) -> Plan:
+    """Plan alpha before the losses of PyTorch's own kernels.
+
+    The lengths and the offsets of the targets are copied to the GPU; alpha and beta are [N, F, 2 T + 1] each, T the
+    longest target. cuDNN's implementation (int32 targets on the CPU, blank 0) is not modelled.
+
+    Source: aten/src/ATen/native/cuda/LossCTC.cu (``ctc_loss_gpu_template``), torch 2.9-2.13.
+    """
+    return [*_ctc_lengths(bound(call)["log_probs"].shape[1]), Out(1), Out(0)]
+
+
+def ctc_loss_backward(call: KernelCall) -> Plan:
+    """Plan beta, the gradient, and for large problems the sum over the blanks and its exponentials.
+
+    Sources: ``ctc_loss_backward_gpu_template``; ``logsumexp`` of ReduceOps.cpp.
+    """
+    named = bound(call)
+    probabilities, alpha = named["log_probs"], named["log_alpha"]
+    frames, samples, labels = probabilities.shape
+    begun: Plan = [*_ctc_lengths(samples), Scratch(alpha.nbytes, "beta"), Out(0)]
+    if 2 * frames + 24 * samples // 10 + 2 * labels // 10 <= 450:
+        return begun
+    blanks = samples * frames * (alpha.shape[2] // 2 + 1) * alpha.itemsize
+    return [*begun, Scratch(blanks, "blanks"), Scratch(blanks, "exponentials"), Free("exponentials"), Free("blanks")]

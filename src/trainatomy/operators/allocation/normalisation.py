@@ -130,13 +130,13 @@ def batch_norm(call: KernelCall) -> Plan:
 def _gradient_copies(call: KernelCall) -> list[Scratch]:
     named = bound(call)
     gradient, data, weight = named.get("grad_out"), named["input"], named.get("weight")
-    if gradient is None or weight is None or not is_cudnns(data, weight):
+    if gradient is None or weight is None or not runs_on_cudnn(data, weight):
         return []
     lies_alike = gradient.is_contiguous(memory_format=layout_of(data))
     return [] if lies_alike else [Scratch(dense_bytes(gradient), "gradient")]
 
 
-def is_cudnns(data: torch.Tensor, weight: torch.Tensor) -> bool:
+def runs_on_cudnn(data: torch.Tensor, weight: torch.Tensor) -> bool:
     """Return whether cuDNN runs the batch norm of ``data`` [N, C, …].
 
     It takes images, no bfloat16, and half precision only with weights in fp32 (ATen/native/Normalization.cpp,

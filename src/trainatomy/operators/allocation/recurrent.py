@@ -188,20 +188,20 @@ class _CudnnRecurrence(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         hidden, weights = tensors[:states], tensors[states:]
         ordered = _steps_first(layer, data).contiguous()
-        asked = layer.cudnn_layer(ordered, hidden[-1])
+        cudnn_layer = layer.cudnn_layer(ordered, hidden[-1])
         output = data.new_empty((*ordered.shape[:-1], hidden[0].shape[-1] * layer.directions))
         after = tuple(torch.empty_like(state) for state in hidden)
-        numbers = layer.numbers(weights, asked.hidden)
+        numbers = layer.numbers(weights, cudnn_layer.hidden)
         flat = None if _lie_together(weights) else data.new_empty(numbers)
         with one_operation("aten::_cudnn_rnn", ordered, *hidden, *weights, **_scalars(layer)) as results:
-            workspace = _buffer(data, asked.workspace(training=layer.train))
-            reserve = _buffer(data, asked.reserve() if layer.train else 0)
+            workspace = _buffer(data, cudnn_layer.workspace(training=layer.train))
+            reserve = _buffer(data, cudnn_layer.reserve() if layer.train else 0)
             results += [output, *after, reserve]
         del workspace
         results.clear()
         del ordered
         output = _steps_first(layer, output)
-        ctx.layer, ctx.asked, ctx.states, ctx.numbers = layer, asked, states, numbers
+        ctx.layer, ctx.cudnn_layer, ctx.states, ctx.numbers = layer, cudnn_layer, states, numbers
         ctx.save_for_backward(data, reserve, flat, output, *hidden, *weights)
         return (output, *after)
 
@@ -210,7 +210,7 @@ class _CudnnRecurrence(torch.autograd.Function):
         data, _, _, _, *tensors = ctx.saved_tensors
         hidden, weights = tensors[: ctx.states], tensors[ctx.states :]
         layer: Recurrence = ctx.layer
-        size = ctx.asked.workspace(training=True, backward=True)
+        size = ctx.cudnn_layer.workspace(training=True, backward=True)
         with one_operation(
             "aten::_cudnn_rnn_backward", gradients[0], data, *hidden, *weights, **_scalars(layer)
         ) as made:

@@ -44,7 +44,7 @@ def transfer(call: Call, chip: Chip) -> KernelWork:
     """Return the work of a copy between host memory and GPU memory, over the bus."""
     arrives = any(not tensor.on_host for tensor in call.outputs)
     size = max((tensor.bytes for tensor in call.inputs), default=0) or 4  # ``copy_`` names its target too
-    family = f"transfer.{'to card' if arrives else 'to host'}"
+    family = f"transfer.{'to_gpu' if arrives else 'to_cpu'}"
     return KernelWork(family, (log2(size),), seconds=1.2e-6 + size / 2.0e10)
 
 

@@ -2,7 +2,7 @@
 
 Engines:
 
-- *PyTorch's own kernel*: depthwise, contiguous, not transposed, except for some in fp16 (``is_cudnns_depthwise``).
+- *PyTorch's own kernel*: depthwise, contiguous, not transposed, except for some in fp16 (``is_cudnn_depthwise``).
   No workspace.
 - *direct*: cuDNN reads the tensors as they are. No workspace.
 - *padded*: input, weight and output are copied channels-last, each group padded to a power of two, that of its wider
@@ -51,7 +51,7 @@ class _Group(NamedTuple):
 def grouped(kind: Kind, one: Convolution) -> int:
     """Return the bytes of workspace."""
     inside, outside = one.channels, one.weight[0] // one.groups
-    if inside == 1 and not (one.channels_last or one.transposed) and not is_cudnns_depthwise(one):
+    if inside == 1 and not (one.channels_last or one.transposed) and not is_cudnn_depthwise(one):
         return 0
     group = _Group(kind, one, inside, outside, max(4, 1 << (max(inside, outside) - 1).bit_length()))
     if _sums_depthwise(group):
@@ -60,7 +60,7 @@ def grouped(kind: Kind, one: Convolution) -> int:
     return 0 if engine == "direct" else _padded(group) if engine == "padded" else _by_group(group)
 
 
-def is_cudnns_depthwise(one: Convolution) -> bool:
+def is_cudnn_depthwise(one: Convolution) -> bool:
     """Return whether cuDNN runs a contiguous depthwise convolution: some in fp16.
 
     Source: ``use_cudnn_depthwise`` in ATen/native/Convolution.cpp.
