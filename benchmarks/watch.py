@@ -173,7 +173,7 @@ def report(rounds: Sequence[dict[str, Stretch]], names: Sequence[str], found: Pa
 @contextmanager
 def history(context: str | None) -> Iterator[None]:
     """PyTorch's memory history alone, as a watch has it written (``context`` None) or with Python stacks ("all")."""
-    from trainatomy.integrations.allocation_history import RING_EVENTS
+    from trainatomy.integrations.windows import RING_EVENTS
 
     torch.cuda.memory._record_memory_history(
         enabled="all", context=context, stacks="python", max_entries=RING_EVENTS, clear_history=True
@@ -186,19 +186,19 @@ def history(context: str | None) -> Iterator[None]:
 
 def parts(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], None]) -> Parts:
     """Of a watch whose first steps are over."""
-    from trainatomy.integrations.attachment import Attachment
-    from trainatomy.integrations.notes import counted
+    from trainatomy.integrations.live_measurement import LiveMeasurement
+    from trainatomy.measurement.step.recorder import read_counters
 
-    attached = Attachment(model, optimizer)
-    attached.start()
+    live = LiveMeasurement(model, optimizer)
+    live.start()
     for _ in range(FIRST_STEPS + 1):
         step()
     device = torch.cuda.current_device()
-    before = counted(device).events
+    before = read_counters(device).events
     step()
-    events = counted(device).events - before
-    noted = [_seconds(partial(_notes_of_a_step, attached.notes)) for _ in range(NOTED_STEPS)]
-    attached.stop()
+    events = read_counters(device).events - before
+    noted = [_seconds(partial(_notes_of_a_step, live.recorder)) for _ in range(NOTED_STEPS)]
+    live.stop()
     unwritten, written = [], []
     for _ in range(PAIR_ROUNDS):
         unwritten.append(_seconds(_pairs))

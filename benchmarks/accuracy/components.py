@@ -16,8 +16,9 @@ from outcomes import workload_of
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import analyze_memory
 from trainatomy.catalog.workspaces import workspaces
-from trainatomy.measurement.traces import trace as trace_files
-from trainatomy.measurement.traces.labels import label_the_rest
+from trainatomy.measurement.traces import history as histories
+from trainatomy.measurement.traces.labels import label_remaining
+from trainatomy.measurement.traces.trace import to_trace
 from trainatomy.simulator.simulate import simulate
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ OUTSIDE = ("cache", "context")
 
 def both(path: Path, gpu: str) -> tuple[MemoryAnalysis, MemoryAnalysis]:
     """Analyse the recorded trace and the simulated one."""
-    history = trace_files.read(path)
+    history = histories.read(path)
     workload = workload_of({"family": "", "alone": False, "held_out": False, **history.case}, gpu)
-    real = trace_files.to_trace(history)
+    real = to_trace(history)
     version = _version(workload)
     followed = {note.step for note in history.notes if note.name == "call"}
-    label_the_rest(real, workspaces(workload.resolve_gpu().capability, version), sorted(followed))
+    label_remaining(real, workspaces(workload.resolve_gpu().capability, version), sorted(followed))
     settings = AllocatorSettings.parse(workload.allocator, version)
     size = workload.resolve_gpu().memory_bytes
     return analyze_memory(real, settings, size, 0), analyze_memory(

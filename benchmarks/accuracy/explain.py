@@ -12,11 +12,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compare_traces import SizeDifference, compare_peak, compare_step
 from outcomes import workload_of
 
-from trainatomy.measurement.traces import trace as trace_files
-from trainatomy.measurement.traces.compare import Difference, compare_peak, compare_step
-from trainatomy.measurement.traces.trace import AllocationHistory
+from trainatomy.measurement.traces.history import AllocationHistory
+from trainatomy.measurement.traces.history import read as read_history
+from trainatomy.measurement.traces.trace import to_trace
 from trainatomy.simulator.simulate import simulate
 from trainatomy.workload.reading import read
 from trainatomy.workload.schema import Workload
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 ORIGINS_SHOWN = 3
 
 
-def table(title: str, differences: Sequence[Difference], count: int) -> str:
+def table(title: str, differences: Sequence[SizeDifference], count: int) -> str:
     """Format the ``count`` largest differences, with the origins of each side's allocations."""
     excess = sum(difference.excess_bytes for difference in differences)
     lines = [f"{title}: {len(differences)} sizes differ, simulated - real = {excess:+,} B"]
@@ -52,9 +53,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20, help="differences shown (default: 20)")
     parser.add_argument("--workload", type=Path, help="the training, where the tape does not hold its description")
     options = parser.parse_args()
-    history = trace_files.read(options.trace)
+    history = read_history(options.trace)
     workload = read(options.workload) if options.workload else _recorded(history, options.gpu)
-    simulated, real = simulate(workload, workload.resolve_gpu()).trace, trace_files.to_trace(history)
+    simulated, real = simulate(workload, workload.resolve_gpu()).trace, to_trace(history)
     if history.notes:
         differences = compare_step(simulated, real, options.step)
         print(table(f"Allocated in step {options.step}", differences, options.count))

@@ -28,8 +28,9 @@ from grid import Row
 from measured_lines import append, line_of, table, with_record
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.measurement.measure import died, last_lines, require_gpu
-from trainatomy.measurement.process.job import STACKS, Job, read_result
+from trainatomy.measurement.measure import require_gpu
+from trainatomy.measurement.process.job import STACKS, Job
+from trainatomy.measurement.process.pool import worker_died
 
 if TYPE_CHECKING:
     from trainatomy.results.measurement import Measurement
@@ -109,10 +110,11 @@ class Campaign:
             running.process.kill()
         self.running.remove((task, running))
         try:
-            measurement = read_result(running.result)
+            measurement = processes.read_result(running.result)
         except FileNotFoundError:
-            late = f"did not end within {self.options.row_limit} s; its last lines:\n{last_lines(running.log)}"
-            self._fail(task, running, late if status is None else died(status, last_lines(running.log)))
+            log = processes.last_lines(running.log)
+            late = f"did not end within {self.options.row_limit} s; its last lines:\n{log}"
+            self._fail(task, running, late if status is None else worker_died(status, log))
         except TrainatomyError as error:
             self._fail(task, running, str(error))
         else:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,14 +15,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from trainatomy.measurement.process.forks import NVML_CHECK, can_fork, preload
-from trainatomy.measurement.process.job import Job, set_environment
-from trainatomy.measurement.process.worker import execute
+from trainatomy.errors import TrainatomyError
+from trainatomy.measurement.process.job import NVML_CHECK, Job, can_fork, from_plain, set_environment, to_plain
+from trainatomy.measurement.process.pool import LOG_LINES, indent
+from trainatomy.measurement.process.worker import preload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NVML_CHECK", "Forked", "Process", "Running", "Started", "can_fork", "fork", "preload", "start"]
+    from trainatomy.results.measurement import Measurement
+
+__all__ = [
+    "NVML_CHECK",
+    "Forked",
+    "Process",
+    "Running",
+    "Started",
+    "can_fork",
+    "execute",
+    "fork",
+    "last_lines",
+    "preload",
+    "read_result",
+    "start",
+    "write_result",
+]
 
 
 class Process(Protocol):
@@ -124,6 +142,34 @@ def _child(job: Job, result: Path, log: Path, prepare: Callable[[], None] | None
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def execute(job: Job, result: Path) -> None:
+    """Run ``job`` in this process and write its measurement, or the error that took its place, to ``result``."""
+    from trainatomy.measurement.step import runner  # imports torch, whose allocator reads the environment
+
+    try:
+        outcome: Measurement | TrainatomyError = runner.run(job)
+    except TrainatomyError as error:
+        outcome = error
+    write_result(result, outcome)
+
+
+def write_result(path: Path, result: Measurement | TrainatomyError) -> None:
+    """Write a measurement, or the error that took its place, as JSON, atomically."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(to_plain(result)), encoding="utf-8")
+    draft.replace(path)
+
+
+def read_result(path: Path) -> Measurement:
+    """Read what ``write_result`` wrote; raise the error if it is one."""
+    return from_plain(json.loads(path.read_text(encoding="utf-8")))
+
+
+def last_lines(log: Path) -> str:
+    """Return the end of a log, indented."""
+    return indent(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
 
 
 if __name__ == "__main__":

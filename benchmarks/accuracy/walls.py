@@ -29,9 +29,9 @@ from measured_lines import append
 from plan_walls import PLAN, Planned, read
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.measurement.measure import died, last_lines, require_gpu
-from trainatomy.measurement.process.job import Job, read_result, set_environment
-from trainatomy.measurement.process.worker import execute
+from trainatomy.measurement.measure import require_gpu
+from trainatomy.measurement.process.job import Job, set_environment
+from trainatomy.measurement.process.pool import worker_died
 
 if TYPE_CHECKING:
     from trainatomy.results.measurement import Measurement
@@ -137,10 +137,11 @@ class Walls:
             running.process.kill()
         del self.running[planned.name]
         try:
-            measured = read_result(running.result)
+            measured = processes.read_result(running.result)
         except FileNotFoundError:
-            late = f"did not end within {self.options.row_limit} s; its last lines:\n{last_lines(running.log)}"
-            self._fail(planned.name, late if status is None else died(status, last_lines(running.log)))
+            log = processes.last_lines(running.log)
+            late = f"did not end within {self.options.row_limit} s; its last lines:\n{log}"
+            self._fail(planned.name, late if status is None else worker_died(status, log))
         except TrainatomyError as error:
             self._fail(planned.name, str(error))
         else:
@@ -192,13 +193,13 @@ def main() -> int:
     if options.one:
         planned = next(one for one in plan if one.name == options.one)
         limit(planned.capacity_bytes)
-        execute(job_of(planned), options.out)
+        processes.execute(job_of(planned), options.out)
         return 0
     from trainatomy.measurement.device import nvml
 
     print(f"the wall on {require_gpu()}", flush=True)
     with nvml.session() as driver:
-        gpu = driver.cards[0]
+        gpu = driver.gpus[0]
         total = int(gpu.binding.nvmlDeviceGetMemoryInfo(gpu.handle).total)
     if not processes.preload():
         raise SystemExit("importing the libraries initialised CUDA: no fork could use the GPU")

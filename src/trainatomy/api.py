@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trainatomy.analysis.operations import PredictedTimes
     from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.measurement.process.reporting import Progress
+    from trainatomy.measurement.process.progress import Progress
     from trainatomy.records.store import Store
     from trainatomy.results.comparison import Comparison
     from trainatomy.results.operation_breakdown import OperationBreakdown
@@ -426,10 +426,10 @@ def ops(
 
 def _profile(workload: Workload, operations: Operations) -> Any:
     """Profile a step on this machine's GPU, and join it with the predicted operations."""
-    from trainatomy.measurement.profiler.join import joined
+    from trainatomy.measurement.profiler.join import join
     from trainatomy.measurement.profiler.profile import profile
 
-    return joined(operations, profile(workload))
+    return join(operations, profile(workload))
 
 
 def _predict_times(operations: Operations, cost_model: CostModel) -> PredictedTimes:

@@ -44,7 +44,7 @@ def prediction_of(
     analysis = analyze_memory(simulation.trace, settings, gpu.memory_bytes, context)
     memory = analysis.memory
     return Prediction(
-        name=name_of(workload),
+        name=workload.display_name,
         workload=workload.to_mapping(),
         card=GPUSummary(gpu.id, gpu.name, gpu.memory_bytes, gpu.capability),
         fits=analysis.out_of_memory is None,
@@ -126,12 +126,6 @@ def _time(
         driver_calls=analysis.driver_calls,
         current_software=software.current,
     )
-
-
-def name_of(workload: Workload) -> str:
-    """Return the workload's name, or else that of its model."""
-    model = workload.model
-    return workload.name or str(model.id or model.class_ or model.factory)
 
 
 def _facts(workload: Workload, software: EmulatedSoftware, simulation: Simulation, context: int) -> tuple[Fact, ...]:

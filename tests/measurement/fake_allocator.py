@@ -1,6 +1,6 @@
-"""PyTorch's caching allocator, played on the CPU: every storage that an operation makes is an allocation in a history.
+"""A fake of PyTorch's caching allocator on the CPU: every storage that an operation makes is an allocation.
 
-Addresses are the real ones of host memory, so that what is looked up by address is found.
+Addresses are the real ones of host memory, so that lookups by address work.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fake_gpu import UUID, FakeEvent, FakeNvml
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainatomy.integrations import notes as attach_notes
 from trainatomy.measurement.device import nvml
+from trainatomy.measurement.step import recorder as recorders
 
 if TYPE_CHECKING:
     import pytest
@@ -27,8 +27,10 @@ CONTEXT_BYTES = 500 * MIB
 
 
 class FakeAllocator(TorchDispatchMode):
-    """While entered, counts and records as ``torch.cuda`` would; every storage is a segment with one block of whole
-    ``GRAIN``s."""
+    """Counts and records allocations as ``torch.cuda`` would, while entered.
+
+    Every storage is a segment with one block, rounded up to ``GRAIN``.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +49,7 @@ class FakeAllocator(TorchDispatchMode):
         return result
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """The storage of ``tensor`` is a block of the GPU from now on."""
+        """Register the storage of ``tensor`` as a block of the GPU."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         if size == 0 or address in self.live:
@@ -75,7 +77,7 @@ class FakeAllocator(TorchDispatchMode):
         if self.recording:
             self.trace.append({"action": action, "addr": address, "size": size, "stream": 0})
 
-    # -- what torch.cuda would say -------------------------------------------------------------------------------------
+    # The answers of torch.cuda.
 
     def statistics(self, device: int | None = None) -> dict[str, Any]:
         calls = {"allocated": self.allocations, "freed": self.frees}
@@ -103,7 +105,7 @@ class FakeAllocator(TorchDispatchMode):
         self.peak = self.held
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-        """Let ``torch.cuda`` and NVML answer for this allocator."""
+        """Make ``torch.cuda`` and NVML answer for this allocator."""
         library = FakeNvml(pid=os.getpid(), used=CONTEXT_BYTES + 64 * MIB)
         monkeypatch.setattr(nvml, "_library", lambda: library)
         properties = SimpleNamespace(name="NVIDIA H200", uuid=UUID, major=9, minor=0, total_memory=2**37)
@@ -129,10 +131,10 @@ class FakeAllocator(TorchDispatchMode):
         monkeypatch.setattr(torch._C, "_cuda_memoryStats", self.statistics, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: self.recording, raising=False)
         monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-        monkeypatch.setattr(attach_notes, "addresses", addresses)
+        monkeypatch.setattr(recorders, "addresses", addresses)
         return library
 
 
 def addresses(tensors: Any) -> list[int]:
-    """``gpu.step.scribe.addresses`` where the host plays the GPU."""
+    """Stand in for ``recorder.addresses``, with the CPU as the GPU."""
     return [tensor.untyped_storage().data_ptr() for tensor in tensors]

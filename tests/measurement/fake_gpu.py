@@ -1,4 +1,4 @@
-"""An NVML and a CUDA that answer from a script: what the driver would say, on a machine without one."""
+"""A fake NVML and a fake CUDA, for machines without a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FakeNvmlError(Exception):
 
 @dataclass
 class FakeNvml:
-    """The functions of pynvml that are called; ``used`` is the process's own memory, which a test may change."""
+    """The functions of pynvml that are called; tests may change ``used``, the memory of this process."""
 
     used: int = 0
     count: int = 1
@@ -100,7 +100,7 @@ class FakeNvml:
 
 
 class FakeEvent:
-    """A time stamp: each is half a second after the one before."""
+    """A CUDA event; each is half a second after the one before."""
 
     count = 0
 
@@ -120,7 +120,7 @@ class FakeEvent:
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[str, Any]] | None = None) -> None:
-    """Let ``gpu.step.on_card`` believe in a GPU: the step itself runs on the CPU."""
+    """Make ``measurement.step.runner`` see a GPU; the step itself runs on the CPU."""
     from transformers import TrainingArguments  # noqa: F401  # some libraries look for CUDA's functions when imported
 
     real_run = steps.run
@@ -143,7 +143,11 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
         "max_memory_reserved": 64 * MIB,
     }
     counted = chain([1, 1, 1], repeat(2))  # one allocation while loading, another in the first forward
-    counts = lambda _: {"allocation": {"all": {"allocated": next(counted), "freed": 0}}}  # noqa: E731
+
+    def counts(_: int) -> dict[str, Any]:
+        calls = {"allocated": next(counted), "freed": 0}
+        return {"allocation": {"all": calls}, "allocated_bytes": {"all": {"peak": 40 * MIB}}}
+
     monkeypatch.setattr(torch._C, "_cuda_memoryStats", counts, raising=False)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_alloc_retries": 3})
     for name, answer in answers.items():
@@ -151,5 +155,5 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [trace or []]})
-    monkeypatch.setattr("trainatomy.measurement.step.on_card._make_context", lambda: setattr(nvml, "used", 529 * MIB))
+    monkeypatch.setattr("trainatomy.measurement.step.runner._make_context", lambda: setattr(nvml, "used", 529 * MIB))
     monkeypatch.setattr(steps, "run", run_on_cpu)

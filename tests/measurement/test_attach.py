@@ -1,4 +1,4 @@
-"""Somebody's own loop, watched: the order of what is noted, and the bill, on a CPU that plays a GPU."""
+"""Watching a user's own loop: the order of its events and the memory breakdown, with a fake GPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fake_gpu import FakeNvml
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from trainatomy.integrations import allocation_history as attach_history
-from trainatomy.integrations import reading
-from trainatomy.integrations.allocation_history import BEFORE
-from trainatomy.integrations.attachment import Attachment
+from trainatomy.integrations import utilization as utilization_module
+from trainatomy.integrations import windows
+from trainatomy.integrations.hooks import LoopHooks
+from trainatomy.integrations.live_measurement import USERS_HISTORY, LiveMeasurement
 from trainatomy.integrations.printing import print_gpu_utilization
-from trainatomy.integrations.remarks import BORROWED
-from trainatomy.integrations.signals import Signals
+from trainatomy.integrations.utilization import utilization
 from trainatomy.integrations.watch import watch
+from trainatomy.integrations.windows import BEFORE
 from trainatomy.training.observer import Silent
 
 MIB = 2**20
@@ -31,10 +31,10 @@ ZERO = ["zero_grad", "zero_grad end"]
 
 
 class Listener(Silent):
-    """Writes down what it is told."""
+    """Records the events of a loop."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.events: list[str] = []
         self.shapes: list[tuple[int, ...]] = []
         self.ticks = 0
 
@@ -45,31 +45,31 @@ class Listener(Silent):
         self.ticks += 1
 
     def step_begin(self, step: int) -> None:
-        self.heard.append(f"step {step}")
+        self.events.append(f"step {step}")
 
     def micro_step_begin(self, micro_step: int) -> None:
-        self.heard.append("forward")
+        self.events.append("forward")
 
     def forward_end(self) -> None:
-        self.heard.append("forward end")
+        self.events.append("forward end")
 
     def micro_step_end(self, micro_step: int) -> None:
-        self.heard.append("backward end")
+        self.events.append("backward end")
 
     def optimizer_begin(self) -> None:
-        self.heard.append("optimizer")
+        self.events.append("optimizer")
 
     def optimizer_end(self) -> None:
-        self.heard.append("optimizer end")
+        self.events.append("optimizer end")
 
     def zero_grad_begin(self) -> None:
-        self.heard.append("zero_grad")
+        self.events.append("zero_grad")
 
     def zero_grad_end(self) -> None:
-        self.heard.append("zero_grad end")
+        self.events.append("zero_grad end")
 
     def step_end(self, step: int) -> None:
-        self.heard.append(f"end {step}")
+        self.events.append(f"end {step}")
 
 
 class Checkpointed(nn.Module):
@@ -88,10 +88,10 @@ def listener() -> Listener:
     return Listener()
 
 
-def listened(listener: Listener, model: nn.Module, optimizer: Any) -> Signals:
-    signals = Signals(model, optimizer, listener)
-    signals.attach()
-    return signals
+def listened(listener: Listener, model: nn.Module, optimizer: Any) -> LoopHooks:
+    hooks = LoopHooks(model, optimizer, listener)
+    hooks.attach()
+    return hooks
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -99,58 +99,58 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters())
 
 
-# -- the order ---------------------------------------------------------------------------------------------------------
+# The order of events.
 
 
 def test_a_plain_loop(listener: Listener) -> None:
     model, optimizer = parts()
-    signals = listened(listener, model, optimizer)
+    hooks = listened(listener, model, optimizer)
     for _ in range(2):
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    signals.detach()
-    assert listener.heard == ["step 0", *MICRO, *STEP, *ZERO, "end 0", "step 1", *MICRO, *STEP, *ZERO, "end 1"]
+    hooks.detach()
+    assert listener.events == ["step 0", *MICRO, *STEP, *ZERO, "end 0", "step 1", *MICRO, *STEP, *ZERO, "end 1"]
     assert listener.shapes == [(3, 4)] * 2 and listener.ticks == 2
 
 
 def test_gradients_may_be_zeroed_first(listener: Listener) -> None:
     model, optimizer = parts()
-    signals = listened(listener, model, optimizer)
+    hooks = listened(listener, model, optimizer)
     for _ in range(2):
         model.zero_grad()
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
-    signals.detach()
+    hooks.detach()
     first = ["step 0", *MICRO, *STEP, *ZERO, "end 0"]
-    assert listener.heard == [*ZERO, *first, "step 1", *MICRO, *STEP, "end 1"]
+    assert listener.events == [*ZERO, *first, "step 1", *MICRO, *STEP, "end 1"]
     assert listener.ticks == 2
 
 
 def test_accumulation_and_clipping_are_one_step(listener: Listener) -> None:
     model, optimizer = parts()
-    signals = listened(listener, model, optimizer)
+    hooks = listened(listener, model, optimizer)
     for _ in range(3):
         (model(torch.ones(2, 4)).sum() / 3).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
-    signals.detach()
-    assert listener.heard == ["step 0", *MICRO * 3, *STEP, *ZERO, "end 0"]
+    hooks.detach()
+    assert listener.events == ["step 0", *MICRO * 3, *STEP, *ZERO, "end 0"]
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
 
 
 def test_a_step_that_the_scaler_skips_is_a_step(listener: Listener) -> None:
     model, optimizer = parts()
-    signals = listened(listener, model, optimizer)
+    hooks = listened(listener, model, optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for factor in (float("inf"), 1.0):
         scaler.scale(model(torch.ones(2, 4)).sum() * factor).backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    signals.detach()
-    assert listener.heard == ["step 0", *MICRO, *ZERO, "end 0", "step 1", *MICRO, *STEP, *ZERO, "end 1"]
+    hooks.detach()
+    assert listener.events == ["step 0", *MICRO, *ZERO, "end 0", "step 1", *MICRO, *STEP, *ZERO, "end 1"]
     assert listener.ticks == 2
 
 
@@ -158,16 +158,16 @@ def test_a_step_that_the_scaler_skips_is_a_step(listener: Listener) -> None:
 def test_recomputation_is_part_of_backward(listener: Listener, reentrant: bool) -> None:
     model = Checkpointed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    signals = listened(listener, model, optimizer)
+    hooks = listened(listener, model, optimizer)
     model(torch.ones(2, 4), reentrant=reentrant).sum().backward()
     optimizer.step()
-    signals.detach()
-    assert listener.heard == ["step 0", *MICRO, *STEP, "end 0"]
+    hooks.detach()
+    assert listener.events == ["step 0", *MICRO, *STEP, "end 0"]
 
 
 def test_evaluation_in_between_is_no_step(listener: Listener) -> None:
     model, optimizer = parts()
-    signals = listened(listener, model, optimizer)
+    hooks = listened(listener, model, optimizer)
     with torch.no_grad():
         model(torch.ones(2, 4))
     model(torch.ones(2, 4)).sum().backward()
@@ -175,18 +175,18 @@ def test_evaluation_in_between_is_no_step(listener: Listener) -> None:
     optimizer.zero_grad()
     with torch.no_grad():
         model(torch.ones(2, 4))
-    signals.detach()
-    assert listener.heard == ["step 0", *MICRO, *STEP, *ZERO, "end 0"]
+    hooks.detach()
+    assert listener.events == ["step 0", *MICRO, *STEP, *ZERO, "end 0"]
 
 
 def test_inference_is_a_step_for_each_forward(listener: Listener) -> None:
     model, _ = parts()
-    signals = listened(listener, model, None)
+    hooks = listened(listener, model, None)
     with torch.no_grad():
         model(torch.ones(2, 4))
         model(torch.ones(2, 4))
-    signals.detach()
-    assert listener.heard == ["step 0", *MICRO, "end 0", "step 1", *MICRO, "end 1"]
+    hooks.detach()
+    assert listener.events == ["step 0", *MICRO, "end 0", "step 1", *MICRO, "end 1"]
     assert listener.ticks == 2
 
 
@@ -194,23 +194,23 @@ def test_the_accelerate_loop_with_wrapped_model_and_optimizer(listener: Listener
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer = accelerator.prepare(*parts())
-    signals = listened(listener, model, optimizer)
+    hooks = listened(listener, model, optimizer)
     for _ in range(4):
         with accelerator.accumulate(model):
             accelerator.backward(model(torch.ones(2, 4)).sum())
             optimizer.step()
             optimizer.zero_grad()
-    signals.detach()
+    hooks.detach()
     one = [*MICRO * 2, *STEP, *ZERO]
-    assert listener.heard == ["step 0", *one, "end 0", "step 1", *one, "end 1"]
+    assert listener.events == ["step 0", *one, "end 0", "step 1", *one, "end 1"]
 
 
 def test_everything_is_handed_back() -> None:
     model, optimizer = parts()
     functions = torch.autograd.backward, nn.Module.zero_grad, torch.optim.Optimizer.zero_grad
-    signals = listened(Listener(), model, optimizer)
+    hooks = listened(Listener(), model, optimizer)
     assert torch.autograd.backward is not functions[0]
-    signals.detach()
+    hooks.detach()
     assert (torch.autograd.backward, nn.Module.zero_grad, torch.optim.Optimizer.zero_grad) == functions
     assert not model._forward_pre_hooks and not model._forward_hooks and not model._forward_hooks_always_called
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
@@ -218,25 +218,25 @@ def test_everything_is_handed_back() -> None:
 
 def test_copies_and_pickles_of_a_watched_model_are_silent(listener: Listener) -> None:
     model, optimizer = parts()
-    signals = listened(listener, model, optimizer)
+    hooks = listened(listener, model, optimizer)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         other(torch.ones(2, 4))
         other.zero_grad()
-    signals.detach()
-    assert listener.heard == []
+    hooks.detach()
+    assert listener.events == []
 
 
 def test_a_model_of_another_is_not_ours(listener: Listener) -> None:
     model, optimizer = parts()
     other, others = parts()
-    signals = listened(listener, model, optimizer)
+    hooks = listened(listener, model, optimizer)
     others.zero_grad()
     other.zero_grad()
-    signals.detach()
-    assert listener.heard == []
+    hooks.detach()
+    assert listener.events == []
 
 
-# -- the bill ----------------------------------------------------------------------------------------------------------
+# The memory breakdown.
 
 
 @pytest.fixture
@@ -350,12 +350,12 @@ def test_a_history_that_the_user_records_is_left_alone(gpu: FakeAllocator) -> No
         train(model, optimizer)
     assert gpu.recording and len(gpu.recordings) == 1 and len(gpu.trace) > before > 0
     assert anatomy.measurement is not None and anatomy.measurement.memory is not None
-    assert BORROWED in anatomy.measurement.notes
+    assert USERS_HISTORY in anatomy.measurement.notes
     assert {line.name: line.bytes for line in anatomy.measurement.memory.lines}["parameters"] == 128 * 128 * 4
 
 
 def test_a_long_training_keeps_the_window_of_the_peak(gpu: FakeAllocator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attach_history, "WINDOW_EVENTS", 60)
+    monkeypatch.setattr(windows, "WINDOW_EVENTS", 60)
     model = Wide()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with watch(model, optimizer) as anatomy:
@@ -400,17 +400,17 @@ def test_watching_allocates_nothing_and_changes_no_result(gpu: FakeAllocator) ->
 
 
 def test_what_the_card_holds_is_told_by_whom(gpu: FakeAllocator, library: FakeNvml) -> None:
-    alone = reading.utilization()
+    alone = utilization()
     assert (alone.others, alone.other_bytes, alone.unlisted_bytes) == (0, 0, 0)
     library.unlisted = 9_240_576
-    piece = reading.utilization()
+    piece = utilization()
     assert (piece.others, piece.other_bytes, piece.unlisted_bytes) == (0, 0, 9_240_576)
     assert piece.process_bytes == alone.process_bytes and piece.context_bytes == CONTEXT_BYTES
     library.others = {4711: 3 * MIB, 4712: 4 * MIB}
-    shared = reading.utilization()
+    shared = utilization()
     assert (shared.others, shared.other_bytes, shared.unlisted_bytes) == (2, 7 * MIB, 9_240_576)
     library.others = {4711: 3 * MIB, 4712: None}
-    untold = reading.utilization()
+    untold = utilization()
     assert (untold.others, untold.other_bytes, untold.unlisted_bytes) == (2, 3 * MIB + 9_240_576, None)
 
 
@@ -419,7 +419,7 @@ def test_a_page_names_no_process_that_nobody_lists(
 ) -> None:
     library.unlisted = 9_240_576
     for inside in (False, True):
-        monkeypatch.setattr(reading, "in_container", lambda inside=inside: inside)
+        monkeypatch.setattr(utilization_module, "is_in_container", lambda inside=inside: inside)
         print_gpu_utilization()
         printed = capsys.readouterr().out
         assert "other processes" not in printed and "for no listed process" in printed and "9,240,576" in printed
@@ -433,7 +433,7 @@ def test_a_page_names_no_process_that_nobody_lists(
 def test_a_watch_says_what_is_not_in_its_bill(
     gpu: FakeAllocator, library: FakeNvml, monkeypatch: pytest.MonkeyPatch, size: int, told: str
 ) -> None:
-    monkeypatch.setattr(reading, "in_container", lambda: True)
+    monkeypatch.setattr(utilization_module, "is_in_container", lambda: True)
     library.unlisted = size
     model = Wide()
     with watch(model, torch.optim.SGD(model.parameters(), lr=0.1)) as anatomy:
@@ -465,6 +465,6 @@ def test_a_step_reads_the_counters_once_an_instant(gpu: FakeAllocator, monkeypat
     assert len(reads) <= 10 * 8 + 2, "eight instants of a step, and the end of the watch"
 
 
-def test_attachment_names_what_it_is_told() -> None:
+def test_a_live_measurement_has_the_name_that_it_is_given() -> None:
     model, optimizer = parts()
-    assert Attachment(model, optimizer, "mine").name == "mine"
+    assert LiveMeasurement(model, optimizer, "mine").name == "mine"

@@ -1,4 +1,4 @@
-"""What a watch says of a training is what a prediction says: its own notes, taken in a simulated run that knows all."""
+"""A watch labels what a prediction labels: its recorder, run in a simulation that knows every label."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pytest
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import analyze_memory
 from trainatomy.catalog.workspaces import workspaces
-from trainatomy.integrations import notes as attach_notes
-from trainatomy.integrations.notes import Counted, Notes
-from trainatomy.integrations.signals import Signals
-from trainatomy.measurement.traces.labels import label_the_rest
-from trainatomy.measurement.traces.trace import AllocationHistory, Entry, Note, to_trace
+from trainatomy.integrations.hooks import LoopHooks
+from trainatomy.integrations.recorder import LiveRecorder
+from trainatomy.measurement.step import recorder as recorders
+from trainatomy.measurement.step.recorder import AllocatorCounters
+from trainatomy.measurement.traces.history import AllocationHistory, HistoryEvent, Note
+from trainatomy.measurement.traces.labels import label_remaining
+from trainatomy.measurement.traces.trace import to_trace
 from trainatomy.simulator import simulate
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.workload.schema import Workload
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 GRAIN = 512
 SCALARS = 8 * GRAIN
-"""Where the loop ends and backward begins a watch cannot see to the operation: a few scalars of the loss lie there."""
+"""Tolerance for a few scalars of the loss: a watch cannot see exactly where the loop ends and backward begins."""
 BERT = {
     "class": "BertForSequenceClassification",
     "config": {
@@ -47,30 +49,30 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-class Clock:
-    """Time does not pass here."""
+class NoStopwatch:
+    """Takes no time."""
 
     def tick(self) -> None: ...
 
 
 class Watched(Watcher):
-    """Puts a watch's own ears and notebook into a simulated run; an address is an allocation's number, from 1."""
+    """Attaches a watch's hooks and recorder to a simulated run; an address is an allocation's number, from 1."""
 
     def ready(self, model: Any, optimizer: Any) -> None:
         super().ready(model, optimizer)
         self._held = self._peak = self._seen = 0
         self._sizes: dict[int, int] = {}
-        self.noted = Notes(model, optimizer, Clock(), self._read, lambda now: None)  # type: ignore[arg-type]
-        self.signals = Signals(model, optimizer, self.noted)
-        self.begin = Note(self._read().events, "loaded", -1, self.noted.known())
-        self.noted.follow()
-        self.signals.attach()
+        self.live = LiveRecorder(model, optimizer, NoStopwatch(), self._read, lambda now: None)  # type: ignore[arg-type]
+        self.hooks = LoopHooks(model, optimizer, self.live)
+        self.begin = Note(self._read().events, "loaded", -1, self.live.known_addresses())
+        self.live.track_modules()
+        self.hooks.attach()
 
     def places(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         numbers = [self._recorder.number_of(tensor) for tensor in tensors]
         return [number + 1 for number in numbers if number is not None and number >= 0]
 
-    def _read(self) -> Counted:
+    def _read(self) -> AllocatorCounters:
         events = self._recorder.trace.events
         for event in events[self._seen :]:
             if event.action == "alloc":
@@ -80,30 +82,30 @@ class Watched(Watcher):
             elif event.action == "free":
                 self._held -= self._sizes[event.allocation]
         self._seen = len(events)
-        return Counted(self._seen, self._peak)
+        return AllocatorCounters(self._seen, self._peak)
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[AllocationTrace, AllocationTrace]:
-    """The simulated tape with its own labels, and the same events as a watch would read them."""
+    """Return the simulated trace with its own labels, and the same events as a watch would read them."""
     watchers: list[Watched] = []
 
     def watcher(recorder: Any, steps: int) -> Watched:
         watchers.append(Watched(recorder, steps))
-        monkeypatch.setattr(attach_notes, "addresses", watchers[-1].places)
+        monkeypatch.setattr(recorders, "addresses", watchers[-1].places)
         return watchers[-1]
 
     monkeypatch.setattr(simulate, "Watcher", watcher)
     workload = Workload.from_mapping({"gpu": "h200", "model": BERT, "data": {"sequence_length": 32}, **mapping})
     simulated = simulate.simulate(workload, workload.resolve_gpu()).trace
     watch = watchers[0]
-    watch.signals.detach()
-    watch.noted.unfollow()
+    watch.hooks.detach()
+    watch.live.stop_tracking()
     kinds = {"alloc": "alloc", "free": "free_completed", "empty_cache": "segment_free"}
-    events = [Entry(kinds[event.action], event.allocation + 1, event.bytes, 0) for event in simulated.events]
-    real = to_trace(AllocationHistory({}, events, [watch.begin, *watch.noted.notes]))
+    events = [HistoryEvent(kinds[event.action], event.allocation + 1, event.bytes, 0) for event in simulated.events]
+    real = to_trace(AllocationHistory({}, events, [watch.begin, *watch.live.notes]))
     sizes = workspaces(workload.resolve_gpu().capability, simulate.torch_version(workload))
-    assert watch.noted.followed == [0, 1] and watch.noted.steps == 3
-    assert label_the_rest(real, sizes, watch.noted.followed) == ()
+    assert watch.live.tracked_steps == [0, 1] and watch.live.steps == 3
+    assert label_remaining(real, sizes, watch.live.tracked_steps) == ()
     return simulated, real
 
 

@@ -1,4 +1,4 @@
-"""The Trainer with the callback: what reaches its logs, what is left at the end, and nothing without a GPU."""
+"""The Trainer with the callback: its logs, the result, and a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 from transformers.trainer_callback import CallbackHandler
 
 import trainatomy
-from trainatomy.integrations import missing
-from trainatomy.integrations.predicting import unprepared
+from trainatomy.integrations import watch
+from trainatomy.integrations.live_prediction import unprepared
 
 SAMPLES = 32
 
@@ -33,7 +33,7 @@ class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 class Reporter(TrainerCallback):
-    """Stands where TensorBoard's callback does: among the first, as ``report_to`` puts it."""
+    """A callback among the first, where ``report_to`` puts TensorBoard's."""
 
     def __init__(self) -> None:
         self.logs: list[dict[str, Any]] = []
@@ -147,7 +147,7 @@ def test_trouble_of_ours_is_a_warning(gpu: FakeAllocator, monkeypatch: pytest.Mo
     def broken(*_: Any) -> None:
         raise ValueError("mine")
 
-    monkeypatch.setattr("trainatomy.integrations.attachment.bill_of", broken)
+    monkeypatch.setattr("trainatomy.integrations.live_measurement.measured_breakdown", broken)
     with pytest.warns(RuntimeWarning, match="no anatomy: ValueError: mine"), trainatomy.watch(model()) as anatomy:
         pass
     assert anatomy.measurement is None and not gpu.recording
@@ -193,7 +193,7 @@ def test_a_forward_that_was_replaced_before_it_was_prepared_is_kept() -> None:
 
 
 def test_without_a_gpu_the_training_runs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing, "_said", False)
+    monkeypatch.setattr(watch, "_has_warned", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     callback = trainatomy.AnatomyCallback()
     with pytest.warns(RuntimeWarning, match="finds no GPU"):

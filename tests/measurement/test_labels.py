@@ -10,9 +10,10 @@ import pytest
 from trainatomy.analysis.purposes import lifetimes, purposes
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.workspaces import workspaces
-from trainatomy.measurement.step.follow import Follower
+from trainatomy.measurement.step.modules import ModuleTracker
 from trainatomy.measurement.traces import labels
-from trainatomy.measurement.traces.trace import AllocationHistory, Entry, Note, to_trace
+from trainatomy.measurement.traces.history import AllocationHistory, HistoryEvent, Note
+from trainatomy.measurement.traces.trace import to_trace
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 from trainatomy.simulator import simulate
 from trainatomy.simulator.watcher import Watcher
@@ -49,7 +50,7 @@ RESNET = {"class": "ResNetForImageClassification", "config": {"depths": [1, 1, 1
 
 
 class Noting(Watcher):
-    """Notes in a simulated run what a ``Scribe`` notes on a GPU; an address is an allocation's number, from 1."""
+    """Notes in a simulated run what a ``RunRecorder`` notes on a GPU; an address is an allocation's number, from 1."""
 
     def __init__(self, recorder: Any, steps: int) -> None:
         super().__init__(recorder, steps)
@@ -72,8 +73,8 @@ class Noting(Watcher):
     def loaded(self, model: Any) -> None:
         super().loaded(model)
         self.take("loaded", {"weight": self.places(model.parameters()), "buffer": self.places(model.buffers())})
-        self.follower = Follower(model, self.take)
-        self.follower.start()
+        self.tracker = ModuleTracker(model, self.take)
+        self.tracker.start()
 
     def optimizer_begin(self) -> None:
         super().optimizer_begin()
@@ -89,7 +90,7 @@ class Noting(Watcher):
         super().step_end(step)
         self.take("step end")
         if step == 1:
-            self.follower.stop()
+            self.tracker.stop()
 
 
 def noted(method: str, name: str) -> Callable[..., None]:
@@ -128,10 +129,10 @@ def run(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[Alloc
     events = []
     for event in simulated.events:
         kind = "alloc" if event.action == "alloc" else "free_completed"
-        events.append(Entry(kind, event.allocation + 1, event.bytes, 0))
+        events.append(HistoryEvent(kind, event.allocation + 1, event.bytes, 0))
     real = to_trace(AllocationHistory({}, events, watchers[0].notes))
     version = simulate.torch_version(workload)
-    labels.label_the_rest(real, workspaces(find_gpu("h200").capability, version), (0, 1))
+    labels.label_remaining(real, workspaces(find_gpu("h200").capability, version), (0, 1))
     return simulated, real
 
 
@@ -228,7 +229,7 @@ def test_a_step_that_repeats_a_followed_one_gets_its_modules_and_marks() -> None
     again = next(mark.event for mark in trace.marks if mark.name == "forward end")
     trace.marks += [Mark(again, "recompute", 0), Mark(again + 1, "recompute end", 0)]
     trace.marks.sort(key=lambda mark: mark.event)
-    assert labels.echo(trace, [0]) == ()
+    assert labels.attribute_repeated_passes(trace, [0]) == ()
     assert trace.origins[6].module == "layer" and trace.origins[6].step == 1
     assert trace.labels[6] == "weight_copy"
     copied = [mark.event for mark in trace.marks if mark.name.startswith("recompute") and mark.step == 1]
@@ -245,7 +246,7 @@ def test_a_longer_batch_is_the_same_pass() -> None:
     trace = hand_made()
     trace.origins[1] = trace.origins[1]._replace(module="layer")
     longer(trace, 6, 2000)
-    assert labels.echo(trace, [0]) == ()
+    assert labels.attribute_repeated_passes(trace, [0]) == ()
     assert trace.origins[6].module == "layer" and trace.origins[6].step == 1
 
 
@@ -253,7 +254,7 @@ def test_a_copy_of_a_weight_is_as_large_in_every_pass() -> None:
     trace = hand_made()
     trace.labels[1] = "weight_copy"
     longer(trace, 6, 2000)
-    assert labels.echo(trace, [0]) == (1,)
+    assert labels.attribute_repeated_passes(trace, [0]) == (1,)
     assert 6 not in trace.labels
 
 
@@ -263,7 +264,7 @@ def test_a_step_with_a_pass_like_no_other_is_named() -> None:
     trace.origins.append(Origin("", "", "forward", 1))
     trace.events.insert(begin, Event("alloc", len(trace.origins) - 1, 64))
     trace.marks = [mark._replace(event=mark.event + (mark.event > begin)) for mark in trace.marks]
-    assert labels.echo(trace, [0]) == (1,)
+    assert labels.attribute_repeated_passes(trace, [0]) == (1,)
 
 
 def test_a_pass_that_broke_off_is_known_as_far_as_it_went() -> None:
@@ -274,5 +275,5 @@ def test_a_pass_that_broke_off_is_known_as_far_as_it_went() -> None:
     del trace.events[again + 1 :]
     del trace.origins[7:]
     trace.marks = [mark for mark in trace.marks if mark.event <= again]
-    assert labels.echo(trace, [0]) == ()
+    assert labels.attribute_repeated_passes(trace, [0]) == ()
     assert trace.origins[6].module == "layer" and trace.labels[6] == "weight_copy"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 
 import pytest
-from twin_memory import TwinMemory
+from simulated_memory import SimulatedMemory
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.catalog.workspaces import Workspaces
-from trainatomy.integrations import allocation_history as attach_history
-from trainatomy.integrations.allocation_history import Recording
-from trainatomy.integrations.notes import Counted
-from trainatomy.measurement.traces.layout import Layout, at_their_request, follow
-from trainatomy.measurement.traces.settled import UNEXPLAINED, Place, real_bill
-from trainatomy.measurement.traces.settled import Counted as Totals
-from trainatomy.measurement.traces.trace import AllocationHistory, to_trace
+from trainatomy.integrations import windows as windows_module
+from trainatomy.integrations.windows import WindowedHistory
+from trainatomy.measurement.step.recorder import AllocatorCounters
+from trainatomy.measurement.traces.breakdown import UNEXPLAINED, AllocatorSetup, MeasuredTotals, measured_breakdown
+from trainatomy.measurement.traces.history import AllocationHistory
+from trainatomy.measurement.traces.layout import BlockLayout, release_on_request, replay_history
+from trainatomy.measurement.traces.trace import to_trace
 
 MIB = 2**20
 NO_WORKSPACES = Workspaces(0, 0, False)
@@ -33,7 +33,7 @@ SIZES = (1, 513, 40_000, MIB, MIB + 1, 3 * MIB, 9 * MIB + 7, 11 * MIB, 19 * MIB,
 class Program:
     """Allocates and frees at random."""
 
-    def __init__(self, memory: TwinMemory, seed: int) -> None:
+    def __init__(self, memory: SimulatedMemory, seed: int) -> None:
         self._memory, self._random = memory, random.Random(seed)
 
     def run(self, events: int) -> None:
@@ -58,10 +58,10 @@ def settings(request: pytest.FixtureRequest) -> AllocatorSettings:
     return AllocatorSettings.parse(request.param, (2, 11))
 
 
-def watched(memory: TwinMemory, program: Program, events: int) -> tuple[attach_history.Window, Counted]:
+def watched(memory: SimulatedMemory, program: Program, events: int) -> tuple[windows_module.Window, AllocatorCounters]:
     """The window of the peak of so many events."""
     memory.reset_peaks()
-    recording = Recording(0)
+    recording = WindowedHistory(0)
     recording.start(counted(memory), {})
     for _ in range(events // 20):
         program.run(20)
@@ -74,28 +74,28 @@ def watched(memory: TwinMemory, program: Program, events: int) -> tuple[attach_h
     return window, now
 
 
-def counted(memory: TwinMemory) -> Counted:
+def counted(memory: SimulatedMemory) -> AllocatorCounters:
     found = memory.statistics()
     calls = found["allocation"]["all"]
-    return Counted(calls["allocated"] + calls["freed"], found["allocated_bytes"]["all"]["peak"])
+    return AllocatorCounters(calls["allocated"] + calls["freed"], found["allocated_bytes"]["all"]["peak"])
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_watch_that_begins_in_the_middle_is_exact(
     monkeypatch: pytest.MonkeyPatch, settings: AllocatorSettings, seed: int
 ) -> None:
-    memory = TwinMemory(settings, 600 * MIB)
+    memory = SimulatedMemory(settings, 600 * MIB)
     memory.install(monkeypatch)
     program = Program(memory, seed)
     program.run(150 * (seed % 3))
     window, _ = watched(memory, program, 200)
     history = window.history()
-    trace = to_trace(at_their_request(history))
-    found = follow(history, trace, settings, window.segments)
+    trace = to_trace(release_on_request(history))
+    found = replay_history(history, trace, settings, window.segments)
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (memory.peak, memory.peak_reserved)
     assert (found.allocated_bytes[-1], found.reserved_bytes[-1]) == (memory.allocated, memory.reserved)
-    totals = Totals(memory.peak, memory.peak_reserved, None, None, 0)
-    bill = real_bill(history, Place(settings, NO_WORKSPACES), totals, (), begin=window.segments)
+    totals = MeasuredTotals(memory.peak, memory.peak_reserved, None, None, 0)
+    bill = measured_breakdown(history, AllocatorSetup(settings, NO_WORKSPACES), totals, (), segments=window.segments)
     parts = bill.memory.components.as_dict()
     assert sum(parts.values()) == memory.peak_reserved and parts["cache"] == memory.peak_reserved - memory.peak
     assert UNEXPLAINED not in {line.name for line in bill.memory.lines}
@@ -106,36 +106,36 @@ def test_a_watch_that_begins_in_the_middle_is_exact(
 def test_the_peak_is_exact_in_whichever_window_it_is(
     monkeypatch: pytest.MonkeyPatch, settings: AllocatorSettings, seed: int
 ) -> None:
-    monkeypatch.setattr(attach_history, "WINDOW_EVENTS", 50)
-    memory = TwinMemory(settings, 600 * MIB)
+    monkeypatch.setattr(windows_module, "WINDOW_EVENTS", 50)
+    memory = SimulatedMemory(settings, 600 * MIB)
     memory.install(monkeypatch)
     program = Program(memory, seed)
     program.run(100)
     window, _ = watched(memory, program, 500)
     history = window.history()
-    found = follow(history, to_trace(at_their_request(history)), settings, window.segments)
+    found = replay_history(history, to_trace(release_on_request(history)), settings, window.segments)
     assert found.peak_allocated_bytes == memory.peak
 
 
 def test_a_history_of_the_user_s_is_followed_from_the_beginning_of_the_watch(
     monkeypatch: pytest.MonkeyPatch, settings: AllocatorSettings
 ) -> None:
-    memory = TwinMemory(settings, 600 * MIB)
+    memory = SimulatedMemory(settings, 600 * MIB)
     memory.install(monkeypatch)
     memory.record(enabled="all")
     for seed in range(8):
         program = Program(memory, seed)
         program.run(30)
         window, _ = watched(memory, program, 100)
-        assert window.complete
+        assert window.is_complete
         history = window.history()
-        found = follow(history, to_trace(at_their_request(history)), settings, window.segments)
+        found = replay_history(history, to_trace(release_on_request(history)), settings, window.segments)
         assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (memory.peak, memory.peak_reserved)
 
 
 def test_a_history_that_lost_its_beginning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attach_history, "RING_EVENTS", 100)
-    memory = TwinMemory(AllocatorSettings())
+    monkeypatch.setattr(windows_module, "RING_EVENTS", 100)
+    memory = SimulatedMemory(AllocatorSettings())
     memory.install(monkeypatch)
     program = Program(memory, 1)
     assert watched(memory, program, 20)[0].complete
@@ -143,44 +143,46 @@ def test_a_history_that_lost_its_beginning_says_so(monkeypatch: pytest.MonkeyPat
 
 
 def test_segments_that_expand_are_seen_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = TwinMemory(AllocatorSettings.parse("expandable_segments:True", (2, 11)), 600 * MIB)
+    memory = SimulatedMemory(AllocatorSettings.parse("expandable_segments:True", (2, 11)), 600 * MIB)
     memory.install(monkeypatch)
     program = Program(memory, 3)
     program.run(100)
     window, _ = watched(memory, program, 200)
     history = window.history()
-    found = follow(history, to_trace(at_their_request(history)), AllocatorSettings(), window.segments)
+    found = replay_history(history, to_trace(release_on_request(history)), AllocatorSettings(), window.segments)
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (memory.peak, memory.peak_reserved)
 
 
 def test_a_block_that_another_stream_uses_is_neither_allocated_nor_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = TwinMemory(AllocatorSettings())
+    memory = SimulatedMemory(AllocatorSettings())
     memory.install(monkeypatch)
     first = memory.alloc(4 * MIB)
     assert first is not None
     memory.free(first, waits=True)
     memory.reset_peaks()
-    recording = Recording(0)
+    recording = WindowedHistory(0)
     recording.start(counted(memory), {})
     second = memory.alloc(4 * MIB)
     assert second is not None and second != first
     memory.arrive()
     window = recording.window(counted(memory), [], [])
     history = window.history()
-    trace = to_trace(at_their_request(history))
-    found = follow(history, trace, AllocatorSettings(), window.segments)
+    trace = to_trace(release_on_request(history))
+    found = replay_history(history, trace, AllocatorSettings(), window.segments)
     assert [event.action for event in trace.events] == ["alloc"]
     assert found.peak_allocated_bytes == 4 * MIB and found.peak_reserved_bytes == 20 * MIB
 
 
 def test_a_history_with_holes_is_followed_as_far_as_it_goes() -> None:
-    layout = Layout(AllocatorSettings())
-    assert layout.take(4096, 1000) == 1024  # of no known segment
-    assert layout.take(4096, 600) == 1024, "its release is missing: the range is free again, too small to be split"
-    assert not layout.request(77) and not layout.complete(77)
+    layout = BlockLayout(AllocatorSettings())
+    assert layout.allocate(4096, 1000) == 1024  # of no known segment
+    assert layout.allocate(4096, 600) == 1024, "its release is missing: the range is free again, too small to be split"
+    assert not layout.request_release(77) and not layout.release(77)
     layout.shrink(77, 10)
     assert layout.allocated == 1024
     assert (
-        follow(AllocationHistory({}, []), to_trace(AllocationHistory({}, [])), AllocatorSettings()).peak_allocated_at
+        replay_history(
+            AllocationHistory({}, []), to_trace(AllocationHistory({}, [])), AllocatorSettings()
+        ).peak_allocated_at
         is None
     )

@@ -1,4 +1,4 @@
-"""The parent's side of a measurement, with workers that are played by small scripts."""
+"""The parent's side of a measurement, with small scripts in place of worker processes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from fake_gpu import FakeNvml
 from measured import FULL, RESULT
+from processes import read_result, write_result
 
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.measurement import measure as measuring
 from trainatomy.measurement.device import nvml, visible
-from trainatomy.measurement.process import sessions
-from trainatomy.measurement.process.hosting import Host, Limit
-from trainatomy.measurement.process.job import Job, from_plain, read_result, set_environment, to_plain, write_result
-from trainatomy.measurement.process.reporting import Progress
+from trainatomy.measurement.process import pool
+from trainatomy.measurement.process.job import Job, from_plain, set_environment, to_plain
+from trainatomy.measurement.process.pool import TimeLimit, WorkerProcess
+from trainatomy.measurement.process.progress import Progress
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.workload.schema import Workload
@@ -28,7 +29,7 @@ def say(**content): print(json.dumps(content), flush=True)
 def job(): return json.loads(sys.stdin.readline())
 def at(stage, **more): say(progress={"run": "control", "stage": stage, **more})
 """
-"""What every script that plays a session begins with."""
+"""The beginning of every script that plays a worker."""
 DONE = to_plain(RESULT)
 LATER = {"memory", "modules", "stages", "timed_step_seconds", "recorded_step_seconds", "samples_per_second"}
 LATER |= {"tokens_per_second", "neighbours", "out_of_memory", "notes"}
@@ -36,18 +37,18 @@ LATER |= {"tokens_per_second", "neighbours", "out_of_memory", "notes"}
 
 
 def play(
-    script: str, *, allocator: str = "", time_limit: float | None = 20, told: list[Progress] | None = None
+    script: str, *, allocator: str = "", time_limit: float | None = 20, reports: list[Progress] | None = None
 ) -> Measurement:
-    """Hand one job to a session that ``script`` plays."""
+    """Run one job in a worker that ``script`` plays."""
     command = [sys.executable, "-c", SAYS + script]
-    limit = None if time_limit is None else Limit(time_limit)
-    with Host(command, allocator) as host:
-        return host.run(Job({"name": "tiny"}), limit, (told if told is not None else []).append)
+    limit = None if time_limit is None else TimeLimit(time_limit)
+    with WorkerProcess(command, allocator) as worker:
+        return worker.run(Job({"name": "tiny"}), limit, (reports if reports is not None else []).append)
 
 
-def session(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Let ``measure`` start sessions that ``script`` plays, on a machine that seems to have a GPU."""
-    monkeypatch.setattr(sessions, "SESSION", (sys.executable, "-c", SAYS + script))
+def fake_worker(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Make ``measure`` start workers that ``script`` plays, on a machine that seems to have a GPU."""
+    monkeypatch.setattr(pool, "WORKER", (sys.executable, "-c", SAYS + script))
     monkeypatch.setattr(measuring, "require_gpu", lambda: "NVIDIA H200")
 
 
@@ -66,19 +67,19 @@ def test_the_workers_own_error_is_raised_here(tmp_path: Path) -> None:
         read_result(tmp_path / "result.json")
 
 
-def test_a_session_is_told_its_job_and_its_progress_is_passed_on() -> None:
-    told: list[Progress] = []
+def test_a_worker_receives_its_job_and_its_progress_is_passed_on() -> None:
+    reports: list[Progress] = []
     script = f"""
 at("training", step=2, steps=9, device_bytes=5)
 say(result={DONE!r} if job()["workload"] == {{"name": "tiny"}} else None)
 say(ended=0)
 """
-    assert play(script, told=told) == RESULT
-    assert told == [Progress("control", "training", 2, 9, 5)]
-    assert str(told[0]) == "control run: training, step 2 of 9"
+    assert play(script, reports=reports) == RESULT
+    assert reports == [Progress("control", "training", 2, 9, 5)]
+    assert str(reports[0]) == "control run: training, step 2 of 9"
 
 
-def test_a_session_gets_the_workloads_allocator_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_gets_the_workloads_allocator_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "from the shell")
     script = (
         "found = [os.environ.get(n, '') for n in ('PYTORCH_ALLOC_CONF', 'PYTORCH_CUDA_ALLOC_CONF')]\n"
@@ -100,7 +101,7 @@ def test_a_worker_that_is_killed_hints_at_host_memory_and_says_where_it_was() ->
         play("at('model loaded'); os.kill(os.getpid(), 9)")
 
 
-def test_a_child_of_the_session_that_is_killed_is_told_too() -> None:
+def test_a_killed_child_of_the_worker_is_reported_too() -> None:
     with pytest.raises(DeviceError, match="signal 11"):
         play("job(); say(ended=-11); sys.stdin.read()")
 
@@ -141,10 +142,10 @@ def test_ctrl_c_stops_the_worker() -> None:
         raise KeyboardInterrupt
 
     command = [sys.executable, "-c", SAYS + "at(str(os.getpid())); time.sleep(60)"]
-    host = Host(command, "")
-    with pytest.raises(KeyboardInterrupt), host:
-        host.run(Job({}), None, interrupt)
-    assert host._process.returncode == -9
+    worker = WorkerProcess(command, "")
+    with pytest.raises(KeyboardInterrupt), worker:
+        worker.run(Job({}), None, interrupt)
+    assert worker._process.returncode == -9
 
 
 ANSWERS = f"""
@@ -156,46 +157,46 @@ for line in sys.stdin:
 """
 
 
-def test_both_runs_share_a_session_that_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    session(monkeypatch, "if '--fork' in sys.argv: say(ready=True)\nelse: sys.exit(5)\n" + ANSWERS)
+def test_both_runs_share_a_worker_that_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_worker(monkeypatch, "if '--fork' in sys.argv: say(ready=True)\nelse: sys.exit(5)\n" + ANSWERS)
     found = measuring.measure(TINY, progress=lambda _: None)
     assert found.recorded_step_seconds == RESULT.step_seconds
 
 
-def test_many_measurements_share_a_session_and_one_that_is_lost_is_started_anew(
+def test_many_measurements_share_a_worker_and_a_lost_one_is_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     started = tmp_path / "started"
     script = f"open({str(started)!r}, 'a').write('x')\nsay(ready=True)\n"
     dies = "    if json.loads(line)['workload'].get('name') == 'dies': sys.exit(4)\n    say(result"
-    session(monkeypatch, script + ANSWERS.replace("    say(result", dies))
-    with sessions.Sessions(lasting=True) as shared:
+    fake_worker(monkeypatch, script + ANSWERS.replace("    say(result", dies))
+    with pool.WorkerPool(lasting=True) as shared:
         for _ in range(2):
-            measuring.measure(TINY, components=False, sessions=shared, progress=lambda _: None)
+            measuring.measure(TINY, components=False, pool=shared, progress=lambda _: None)
         assert started.read_text() == "x"
         with pytest.raises(DeviceError, match="exit code 4"):
             measuring.measure(
-                TINY.model_copy(update={"name": "dies"}), components=False, sessions=shared, progress=lambda _: None
+                TINY.model_copy(update={"name": "dies"}), components=False, pool=shared, progress=lambda _: None
             )
-        assert measuring.measure(TINY, components=False, sessions=shared, progress=lambda _: None) == RESULT
+        assert measuring.measure(TINY, components=False, pool=shared, progress=lambda _: None) == RESULT
         assert started.read_text() == "xx"
-        host = shared._forking
-    assert host is not None and host._process.returncode is not None
+        worker = shared._forking
+    assert worker is not None and worker._process.returncode is not None
 
 
 def test_where_no_fork_may_use_the_gpu_every_run_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    session(monkeypatch, "if '--fork' in sys.argv: say(ready=False); sys.exit()\n" + ANSWERS)
+    fake_worker(monkeypatch, "if '--fork' in sys.argv: say(ready=False); sys.exit()\n" + ANSWERS)
     assert measuring.measure(TINY, progress=lambda _: None).recorded_step_seconds == RESULT.step_seconds
 
 
 def test_without_components_there_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    session(monkeypatch, "if '--fork' in sys.argv: sys.exit(5)\n" + ANSWERS)
+    fake_worker(monkeypatch, "if '--fork' in sys.argv: sys.exit(5)\n" + ANSWERS)
     assert measuring.measure(TINY, components=False, progress=lambda _: None) == RESULT
 
 
 def test_what_was_measured_is_kept_where_the_recorded_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     script = ANSWERS.replace("recorded =", "sys.exit(4) if json.loads(line)['record'] else None; recorded =")
-    session(monkeypatch, "say(ready=True)\n" + script)
+    fake_worker(monkeypatch, "say(ready=True)\n" + script)
     found = measuring.measure(TINY, progress=lambda _: None)
     assert replace(found, notes=()) == RESULT
     assert "the recorded run failed" in found.notes[0] and "exit code 4" in found.notes[0]
@@ -203,10 +204,12 @@ def test_what_was_measured_is_kept_where_the_recorded_run_fails(monkeypatch: pyt
 
 def test_what_was_measured_is_kept_where_the_recorded_run_cannot_be_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = to_plain(WorkloadError("allocator: not known"))
-    session(monkeypatch, "say(ready=True)\n" + ANSWERS.replace(f"{DONE!r}", f"{refused!r} if recorded else {DONE!r}"))
+    fake_worker(
+        monkeypatch, "say(ready=True)\n" + ANSWERS.replace(f"{DONE!r}", f"{refused!r} if recorded else {DONE!r}")
+    )
     found = measuring.measure(TINY, progress=lambda _: None)
     assert replace(found, notes=()) == RESULT
-    assert found.notes[0].endswith("there is no bill: allocator: not known")
+    assert found.notes[0].endswith("there is no memory breakdown: allocator: not known")
 
 
 def test_where_no_time_is_left_that_is_what_is_said() -> None:
@@ -215,7 +218,7 @@ def test_where_no_time_is_left_that_is_what_is_said() -> None:
 
 
 def test_stages_are_printed_once_each(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    session(monkeypatch, "at('training', step=1); at('training', step=2)\n" + ANSWERS)
+    fake_worker(monkeypatch, "at('training', step=1); at('training', step=2)\n" + ANSWERS)
     measuring.measure(TINY, components=False)
     assert capfd.readouterr().err.count("training") == 1
 
@@ -235,20 +238,20 @@ def test_a_job_is_the_same_on_the_other_side(tmp_path: Path) -> None:
     assert Job.from_json(job.to_json()) == job
 
 
-def test_an_allocator_option_that_pytorch_refuses_is_told_before_anything_starts(
+def test_an_allocator_option_that_pytorch_refuses_is_reported_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    session(monkeypatch, "sys.exit(9)")
+    fake_worker(monkeypatch, "sys.exit(9)")
     wrong = TINY.model_copy(update={"allocator": "expandable_segmets:True"})
     with pytest.raises(WorkloadError, match="expandable_segments"):
         measuring.measure(wrong)
 
 
-@pytest.mark.parametrize("name", ["missing/tape", "."])
-def test_a_tape_that_cannot_be_written_is_told_before_anything_starts(
+@pytest.mark.parametrize("name", ["missing/trace", "."])
+def test_a_trace_file_that_cannot_be_written_is_reported_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    session(monkeypatch, "sys.exit(9)")
+    fake_worker(monkeypatch, "sys.exit(9)")
     with pytest.raises(WorkloadError, match=r"--trace: .* cannot be written"):
         measuring.measure(TINY, trace=tmp_path / name)
     assert list(tmp_path.iterdir()) == []
@@ -268,7 +271,7 @@ def test_everything_that_a_measurement_holds_comes_back(tmp_path: Path) -> None:
 
 def test_without_a_gpu_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_library", lambda: FakeNvml(driver_answers=False))
-    monkeypatch.setattr(sessions, "Host", lambda *_, **__: pytest.fail("started a process"))
+    monkeypatch.setattr(pool, "WorkerProcess", lambda *_, **__: pytest.fail("started a process"))
     with pytest.raises(DeviceError, match=r"(?s)No NVIDIA driver.*trainatomy predict"):
         measuring.measure(TINY)
 

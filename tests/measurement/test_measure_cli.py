@@ -16,7 +16,7 @@ import trainatomy.api
 from trainatomy.cli import main
 from trainatomy.cli import progress as measuring
 from trainatomy.errors import DeviceError, SimulationError
-from trainatomy.measurement.process.reporting import Progress
+from trainatomy.measurement.process.progress import Progress
 from trainatomy.reporters.json import measurement_to_json
 from trainatomy.reporters.text import measurement_page, render
 from trainatomy.reporters.text.measurement import rate

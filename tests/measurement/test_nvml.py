@@ -22,8 +22,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 def test_both_forms_and_the_process_are_read(fake: FakeNvml) -> None:
     fake.used, fake.pid = 500 * MIB, 42
     with nvml.session() as driver:
-        reading = driver.cards[0].read(pid=42)
-        assert (driver.version, driver.cards[0].name) == ("580.159.04", "NVIDIA H200")
+        reading = driver.gpus[0].read(pid=42)
+        assert (driver.version, driver.gpus[0].name) == ("580.159.04", "NVIDIA H200")
     assert reading == nvml.Reading(IDLE_BYTES + 500 * MIB, 500 * MIB, IDLE_BYTES, 500 * MIB, ((42, 500 * MIB),))
     assert fake.opened == 0
 
@@ -31,12 +31,12 @@ def test_both_forms_and_the_process_are_read(fake: FakeNvml) -> None:
 def test_what_an_old_driver_does_not_say_is_none(fake: FakeNvml) -> None:
     fake.has_second_form = fake.processes_answer = False
     with nvml.session() as driver:
-        assert driver.cards[0].read() == nvml.Reading(IDLE_BYTES, None, None, None)
+        assert driver.gpus[0].read() == nvml.Reading(IDLE_BYTES, None, None, None)
 
 
 def test_a_process_that_holds_nothing_is_none_not_zero(fake: FakeNvml) -> None:
     with nvml.session() as driver:
-        assert driver.cards[0].read(pid=99).process_bytes is None
+        assert driver.gpus[0].read(pid=99).process_bytes is None
 
 
 def test_the_card_is_found_by_the_uuid_that_cuda_gives(fake: FakeNvml) -> None:
@@ -73,7 +73,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(fake: FakeNvml, *, alone: bool) -> DeviceMemory:
     """Idle, then a context of 527 MiB beside a segment of 2 MiB, then a peak of 900 MiB, then 800 MiB."""
     with nvml.session() as driver:
-        meter = Meter(driver, alone=alone)
+        meter = Meter(driver, is_exclusive=alone)
         meter.choose(UUID)
         fake.used = 529 * MIB
         meter.read_context(2 * MIB)
@@ -109,7 +109,7 @@ def test_beside_others_and_without_the_process_nothing_is_known(fake: FakeNvml) 
 
 
 def test_a_meter_without_a_driver_knows_nothing() -> None:
-    meter = Meter(None, alone=True)
+    meter = Meter(None, is_exclusive=True)
     meter.choose(UUID)
     meter.read_context(2 * MIB)
     assert meter.result() == DeviceMemory(None, None, None, None, None)
@@ -118,7 +118,7 @@ def test_a_meter_without_a_driver_knows_nothing() -> None:
 def test_others_on_the_card_are_named_and_do_not_change_our_figures(fake: FakeNvml, own_pid: None) -> None:
     fake.others = {1: 3 * MIB, 99999999: None}
     with nvml.session() as driver:
-        meter = Meter(driver, alone=True)
+        meter = Meter(driver, is_exclusive=True)
         meter.choose(UUID)
         fake.used = 529 * MIB
         meter.read_context(2 * MIB)
@@ -126,30 +126,30 @@ def test_others_on_the_card_are_named_and_do_not_change_our_figures(fake: FakeNv
         fake.used = 900 * MIB
         assert meter.read() == 900 * MIB
         assert meter.result() == DeviceMemory(900 * MIB, 900 * MIB, None, None, 527 * MIB)
-        first, second = meter.neighbours()
+        first, second = meter.other_processes()
     assert (first.pid, first.bytes, bool(first.name)) == (1, 90 * MIB, True)
     assert (second.pid, second.bytes, second.name) == (99999999, None, "")
     (note,) = meter.notes()
-    assert note.startswith("2 other processes use the card: device memory is the driver's figure for this process")
+    assert note.startswith("2 other processes use the GPU: device memory is the driver's figure for this process")
 
 
 def test_in_a_container_the_process_that_came_is_ours(fake: FakeNvml) -> None:
     fake.pid, fake.used = 1, 3 * MIB
     with nvml.session() as driver:
-        meter = Meter(driver, alone=True)
+        meter = Meter(driver, is_exclusive=True)
         meter.choose(UUID)
         fake.others = {1: 3 * MIB}
         fake.pid, fake.used = 31337, 529 * MIB  # our id outside of the container
         meter.read_context(2 * MIB)
         assert meter.result().process_bytes == 529 * MIB
-        assert [one.pid for one in meter.neighbours()] == [1]
+        assert [one.pid for one in meter.other_processes()] == [1]
 
 
 def test_others_that_cannot_be_told_apart_are_noted(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.others = {1: 3 * MIB, 2: 4 * MIB}
     fake.pid = 3
     with nvml.session() as driver:
-        meter = Meter(driver, alone=True)
+        meter = Meter(driver, is_exclusive=True)
         meter.choose(UUID)
         fake.used = 529 * MIB
         fake.others[4] = 5 * MIB
@@ -157,14 +157,14 @@ def test_others_that_cannot_be_told_apart_are_noted(fake: FakeNvml, monkeypatch:
         fake.pid = 5
         meter.read_context(2 * MIB)
         assert meter.result().device_bytes == 534 * MIB
-    assert "wrong if they took or gave back any" in meter.notes()[0]
+    assert "wrong if they allocated or released any" in meter.notes()[0]
 
 
 def test_stages_are_read_from_both(fake: FakeNvml, own_pid: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda: 1 * MIB)
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda: 2 * MIB)
     with nvml.session() as driver:
-        meter = Meter(driver, alone=True)
+        meter = Meter(driver, is_exclusive=True)
         meter.choose(UUID)
         for used, read in ((529, lambda: meter.read_context(2 * MIB)), (700, lambda: meter.stage("model loaded"))):
             fake.used = used * MIB
@@ -209,9 +209,11 @@ def test_a_card_that_cannot_be_read_does_not_keep_another_from_being_measured(fa
     fake.count, fake.unreadable, fake.lost = 3, (0,), (1,)
     assert measured(fake, alone=True).device_bytes == 900 * MIB
     with nvml.session() as driver:
-        assert [gpu.handle for gpu in driver.cards] == [0, 2]
-        with pytest.raises(DeviceError, match=r"does not say what NVIDIA H200 \(GPU-other-0\) holds: Insufficient"):
-            driver.cards[0].read()
+        assert [gpu.handle for gpu in driver.gpus] == [0, 2]
+        with pytest.raises(
+            DeviceError, match=r"does not report the memory of NVIDIA H200 \(GPU-other-0\): Insufficient"
+        ):
+            driver.gpus[0].read()
 
 
 def test_of_a_card_that_cannot_be_read_nothing_is_known(fake: FakeNvml) -> None:

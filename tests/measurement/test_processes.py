@@ -15,8 +15,9 @@ import measure_grid
 import processes
 import pytest
 from measured import RESULT
+from processes import read_result, write_result
 
-from trainatomy.measurement.process.job import Job, read_result, write_result
+from trainatomy.measurement.process.job import Job
 from trainatomy.results.memory import Components, Instant, Memory
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from kineto_trace import events_of
 
 from trainatomy.errors import DeviceError
 from trainatomy.measurement.profiler import profile as profiling
-from trainatomy.measurement.profiler.join import _common, joined
-from trainatomy.measurement.profiler.profile import NOBODY, Profiled, ProfiledStep, tree
+from trainatomy.measurement.profiler.join import _longest_common, join
+from trainatomy.measurement.profiler.profile import UNATTRIBUTED, Profiled, ProfiledStep, tree
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.simulator.simulate import simulate
 from trainatomy.workload import Workload
@@ -54,7 +54,7 @@ def test_operations_find_their_seconds() -> None:
         "aten::zeros", ((),), 0.0, (Profiled("aten::zero_", (), 0.0, (Profiled("aten::fill_", (), 3.0),)),)
     )
     lists = Profiled("aten::_foreach_add_", ((), ()), 4.0)
-    found = joined(
+    found = join(
         predicted(MM, VIEW, ZEROS, OTHER, LIST), [mm(1.0, (8, 4), (4, 2)), zeros, mm(2.0, (8, 2), (2, 6)), lists]
     )
     assert list(found.seconds) == [1.0, None, 3.0, 2.0, 4.0]
@@ -64,20 +64,20 @@ def test_operations_find_their_seconds() -> None:
 
 def test_what_finds_no_partner_is_named() -> None:
     extra = Profiled("aten::topk", (), 0.5)
-    found = joined(predicted(MM, ZEROS, OTHER), [extra, mm(1.0, (8, 4), (4, 2)), mm(2.0, (8, 2), (2, 6))])
+    found = join(predicted(MM, ZEROS, OTHER), [extra, mm(1.0, (8, 4), (4, 2)), mm(2.0, (8, 2), (2, 6))])
     assert list(found.seconds) == [1.0, None, 2.0]
     assert found.joined.only_predicted == {"aten::zeros": 1} and found.joined.only_measured == {"aten::topk": 1}
     assert (found.joined.seconds, found.joined.of_seconds) == (3.0, 3.5)
 
 
 def test_other_shapes_are_joined_by_name_where_nothing_else_fits() -> None:
-    found = joined(predicted(ZEROS, MM), [mm(1.0, (9, 4), (4, 2))])
+    found = join(predicted(ZEROS, MM), [mm(1.0, (9, 4), (4, 2))])
     assert list(found.seconds) == [None, 1.0]
 
 
 def test_repeats_are_unrolled_as_a_whole() -> None:
     tree = [mm(1.0, (8, 4), (4, 2)), mm(5.0, (8, 2), (2, 6)), mm(3.0, (8, 4), (4, 2)), mm(7.0, (8, 2), (2, 6))]
-    found = joined(predicted((MM, 2), (OTHER, 2)), tree)
+    found = join(predicted((MM, 2), (OTHER, 2)), tree)
     assert list(found.seconds) == [2.0, 6.0]
     assert found.joined.of == 4
 
@@ -93,7 +93,7 @@ def test_a_step_that_repeats_itself_is_followed_layer_by_layer() -> None:
         if place % 5 == 0:
             rows.append(Profiled("aten::topk", (), 0.5))
     operations = Operations(layer, [Operation(0, place % 8, "forward", "", 0, 1) for place in range(400)])
-    found = joined(operations, rows)
+    found = join(operations, rows)
     assert [s for p, s in enumerate(found.seconds) if s is not None and s != p] == []
     assert found.joined.operations == 400 - 400 // 23
     assert found.joined.only_measured["aten::topk"] == 80
@@ -107,7 +107,7 @@ def test_the_alignment_is_a_longest_common_subsequence(seed: int) -> None:
     for i, one in enumerate(first):
         for j, other in enumerate(second):
             longest[i + 1][j + 1] = longest[i][j] + 1 if one == other else max(longest[i][j + 1], longest[i + 1][j])
-    pairs = _common(first, second)
+    pairs = _longest_common(first, second)
     assert len(pairs) == longest[-1][-1] and pairs == sorted(pairs)
     assert all(first[i] == second[j] for i, j in pairs)
 
@@ -117,7 +117,7 @@ def test_autocast_passes_on_to_the_product_that_it_casts_for() -> None:
     inner = Profiled("aten::mm", ((8, 4), (4, 2)), 1.0)
     copies = Call("aten::_to_copy", (array(4, 2),), (array(4, 2),))
     operations = Operations([copies, MM], [Operation(0, index, "forward", "", 0, 1) for index in range(2)])
-    found = joined(operations, [Profiled("aten::mm", ((8, 4), (4, 2)), 0.0, (cast, inner))])
+    found = join(operations, [Profiled("aten::mm", ((8, 4), (4, 2)), 0.0, (cast, inner))])
     assert list(found.seconds) == [5.0, 1.0]
 
 
@@ -133,7 +133,7 @@ def test_names_of_the_same_kernel() -> None:
         Profiled("aten::batch_norm", (), 0.0, (Profiled("aten::cudnn_batch_norm", ((2, 3, 4, 4),), 2.0),)),
         Profiled("aten::fill_", ((4,), ()), 3.0),
     ]
-    assert list(joined(operations, tree).seconds) == [1.0, 2.0, 3.0]
+    assert list(join(operations, tree).seconds) == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("name", ["gpt2-bf16", "mixtral-bf16-weights"])
@@ -145,7 +145,7 @@ def test_a_step_of_an_h200_finds_its_operations(name: str) -> None:
     workload = row.workload().model_copy(update={"gpu": "h200"})
     operations = simulate(workload, workload.resolve_gpu()).operations
     events = events_of(TRACES / f"{name}.trace.json.gz")
-    found = joined(operations, tree(events)).joined
+    found = join(operations, tree(events)).joined
     kernels = [event for event in events if event.device_type.name == "CUDA" and "Optimizer.step" not in event.name]
     assert found.of_seconds == pytest.approx(sum(kernel.time_range.elapsed_us() for kernel in kernels) / 1e6)
     assert found.seconds >= 0.999 * found.of_seconds
@@ -173,18 +173,18 @@ def test_events_as_a_tree() -> None:
     outer = event("Optimizer.step", 1.0, [("Optimizer.step", 99.0)], inner)
     first, second = tree([event("gemm", 0.0, [], kind="CUDA"), outer, event("aten::add", 0.5, [("add", 1.0)]), inner])
     assert (first.name, second.name, second.seconds) == ("aten::add", "Optimizer.step", 0.0)
-    assert second.whole_seconds == pytest.approx(15e-6)
+    assert second.total_seconds == pytest.approx(15e-6)
     assert second.children[0].shapes == ((8, 4), (), ())
 
 
 def test_time_that_no_operation_claims_is_somebodys_too() -> None:
     launched = event("aten::add", 0.0, [("add", 40.0)])
-    on_card = [event(name, 1.0, [(name, 40.0)], kind="CUDA") for name in ("add", "gemm")]
-    *_, last = tree([launched, *on_card])
-    assert (last.name, last.seconds) == (NOBODY, pytest.approx(40e-6))
-    assert len(tree([launched, on_card[0]])) == 1
-    found = joined(predicted(MM), [last])
-    assert found.joined.only_measured == {NOBODY: 1}
+    runner = [event(name, 1.0, [(name, 40.0)], kind="CUDA") for name in ("add", "gemm")]
+    *_, last = tree([launched, *runner])
+    assert (last.name, last.seconds) == (UNATTRIBUTED, pytest.approx(40e-6))
+    assert len(tree([launched, runner[0]])) == 1
+    found = join(predicted(MM), [last])
+    assert found.joined.only_measured == {UNATTRIBUTED: 1}
 
 
 def test_real_events_of_this_machine() -> None:
@@ -227,5 +227,5 @@ def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_that_fails_is_told() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU, which would be used")
-    with pytest.raises(DeviceError, match=r"profile could not be taken[\s\S]*finds no GPU"):
+    with pytest.raises(DeviceError, match=r"profiling failed[\s\S]*finds no GPU"):
         profiling.profile(_workload())

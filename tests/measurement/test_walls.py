@@ -17,8 +17,6 @@ from test_measure import RESULT
 from test_processes import MEMORY
 from test_report import MIB
 
-from trainatomy.measurement.process.job import write_result
-
 
 class Line:
     """A training that takes ``base`` and ``step`` for each sample, MiB; fits what is left after 100 of context."""
@@ -138,7 +136,7 @@ def test_runs_share_the_gpu_within_its_memory_and_go_on_where_they_stopped(
     def fork(job: Any, result: Path, log: Path, prepare: Any) -> processes.Forked:
         promised.append(sum(planned.size_gib for planned, _ in campaign.running.values()))
         assert not job.alone and job.steps == job.workload["steps"]
-        write_result(result, replace(RESULT, status="out of memory" if "4" in result.name else "completed"))
+        processes.write_result(result, replace(RESULT, status="out of memory" if "4" in result.name else "completed"))
         return processes.Forked(0, _status=0)
 
     monkeypatch.setattr(processes, "fork", fork)

@@ -60,4 +60,4 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     made = Store(tmp_path / "runs" if request.param == "disk" else f"memory://{uuid.uuid4().hex}/runs")
     yield made
     if request.param == "memory" and made.exists():
-        made._place.filesystem.rm(made._place.root, recursive=True)
+        made._folder.filesystem.rm(made._folder.root, recursive=True)

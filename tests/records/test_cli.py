@@ -61,11 +61,11 @@ def test_diff(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "said"),
     [
         (["show", "nothing", *RECORDS], "error: There is no record 'nothing' in "),
-        (["show", "2026", *RECORDS], "may be any of 3 records"),
-        (["diff", "last", "last~7", *RECORDS], "last~7 lies before"),
+        (["show", "2026", *RECORDS], "matches 3 records"),
+        (["diff", "last", "last~7", *RECORDS], "There is no last~7"),
         (["history", "--records", "/nowhere/at/all"], "There is no folder /nowhere/at/all"),
         (["history", *RECORDS, "--where", "train.fp61=true"], "did you mean train.fp16"),
-        (["history", "--records", "gopher://x"], "is no folder of records"),
+        (["history", "--records", "gopher://x"], "is not a folder of records"),
         (["show", f"{DATA}/../test_cli.py"], "There is no file"),
     ],
 )

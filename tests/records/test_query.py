@@ -57,11 +57,11 @@ def test_conditions(four: Store, query: Query, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"where": ("train.bf61=true",)}, "'train.bf61' is no setting of a workload; did you mean train.bf16"),
-        ({"where": ("train.bf16",)}, "is no condition: write KEY=VALUE"),
-        ({"where": ("=true",)}, "is no condition"),
-        ({"since": "yesterday"}, "'yesterday' is no date: write 2026-11-21"),
-        ({"last": 0}, "ask for 1 or more"),
+        ({"where": ("train.bf61=true",)}, "'train.bf61' is not a setting of a workload; did you mean train.bf16"),
+        ({"where": ("train.bf16",)}, "is not a condition: write KEY=VALUE"),
+        ({"where": ("=true",)}, "is not a condition"),
+        ({"since": "yesterday"}, "'yesterday' is not a date: write 2026-11-21"),
+        ({"last": 0}, "last must be 1 or more"),
     ],
 )
 def test_what_cannot_be_asked_is_said_before_anything_is_read(asked: dict[str, object], said: str) -> None:
@@ -98,14 +98,14 @@ def test_one_is_meant(text: str, index: int) -> None:
     [
         (
             "20261121",
-            "may be any of 2 records of runs: 20261121-090000000-aaab0002, 20261121-100000000-bbbb0003. Write",
+            "matches 2 records of runs: 20261121-090000000-aaab0002, 20261121-100000000-bbbb0003. Write",
         ),
-        ("aaa", "may be any of 2 records"),
+        ("aaa", "matches 2 records"),
         ("bbbd0003", "no record 'bbbd0003' in runs; the nearest: 20261121-100000000-bbbb0003.*trainatomy history"),
         ("20261121-090000000-aaab0020", "the nearest: 20261121-090000000-aaab0002"),
         ("zzz", r"no record 'zzz' in runs\. `trainatomy history`"),
         ("", "no record ''"),
-        ("last~3", "last~3 lies before the first of the 3 records"),
+        ("last~3", "There is no last~3: runs has 3 records"),
     ],
 )
 def test_none_or_several_are_meant(text: str, said: str) -> None:
@@ -115,7 +115,7 @@ def test_none_or_several_are_meant(text: str, said: str) -> None:
 
 def test_many_that_may_be_meant_are_not_all_listed() -> None:
     ids = [f"20261121-{count:09d}-aaaa" for count in range(30)]
-    with pytest.raises(TrainatomyError, match=r"any of 30 records of runs: 20261121-000000022.* and 22 older\."):
+    with pytest.raises(TrainatomyError, match=r"matches 30 records of runs: 20261121-000000022.* and 22 older\."):
         resolve("2026", ids, "runs")
 
 

@@ -12,9 +12,8 @@ import fsspec
 import pytest
 
 from trainatomy.errors import MissingLibrary, TrainatomyError
+from trainatomy.records.create import key_of, make_record
 from trainatomy.records.document import to_document
-from trainatomy.records.key import key_of
-from trainatomy.records.make import make_record
 from trainatomy.records.store import Store, default_folder
 from trainatomy.results.record import Record
 
@@ -57,7 +56,7 @@ def test_the_folder_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_a_bad_file_is_named_and_in_nobodys_way(store: Store, vanilla: Record, content: bytes, reason: str) -> None:
     store.write(vanilla)
-    store._place.filesystem.pipe_file(f"{store._place.root}/bad-{vanilla.key[:4]}.json", content)
+    store._folder.filesystem.pipe_file(f"{store._folder.root}/bad-{vanilla.key[:4]}.json", content)
     history = store.history()
     assert [row.id for row in history.records] == [vanilla.id]
     [skipped] = history.skipped
@@ -156,7 +155,9 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, vanilla: Record, monkeypatch:
 def test_nowhere_to_write_says_so(tmp_path: Path, vanilla: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
-    with pytest.raises(TrainatomyError, match=r"file/runs/.* could not be written: Not a directory\nNor could"):
+    with pytest.raises(
+        TrainatomyError, match=r"file/runs/.* could not be written: Not a directory\nThe record could not be kept"
+    ):
         Store(tmp_path / "file" / "runs").write(vanilla)
 
 
@@ -165,7 +166,7 @@ def test_a_folder_without_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "mkdir", refuses)
-    with pytest.raises(TrainatomyError, match="could not be written: Permission denied; name a folder that you may"):
+    with pytest.raises(TrainatomyError, match="could not be written: Permission denied; name a writable folder"):
         Store(tmp_path / "runs").check()
 
 
@@ -182,7 +183,7 @@ def test_a_file_is_no_store(tmp_path: Path, vanilla: Record) -> None:
 
 
 def test_an_unknown_filesystem() -> None:
-    with pytest.raises(TrainatomyError, match=r"gopher://runs.* is no folder of records"):
+    with pytest.raises(TrainatomyError, match=r"gopher://runs.* is not a folder of records"):
         Store("gopher://runs")
 
 
@@ -190,14 +191,14 @@ def test_a_filesystem_whose_library_is_missing(monkeypatch: pytest.MonkeyPatch) 
     def missing(*_: object, **__: object) -> None:
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr("trainatomy.records.place.url_to_fs", missing)
+    monkeypatch.setattr("trainatomy.records.folder.url_to_fs", missing)
     with pytest.raises(MissingLibrary, match="s3://bucket/runs: Install s3fs"):
         Store("s3://bucket/runs")
 
 
 def test_where_a_put_is_not_whole_a_name_is_changed(vanilla: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on SFTP: a reader that looks while bytes go over sees no record."""
-    monkeypatch.setattr("trainatomy.records.place.PUTS_WHOLE_FILES", frozenset())
+    monkeypatch.setattr("trainatomy.records.folder.ATOMIC_FILESYSTEMS", frozenset())
     store, memory = Store("memory://sftp-like"), fsspec.filesystem("memory")
     seen: list[list[str]] = []
     move = memory.mv

@@ -47,9 +47,9 @@ def write_default_plots(comparison: Comparison, folder: str) -> None:
         MissingLibrary: matplotlib is not installed.
         TrainatomyError: The folder cannot be written.
     """
-    from trainatomy.records.place import Place
+    from trainatomy.records.folder import Folder
 
-    place = Place(f"{folder.rstrip('/')}/{comparison.group}", {})
+    place = Folder(f"{folder.rstrip('/')}/{comparison.group}", {})
     for ending in DEFAULT_FORMATS:
         note(f"chart written to {place.write(f'{DEFAULT_NAME}.{ending}', _render(comparison, ending))}")
 

@@ -16,7 +16,7 @@ from trainatomy.runs.plan import Finished, Plan, RunObserver
 from trainatomy.units import human_bytes
 
 if TYPE_CHECKING:
-    from trainatomy.measurement.process.reporting import Progress as RunProgress
+    from trainatomy.measurement.process.progress import Progress as RunProgress
 
     Tell = Callable[[RunProgress], None]
 

@@ -1,13 +1,12 @@
-"""The two helpers that the guides define in their first cells, saying what their numbers are made of."""
+"""Print GPU memory and training results: the two helpers of the guides, with a breakdown of their numbers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.integrations.missing import has_gpu
-from trainatomy.integrations.reading import utilization
-from trainatomy.integrations.watch import Watch
+from trainatomy.integrations.utilization import utilization
+from trainatomy.integrations.watch import Watch, has_gpu
 from trainatomy.reporters.text import measurement_page, prediction_page
 from trainatomy.reporters.text.rendering import console
 from trainatomy.reporters.text.watched import speed_text, summary_page, utilization_text
@@ -19,16 +18,20 @@ if TYPE_CHECKING:
 
 
 def print_gpu_utilization() -> None:
-    """Print how much of the GPU's memory is used, by whom and for what; without a GPU, warn once."""
+    """Print how much of the GPU's memory is used, by which processes and for what; without a GPU, warn once."""
     if has_gpu():
         console().print(utilization_text(utilization()))
 
 
 def print_summary(result: Any) -> None:
-    """Print what is known of ``result``.
+    """Print a summary of ``result``.
 
-    A ``TrainOutput`` of ``Trainer.train`` (time, samples per second, then the GPU's memory), a ``Measurement``, a
-    ``Prediction``, or what ``trainatomy.watch`` gave.  Raises ``TrainatomyError`` for anything else.
+    Args:
+        result: A ``TrainOutput`` of ``Trainer.train`` (prints time, samples per second and the GPU's memory), a
+            ``Measurement``, a ``Prediction``, or a ``Watch``.
+
+    Raises:
+        TrainatomyError: ``result`` is something else.
     """
     if isinstance(result, Watch):
         measurement = result.result()
@@ -43,8 +46,8 @@ def print_summary(result: Any) -> None:
         print_gpu_utilization()
     else:
         raise TrainatomyError(
-            f"print_summary cannot read a {type(result).__name__}: give it what Trainer.train() returned, "
-            "a Measurement, a Prediction, or what trainatomy.watch(...) gave."
+            f"print_summary cannot read a {type(result).__name__}: pass the output of Trainer.train(), "
+            "a Measurement, a Prediction, or the Watch of trainatomy.watch(...)."
         )
 
 

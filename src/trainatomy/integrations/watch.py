@@ -1,4 +1,4 @@
-"""``with trainatomy.watch(model, optimizer) as anatomy:`` around any training loop."""
+"""Watch any training loop: ``with trainatomy.watch(model, optimizer) as anatomy:``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.integrations.attachment import Attachment
-from trainatomy.integrations.missing import has_gpu
+import torch
+
+from trainatomy.integrations.live_measurement import LiveMeasurement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,11 +19,18 @@ if TYPE_CHECKING:
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.prediction import Prediction
 
+_has_warned = False
+
 
 class Watch:
-    """A watched training.  ``measurement``: what it held, once the ``with`` block has ended (``None`` without a GPU).
+    """The handle of a watched training, a context manager around its loop.
 
-    An exception of the block passes through; out of memory is part of the measurement.
+    An exception inside the context passes through; running out of memory is part of the measurement.
+
+    Attributes:
+        measurement: The result, once the context has ended (``None`` without a GPU).
+        prediction: The result of ``predict``.
+        live: The running measurement (``None`` without a GPU).
     """
 
     def __init__(
@@ -34,16 +42,19 @@ class Watch:
         predictable: bool = False,
         workload: Mapping[str, Any] | None = None,
     ) -> None:
-        """As ``watch``; ``workload``: the training as the mapping of a workload file, as far as it is known."""
+        """Prepare to watch; see ``watch`` for the arguments.
+
+        ``workload``: the training as the mapping of a workload file, as far as it is known.
+        """
         self.measurement: Measurement | None = None
         self.prediction: Prediction | None = None
-        self.attachment: Attachment | None = None
+        self.live: LiveMeasurement | None = None
         if has_gpu():
-            self.attachment = Attachment(model, optimizer, name, workload, keeps_batch=predictable)
+            self.live = LiveMeasurement(model, optimizer, name, workload, keep_batch=predictable)
 
     def __enter__(self) -> Watch:
-        if self.attachment is not None:
-            self.attachment.start()
+        if self.live is not None:
+            self.live.start()
         return self
 
     def __exit__(
@@ -52,31 +63,39 @@ class Watch:
         self.end(error)
 
     def end(self, error: BaseException | None = None, *, unfinished: bool = False) -> None:
-        """Stop watching; what goes wrong here is a warning, because it must neither end a training nor hide its error.
+        """Stop watching.
 
-        ``unfinished``: the loop did not come to its end, for a reason that is not known.
+        A failure of ours becomes a warning, because it must neither end a training nor hide its error.
+
+        Args:
+            error: The exception that ended the loop.
+            unfinished: The loop did not finish, for an unknown reason.
         """
-        if self.attachment is not None:
+        if self.live is not None:
             try:
-                self.measurement = self.attachment.stop(error, unfinished=unfinished)
-            except Exception as trouble:
-                warnings.warn(f"no anatomy: {type(trouble).__name__}: {trouble}", RuntimeWarning, stacklevel=3)
+                self.measurement = self.live.stop(error, unfinished=unfinished)
+            except Exception as failure:
+                warnings.warn(f"no anatomy: {type(failure).__name__}: {failure}", RuntimeWarning, stacklevel=3)
 
     def result(self) -> Measurement | None:
-        """What was measured so far, or in the end; ``None`` without a GPU."""
-        if self.measurement is None and self.attachment is not None:
-            return self.attachment.result()
+        """Return what was measured so far, or in the end; ``None`` without a GPU."""
+        if self.measurement is None and self.live is not None:
+            return self.live.result()
         return self.measurement
 
     def predict(self) -> Prediction | None:
-        """Predict the training that was watched, from its live model, for its card; ``print`` shows it beside what was
-        measured.  ``None``, with a warning, where that cannot be done."""
-        measurement = self.result()
-        if measurement is not None and self.attachment is not None:
-            from trainatomy.integrations.predicting import predict_live
+        """Predict the watched training from its live model, for its GPU; ``print`` then shows both.
 
-            model, notes = self.attachment.model, self.attachment.notes
-            self.prediction = predict_live(model, notes.optimizer, notes.first_batch, measurement, notes.autocast)
+        Returns ``None``, with a warning, if that is not possible.
+        """
+        measurement = self.result()
+        if measurement is not None and self.live is not None:
+            from trainatomy.integrations.live_prediction import predict_live
+
+            model, recorder = self.live.model, self.live.recorder
+            self.prediction = predict_live(
+                model, recorder.optimizer, recorder.first_batch, measurement, recorder.autocast
+            )
         return self.prediction
 
     def print(self) -> None:
@@ -86,21 +105,41 @@ class Watch:
         print_summary(self)
 
     def write(self, folder: str | os.PathLike[str], command: str = "trainatomy.watch") -> str | None:
-        """Write a record into a folder of records, and return where it is (``None`` without a GPU)."""
+        """Write a record into a folder of records and return its path (``None`` without a GPU)."""
         measurement = self.result()
         if measurement is None:
             return None
-        from trainatomy.records.make import make_record
+        from trainatomy.records.create import make_record
         from trainatomy.records.store import Store
 
         return Store(folder).write(make_record(measurement, self.prediction, command))
 
 
 def watch(model: nn.Module, optimizer: Any = None, *, name: str = "", predictable: bool = False) -> Watch:
-    """Watch a training loop of ``model`` and ``optimizer`` (none: inference): a context manager around it.
+    """Watch a training loop of ``model`` and ``optimizer``: return a context manager to put around it.
 
-    The loop is not changed; model and optimizer may be wrapped by ``accelerator.prepare``.  On a machine without a GPU
-    it says so once and does nothing.  ``name``: of the measurement (the model's class unless given);
-    ``predictable``: keep the first batch on the host, so that ``anatomy.predict()`` can say what was to be expected.
+    The loop itself does not change; model and optimizer may be wrapped by ``accelerator.prepare``.  On a machine
+    without a GPU it warns once and does nothing.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer; ``None`` for inference.
+        name: Name of the measurement (default: the model's class).
+        predictable: Keep the first batch on the CPU, so that ``Watch.predict`` can predict the same training.
     """
     return Watch(model, optimizer, name=name, predictable=predictable)
+
+
+def has_gpu() -> bool:
+    """Return whether PyTorch has a GPU; warn the first time that it has none."""
+    global _has_warned
+    if torch.cuda.is_available():
+        return True
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn(
+            "trainatomy finds no GPU on this machine: the training is not watched. `trainatomy.predict` needs no GPU.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return False

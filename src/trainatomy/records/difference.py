@@ -1,12 +1,12 @@
-"""What changed between two records, and which component it went to."""
+"""Compare two records: what changed, and which memory components changed with it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from trainatomy.records.settings import settings, stated
-from trainatomy.records.summary import summary_of
+from trainatomy.records.create import summarize
+from trainatomy.records.query import all_settings, stated_settings
 from trainatomy.results.difference import About, Difference, MemoryChange, SetupChange, Source, SpeedChange
 from trainatomy.results.memory import Memory
 from trainatomy.results.record import Record
@@ -17,25 +17,25 @@ PACES = ("step_seconds", "samples_per_second", "tokens_per_second")
 
 
 def difference(before: Record, after: Record) -> Difference:
-    """``after`` against ``before``."""
+    """Return the difference of ``after`` from ``before``."""
     first, second = before.measurement, after.measurement
-    source, bills = _bills(before, after)
+    source, breakdowns = _breakdowns(before, after)
     return Difference(
-        before=summary_of(before),
-        after=summary_of(after),
+        before=summarize(before),
+        after=summarize(after),
         changes=tuple(_changes(before, after)),
         source=source,
-        components=_components(*bills) if bills else (),
-        lines=tuple(_lines(*bills)) if bills else (),
-        peaks=tuple(bill.peak for bill in bills) if bills else (),
+        components=_components(*breakdowns) if breakdowns else (),
+        lines=tuple(_lines(*breakdowns)) if breakdowns else (),
+        peaks=tuple(memory.peak for memory in breakdowns) if breakdowns else (),
         figures=tuple(MemoryChange("", name, getattr(first, name), getattr(second, name)) for name in FIGURES),
         nvml=tuple(MemoryChange("", name, getattr(first, name), getattr(second, name)) for name in NVML),
         paces=tuple(SpeedChange(name, getattr(first, name), getattr(second, name)) for name in PACES),
     )
 
 
-def _bills(before: Record, after: Record) -> tuple[Source | None, tuple[Memory, Memory] | None]:
-    """The bills of both from one source: two sources would show their own gap as a change."""
+def _breakdowns(before: Record, after: Record) -> tuple[Source | None, tuple[Memory, Memory] | None]:
+    """Return both memory breakdowns from one source; with two sources their own gap would look like a change."""
     measured = (before.measurement.memory, after.measurement.memory)
     if measured[0] is not None and measured[1] is not None:
         return "measured", (measured[0], measured[1])
@@ -56,7 +56,7 @@ def _names(before: Memory, after: Memory) -> list[str]:
 
 
 def _lines(before: Memory, after: Memory) -> Iterator[MemoryChange]:
-    """Those that differ: by component, in the order of the bill, then the largest difference first."""
+    """Yield the lines that differ, by component, then the largest difference first."""
     first, second = _by_line(before), _by_line(after)
     order = _names(before, after)
     found = [MemoryChange(*line, first.get(line, 0), second.get(line, 0)) for line in {**first, **second}]
@@ -65,16 +65,16 @@ def _lines(before: Memory, after: Memory) -> Iterator[MemoryChange]:
 
 
 def _by_line(memory: Memory) -> dict[tuple[str, str], int]:
-    """Bytes by component and name; lines of one name are one."""
+    """Return bytes by component and name; lines of the same name are added up."""
     sums: dict[tuple[str, str], int] = {}
     for line in memory.lines:
-        place = (line.component, line.name)
-        sums[place] = sums.get(place, 0) + line.bytes
+        key = (line.component, line.name)
+        sums[key] = sums.get(key, 0) + line.bytes
     return sums
 
 
 def _changes(before: Record, after: Record) -> Iterator[SetupChange]:
-    """What was asked for, then where it ran, then with what."""
+    """Yield the differences of the workload, then of the GPU and driver, then of the library versions."""
     first, second = before.measurement, after.measurement
     yield from _differing("workload", *_settings(first.workload, second.workload))
     yield from _differing("gpu", {"gpu": first.gpu}, {"gpu": second.gpu})
@@ -83,10 +83,10 @@ def _changes(before: Record, after: Record) -> Iterator[SetupChange]:
 
 
 def _settings(first: Mapping[str, object], second: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """With defaults where both workloads can be read by this version, else as they were written."""
-    whole = settings(first), settings(second)
+    """Return all settings of both workloads or, if this version cannot read both, the settings that they state."""
+    whole = all_settings(first), all_settings(second)
     both = whole[0] is not None and whole[1] is not None
-    one, other = (whole[0] or {}, whole[1] or {}) if both else (stated(first), stated(second))
+    one, other = (whole[0] or {}, whole[1] or {}) if both else (stated_settings(first), stated_settings(second))
     one.pop("name", None)
     other.pop("name", None)
     return one, other

@@ -1,7 +1,7 @@
-"""A record as a JSON document, and back.
+"""Convert a record to a JSON document and back.
 
-A document names the version of its form.  Within a version keys are added but neither renamed nor removed, and a new
-key has a default, so that every document of this version can be read.
+A document names its schema version.  Within a version keys may be added, but neither renamed nor removed, and a new key
+has a default, so that every document of the version can be read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ SCHEMA = f"{FAMILY}{VERSION}"
 
 
 def to_document(record: Record) -> bytes:
-    """UTF-8 JSON, one object with its ``schema`` first; text in place of what JSON cannot hold, such as a class that a
-    live training was described with: better than no record."""
+    """Return the record as UTF-8 JSON, one object with its ``schema`` first.
+
+    Values that JSON cannot hold, such as a class that describes a live training, become text.
+    """
     content = {"schema": SCHEMA, **to_plain(record)}
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", errors="replace")
 
@@ -60,10 +62,11 @@ def _gather_others(value: Any) -> Any:
 
 
 def from_document(data: bytes) -> Record:
-    """The record that ``data`` holds.
+    """Return the record in ``data``.
 
-    Raises ``TrainatomyError`` that says what it is instead: not JSON, not a record, of another version, or damaged; the
-    message reads as the end of "FILE: ...".
+    Raises:
+        TrainatomyError: ``data`` is not JSON, not a record, of another version, or damaged.  The message continues
+            "FILE: ...".
     """
     from pydantic import ValidationError
 
@@ -71,13 +74,13 @@ def from_document(data: bytes) -> Record:
         return _adapter().validate_python(_body(data))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
+        key = ".".join(map(str, first["loc"]))
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise TrainatomyError(f"damaged record: {place}: {first['msg']}{more}") from None
+        raise TrainatomyError(f"damaged record: {key}: {first['msg']}{more}") from None
 
 
 def _body(data: bytes) -> dict[str, Any]:
-    """The object without its ``schema``, if that is one of ours."""
+    """Return the object without its ``schema``, after checking that."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:

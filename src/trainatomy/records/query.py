@@ -1,15 +1,15 @@
-"""Which records are wanted."""
+"""Select records by conditions, including conditions on the settings of their workloads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import yaml
 
-from trainatomy.errors import TrainatomyError
-from trainatomy.records.settings import settings, stated
+from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.workload.nearest import suggestion
 
 if TYPE_CHECKING:
@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Conditions that a record has to meet, all of them; an empty one asks for nothing.
+    """Conditions that a record must meet, all of them; the defaults match every record.
 
-    ``gpu``, ``name``: text that occurs in it, whatever the case; ``status``: the beginning of it; ``since``: a date or
-    a time, UTC unless it says; ``group``: the whole name; ``last``: so many of the newest; ``where``: settings of the
-    workload, ``("train.bf16=true", "model.id=gpt2")``, whether they were stated or left at their default.
+    Attributes:
+        gpu: Part of the GPU's name, in any case.
+        name: Part of the run's name, in any case.
+        status: Prefix of the status.
+        since: Date or time, in UTC unless it names a zone.
+        group: Name of the group.
+        last: Number of newest records.
+        where: Settings of the workload, ``("train.bf16=true", "model.id=gpt2")``, stated or left at their default.
     """
 
     gpu: str = ""
@@ -34,56 +39,56 @@ class Query:
     where: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises ``TrainatomyError`` for what cannot be asked."""
-        _time(self.since)
+        """Raise ``TrainatomyError`` for an invalid condition."""
+        _parse_time(self.since)
         for condition in self.where:
-            _check(condition)
+            _check_condition(condition)
         if self.last is not None and self.last < 1:
-            raise TrainatomyError(f"the last {self.last} records are none: ask for 1 or more")
+            raise TrainatomyError(f"last must be 1 or more, not {self.last}")
 
-    def wants(self, record: Record) -> bool:
-        """Whether the record meets every condition but ``last``."""
+    def matches(self, record: Record) -> bool:
+        """Return whether the record meets every condition but ``last``."""
         measured = record.measurement
         return (
             self.gpu.casefold() in measured.gpu.casefold()
             and self.name.casefold() in measured.name.casefold()
             and measured.status.startswith(self.status)
             and (self.group is None or self.group == record.group)
-            and (not self.since or _time(record.created) >= _time(self.since))
+            and (not self.since or _parse_time(record.created) >= _parse_time(self.since))
             and (not self.where or self._has_settings(measured.workload))
         )
 
     def newest(self, rows: list[Summary]) -> tuple[Summary, ...]:
-        """The ``last`` ones of ``rows``, which are in order of time."""
+        """Return the ``last`` rows of ``rows``, which are ordered by time."""
         return tuple(rows if self.last is None else rows[-self.last :])
 
     def _has_settings(self, workload: dict[str, object]) -> bool:
-        has = settings(workload) or stated(workload)
-        return all(_is(has.get(key), text) for key, text in map(_parts, self.where))
+        has = all_settings(workload) or stated_settings(workload)
+        return all(_equals(has.get(key), text) for key, text in map(_split_condition, self.where))
 
 
-def _parts(condition: str) -> tuple[str, str]:
+def _split_condition(condition: str) -> tuple[str, str]:
     key, _, text = condition.partition("=")
     return key.strip(), text.strip()
 
 
-def _check(condition: str) -> None:
-    """Raises ``TrainatomyError`` for a condition that no record could meet."""
+def _check_condition(condition: str) -> None:
+    """Raise ``TrainatomyError`` for a condition that no record could meet."""
     from trainatomy.workload.schema import Workload
     from trainatomy.workload.section import leaves
 
-    key, _ = _parts(condition)
+    key, _ = _split_condition(condition)
     if "=" not in condition or not key:
-        raise TrainatomyError(f"{condition!r} is no condition: write KEY=VALUE, such as train.bf16=true")
+        raise TrainatomyError(f"{condition!r} is not a condition: write KEY=VALUE, such as train.bf16=true")
     known = [".".join(map(str, path)) for path, _ in leaves(Workload)]
     if key not in known and not any(key.startswith(f"{each}.") for each in known):
-        raise TrainatomyError(f"{key!r} is no setting of a workload{suggestion(key, known)}")
+        raise TrainatomyError(f"{key!r} is not a setting of a workload{suggestion(key, known)}")
 
 
-def _is(value: object, text: str) -> bool:
-    """Whether a setting has the value that was typed: as YAML reads it, as a number, or as it is spelt.
+def _equals(value: object, text: str) -> bool:
+    """Return whether a setting has the value that was typed: as YAML reads it, as a number, or literally.
 
-    An unset one is ``null``.
+    An unset setting equals ``null``.
     """
     if str(value) == text:
         return True
@@ -99,13 +104,40 @@ def _is(value: object, text: str) -> bool:
         return False
 
 
-def _time(text: str) -> datetime:
-    """A time with its zone; raises ``TrainatomyError`` for what is none."""
+def _parse_time(text: str) -> datetime:
+    """Return the time with its zone (default: UTC); raise ``TrainatomyError`` if ``text`` is not a time."""
     try:
         time = datetime.fromisoformat(text) if text else datetime.min
     except ValueError:
-        raise TrainatomyError(f"{text!r} is no date: write 2026-11-21 or 2026-11-21T14:30") from None
+        raise TrainatomyError(f"{text!r} is not a date: write 2026-11-21 or 2026-11-21T14:30") from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def all_settings(workload: Mapping[str, object]) -> dict[str, object] | None:
+    """Return every setting of a workload by dotted key: ``{"model.id": "gpt2", "train.bf16": False, ...}``.
+
+    Includes the defaults, but no setting that is unset.  Returns ``None`` for a workload that this version cannot read.
+    """
+    from trainatomy.workload.schema import Workload
+
+    try:
+        whole = Workload.from_mapping(workload).model_dump(mode="json", by_alias=True)
+    except WorkloadError:
+        return None
+    return stated_settings(whole)
+
+
+def stated_settings(workload: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings that ``workload`` states, by dotted key; ``None`` counts as absent."""
+    return {key: value for key, value in _flatten(workload, "") if value is not None}
+
+
+def _flatten(mapping: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 EVERYTHING = Query()

@@ -1,4 +1,4 @@
-"""Which record is meant: by id, by the beginning of one, by the hash in it, by ``last``, or by a path."""
+"""Resolve a reference to a record: an id, a prefix of one, a prefix of its hash, ``last``, or a path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 8
 
 
 def split_path(text: str) -> tuple[str, str] | None:
-    """Folder and file name, if ``text`` is the path or URL of a file rather than an id."""
+    """Return folder and file name if ``text`` is the path or URL of a file rather than an id."""
     if "/" not in text and not text.endswith(ENDING):
         return None
     folder, slash, name = text.rpartition("/")
@@ -22,34 +22,37 @@ def split_path(text: str) -> tuple[str, str] | None:
 
 
 def resolve(text: str, ids: Sequence[str], folder: str) -> str:
-    """The one of ``ids`` (in order, oldest first) that is meant; raises ``TrainatomyError`` for none or several."""
+    """Return the one of ``ids`` (oldest first) that ``text`` refers to.
+
+    Raises:
+        TrainatomyError: None or several match.
+    """
     if text in ids:
         return text
     if not ids:
         raise TrainatomyError(f"There is no record {text!r}: {folder} holds none. `trainatomy measure` writes them.")
     if match := _LAST.fullmatch(text):
-        return _counted_from_the_end(int(match[1] or 0), ids, folder)
-    meant = [each for each in ids if text and (each.startswith(text) or each.rpartition("-")[2].startswith(text))]
-    if len(meant) == 1:
-        return meant[0]
-    if meant:
-        shown = ", ".join(meant[-_SHOWN:]) + (f" and {len(meant) - _SHOWN} older" if len(meant) > _SHOWN else "")
-        raise TrainatomyError(
-            f"{text!r} may be any of {len(meant)} records of {folder}: {shown}. Write more of the id."
-        )
+        return _from_the_end(int(match[1] or 0), ids, folder)
+    matches = [each for each in ids if text and (each.startswith(text) or each.rpartition("-")[2].startswith(text))]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        older = f" and {len(matches) - _SHOWN} older" if len(matches) > _SHOWN else ""
+        shown = ", ".join(matches[-_SHOWN:]) + older
+        raise TrainatomyError(f"{text!r} matches {len(matches)} records of {folder}: {shown}. Write more of the id.")
     raise TrainatomyError(
-        f"There is no record {text!r} in {folder}{_near(text, ids)}. `trainatomy history` lists them."
+        f"There is no record {text!r} in {folder}{_suggestions(text, ids)}. `trainatomy history` lists them."
     )
 
 
-def _counted_from_the_end(back: int, ids: Sequence[str], folder: str) -> str:
+def _from_the_end(back: int, ids: Sequence[str], folder: str) -> str:
     if back >= len(ids):
-        raise TrainatomyError(f"last~{back} lies before the first of the {len(ids)} records of {folder}.")
+        raise TrainatomyError(f"There is no last~{back}: {folder} has {len(ids)} records.")
     return ids[-1 - back]
 
 
-def _near(text: str, ids: Sequence[str]) -> str:
-    """Ids spelt like it, and ids whose hash is, as the end of a message."""
+def _suggestions(text: str, ids: Sequence[str]) -> str:
+    """Return the end of a message with ids of similar spelling, or whose hash is."""
     by_hash = {each.rpartition("-")[2]: each for each in ids}
     close = dict.fromkeys([*nearest(text, ids), *(by_hash[each] for each in nearest(text, by_hash))])
     return f"; the nearest: {', '.join(close)}" if close else ""

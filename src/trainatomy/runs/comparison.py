@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as gpu
-from trainatomy.measurement.process.sessions import Sessions
+from trainatomy.measurement.process.pool import WorkerPool
 from trainatomy.records.store import Store
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.runs import machine as machines
@@ -72,14 +72,14 @@ class ComparisonRun:
         observer.planned(self.plan)
         self._note_unknown_gpu(observer)
         try:
-            with Sessions(lasting=True) as sessions:
+            with WorkerPool(lasting=True) as pool:
 
                 def measure(workload: Workload) -> Measurement:
                     return gpu.measure(
                         workload,
                         time_limit=self.options.time_limit,
                         progress=observer.progress,
-                        sessions=sessions,
+                        pool=pool,
                     )
 
                 for each in run(

@@ -50,6 +50,6 @@ def this_machine() -> Machine:
     require_gpu()
     try:
         with nvml.session() as driver:
-            return Machine(tuple(each.name for each in driver.cards), driver.version)
+            return Machine(tuple(each.name for each in driver.gpus), driver.version)
     except (MissingLibrary, nvml.NoAnswer):
         return Machine((), "")

@@ -11,13 +11,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.records.key import key_of
-from trainatomy.records.make import make_record
+from trainatomy.records.create import key_of, make_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from trainatomy.measurement.process.reporting import Progress
+    from trainatomy.measurement.process.progress import Progress
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.prediction import Prediction
     from trainatomy.results.record import Record

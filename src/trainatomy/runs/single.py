@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainatomy.errors import TrainatomyError, WorkloadError
-from trainatomy.records.make import make_record
+from trainatomy.records.create import make_record
 from trainatomy.records.store import Store
 from trainatomy.runs import machine as machines
 from trainatomy.runs.options import refuse_era

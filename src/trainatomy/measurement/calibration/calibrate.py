@@ -1,100 +1,110 @@
-"""Measure what the clock needs, on the GPU of this machine: ``trainatomy calibrate``.
+"""Measure this machine for the timing model: ``trainatomy calibrate``.
 
 The file is JSON, ``trainatomy/calibration/1``::
 
-    environment    card, driver, versions, processor, date
+    environment    GPU, driver, versions, CPU, date
     sections
-      kernels      points: one operator each, with the device's microseconds: again on the same tensors (``us``), and
-                   with the L2 cache full of something else (``cold_us``, where that differs), and how many kernels ran
-      device       launches one behind the other, waits, memory from the driver
-      host         factors: how many times as long as the reference host this one takes, by part of a step
+      kernels      points: one operator each, with its GPU microseconds: repeated on the same tensors (``us``), and with
+                   the L2 cache full of other data (``cold_us``, if that differs), and the number of kernels
+      device       consecutive launches, synchronisation, memory allocation by the driver
+      host         factors: time of this CPU as a multiple of the reference CPU's, by part of a step
 
-Other parts of a calibration are further sections.  A point's call reads as ``facts/calls.py`` says.
+``trainatomy/catalog/calls.py`` defines the text form of a point's call.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import sys
 import time
 from collections import defaultdict
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import DeviceError
-from trainatomy.measurement.calibration.environment import environment
+from trainatomy.libraries import installed_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from trainatomy.measurement.calibration.cases import Case
-    from trainatomy.measurement.calibration.host import Answer
+    from trainatomy.measurement.calibration.host import JsonProcess
     from trainatomy.measurement.profiler.calls import CallRecorder, Sample
 
 SCHEMA = "trainatomy/calibration/1"
 TIME_LIMIT = 120.0
-"""Seconds; what is not measured by then is left out, and the file says so."""
+"""Seconds; cases that are not measured by then are left out, and the file lists them."""
 COLD_RUNS = 3
 WARM_SECONDS = 0.008
-TENSOR_CORES = ("aten::mm(", "aten::addmm(", "aten::bmm(", "aten::baddbmm(", "aten::convolution")
-"""Operators that TF32 changes."""
-SAME = 0.03
-"""A cold run that differs by less is not written down."""
-FLUSHED = 2
-"""How many times the L2 cache's size is written to empty it."""
+TF32_OPERATORS = ("aten::mm(", "aten::addmm(", "aten::bmm(", "aten::baddbmm(", "aten::convolution")
+"""Operators whose speed TF32 changes."""
+COLD_TOLERANCE = 0.03
+"""Cold times that differ by less are not written."""
+FLUSH_FACTOR = 2
+"""Multiple of the L2 cache's size that is written to flush it."""
 
 
 def calibrate(
     *, time_limit: float = TIME_LIMIT, kernel_names: bool = False, progress: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """Measure this machine's GPU and return the calibration (see above); ``DeviceError`` where there is none.
+    """Measure this machine's GPU and CPU and return the calibration (see above).
 
-    ``kernel_names``: keep the names of the kernels beside each point.
+    Args:
+        time_limit: Seconds after which no more cases are measured.
+        kernel_names: Keep the names of the kernels with each point.
+        progress: Called with lines of progress (default: print to stderr).
+
+    Raises:
+        DeviceError: There is no GPU.
     """
     import torch
 
     if not torch.cuda.is_available():
         raise DeviceError(
             "`calibrate` measures the GPU of this machine, and PyTorch finds none here "
-            f"(torch {torch.__version__}). Run it where `nvidia-smi` shows the card, then use the file anywhere: "
+            f"(torch {torch.__version__}). Run it where `nvidia-smi` shows the GPU, then use the file anywhere: "
             "`trainatomy predict --calibration FILE`."
         )
-    say = progress or (lambda line: print(line, file=sys.stderr, flush=True))
+    report = progress or (lambda line: print(line, file=sys.stderr, flush=True))
     deadline = time.monotonic() + time_limit
     from trainatomy.measurement.calibration import device as calibrate_device
     from trainatomy.measurement.calibration import host
 
     with host.expected_for(torch.cuda.get_device_name()) as expected:
-        points, left_out = kernel_points(deadline, kernel_names, say)
-        known = _host(expected, deadline, left_out, say)
-    say("launches, waits, memory")
+        points, left_out = kernel_points(deadline, kernel_names, report)
+        host_sections = _measure_host(expected, deadline, left_out, report)
+    report("launches, synchronisation, memory")
     device = {
         "launches": calibrate_device.launches(),
-        "waiting": calibrate_device.waiting() | calibrate_device.gap(),
+        "waiting": calibrate_device.synchronisation() | calibrate_device.gap(),
         "memory": calibrate_device.memory(),
     }
-    sections = {"kernels": {"points": points, "left_out": left_out}, "device": device, **known}
+    sections = {"kernels": {"points": points, "left_out": left_out}, "device": device, **host_sections}
     return {"schema": SCHEMA, "environment": environment(), "sections": sections}
 
 
-def _host(expected: Answer, deadline: float, left_out: list[str], say: Callable[[str], None]) -> dict[str, Any]:
-    """The section ``host``; nothing where it could not be measured."""
+def _measure_host(
+    expected: JsonProcess, deadline: float, left_out: list[str], report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the section ``host``, or nothing if it could not be measured."""
     from trainatomy.measurement.calibration.host import host_section
 
     if time.monotonic() > deadline:
         left_out.append("host: out of time")
         return {}
     try:
-        return {"host": host_section(expected, say)}
+        return {"host": host_section(expected, report)}
     except RuntimeError as error:
         left_out.append(f"host: {str(error).splitlines()[0]}")
         return {}
 
 
 def groups() -> dict[str, Callable[[], Iterable[Case]]]:
-    """The groups of cases, most wanted first."""
+    """Return the groups of cases, most important first."""
     from trainatomy.measurement.calibration import cases, lists, traffic
 
     return {
@@ -117,16 +127,16 @@ def groups() -> dict[str, Callable[[], Iterable[Case]]]:
 
 
 def kernel_points(
-    deadline: float, kernel_names: bool, say: Callable[[str], None]
+    deadline: float, kernel_names: bool, report: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The points of all groups, and what could not be measured."""
+    """Return the points of all groups, and what was left out."""
     import torch
 
     from trainatomy.measurement.profiler.calls import CallRecorder, profiled
 
     points: list[dict[str, Any]] = []
     left_out: list[str] = []
-    scrap = torch.empty(FLUSHED * _l2_bytes(), dtype=torch.uint8, device="cuda")
+    flush_buffer = torch.empty(FLUSH_FACTOR * _l2_bytes(), dtype=torch.uint8, device="cuda")
     for name, cases in groups().items():
         began = time.monotonic()
         if began > deadline:
@@ -141,18 +151,18 @@ def kernel_points(
                     left_out.append(f"{name}: out of time after {count} cases")
                     break
                 try:
-                    run_case(case, recorder, scrap)
+                    run_case(case, recorder, flush_buffer)
                 except (RuntimeError, AttributeError, TypeError) as error:
                     left_out.append(f"{name}: {str(error).splitlines()[0][:160]}")
                 count += 1
         points += _points_of(recorder, events, kernel_names)
-        say(f"{name}: {count} cases, {time.monotonic() - began:.1f} s")
+        report(f"{name}: {count} cases, {time.monotonic() - began:.1f} s")
         torch.cuda.empty_cache()
     return points, left_out
 
 
 def _points_of(recorder: CallRecorder, events: list[dict[str, Any]], kernel_names: bool) -> list[dict[str, Any]]:
-    """A point for each call that ran kernels; with TF32 only for operators that it changes."""
+    """Return a point for each call that ran kernels; with TF32 only for the operators that it changes."""
     from trainatomy.catalog.calls import to_text
 
     gathered: dict[tuple[int, str], list[Sample]] = defaultdict(list)
@@ -165,12 +175,12 @@ def _points_of(recorder: CallRecorder, events: list[dict[str, Any]], kernel_name
         if label.startswith("hot")
         and call in texts
         and samples[-1].kernels
-        and ("tf32" not in label or texts[call].startswith(TENSOR_CORES))
+        and ("tf32" not in label or texts[call].startswith(TF32_OPERATORS))
     ]
 
 
-def run_case(case: Case, recorder: CallRecorder, scrap: Any) -> None:
-    """Warm up, then run a few times, then a few times with a cache that holds other things."""
+def run_case(case: Case, recorder: CallRecorder, flush_buffer: Any) -> None:
+    """Warm up, then run a few times, then a few times with the L2 cache full of other data."""
     import torch
 
     matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -192,7 +202,7 @@ def run_case(case: Case, recorder: CallRecorder, scrap: Any) -> None:
                 work()
         recorder.label = recorder.label.replace("hot", "cold")
         for _ in range(min(COLD_RUNS, case.runs)):
-            scrap.fill_(1)
+            flush_buffer.fill_(1)
             with recorder:
                 work()
     finally:
@@ -202,11 +212,11 @@ def run_case(case: Case, recorder: CallRecorder, scrap: Any) -> None:
 def point(
     call: str, samples: Sequence[Sample], cold: Sequence[Sample], label: str, kernel_names: bool
 ) -> dict[str, Any]:
-    """One point of the file."""
+    """Return one point of the file."""
     found: dict[str, Any] = {"call": call, "us": round(median(sample.microseconds for sample in samples), 2)}
     if cold:
         cold_us = round(median(sample.microseconds for sample in cold), 2)
-        if abs(cold_us - found["us"]) > SAME * found["us"]:
+        if abs(cold_us - found["us"]) > COLD_TOLERANCE * found["us"]:
             found["cold_us"] = cold_us
     found["kernels"] = len(samples[-1].kernels)
     if "tf32" in label:
@@ -223,12 +233,43 @@ def _l2_bytes() -> int:
 
 
 def write(calibration: dict[str, Any], path: Path) -> None:
-    """One point a line."""
+    """Write a calibration as JSON, one point a line."""
     text = json.dumps(calibration, separators=(",", ":"))
     path.write_text(text.replace('{"call"', '\n{"call"') + "\n", encoding="utf-8")
 
 
+def environment() -> dict[str, Any]:
+    """Return the GPU, driver, library versions and CPU of this machine, and the date."""
+    import torch
+
+    from trainatomy.measurement.step.environment import driver_version
+
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "capability": [properties.major, properties.minor],
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+        "driver": driver_version(),
+        "versions": installed_versions(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "processor": _processor(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _processor() -> str:
+    """Return the CPU's model, as Linux names it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Calibrate from the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m trainatomy.measurement.calibration.calibrate", description=calibrate.__doc__
     )

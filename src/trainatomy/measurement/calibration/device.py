@@ -1,4 +1,4 @@
-"""What a card costs beside its kernels: launches one behind the other, memory from the driver, waiting for results."""
+"""Measure GPU overheads beside kernels: consecutive launches, memory allocation by the driver, synchronisation."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LAUNCHES = 400
-"""Launches in a row: fewer than the 1024 that fit the queue of a stream."""
+"""Consecutive launches: fewer than the 1024 that fit a stream's queue."""
 SEQUENCES = 20
-"""Runs of a few kernels that stand for those of a training, in which each follows a different one."""
+"""Repetitions of a short sequence of kernels in which, as in training, each follows a different one."""
 SLEEP_CYCLES = 20_000_000
-"""The GPU sleeps about 10 ms so that the host is ahead when it starts."""
+"""The GPU sleeps about 10 ms so that the CPU is ahead when it starts."""
 
 
 def launches() -> list[dict[str, float]]:
-    """Microseconds from one kernel's start to the next one's where the host is far ahead, by bytes that it adds to."""
+    """Return microseconds between the starts of consecutive kernels with the CPU far ahead, by bytes updated."""
     found = []
     for size in (4, 65536, MIB, 4 * MIB, 16 * MIB):
         x = torch.zeros(max(size // 4, 1), device="cuda")
@@ -47,9 +47,11 @@ def _period(work: Callable[[], Any], runs: int = LAUNCHES) -> float:
 
 
 def gap() -> dict[str, float]:
-    """``gap_us``: microseconds from the end of a kernel to the start of the next one, a different one, where the host
-    is far ahead: what a sequence of kernels takes, less what each of them does.  One kernel again and again starts
-    sooner after itself, so that would be no measure of a training."""
+    """Return ``gap_us``: microseconds from the end of a kernel to the start of the next, with the CPU far ahead.
+
+    It is the time of a sequence of different kernels, minus that of each of them.  The same kernel repeated starts
+    sooner after itself, so that would not represent a training.
+    """
     from torch.nn import functional
 
     from trainatomy.measurement.profiler.calls import profiled
@@ -66,24 +68,23 @@ def gap() -> dict[str, float]:
             sequence()
     kernels = sorted((event["ts"], event["dur"]) for event in events if event.get("cat") == "kernel")
     each = len(kernels) // SEQUENCES
-    busy = sum(median(seconds for _, seconds in kernels[place::each]) for place in range(each))
+    busy = sum(median(microseconds for _, microseconds in kernels[first::each]) for first in range(each))
     period = median(_period(sequence, LAUNCHES // each) for _ in range(5))
     return {"gap_us": round(max(period - busy, 0.0) / each, 3)}
 
 
-def waiting() -> dict[str, float]:
-    """Microseconds on an idle card: from a launch to its result on the host, and for a wait that has nothing to wait
-    for."""
+def synchronisation() -> dict[str, float]:
+    """Return microseconds on an idle GPU: from a launch to its result on the CPU, and of a synchronisation."""
     x = torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     return {
-        "item_us": _host(lambda: x.item()),
-        "launch_to_item_us": _host(lambda: (x + 1).item()),
-        "synchronize_us": _host(torch.cuda.synchronize),
+        "item_us": _cpu_microseconds(lambda: x.item()),
+        "launch_to_item_us": _cpu_microseconds(lambda: (x + 1).item()),
+        "synchronize_us": _cpu_microseconds(torch.cuda.synchronize),
     }
 
 
-def _host(work: Callable[[], Any], runs: int = 200) -> float:
+def _cpu_microseconds(work: Callable[[], Any], runs: int = 200) -> float:
     for _ in range(10):
         work()
     taken = []
@@ -95,12 +96,14 @@ def _host(work: Callable[[], Any], runs: int = 200) -> float:
 
 
 def memory() -> list[dict[str, float]]:
-    """Microseconds of memory from the driver: ``cudaMalloc`` and ``cudaFree`` by size, and what PyTorch's cache takes
-    for a block of that size that it holds. Sizes for which the card has no room are left out."""
+    """Return microseconds of ``cudaMalloc`` and ``cudaFree`` by size, and of an allocation from PyTorch's cache.
+
+    Sizes that do not fit on the GPU are left out.
+    """
     found = []
     for size in (2 * MIB, 20 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB, 4096 * MIB):
         try:
-            rounds = [_times_of(size) for _ in range(5)]
+            rounds = [_allocation_seconds(size) for _ in range(5)]
         except torch.OutOfMemoryError:
             break
         names = ("malloc_us", "free_us", "cached_us")
@@ -109,8 +112,8 @@ def memory() -> list[dict[str, float]]:
     return found
 
 
-def _times_of(size: int) -> tuple[float, float, float]:
-    """Seconds to get a block from the driver, to give it back to it, and to get it from the cache."""
+def _allocation_seconds(size: int) -> tuple[float, float, float]:
+    """Return the seconds to allocate a block from the driver, to return it, and to allocate it from the cache."""
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
     times = [time.perf_counter()]

@@ -1,7 +1,7 @@
-"""What the reference host needs for the trainings by which others are compared: ``python -m
-trainatomy.measurement.calibration.expected CARD``, a process of its own, because it executes steps without a GPU.
+"""Predict the CPU time of the reference CPU for the small trainings that calibrate others.
 
-Writes a line of JSON: for each training, in order, microseconds by phase.
+Runs as ``python -m trainatomy.measurement.calibration.expected GPU``, a process of its own, because it simulates steps.
+Prints a line of JSON: for each training, in order, microseconds by phase.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def trainings() -> list[Workload]:
-    """The trainings of ``facts/host_trainings.yaml``."""
+    """Return the trainings of ``catalog/host_trainings.yaml``."""
     from trainatomy.workload.schema import Workload
 
     return [Workload.from_mapping(one) for one in read_yaml("host_trainings.yaml")["trainings"]]
 
 
 def expected_microseconds(gpu_id: str) -> list[dict[str, float]]:
-    """Of each training on the card with this id: forward, backward, optimizer, other, batch."""
+    """Return for each training, on the GPU with this id, microseconds of forward, backward, optimizer, other, batch."""
     from trainatomy.catalog.gpus import find_gpu
     from trainatomy.catalog.hosts import reference_host
     from trainatomy.simulator.simulate import simulate

@@ -1,7 +1,7 @@
-"""How fast this machine's host issues operations, beside the reference host: by small trainings on both.
+"""Compare this machine's CPU with the reference CPU, by the CPU time of small trainings.
 
-The reference's part is predicted (``expected``), this machine's is measured (``phases``), each in a process of its own.
-A factor says how many times as long this host takes in a part of a step (``clock.issue.PARTS``).
+The reference's times are predicted (``expected``), this machine's are measured (``phases``), each in a process of its
+own.  A factor is the time of this CPU as a multiple of the reference's, by part of a step (``timing.launch.PARTS``).
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 PART_OF = {"forward": "graph", "backward": "backward", "optimizer": "plain", "other": "loop"}
-"""The part of the host's costs that shows in a phase."""
-LEAST = 100.0
-"""Microseconds; a phase that is expected to take less says nothing."""
+"""The part of the CPU costs that each phase measures."""
+MIN_MICROSECONDS = 100.0
+"""Phases that are expected to take less are ignored."""
 LARGE_BATCH = 1000.0
-"""Microseconds that the reference needs for a batch; what takes less cannot be told from the loop's own work."""
+"""Microseconds of the reference for a batch; less cannot be distinguished from the loop's own work."""
 TIME_LIMIT = 120.0
-"""Seconds for each of both processes."""
-MODULES = "trainatomy.measurement.calibration"
+"""Seconds for each of the two processes."""
+_PACKAGE = "trainatomy.measurement.calibration"
 
 
-class Answer:
-    """A module that runs in a process of its own from now on, and its line of JSON."""
+class JsonProcess:
+    """A module of this package that runs in a process of its own and prints a line of JSON."""
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._module = module
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{MODULES}.{module}", *arguments],
+            [sys.executable, "-m", f"{_PACKAGE}.{module}", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> JsonProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,32 +55,43 @@ class Answer:
             self._process.communicate()
 
     def get(self, time_limit: float) -> Any:
-        """Wait for it; raises ``RuntimeError`` where it failed or took longer than ``time_limit`` seconds from now."""
+        """Wait for the process and return its JSON.
+
+        Raises:
+            RuntimeError: It failed, or did not end within ``time_limit`` seconds from now.
+        """
         try:
-            said, log = self._process.communicate(timeout=time_limit)
+            output, log = self._process.communicate(timeout=time_limit)
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"`{self._module}` did not end within {time_limit:.0f} s") from None
         if self._process.returncode:
-            last = (log.strip().splitlines() or ["it said nothing"])[-1]
+            last = (log.strip().splitlines() or ["it printed nothing"])[-1]
             raise RuntimeError(f"`{self._module}` failed: {last}")
-        return json.loads(said.splitlines()[-1])
+        return json.loads(output.splitlines()[-1])
 
 
-def expected_for(gpu: str) -> Answer:
-    """Begin to predict the reference's part. ``gpu``: the name that the driver gives the card; which one it is changes
-    which kernels run, hardly how many."""
-    known = next((card.id for card in gpus() if card.device_name == gpu), gpus()[0].id)
-    return Answer("expected", known)
+def expected_for(gpu: str) -> JsonProcess:
+    """Start to predict the reference's times.
+
+    ``gpu``: the driver's name of the GPU, which changes which kernels run, but hardly how many.
+    """
+    known = next((each.id for each in gpus() if each.device_name == gpu), gpus()[0].id)
+    return JsonProcess("expected", known)
 
 
-def host_section(expected: Answer, say: Callable[[str], None]) -> dict[str, Any]:
-    """``reference``, ``factors`` by part, and the ``trainings`` they rest on, with microseconds by phase, measured and
-    expected. Raises ``RuntimeError`` where one of both is not known."""
+def host_section(expected: JsonProcess, report: Callable[[str], None]) -> dict[str, Any]:
+    """Return ``reference``, ``factors`` by part, and the ``trainings`` behind them.
+
+    Each training has its microseconds by phase, measured and expected.
+
+    Raises:
+        RuntimeError: One of the two processes failed.
+    """
     reference: list[dict[str, float]] = expected.get(TIME_LIMIT)
     began = time.monotonic()
-    with Answer("phases") as here:
-        measured: list[dict[str, float]] = here.get(TIME_LIMIT)
-    say(f"host: {len(measured)} trainings, {time.monotonic() - began:.1f} s")
+    with JsonProcess("phases") as process:
+        measured: list[dict[str, float]] = process.get(TIME_LIMIT)
+    report(f"host: {len(measured)} trainings, {time.monotonic() - began:.1f} s")
     rows = [
         {"name": workload.name, "us": one, "expected_us": other}
         for workload, one, other in zip(trainings(), measured, reference, strict=True)
@@ -89,8 +100,10 @@ def host_section(expected: Answer, say: Callable[[str], None]) -> dict[str, Any]
 
 
 def factors(measured: Sequence[Mapping[str, float]], expected: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """How many times as long as the reference this host takes, by part: the geometric mean over trainings.  What large
-    batches add shows between steps, beside what the loop takes there."""
+    """Return the time of this CPU as a multiple of the reference's, by part: the geometric mean over trainings.
+
+    The time of large batches shows between steps, in addition to the loop's own.
+    """
     ratios = defaultdict(list)
     large = []
     for one, other in zip(measured, expected, strict=True):
@@ -98,7 +111,7 @@ def factors(measured: Sequence[Mapping[str, float]], expected: Sequence[Mapping[
             large.append((one, other))
             continue
         for phase, part in PART_OF.items():
-            if other.get(phase, 0) >= LEAST and one.get(phase, 0) > 0:
+            if other.get(phase, 0) >= MIN_MICROSECONDS and one.get(phase, 0) > 0:
                 ratios[part].append(one[phase] / other[phase])
     found = {part: geometric_mean(values) for part, values in ratios.items()}
     added = [

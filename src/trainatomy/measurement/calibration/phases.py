@@ -1,7 +1,10 @@
 """Time the phases of small trainings on this machine's CPU.
 
-Run as ``python -m trainatomy.measurement.calibration.phases``, a process of its own, as a training is: CUPTI, which a
+Runs as ``python -m trainatomy.measurement.calibration.phases``, a process of its own, as a training is: CUPTI, which a
 profiler attaches and leaves attached, may slow down every later launch of its process.
+
+Prints a line of JSON: for each training, in order, microseconds by phase.  Other work on a shared machine slows the CPU
+for seconds or minutes at a time, so the trainings take turns, and the median of the rounds counts.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ if TYPE_CHECKING:
 
 WARM_UP, TIMED, ROUNDS = 3, 10, 3
 FP16_WARM_UP = 8
-"""A gradient scale that starts too high skips its first steps."""
+"""With a gradient scaler, whose scale starts too high, the first steps are skipped."""
 PHASES = ("forward", "backward", "optimizer", "other")
 
 
-class HostPhases(Silent):
-    """Microseconds of the host in each phase of each step; recomputation is backward's."""
+class PhaseTimer(Silent):
+    """Observer that takes the CPU microseconds of each phase of each step; recomputation counts as backward."""
 
     def __init__(self) -> None:
         self.steps: list[Counter[str]] = []
@@ -64,7 +67,7 @@ class HostPhases(Silent):
 
 
 def phases_of(workloads: Sequence[Workload], device: str = "cuda") -> list[dict[str, float]]:
-    """Of each workload, microseconds by phase: the median over the timed steps of a round, then over the rounds."""
+    """Return microseconds by phase of each workload: the median over a round's timed steps, then over the rounds."""
     rounds = [[_round(workload, device) for workload in workloads] for _ in range(ROUNDS)]
     return [
         {phase: round(median(one[phase] for one in found), 1) for phase in PHASES}
@@ -77,14 +80,15 @@ def _round(workload: Workload, device: str) -> dict[str, float]:
     from trainatomy.training.run import run
 
     warm_up = FP16_WARM_UP if workload.train.fp16 else WARM_UP
-    seen = HostPhases()
-    run(workload, build_model(workload), device=device, steps=warm_up + TIMED, observer=seen)
-    return {phase: median(step.get(phase, 0.0) for step in seen.steps[warm_up:]) for phase in PHASES}
+    timer = PhaseTimer()
+    run(workload, build_model(workload), device=device, steps=warm_up + TIMED, observer=timer)
+    return {phase: median(step.get(phase, 0.0) for step in timer.steps[warm_up:]) for phase in PHASES}
 
 
 def main() -> int:
+    """Time the trainings and print the result."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what libraries print must not mix with the result
     found = phases_of(trainings())
     with os.fdopen(answers, "w") as out:
         print(json.dumps(found), file=out)

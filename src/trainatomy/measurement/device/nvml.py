@@ -1,15 +1,15 @@
-"""What the driver says about a card's memory, through NVML (the library that ``nvidia-smi`` is made of).
+"""Read a GPU's memory from the driver through NVML, the library behind ``nvidia-smi``.
 
 Three figures answer "how much is used", and they differ on purpose:
 
-* ``nvmlDeviceGetMemoryInfo`` in its first form counts what the driver keeps for itself as *used*.  An idle H200 with
-  driver 580 says 644,939,776 bytes although no process runs on it.
-* Its second form (``nvmlDeviceGetMemoryInfo_v2``) reports that share apart, as *reserved*; its *used* is what
-  ``nvidia-smi`` prints: 0 on the same idle card.
-* ``nvmlDeviceGetComputeRunningProcesses`` says what each process holds.  It is the only figure that stays right while
-  other processes use the card; inside some containers the driver answers "not available".
+* ``nvmlDeviceGetMemoryInfo`` in its first version counts the driver's own reservation as *used*.  An idle H200 with
+  driver 580 reports 644,939,776 bytes although no process runs on it.
+* Its second version (``nvmlDeviceGetMemoryInfo_v2``) reports that reservation separately, as *reserved*; its *used* is
+  what ``nvidia-smi`` prints: 0 on the same idle GPU.
+* ``nvmlDeviceGetComputeRunningProcesses`` reports what each process holds.  It is the only figure that stays right
+  while other processes use the GPU; inside some containers the driver answers "not available".
 
-All sizes are bytes.  Nothing here initialises CUDA, so nothing here takes memory on the card.
+All sizes are bytes.  Nothing here initialises CUDA, so nothing here takes memory on the GPU.
 """
 
 from __future__ import annotations
@@ -28,9 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Memory of one card at one moment. ``used_bytes``: first form of the call, the driver's share included;
-    ``used_apart_bytes`` and ``driver_bytes``: second form; ``process_bytes``: this process alone; ``processes``: id and
-    bytes of each process that the driver shows. ``None``: not available.
+    """The memory of one GPU at one moment, in bytes; ``None``: not available.
+
+    Attributes:
+        used_bytes: *used* of the first version of the call, with the driver's reservation.
+        used_apart_bytes: *used* of the second version, without it.
+        driver_bytes: The driver's reservation.
+        process_bytes: Memory of this process.
+        processes: (process id, bytes) of each process that the driver lists.
     """
 
     used_bytes: int
@@ -42,7 +47,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevice:
-    """One card as NVML knows it: its handle, UUID (``GPU-...``, an instance of a card's: ``MIG-...``), product name."""
+    """One GPU as NVML knows it: its handle, UUID (``GPU-...``, for a MIG instance ``MIG-...``) and product name."""
 
     binding: Any
     handle: Any
@@ -51,21 +56,24 @@ class NvmlDevice:
 
     @property
     def is_instance(self) -> bool:
-        """Whether this is a MIG instance, a part of a card with memory of its own."""
+        """Whether this is a MIG instance, a part of a GPU with memory of its own."""
         return self.uuid.startswith("MIG-")
 
     def read(self, pid: int | None = None) -> Reading:
-        """What the card holds now, and what process ``pid`` (default: this one) holds on it.
+        """Read the GPU's memory now, and that of process ``pid`` (default: this one).
 
-        Raises ``NoAnswer`` where the driver does not say: of a card that is lost, one that shares the host's memory, or
-        one that is split into MIG instances of which only some are this user's.
+        Raises:
+            NoAnswer: The driver does not report it: the GPU is lost, it shares the host's memory, or it is split into
+                MIG instances of which only some belong to this user.
         """
         used_apart: int | None = None
         driver: int | None = None
         try:
             used = int(self.binding.nvmlDeviceGetMemoryInfo(self.handle).used)
         except self.binding.NVMLError as error:
-            raise NoAnswer(f"The NVIDIA driver does not say what {self.name} ({self.uuid}) holds: {error}.") from error
+            raise NoAnswer(
+                f"The NVIDIA driver does not report the memory of {self.name} ({self.uuid}): {error}."
+            ) from error
         try:
             apart = self.binding.nvmlDeviceGetMemoryInfo(self.handle, version=self.binding.nvmlMemory_v2)
             used_apart, driver = int(apart.used), int(apart.reserved)
@@ -77,7 +85,7 @@ class NvmlDevice:
         return Reading(used, used_apart, driver, own, processes)
 
     def _processes(self) -> tuple[tuple[int, int | None], ...]:
-        """What computes on the card; what only draws there (a desktop) holds what it held before."""
+        """Return the compute processes; graphics processes (a desktop) hold what they held before."""
         try:
             found = self.binding.nvmlDeviceGetComputeRunningProcesses(self.handle)
         except self.binding.NVMLError:
@@ -87,45 +95,47 @@ class NvmlDevice:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The driver's version and the cards that it shows, in PCI order (which is not always CUDA's order).
+    """The driver's version and its GPUs, in PCI order (which is not always CUDA's order).
 
-    A card that is split into MIG instances is followed by them.
+    A GPU that is split into MIG instances is followed by them.
     """
 
     version: str
-    cards: tuple[NvmlDevice, ...]
+    gpus: tuple[NvmlDevice, ...]
 
     def device(self, uuid: str) -> NvmlDevice | None:
-        """The card, or MIG instance, with the UUID that CUDA gives for a device, with or without ``GPU-`` or ``MIG-``.
+        """Return the GPU or MIG instance with the UUID that CUDA reports, with or without ``GPU-`` or ``MIG-``.
 
-        For an instance CUDA may give its card's UUID: then it is the instance that ``CUDA_VISIBLE_DEVICES`` names, or
+        For an instance CUDA may report its GPU's UUID: then it is the instance that ``CUDA_VISIBLE_DEVICES`` names, or
         the only one.
         """
-        found = next((card for card in self.cards if _bare(card.uuid) == _bare(uuid)), None)
+        found = next((gpu for gpu in self.gpus if _bare(gpu.uuid) == _bare(uuid)), None)
         instances = self._instances_of(found)
         if not instances:
             return found
         wanted = _bare(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0])
-        named = [card for card in instances if _bare(card.uuid) == wanted]
+        named = [instance for instance in instances if _bare(instance.uuid) == wanted]
         return named[0] if named else instances[0] if len(instances) == 1 else found
 
-    def _instances_of(self, card: NvmlDevice | None) -> list[NvmlDevice]:
-        if card is None or card.is_instance:
+    def _instances_of(self, gpu: NvmlDevice | None) -> list[NvmlDevice]:
+        if gpu is None or gpu.is_instance:
             return []
-        after = self.cards[self.cards.index(card) + 1 :]
+        after = self.gpus[self.gpus.index(gpu) + 1 :]
         return list(takewhile(lambda other: other.is_instance, after))
 
 
 class NoAnswer(DeviceError):
-    """NVML does not start (there is no driver, or some container lacks NVML only), or says nothing of a card."""
+    """NVML does not start (no driver, or a container that lacks NVML only), or does not report on a GPU."""
 
 
 @contextmanager
 def session() -> Iterator[Driver]:
-    """NVML, opened and closed again.
+    """Open NVML for the duration of the context.
 
-    Raises ``MissingLibrary`` without the package nvidia-ml-py, ``NoAnswer`` where NVML does not start, ``DeviceError``
-    without a card.
+    Raises:
+        MissingLibrary: The package nvidia-ml-py is not installed.
+        NoAnswer: NVML does not start.
+        DeviceError: There is no GPU.
     """
     library = _library()
     try:
@@ -134,10 +144,10 @@ def session() -> Iterator[Driver]:
         raise NoAnswer(f"No NVIDIA driver answers on this machine (NVML: {error}).") from error
     try:
         count = library.nvmlDeviceGetCount()
-        cards = tuple(card for index in range(count) for card in _cards(library, index))
-        if not cards:
+        gpus = tuple(gpu for index in range(count) for gpu in _gpu_and_instances(library, index))
+        if not gpus:
             raise DeviceError("The NVIDIA driver answers, but shows no GPU on this machine.")
-        yield Driver(_text(library.nvmlSystemGetDriverVersion()), cards)
+        yield Driver(_text(library.nvmlSystemGetDriverVersion()), gpus)
     finally:
         library.nvmlShutdown()
 
@@ -146,33 +156,35 @@ def _library() -> Any:
     try:
         import pynvml
     except ImportError as error:
-        raise MissingLibrary("Reading a GPU's memory needs NVML's Python binding: pip install nvidia-ml-py") from error
+        raise MissingLibrary(
+            "Reading a GPU's memory needs NVML's Python binding: pip install nvidia-ml-py", library="nvidia-ml-py"
+        ) from error
     return pynvml
 
 
-def _cards(library: Any, index: int) -> Iterator[NvmlDevice]:
-    """The card of that index, and its MIG instances; none of a card that is lost or that this user may not see."""
+def _gpu_and_instances(library: Any, index: int) -> Iterator[NvmlDevice]:
+    """Yield the GPU of that index and its MIG instances; nothing if it is lost or hidden from this user."""
     with suppress(library.NVMLError):
         handle = library.nvmlDeviceGetHandleByIndex(index)
-        yield _card(library, handle)
-        for instance in _instances(library, handle):
-            yield _card(library, instance)
+        yield _device(library, handle)
+        for instance in _instance_handles(library, handle):
+            yield _device(library, instance)
 
 
-def _instances(library: Any, handle: Any) -> Iterator[Any]:
-    """Handles of a card's MIG instances; none where the card, the driver or the binding knows no MIG."""
+def _instance_handles(library: Any, handle: Any) -> Iterator[Any]:
+    """Yield the handles of a GPU's MIG instances; none if the GPU, the driver or the binding does not know MIG."""
     try:
         if library.nvmlDeviceGetMigMode(handle)[0] == 0:
             return
-        places = library.nvmlDeviceGetMaxMigDeviceCount(handle)
+        slots = library.nvmlDeviceGetMaxMigDeviceCount(handle)
     except (library.NVMLError, AttributeError):
         return
-    for place in range(places):
-        with suppress(library.NVMLError):  # a place without an instance
-            yield library.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+    for slot in range(slots):
+        with suppress(library.NVMLError):  # an empty slot
+            yield library.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
 
 
-def _card(library: Any, handle: Any) -> NvmlDevice:
+def _device(library: Any, handle: Any) -> NvmlDevice:
     return NvmlDevice(
         library, handle, _text(library.nvmlDeviceGetUUID(handle)), _text(library.nvmlDeviceGetName(handle))
     )

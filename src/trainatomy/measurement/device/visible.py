@@ -1,4 +1,4 @@
-"""Whether there is a GPU that a child process can use, asked without touching CUDA."""
+"""Find a GPU that a child process can use, without touching CUDA."""
 
 from __future__ import annotations
 
@@ -13,58 +13,60 @@ from trainatomy.measurement.device import nvml
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WITHOUT_GPU = "`trainatomy predict` needs no GPU."
-HIDING = ("", "-1", "NoDevFiles")
+_PREDICT_HINT = "`trainatomy predict` needs no GPU."
+_HIDING_VALUES = ("", "-1", "NoDevFiles")
 
 
 def require_gpu() -> str:
-    """The name of a GPU that a child process can use.
+    """Return the name of a GPU that a child process can use; without NVML's binding, of any GPU there may be.
 
-    Raises ``DeviceError`` at once where there is none.  Without NVML's binding the worker has to find out.
+    Raises:
+        DeviceError: There is none.
     """
     first = first_visible()
-    if first in HIDING:
-        raise DeviceError(f"{_named()} hides every GPU from this process. {WITHOUT_GPU}")
+    if first in _HIDING_VALUES:
+        raise DeviceError(f"{_variable()} hides every GPU from this process. {_PREDICT_HINT}")
     try:
         with nvml.session() as driver:
-            cards = [gpu for gpu in driver.cards if not gpu.is_instance]
-            if first is not None and not _exists(first, driver.cards, len(cards)):
-                raise DeviceError(f"{_named()} hides every GPU: {_shown(cards)}.")
-            return ", ".join(sorted({gpu.name for gpu in cards})) + f" (driver {driver.version})"
+            gpus = [gpu for gpu in driver.gpus if not gpu.is_instance]
+            if first is not None and not _exists(first, driver.gpus, len(gpus)):
+                raise DeviceError(f"{_variable()} hides every GPU: {_describe(gpus)}.")
+            return ", ".join(sorted({gpu.name for gpu in gpus})) + f" (driver {driver.version})"
     except (MissingLibrary, nvml.NoAnswer):
         if _has_driver():
             return "this machine's GPU"
         raise DeviceError(
-            f"No NVIDIA driver is installed on this machine (no libcuda); measuring needs one and a GPU. {WITHOUT_GPU}"
+            "No NVIDIA driver is installed on this machine (no libcuda); measuring needs one and a GPU. "
+            f"{_PREDICT_HINT}"
         ) from None
     except DeviceError as error:
-        raise DeviceError(f"{error} Measuring runs the training on a GPU; {WITHOUT_GPU}") from None
+        raise DeviceError(f"{error} Measuring runs the training on a GPU; {_PREDICT_HINT}") from None
 
 
 def first_visible() -> str | None:
-    """The first entry of ``CUDA_VISIBLE_DEVICES``, the only one that counts here; ``None`` where it is not set."""
+    """Return the first entry of ``CUDA_VISIBLE_DEVICES``, the GPU that a measurement uses; ``None`` if it is unset."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if value is None else value.split(",")[0].strip()
 
 
-def _exists(first: str, cards: Sequence[nvml.NvmlDevice], count: int) -> bool:
-    """CUDA takes an index, or the beginning of a UUID, and shows nothing from the first wrong entry on."""
+def _exists(first: str, gpus: Sequence[nvml.NvmlDevice], count: int) -> bool:
+    """Return whether CUDA would accept the entry: an index or the prefix of a UUID."""
     if first.isdigit():
         return int(first) < count
-    return first.startswith("MIG-GPU-") or any(gpu.uuid.startswith(first) for gpu in cards)
+    return first.startswith("MIG-GPU-") or any(gpu.uuid.startswith(first) for gpu in gpus)
 
 
-def _named() -> str:
+def _variable() -> str:
     return f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}"
 
 
-def _shown(cards: Sequence[nvml.NvmlDevice]) -> str:
-    indices = "index 0" if len(cards) == 1 else f"indices 0 to {len(cards) - 1}"
-    return f"this machine has {', '.join(sorted({card.name for card in cards}))} ({indices})"
+def _describe(gpus: Sequence[nvml.NvmlDevice]) -> str:
+    indices = "index 0" if len(gpus) == 1 else f"indices 0 to {len(gpus) - 1}"
+    return f"this machine has {', '.join(sorted({gpu.name for gpu in gpus}))} ({indices})"
 
 
 def _has_driver() -> bool:
-    """Whether CUDA's driver library can be loaded, which says little of the card but costs nothing."""
+    """Return whether CUDA's driver library can be loaded."""
     try:
         ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:

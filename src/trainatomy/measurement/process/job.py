@@ -1,4 +1,4 @@
-"""What a worker is asked to do, and how: plain values that both sides of the process boundary share."""
+"""Describe what a worker process is to run, and pass its result back: plain values on both sides of the boundary."""
 
 from __future__ import annotations
 
@@ -23,21 +23,31 @@ Stacks = Literal["none", "python", "cpp"]
 STACKS: tuple[Stacks, ...] = get_args(Stacks)
 DEFAULT_STEPS = 4
 WARM_UP_STEPS = 2
-"""Steps that load kernels, make optimizer states and grow the allocator's cache; not timed."""
+"""Untimed steps, which load kernels, create optimizer states and grow the allocator's cache."""
 SCALED_WARM_UP_STEPS = 7
-"""With float16 gradients: a scale that starts too high skips its first steps, and with them the optimizer's states."""
+"""Warm-up steps with a gradient scaler: a scale that starts too high skips the first steps, so that no optimizer
+states are created in them."""
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Both are read (c10/cuda/CUDAAllocatorConfig.h, torch 2.9-2.13); the second is the older name and wins."""
+"""Environment variables with the allocator's options (c10/cuda/CUDAAllocatorConfig.h, torch 2.9-2.13); PyTorch reads
+both, and the second, older name wins."""
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With this variable set, PyTorch asks NVML for GPUs instead of CUDA, which no fork could use afterwards
+(torch/cuda/__init__.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training to run on the GPU of this process.
+    """One training to run on the GPU of a worker process.
 
-    ``workload``: the mapping of a workload file; ``steps``: optimizer steps where the workload does not say;
-    ``most_steps`` and ``seconds``: then more of them, while those that are timed took less than so long together;
-    ``record``: have PyTorch record its allocations, and draw the bill from them; ``tape``: a file for the record, with
-    ``stacks`` beside each allocation; ``alone``: no other process uses the card meanwhile.
+    Attributes:
+        workload: The mapping of a workload file.
+        steps: Optimizer steps, if the workload does not set them.
+        trace: File for the recorded allocation history.
+        stacks: Stacks to record with each allocation.
+        alone: Whether no other process uses the GPU meanwhile.
+        record: Whether to record allocations and compute the memory breakdown from them.
+        most_steps: Run up to this many steps while the timed ones took less than ``seconds`` together.
+        seconds: See ``most_steps``.
     """
 
     workload: Mapping[str, Any]
@@ -51,29 +61,41 @@ class Job:
 
     @property
     def recorded(self) -> bool:
-        """Whether allocations are recorded: for their bill, or to be kept."""
+        """Whether allocations are recorded, for the memory breakdown or for a file."""
         return self.record or self.trace is not None
 
     def to_json(self) -> str:
-        """One line."""
+        """Return the job as one line of JSON."""
         return json.dumps({field.name: getattr(self, field.name) for field in fields(self)}, default=str)
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """What ``to_json`` wrote."""
+        """Read what ``to_json`` wrote."""
         content = json.loads(text)
         trace = content.pop("trace")
         return cls(**content, trace=None if trace is None else Path(trace))
 
 
+def can_fork(job: Job) -> bool:
+    """Return whether a fork of a process that has loaded the libraries measures what a fresh process would.
+
+    Importing PyTorch and transformers takes seconds.  A fork saves them and changes no figure, because CUDA is
+    initialised in the child only.  Not so with allocator options, which PyTorch reads when it is loaded, and with
+    bitsandbytes, which asks CUDA about the GPU when it is imported.
+    """
+    optimizer = job.workload.get("train", {}).get("optim", "")
+    needs_bitsandbytes = any(word in optimizer for word in ("bnb", "8bit", "lion", "ademamix", "paged"))
+    return hasattr(os, "fork") and not job.workload.get("allocator") and not needs_bitsandbytes
+
+
 def warm_up_steps(workload: Workload) -> int:
-    """Steps that are not timed."""
-    scaled = workload.mode == "training" and workload.train.fp16
-    return SCALED_WARM_UP_STEPS if scaled else WARM_UP_STEPS
+    """Return the number of steps to run before timing."""
+    has_scaler = workload.mode == "training" and workload.train.fp16
+    return SCALED_WARM_UP_STEPS if has_scaler else WARM_UP_STEPS
 
 
 def set_environment(environment: MutableMapping[str, str], allocator: str) -> None:
-    """Set what PyTorch's allocator reads when it is first used: the workload's options, and nobody else's."""
+    """Replace the allocator's options in ``environment`` by ``allocator``; PyTorch reads them when first used."""
     for name in ALLOCATOR_VARIABLES:
         environment.pop(name, None)
         if allocator:
@@ -81,36 +103,24 @@ def set_environment(environment: MutableMapping[str, str], allocator: str) -> No
 
 
 def to_plain(result: Measurement | errors.TrainatomyError) -> dict[str, Any]:
-    """A measurement, or the error that took its place, as plain types."""
+    """Return a measurement, or the error that took its place, as plain types."""
     if isinstance(result, Measurement):
         return {"measurement": asdict(result)}
     return {"error": type(result).__name__, "message": str(result)}
 
 
 def from_plain(content: Mapping[str, Any]) -> Measurement:
-    """What ``to_plain`` made, by way of JSON or not; raises the error if it is one."""
+    """Return the measurement that ``to_plain`` wrote, through JSON or not; raise the error if it is one."""
     if "measurement" in content:
-        measurement: Measurement = _measurements().validate_python(content["measurement"])
+        measurement: Measurement = _adapter().validate_python(content["measurement"])
         return measurement
     kind = getattr(errors, content["error"], errors.TrainatomyError)
     raise kind(content["message"])
 
 
-def write_result(path: Path, result: Measurement | errors.TrainatomyError) -> None:
-    """Write a measurement, or the error that took its place, as JSON; the file is there whole or not at all."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(to_plain(result)), encoding="utf-8")
-    draft.replace(path)
-
-
-def read_result(path: Path) -> Measurement:
-    """Read what ``write_result`` wrote; raises the error if it is one."""
-    return from_plain(json.loads(path.read_text(encoding="utf-8")))
-
-
 @cache
-def _measurements() -> TypeAdapter[Measurement]:
-    """Reads dataclasses within dataclasses; what a file of an earlier version lacks has its default."""
+def _adapter() -> TypeAdapter[Measurement]:
+    """Return an adapter that reads nested dataclasses; fields that an older file lacks get their defaults."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(Measurement)

@@ -1,65 +1,123 @@
-"""The process that uses the GPU.
+"""The worker process that measures: ``python -m trainatomy.measurement.process.worker [--fork]``.
 
-Run as ``python -m trainatomy.measurement.process.worker WORKLOAD.json RESULT.json [--trace FILE]``.
-
-Its result, or the error that took its place, is in RESULT.json when it ends; whatever it prints is for the log.  The
-allocator's options are set before PyTorch is imported, because PyTorch reads them once.
+Reads jobs as lines of JSON from standard input and answers each on standard output: lines of progress, then a result,
+then the exit code of the process that ran it.  What libraries print goes to standard error, which is the log.  With
+``--fork`` each job runs in a child process in which CUDA is not initialised yet; without it, one job runs in this
+process.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING
+import sys
+import traceback
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, NoReturn
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.measurement.process.job import DEFAULT_STEPS, STACKS, Job, set_environment, write_result
+from trainatomy.measurement.process.job import NVML_CHECK, Job, set_environment, to_plain
+from trainatomy.measurement.process.progress import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+FAILED = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the worker; 0 also where the result is an error of the workload's, which the caller will raise."""
-    options = _parser().parse_args(arguments)
-    workload = json.loads(options.workload.read_text(encoding="utf-8"))
-    set_environment(os.environ, workload.get("allocator", ""))
-    job = Job(workload, options.steps, options.trace, options.stacks, alone=not options.shared)
-    execute(job, options.result)
+    """Serve jobs until standard input ends."""
+    forking = "--fork" in (sys.argv[1:] if arguments is None else arguments)
+    answers = _redirect_stdout()
+    if forking:
+        ready = preload()
+        Reporter(answers).write({"ready": ready})
+        if not ready:
+            return 0
+    for line in sys.stdin:
+        job = Job.from_json(line)
+        status = _run_in_child(job, answers) if forking else _run(job, answers)
+        Reporter(answers).write({"ended": status})
+        if not forking:
+            return 0
     return 0
 
 
-def execute(job: Job, result: Path) -> None:
-    """Run ``job`` in this process and write its result."""
-    from trainatomy.measurement.step import (
-        on_card,  # imports torch, whose allocator reads the environment that was just set
-    )
+def preload() -> bool:
+    """Import what every training needs; return False if that initialised CUDA, so that no fork can use the GPU."""
+    os.environ[NVML_CHECK] = "1"
+    set_environment(os.environ, "")
+    with _hidden("bitsandbytes"):
+        import torch
 
+        from trainatomy.measurement.step import runner  # noqa: F401
+        from trainatomy.workload.loops import LOOPS
+
+        for loop in LOOPS.values():
+            for module in (*loop.imports, loop.module):
+                import_module(module)
+    return not torch.cuda.is_initialized()
+
+
+@contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """Make ``module`` look as if it were not installed, then restore it."""
+    loaded = sys.modules.get(module)
+    sys.modules[module] = None  # type: ignore[assignment]
     try:
-        outcome = on_card.run(job)
+        yield
+    finally:
+        if loaded is None:
+            del sys.modules[module]
+        else:
+            sys.modules[module] = loaded
+
+
+def _redirect_stdout() -> int:
+    """Send standard output to standard error and return a descriptor for answers."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    return answers
+
+
+def _run_in_child(job: Job, answers: int) -> int:
+    """Run ``job`` in a child; return its exit code, negative for a signal."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        _run_and_exit(job, answers)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _run_and_exit(job: Job, answers: int) -> NoReturn:
+    code = FAILED
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ.pop(NVML_CHECK, None)
+        code = _run(job, answers)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(job: Job, answers: int) -> int:
+    """Run ``job`` in this process; an unexpected error leaves its traceback in the log."""
+    reporter = Reporter(answers, "recorded" if job.recorded else "control")
+    set_environment(os.environ, job.workload.get("allocator", ""))
+    try:
+        reporter.stage("loading libraries")
+        # imports torch, whose allocator reads the environment that was just set
+        from trainatomy.measurement.step import runner
+
+        reporter.result(to_plain(runner.run(job, reporter)))
     except TrainatomyError as error:
-        write_result(result, error)
-    else:
-        write_result(result, outcome)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainatomy.measurement.process.worker", description=__doc__)
-    parser.add_argument("workload", type=Path, metavar="WORKLOAD.json", help="the mapping of a workload file, as JSON")
-    parser.add_argument("result", type=Path, metavar="RESULT.json", help="where the result goes")
-    parser.add_argument(
-        "--steps", type=int, default=DEFAULT_STEPS, help="optimizer steps where the workload does not say"
-    )
-    parser.add_argument("--trace", type=Path, help="write the stream of allocations here (gzipped JSON)")
-    parser.add_argument(
-        "--stacks", choices=STACKS, default="none", help="with --trace: where each allocation came from"
-    )
-    parser.add_argument(
-        "--shared", action="store_true", help="other processes use the card: read this one's memory only"
-    )
-    return parser
+        reporter.result(to_plain(error))
+    except Exception:
+        traceback.print_exc()
+        return FAILED
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Operators that really ran, as ``Call`` values, and the device time of each by PyTorch's profiler (CUPTI)."""
+"""Record the operators that run as ``Call`` values, with the GPU time of each by PyTorch's profiler (CUPTI)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MARK = "trainatomy-call"
-_DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-_WITHOUT_WEIGHT = frozenset({"device", "layout", "pin_memory", "non_blocking"})
-_HOST_CALLS = ("cuda_runtime", "cuda_driver")
+_GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+_COST_FREE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "non_blocking"})
+_LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver")
 
 
 class Sample(NamedTuple):
-    """One run of call number ``call`` under the label ``label``: microseconds of its kernels, and their names."""
+    """One run of a call: the call's number, the label under which it ran, its kernels and their microseconds."""
 
     call: int
     label: str
@@ -35,7 +35,7 @@ class Sample(NamedTuple):
 
 
 class CallRecorder(TorchDispatchMode):
-    """Numbers the distinct calls that run below autograd, and marks each run for the profiler."""
+    """Numbers the distinct calls below autograd, and marks each run for the profiler."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class CallRecorder(TorchDispatchMode):
             return func(*args, **kwargs)
         described = arguments_of(func, args, kwargs)
         number = len(self._runs)
-        self._runs.append(None)  # it stays so where the call raises, whose mark is in the trace all the same
+        self._runs.append(None)  # stays None if the call raises; its mark is in the trace all the same
         with torch.profiler.record_function(f"{MARK} {number}"):
             result = func(*args, **kwargs)
         call = call_of(func, described, result)
@@ -59,18 +59,18 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def samples(self, events: Iterable[dict[str, Any]]) -> list[Sample]:
-        """What the profiler saw of every run that came to its end, in the order of issue."""
+        """Return a sample for every run that completed, in launch order, from the profiler's ``events``."""
         found = []
         for name, microseconds, kernels in device_time_by_mark(events):
-            word = name.removeprefix(MARK).strip()
-            run = self._runs[int(word)] if word.isdigit() else None
+            number = name.removeprefix(MARK).strip()
+            run = self._runs[int(number)] if number.isdigit() else None
             if run is not None:
                 found.append(Sample(*run, microseconds, kernels))
         return found
 
 
 def arguments_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Inputs, lengths of lists, other arguments and written positions of a call, before it runs."""
+    """Return a call's inputs, list lengths, other arguments and the positions of written inputs, before it runs."""
     inputs: list[Array] = []
     lengths: list[int] = []
     numbers: list[tuple[str, str]] = []
@@ -84,7 +84,7 @@ def arguments_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
             tensors = [item for item in value if isinstance(item, torch.Tensor)]
             lengths.append(len(tensors))
         else:
-            if value != argument.default_value and _shapes_the_work(func._schema.name, argument.name, value):
+            if value != argument.default_value and _affects_cost(func._schema.name, argument.name, value):
                 numbers.append((argument.name, str(value).replace(";", ",")))
             continue
         for tensor in tensors:
@@ -94,9 +94,9 @@ def arguments_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     return tuple(inputs), tuple(lengths), tuple(numbers), tuple(written)
 
 
-def _shapes_the_work(operator: str, name: str, value: Any) -> bool:
-    """Whether an argument that is no tensor can change what a kernel costs: not where it is one of many factors."""
-    if value is None or name in _WITHOUT_WEIGHT:
+def _affects_cost(operator: str, name: str, value: Any) -> bool:
+    """Return whether a non-tensor argument can change the cost of a kernel; scalar factors of lists cannot."""
+    if value is None or name in _COST_FREE_ARGUMENTS:
         return False
     if isinstance(value, list | tuple) and any(isinstance(item, float) for item in value):
         return False
@@ -104,7 +104,7 @@ def _shapes_the_work(operator: str, name: str, value: Any) -> bool:
 
 
 def call_of(func: Any, described: tuple[Any, ...], result: Any) -> Call:
-    """The call with its results; storages are numbered by first appearance, so that equal calls are equal."""
+    """Return the call with its results; storages are numbered by first appearance, so that equal calls are equal."""
     inputs, lengths, numbers, written = described
     outputs = [array_of(tensor) for tensor in tensors_in(result)]
     order: dict[int, int] = {}
@@ -118,7 +118,7 @@ def call_of(func: Any, described: tuple[Any, ...], result: Any) -> Call:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """What a kernel sees of a tensor; its storage by address."""
+    """Return shape, strides, dtype, device and storage (by address) of a tensor."""
     return Array(
         tuple(tensor.shape),
         tuple(tensor.stride()),
@@ -130,7 +130,7 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 
 def tensors_in(result: Any) -> list[torch.Tensor]:
-    """The tensors of a result, lists flattened."""
+    """Return the tensors of a result, with lists flattened."""
     if isinstance(result, torch.Tensor):
         return [result]
     if isinstance(result, list | tuple):
@@ -140,7 +140,7 @@ def tensors_in(result: Any) -> list[torch.Tensor]:
 
 @contextmanager
 def profiled(into: list[dict[str, Any]]) -> Iterator[None]:
-    """Profile what runs inside, and add the profiler's events to ``into``; waits for the GPU."""
+    """Profile the context and add the profiler's events to ``into``; synchronises with the GPU."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with tempfile.TemporaryDirectory() as folder:
         with torch.profiler.profile(activities=activities) as profiler:
@@ -153,7 +153,7 @@ def profiled(into: list[dict[str, Any]]) -> Iterator[None]:
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """The events of a Chrome trace that the profiler wrote, gzipped or not."""
+    """Return the events of a Chrome trace that the profiler wrote, gzipped or not."""
     content = path.read_bytes()
     events: list[dict[str, Any]] = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)[
         "traceEvents"
@@ -162,10 +162,10 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 
 
 def device_time_by_mark(events: Iterable[dict[str, Any]]) -> list[tuple[str, float, tuple[str, ...]]]:
-    """For each mark on the host: microseconds and names of the kernels, copies and fills that were launched inside it.
+    """Return for each mark its name, and the microseconds and names of the kernels, copies and fills launched inside.
 
-    A device's event has the correlation of the CUDA call that launched it, and that call lies inside a mark.  Marks do
-    not overlap: the host does one thing after the other, also where autograd's thread does it.
+    A GPU event has the correlation id of the CUDA call that launched it, and that call lies inside a mark.  Marks do
+    not overlap: the CPU does one thing at a time, also when autograd's thread does it.
     """
     marks = []
     launches: dict[int, float] = {}
@@ -174,9 +174,9 @@ def device_time_by_mark(events: Iterable[dict[str, Any]]) -> list[tuple[str, flo
         category = event.get("cat")
         if category == "user_annotation" and event["name"].startswith(MARK):
             marks.append((event["ts"], event["ts"] + event["dur"], event["name"]))
-        elif category in _HOST_CALLS and "correlation" in event.get("args", {}):
+        elif category in _LAUNCH_CATEGORIES and "correlation" in event.get("args", {}):
             launches[event["args"]["correlation"]] = event["ts"]
-        elif category in _DEVICE_WORK:
+        elif category in _GPU_CATEGORIES:
             work.append((event["ts"], event["args"]["correlation"], event["dur"], event["name"]))
     marks.sort()
     begins = [mark[0] for mark in marks]

@@ -1,9 +1,9 @@
-"""Join a profile with the predicted operations, one by one.
+"""Match the operations of a profile with the predicted ones, one by one.
 
 The profiler sees a tree (``aten::linear`` calls ``aten::addmm``), the prediction the level below autograd.  Walking
-down, the first node whose name is predicted is the operation, unless it holds another of its own name, to which it
-passes on (autocast does, after it has cast the arguments); kernels above such nodes belong to nobody.  Both lists are
-then aligned in order, by name and by the shapes of the tensors.
+down, the first node whose name is predicted is the operation, unless it contains another of its own name, which then is
+(autocast calls the operator again after it has cast the arguments); kernels above such nodes match no operation.  Both
+lists are then aligned in order, by name and by the shapes of the tensors.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from trainatomy.operators.counts import count
 from trainatomy.results.operation_breakdown import Joined
 from trainatomy.results.operations import Call, Operations
 
-_MOST_EDITS = 1500
+_MAX_EDITS = 1500
 _Key = tuple[str, tuple[tuple[int, ...], ...]]
 _FILL = "a fill"
 _FILLS = "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full zero_ fill_ scalar_tensor arange"
-_ALIKE = {
+_CANONICAL = {
     **{f"aten::{name}": _FILL for name in _FILLS.split()},
     "aten::_index_put_impl_": "aten::index_put_",
     "aten::native_batch_norm": "aten::cudnn_batch_norm",
     "aten::native_batch_norm_backward": "aten::cudnn_batch_norm_backward",
 }
-"""What runs the same kernel under several names: the prediction takes another way to a fill than CUDA's composites do
-(``new_ones`` for ``ones``), and a GPU hands batch norm to cuDNN."""
+"""Canonical names of operators that run the same kernel: the prediction reaches a fill by another path than CUDA's
+composite operators (``new_ones`` for ``ones``), and a GPU computes batch norm with cuDNN."""
 
 
 class _Measured(NamedTuple):
@@ -38,68 +38,71 @@ class _Measured(NamedTuple):
     seconds: float
 
 
-def joined(operations: Operations, tree: Iterable[Profiled]) -> Profile:
-    """GPU seconds for each operation that the profile has too (the mean of its repeats), and what found no partner."""
-    works = [count(call) for call in operations.calls]
+def join(operations: Operations, tree: Iterable[Profiled]) -> Profile:
+    """Return GPU seconds of each operation in the profile (mean of its repeats), and what was not matched."""
+    kinds = [count(call).kind for call in operations.calls]
     lists = {call.name for call in operations.calls if call.lengths}
-    order = [index for index in operations.unrolled() if works[operations.operations[index].call].kind in _SEEN]
+    order = [index for index in operations.unrolled() if kinds[operations.operations[index].call] in _PROFILED_KINDS]
     predicted = [_predicted_key(operations, index, lists) for index in order]
     names = {name for name, _ in predicted}
     measured = [row for root in tree for row in _walk(root, names)]
     found: dict[int, list[float]] = defaultdict(list)
     used: set[int] = set()
-    known = [place for place, row in enumerate(measured) if _alike(row.name) in names]
-    keys = [_key(measured[place].name, measured[place].shapes, lists) for place in known]
-    for place, other in _pairs(predicted, keys):
-        found[order[place]].append(measured[known[other]].seconds)
+    known = [position for position, row in enumerate(measured) if _canonical(row.name) in names]
+    keys = [_key(measured[position].name, measured[position].shapes, lists) for position in known]
+    for position, other in _pairs(predicted, keys):
+        found[order[position]].append(measured[known[other]].seconds)
         used.add(known[other])
     matched = sum(len(times) for times in found.values())
     seconds: list[float | None] = [None] * len(operations.operations)
     for index, times in found.items():
         seconds[index] = sum(times) / len(times)
-    missed = Counter(operations.calls[operations.operations[index].call].name for index in order if index not in found)
+    missing = Counter(operations.calls[operations.operations[index].call].name for index in order if index not in found)
     return Profile(
         seconds,
         Joined(
             matched,
             len(order),
-            sum(measured[place].seconds for place in used),
+            sum(measured[position].seconds for position in used),
             sum(row.seconds for row in measured),
-            dict(missed.most_common()),
+            dict(missing.most_common()),
             dict(Counter(row.name for i, row in enumerate(measured) if i not in used and row.seconds).most_common()),
         ),
     )
 
 
-_SEEN = frozenset({"kernel", "transfer", "read"})
+_PROFILED_KINDS = frozenset({"kernel", "transfer", "read"})
 
 
 def _predicted_key(operations: Operations, index: int, lists: set[str]) -> _Key:
     call = operations.calls[operations.operations[index].call]
-    name = "aten::fill_" if _fills_from_host(call) else call.name
+    name = "aten::fill_" if _is_fill_from_cpu(call) else call.name
     return _key(name, tuple(array.shape for array in call.inputs), lists)
 
 
-def _fills_from_host(call: Call) -> bool:
-    """Whether a copy is of one number of the host, which a GPU's step fills in (``tensor[:, 0] = number``)."""
+def _is_fill_from_cpu(call: Call) -> bool:
+    """Return whether a copy is of one number on the CPU, which a real step fills in (``tensor[:, 0] = number``)."""
     source = call.inputs[-1] if call.name == "aten::copy_" else None
     return source is not None and source.on_host and not any(source.strides) and not call.inputs[0].on_host
 
 
-def _alike(name: str) -> str:
-    return _ALIKE.get(name, name)
+def _canonical(name: str) -> str:
+    return _CANONICAL.get(name, name)
 
 
 def _key(name: str, shapes: tuple[tuple[int, ...], ...], lists: set[str]) -> _Key:
-    """Numbers and tensors without dimensions look alike to the profiler, lists have no shapes, and of fills some are
-    told the shape as numbers."""
-    name = _alike(name)
+    """Return the name and shapes to match by.
+
+    To the profiler numbers and 0-dimensional tensors look the same, lists have no shapes, and some fills receive the
+    shape as numbers.
+    """
+    name = _canonical(name)
     return name, () if name in lists or name == _FILL else tuple(shape for shape in shapes if shape)
 
 
 def _walk(node: Profiled, names: set[str]) -> Iterator[_Measured]:
-    if _alike(node.name) in names and not _holds(node, node.name):
-        yield _Measured(node.name, node.shapes, node.whole_seconds)
+    if _canonical(node.name) in names and not _contains(node, node.name):
+        yield _Measured(node.name, node.shapes, node.total_seconds)
         return
     if node.seconds:
         yield _Measured(node.name, node.shapes, node.seconds)
@@ -107,19 +110,22 @@ def _walk(node: Profiled, names: set[str]) -> Iterator[_Measured]:
         yield from _walk(child, names)
 
 
-def _holds(node: Profiled, name: str) -> bool:
-    return any(child.name == name or _holds(child, name) for child in node.children)
+def _contains(node: Profiled, name: str) -> bool:
+    return any(child.name == name or _contains(child, name) for child in node.children)
 
 
 def _pairs(first: list[_Key], second: list[_Key]) -> Iterator[tuple[int, int]]:
-    """Positions that belong together: equal by name and shapes in the longest common subsequence; in a gap between, by
-    name, where both sides have a name equally often."""
+    """Yield matching positions.
+
+    They are equal by name and shapes in the longest common subsequence; in the gaps between, by name, where both sides
+    have a name equally often.
+    """
     i = j = 0
-    for a, b in [*_common(first, second), (len(first), len(second))]:
-        there = _by_name(second, j, b)
-        for name, places in _by_name(first, i, a).items():
-            if len(places) == len(there.get(name, ())):
-                yield from zip(places, there[name], strict=True)
+    for a, b in [*_longest_common(first, second), (len(first), len(second))]:
+        others = _by_name(second, j, b)
+        for name, positions in _by_name(first, i, a).items():
+            if len(positions) == len(others.get(name, ())):
+                yield from zip(positions, others[name], strict=True)
         if a < len(first) and b < len(second):
             yield a, b
         i, j = a + 1, b + 1
@@ -127,21 +133,21 @@ def _pairs(first: list[_Key], second: list[_Key]) -> Iterator[tuple[int, int]]:
 
 def _by_name(keys: list[_Key], start: int, end: int) -> dict[str, list[int]]:
     found: dict[str, list[int]] = defaultdict(list)
-    for place in range(start, end):
-        found[keys[place][0]].append(place)
+    for position in range(start, end):
+        found[keys[position][0]].append(position)
     return found
 
 
-def _common(first: list[_Key], second: list[_Key]) -> list[tuple[int, int]]:
-    """Pairs of the longest common subsequence, by the greedy algorithm of Myers ("An O(ND) Difference Algorithm and Its
-    Variations", 1986): quick where the lists are nearly the same, and it knows no preference for long stretches, which
-    in a step that repeats itself layer by layer may lie in different layers.
+def _longest_common(first: list[_Key], second: list[_Key]) -> list[tuple[int, int]]:
+    """Return the index pairs of the longest common subsequence.
 
-    Given up at ``_MOST_EDITS`` differences, with what was found up to there.
+    Uses the greedy algorithm of Myers ("An O(ND) Difference Algorithm and Its Variations", 1986).  It is fast for
+    nearly equal lists and does not prefer long runs, which in a step that repeats layer by layer may lie in different
+    layers.  Stops at ``_MAX_EDITS`` differences and returns what it found up to there.
     """
-    reach, course = {1: 0}, []
-    for edits in range(min(len(first) + len(second), _MOST_EDITS) + 1):
-        course.append(dict(reach))
+    reach, history = {1: 0}, []
+    for edits in range(min(len(first) + len(second), _MAX_EDITS) + 1):
+        history.append(dict(reach))
         for diagonal in range(-edits, edits + 1, 2):
             down = diagonal == -edits or (
                 diagonal != edits and reach.get(diagonal - 1, -1) < reach.get(diagonal + 1, -1)
@@ -151,16 +157,16 @@ def _common(first: list[_Key], second: list[_Key]) -> list[tuple[int, int]]:
                 i += 1
             reach[diagonal] = i
             if i >= len(first) and i - diagonal >= len(second):
-                return _traced(course, i, i - diagonal)
+                return _backtrack(history, i, i - diagonal)
     diagonal = max(reach, key=lambda k: 2 * reach[k] - k)
-    return _traced(course, reach[diagonal], reach[diagonal] - diagonal)
+    return _backtrack(history, reach[diagonal], reach[diagonal] - diagonal)
 
 
-def _traced(course: list[dict[int, int]], i: int, j: int) -> list[tuple[int, int]]:
-    """The pairs on the way back from (i, j)."""
+def _backtrack(history: list[dict[int, int]], i: int, j: int) -> list[tuple[int, int]]:
+    """Return the pairs on the path that ends at (i, j)."""
     pairs = []
-    for edits in range(len(course) - 1, -1, -1):
-        reach, diagonal = course[edits], i - j
+    for edits in range(len(history) - 1, -1, -1):
+        reach, diagonal = history[edits], i - j
         down = diagonal == -edits or (diagonal != edits and reach.get(diagonal - 1, -1) < reach.get(diagonal + 1, -1))
         before = diagonal + 1 if down else diagonal - 1
         start = reach[before]
@@ -169,7 +175,7 @@ def _traced(course: list[dict[int, int]], i: int, j: int) -> list[tuple[int, int
             i, j = i - 1, j - 1
             pairs.append((i, j))
         if not edits:
-            pairs += [(place, place) for place in range(i - 1, -1, -1)]
+            pairs += [(position, position) for position in range(i - 1, -1, -1)]
             break
         i, j = start, start - before
     return pairs[::-1]

@@ -1,8 +1,7 @@
-"""Profile one steady step on the GPU: what each operation costs it, by PyTorch's profiler.
+"""Profile one step after the warm-up: the GPU time of each operation, by PyTorch's profiler.
 
-In a process of its own: ``python -m trainatomy.measurement.profiler.profile WORKLOAD.json RESULT.json``.
-Kernels go to the
-operation that launched them (kineto's correlation), and to that operation's parents.
+Runs in a process of its own: ``python -m trainatomy.measurement.profiler.profile WORKLOAD.json RESULT.json``.  Kernels
+are attributed to the operation that launched them (by kineto's correlation ids) and to that operation's parents.
 """
 
 from __future__ import annotations
@@ -26,12 +25,18 @@ if TYPE_CHECKING:
 
 _LOG_LINES = 12
 _ROUNDING = 1e-4
-NOBODY = "kernels that no operation launched"
+UNATTRIBUTED = "kernels that no operation launched"
 
 
 class Profiled(NamedTuple):
-    """A node of the profiler's tree: an operation, the GPU seconds of the kernels that it launched itself (copies and
-    fills of memory among them), the shapes of its arguments (``()`` for what is no tensor), what it called."""
+    """A node of the profiler's tree: one operation.
+
+    Attributes:
+        name: Name of the operator.
+        shapes: Shapes of its arguments (``()`` for one that is not a tensor).
+        seconds: GPU seconds of the kernels, memory copies and fills that it launched itself.
+        children: The operations that it called.
+    """
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
@@ -39,13 +44,13 @@ class Profiled(NamedTuple):
     children: tuple[Profiled, ...] = ()
 
     @property
-    def whole_seconds(self) -> float:
-        """With all that it called."""
-        return self.seconds + sum(child.whole_seconds for child in self.children)
+    def total_seconds(self) -> float:
+        """GPU seconds including all operations that it called."""
+        return self.seconds + sum(child.total_seconds for child in self.children)
 
 
 class ProfiledStep(Silent):
-    """Observes a loop and profiles its step of number ``step``, with what the loop does before it begins."""
+    """Observer that profiles step ``step``, including what the loop does before ``step_begin``."""
 
     def __init__(self, profiler: TorchProfiler, step: int) -> None:
         self._profiler, self._step = profiler, step
@@ -68,33 +73,35 @@ class ProfiledStep(Silent):
 def profile(workload: Workload, *, time_limit: float | None = None) -> tuple[Profiled, ...]:
     """Run ``workload`` in a fresh process on this machine's GPU and profile a step after its warm-up.
 
-    Raises ``DeviceError`` where that process does not come to its end."""
+    Raises:
+        DeviceError: The process failed or did not end within ``time_limit`` seconds.
+    """
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
-        asked, answered = Path(folder, "workload.json"), Path(folder, "result.json")
-        asked.write_text(json.dumps(workload.to_mapping(), default=str), encoding="utf-8")
-        command = [sys.executable, "-m", "trainatomy.measurement.profiler.profile", str(asked), str(answered)]
+        description, result = Path(folder, "workload.json"), Path(folder, "result.json")
+        description.write_text(json.dumps(workload.to_mapping(), default=str), encoding="utf-8")
+        command = [sys.executable, "-m", "trainatomy.measurement.profiler.profile", str(description), str(result)]
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=time_limit, check=False)
         except subprocess.TimeoutExpired as error:
             raise DeviceError(
                 f"Profiling did not end within {time_limit:g} s. Allow more time, or describe a smaller training."
             ) from error
-        if ended.returncode or not answered.exists():
+        if ended.returncode or not result.exists():
             log = "\n".join(f"  {line}" for line in ended.stderr.strip().splitlines()[-_LOG_LINES:])
-            raise DeviceError(f"the profile could not be taken (exit code {ended.returncode}):\n{log}")
-        return tuple(map(_from_json, json.loads(answered.read_text(encoding="utf-8"))))
+            raise DeviceError(f"profiling failed (exit code {ended.returncode}):\n{log}")
+        return tuple(map(_from_json, json.loads(result.read_text(encoding="utf-8"))))
 
 
 def run(workload: Workload) -> tuple[Profiled, ...]:
-    """Profile here; nothing may have used CUDA in this process."""
+    """Profile in this process; nothing may have used CUDA in it."""
     import torch
     from torch.profiler import ProfilerActivity
 
-    from trainatomy.measurement.step import on_card
+    from trainatomy.measurement.step.runner import start_cuda
     from trainatomy.training import model as models
     from trainatomy.training import run as steps
 
-    on_card._start_cuda(workload)
+    start_cuda(workload)
     torch.manual_seed(workload.train.seed)
     step = warm_up_steps(workload)
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
@@ -105,19 +112,19 @@ def run(workload: Workload) -> tuple[Profiled, ...]:
 
 
 def tree(events: Iterable[Any]) -> tuple[Profiled, ...]:
-    """The host's events of a profile (``torch.autograd.profiler_util.FunctionEvent``) in order, with their children;
-    last, under ``NOBODY``, the GPU's time that no event of the host claims.
+    """Return the CPU events of a profile (``torch.autograd.profiler_util.FunctionEvent``) in order, with children.
 
-    Times of kernels are microseconds there.  A range that somebody named (``record_function``) has a shadow of its own
-    name on the GPU, which is no kernel."""
+    The last one, ``UNATTRIBUTED``, has the GPU time that no CPU event launched.  The profiler reports microseconds.  A
+    named range (``record_function``) also has a GPU event of the same name, which is not a kernel.
+    """
     known = list(events)
-    on_host = [event for event in known if _on_host(event)]
-    names = {event.name for event in on_host}
-    roots = sorted((event for event in on_host if event.cpu_parent is None), key=_start)
+    on_cpu = [event for event in known if _is_on_cpu(event)]
+    names = {event.name for event in on_cpu}
+    roots = sorted((event for event in on_cpu if event.cpu_parent is None), key=_start)
     found = tuple(_node(root) for root in roots)
-    on_card = sum(_microseconds(event) for event in known if not _on_host(event) and event.name not in names) / 1e6
-    left = on_card - sum(root.whole_seconds for root in found)
-    return found if left < _ROUNDING * on_card else (*found, Profiled(NOBODY, (), left))
+    on_gpu = sum(_microseconds(event) for event in known if not _is_on_cpu(event) and event.name not in names) / 1e6
+    left = on_gpu - sum(root.total_seconds for root in found)
+    return found if left < _ROUNDING * on_gpu else (*found, Profiled(UNATTRIBUTED, (), left))
 
 
 def _node(event: Any) -> Profiled:
@@ -132,16 +139,16 @@ def _microseconds(event: Any) -> float:
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    """Of a tensor; ``()`` for a number, and for a list of tensors, whose shapes are lists themselves."""
-    plain = isinstance(shape, (list, tuple)) and all(isinstance(size, int) for size in shape)
-    return tuple(shape) if plain else ()
+    """Return the shape of a tensor; ``()`` for a number or a list of tensors, whose shapes are lists themselves."""
+    is_tensor = isinstance(shape, (list, tuple)) and all(isinstance(size, int) for size in shape)
+    return tuple(shape) if is_tensor else ()
 
 
 def _start(event: Any) -> float:
     return float(event.time_range.start)
 
 
-def _on_host(event: Any) -> bool:
+def _is_on_cpu(event: Any) -> bool:
     return str(event.device_type).endswith("CPU")
 
 
@@ -151,11 +158,11 @@ def _from_json(row: Sequence[Any]) -> Profiled:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The process that uses the GPU."""
-    asked, answered = map(Path, arguments)
-    mapping = json.loads(asked.read_text(encoding="utf-8"))
+    """Run the process that uses the GPU."""
+    description, result = map(Path, arguments)
+    mapping = json.loads(description.read_text(encoding="utf-8"))
     set_environment(os.environ, mapping.get("allocator", ""))
-    answered.write_text(json.dumps(run(Workload.from_mapping(mapping))), encoding="utf-8")
+    result.write_text(json.dumps(run(Workload.from_mapping(mapping))), encoding="utf-8")
     return 0
 
 

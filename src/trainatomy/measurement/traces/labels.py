@@ -1,6 +1,6 @@
-"""What a real tape's allocations are for, where no tensor's address told it: inputs, workspaces, passes that repeat.
+"""Label the allocations of a real run that no tensor's address identifies: inputs, workspaces, repeated passes.
 
-A note tells which tensors are weights, gradients, optimizer states.  The rest is read off the tape itself.
+Notes label weights, gradients and optimizer states by address; these functions infer the rest from the trace.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from trainatomy.analysis.purposes import Lifetimes, lifetimes
-from trainatomy.measurement.traces.echo import echo
+from trainatomy.measurement.traces.repeats import attribute_repeated_passes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,48 +17,58 @@ if TYPE_CHECKING:
     from trainatomy.catalog.workspaces import Workspaces
     from trainatomy.results.trace import AllocationTrace
 
-BETWEEN_STEPS = ("loaded", "step", "step end", "backward end", "zero_grad end", "optimizer end")
-"""Marks after which a loop may move a batch to the device."""
-BACKWARD_THREAD = ("backward", "recompute")
-FOREVER = 1 << 62
+_BETWEEN_STEPS = ("loaded", "step", "step end", "backward end", "zero_grad end", "optimizer end")
+"""Marks after which a loop may move a batch to the GPU."""
+_BACKWARD_PHASES = ("backward", "recompute")
+_NEVER = 1 << 62
 
 
-def label_the_rest(trace: AllocationTrace, sizes: Workspaces | None, followed: Sequence[int] = ()) -> tuple[int, ...]:
-    """Label inputs and workspaces; give passes that repeat one of a ``followed`` step its modules.
+def label_remaining(
+    trace: AllocationTrace, sizes: Workspaces | None, tracked_steps: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Label inputs and workspaces, and attribute repeated passes to modules.
 
-    ``sizes``: of the workspaces of cuBLAS and cuBLASLt on that card; ``followed``: the steps whose modules were noted.
-    Returns the steps whose modules are not known.
+    Args:
+        trace: The trace to label in place.
+        sizes: Sizes of the cuBLAS and cuBLASLt workspaces on that GPU.
+        tracked_steps: Steps in which module calls were recorded.
+
+    Returns:
+        The steps whose modules remain unknown.
     """
-    strangers = echo(trace, followed) if followed else ()
+    unknown_steps = attribute_repeated_passes(trace, tracked_steps) if tracked_steps else ()
     lives = lifetimes(trace)
     label_inputs(trace, lives)
     label_inputs_of_forward(trace, lives)
     if sizes is not None and not sizes.per_call:
         label_workspaces(trace, lives, "cublas_workspace", sizes.cublas_bytes)
         label_workspaces(trace, lives, "cublaslt_workspace", sizes.cublaslt_bytes)
-    return strangers
+    return unknown_steps
 
 
 def label_inputs(trace: AllocationTrace, lives: Lifetimes) -> None:
-    """What is allocated between steps (or micro-batches) and is there when the next forward begins came as its input.
+    """Label as input what is allocated between steps or micro-batches and alive when the next forward begins.
 
-    Only phase ``other`` counts; what another label names (optimizer states that are made before the first step) stays.
+    Considers phase ``other`` only, and keeps existing labels (an optimizer may create its states before the first
+    step).
     """
-    starts = [mark.event for mark in trace.marks if mark.name == "forward"]
-    places = [mark.event for mark in trace.marks]
+    forwards = [mark.event for mark in trace.marks if mark.name == "forward"]
+    marks = [mark.event for mark in trace.marks]
     for number, origin in enumerate(trace.origins):
         if origin.phase != "other" or number in trace.labels:
             continue
         born = lives.born[number]
-        mark, following = bisect_right(places, born), bisect_right(starts, born)
-        between = mark > 0 and trace.marks[mark - 1].name in BETWEEN_STEPS
-        if between and following < len(starts) and lives.died[number] >= starts[following]:
+        mark, forward = bisect_right(marks, born), bisect_right(forwards, born)
+        between = mark > 0 and trace.marks[mark - 1].name in _BETWEEN_STEPS
+        if between and forward < len(forwards) and lives.died[number] >= forwards[forward]:
             trace.labels[number] = "input"
 
 
 def label_inputs_of_forward(trace: AllocationTrace, lives: Lifetimes) -> None:
-    """What a forward allocates before its first module is called, and still holds then, came as its input: the loop of
-    inference moves its batch there. Says nothing of a forward whose modules are not known."""
+    """Label as input what a forward allocates before its first module call and still holds then.
+
+    Inference loops move their batch there.  Does nothing for a forward whose modules are unknown.
+    """
     for mark in trace.marks:
         if mark.name != "forward":
             continue
@@ -78,18 +88,18 @@ def label_inputs_of_forward(trace: AllocationTrace, lives: Lifetimes) -> None:
 
 
 def label_workspaces(trace: AllocationTrace, lives: Lifetimes, label: str, size: int) -> None:
-    """The first allocation of exactly ``size`` bytes that is never given back, in forward's thread and in backward's.
+    """Label the first allocation of exactly ``size`` bytes that is never freed, once per thread (forward, backward).
 
-    A workspace is kept until the process ends, and each thread takes its own at its first matrix product.
+    A workspace is kept until the process ends, and each thread allocates its own at its first matrix product.
     """
     if not size:
         return
     found: set[bool] = set()
     for event in trace.events:
         number = event.allocation
-        if event.action != "alloc" or event.bytes != size or lives.died[number] < FOREVER or number in trace.labels:
+        if event.action != "alloc" or event.bytes != size or lives.died[number] < _NEVER or number in trace.labels:
             continue
-        thread = trace.origins[number].phase in BACKWARD_THREAD
-        if thread not in found:
-            found.add(thread)
+        is_backward = trace.origins[number].phase in _BACKWARD_PHASES
+        if is_backward not in found:
+            found.add(is_backward)
             trace.labels[number] = label

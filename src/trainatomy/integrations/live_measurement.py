@@ -1,0 +1,264 @@
+"""Measure a user's own training on a GPU, from inside its process.
+
+``LiveMeasurement`` connects the parts: hooks (the position in the loop), recorder (notes), history (PyTorch's record of
+allocations) and stopwatch.  It takes no GPU memory and synchronises with the GPU only once, at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from datetime import UTC, datetime
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from trainatomy.integrations.hooks import LoopHooks, unwrap_optimizer
+from trainatomy.integrations.recorder import LiveRecorder
+from trainatomy.integrations.utilization import Utilization, utilization, utilization_notes
+from trainatomy.integrations.windows import WindowedHistory
+from trainatomy.measurement.process.job import ALLOCATOR_VARIABLES, WARM_UP_STEPS
+from trainatomy.measurement.step.environment import allocator_setup, driver_version, is_out_of_memory, versions
+from trainatomy.measurement.step.recorder import read_counters
+from trainatomy.measurement.step.timer import Stopwatch
+from trainatomy.measurement.traces.breakdown import RESERVED_NOTE, Failure, MeasuredTotals, measured_breakdown
+from trainatomy.results.measurement import Measurement, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from trainatomy.integrations.windows import Window
+    from trainatomy.measurement.step.recorder import AllocatorCounters
+    from trainatomy.measurement.traces.breakdown import MeasuredBreakdown
+
+_UNFINISHED = "the training did not finish"
+
+
+class LiveMeasurement:
+    """One watched training: ``start``, run the loop, ``stop``; ``result`` at any time after ``start``."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        name: str = "",
+        workload: Mapping[str, Any] | None = None,
+        *,
+        keep_batch: bool = False,
+    ) -> None:
+        """Prepare to measure the training of ``model`` by ``optimizer``.
+
+        Args:
+            model: The model; its class names the measurement unless ``name`` does.
+            optimizer: The optimizer, possibly wrapped by accelerate, or ``None`` for inference.
+            name: Name of the measurement.
+            workload: The training as the mapping of a workload file, as far as it is known.
+            keep_batch: Keep the first batch on the CPU.
+        """
+        self.name = name or type(model).__name__
+        self._workload = workload or {"model": {"class": type(model).__name__}}
+        self.model, self._optimizer, self._keep_batch = model, unwrap_optimizer(optimizer), keep_batch
+        self._status: Literal["completed", "out of memory"] = "completed"
+        self._message = ""
+        self._failure: Failure | None = None
+        self._final: Measurement | None = None
+
+    def start(self) -> None:
+        """Start to measure.  What is allocated already is labelled by address, or gets a line of its own."""
+        self._device = _device_of(self.model)
+        self._before = utilization(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._stopwatch = Stopwatch(self._device)
+        self._history = WindowedHistory(self._device)
+        self._retries = _alloc_retries(self._device)
+        self.recorder = LiveRecorder(
+            self.model,
+            self._optimizer,
+            self._stopwatch,
+            self._counters,
+            self._begin_new_window_if_full,
+            keep_batch=self._keep_batch,
+        )
+        self._hooks = LoopHooks(self.model, self._optimizer, self.recorder)
+        self._history.start(self._counters(), self.recorder.known_addresses())
+        self.recorder.track_modules()
+        self._hooks.attach()
+        self._stopwatch.tick()
+
+    def stop(self, error: BaseException | None = None, *, unfinished: bool = False) -> Measurement:
+        """Stop measuring and return the result, which stays the same from now on.
+
+        Args:
+            error: The exception that ended the loop, if one did.
+            unfinished: The loop did not finish, for an unknown reason.
+        """
+        if self._final is not None:
+            return self._final
+        try:
+            self._hooks.detach()
+            self.recorder.stop_tracking()
+            if error is not None:
+                self._fail(_first_line(error), out_of_memory=is_out_of_memory(error))
+            elif unfinished:
+                self._fail(_UNFINISHED, out_of_memory=self._was_refused())
+            with contextlib.suppress(RuntimeError):  # after a CUDA error, synchronising raises it again
+                torch.cuda.synchronize(self._device)
+            self._stopwatch.finish()
+            self._final = self.result()
+        finally:
+            self._history.stop()
+        return self._final
+
+    def result(self) -> Measurement:
+        """Return what was measured so far."""
+        if self._final is not None:
+            return self._final
+        now, recorder = self._counters(), self.recorder
+        window = self._history.window(now, recorder.notes, recorder.tracked_steps, latest=self._failure is not None)
+        after = utilization(self._device)
+        totals = self._totals(after)
+        breakdown = self._breakdown(window, totals) if window.is_complete else None
+        notes = [*history_notes(is_complete=window.is_complete, is_users=self._history.is_users)]
+        notes += utilization_notes(self._before, after)
+        if self._message and self._status == "completed":
+            notes.append(f"the loop was ended by {self._message}")
+        if breakdown is not None:
+            notes += [note for note in breakdown.notes if window.is_whole or not note.startswith(RESERVED_NOTE)]
+        return self._measurement(after, totals, breakdown, tuple(notes))
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak allocated bytes since the start."""
+        return self._counters().peak_bytes
+
+    def _was_refused(self) -> bool:
+        """Return whether the allocator refused a request after the loop's last event."""
+        last = self.recorder.notes[-1].at if self.recorder.notes else 0
+        return self._history.has_refused_since(self._counters(), last)
+
+    def _fail(self, message: str, *, out_of_memory: bool) -> None:
+        self._message = message
+        if out_of_memory:
+            self._status = "out of memory"
+            reserved, allocated = torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)
+            self._failure = Failure(self.recorder.instant(), 0, allocated, reserved)
+        self.recorder.failed()
+
+    def _counters(self) -> AllocatorCounters:
+        return read_counters(self._device)
+
+    def _begin_new_window_if_full(self, now: AllocatorCounters) -> None:
+        if self._history.is_full(now):
+            self._history.keep(now, self.recorder.notes, self.recorder.tracked_steps)
+            self._history.start(now, self.recorder.known_addresses())
+            self.recorder.track_modules()
+
+    def _breakdown(self, window: Window, totals: MeasuredTotals) -> MeasuredBreakdown:
+        """Return the memory breakdown at the peak or, if memory ran out, at the failure."""
+        setup = allocator_setup(_allocator_options(), self._device)
+        return measured_breakdown(window.history(), setup, totals, window.tracked_steps, self._failure, window.segments)
+
+    def _totals(self, after: Utilization) -> MeasuredTotals:
+        reserved, context = torch.cuda.max_memory_reserved(self._device), after.context_bytes
+        return MeasuredTotals(
+            peak_allocated_bytes=torch.cuda.max_memory_allocated(self._device),
+            peak_reserved_bytes=reserved,
+            device_bytes=None if context is None else reserved + context,
+            model_bytes=self._before.allocated_bytes,
+            num_alloc_retries=_alloc_retries(self._device) - self._retries,
+        )
+
+    def _measurement(
+        self,
+        after: Utilization,
+        totals: MeasuredTotals,
+        breakdown: MeasuredBreakdown | None,
+        notes: tuple[str, ...],
+    ) -> Measurement:
+        seconds = tuple(self._stopwatch.seconds[WARM_UP_STEPS:])
+        return Measurement(
+            name=self.name,
+            workload=dict(self._workload),
+            status=self._status,
+            gpu=after.gpu,
+            driver=driver_version(),
+            versions=versions(),
+            date=datetime.now(UTC).date().isoformat(),
+            peak_allocated_bytes=totals.peak_allocated_bytes,
+            peak_reserved_bytes=totals.peak_reserved_bytes,
+            device_bytes=totals.device_bytes,
+            process_bytes=after.process_bytes,
+            nvml_used_bytes=after.used_bytes,
+            idle_bytes=None,
+            context_bytes=after.context_bytes,
+            model_bytes=totals.model_bytes,
+            num_alloc_retries=totals.num_alloc_retries,
+            step_seconds=median(seconds) if seconds else None,
+            steps=self.recorder.steps,
+            message=self._message,
+            tape_file=None,
+            memory=breakdown.memory if breakdown else None,
+            modules=breakdown.modules if breakdown else (),
+            stages=(_stage("before the watch", self._before), _peak_stage(totals, after)),
+            timed_step_seconds=seconds,
+            recorded_step_seconds=median(seconds) if seconds else None,
+            samples_per_second=_rate(self.recorder.samples, self._stopwatch.seconds),
+            tokens_per_second=_rate(self.recorder.tokens, self._stopwatch.seconds),
+            out_of_memory=breakdown.out_of_memory if breakdown else None,
+            notes=notes,
+        )
+
+
+USERS_HISTORY = "PyTorch's memory history was already being recorded; it was read and left unchanged"
+_TOO_MANY_EVENTS = "one step makes more allocations than the memory history keeps: no components"
+_INCOMPLETE_HISTORY = (
+    "the memory history that was already being recorded does not reach back to the beginning of the watch: "
+    "no components; record it with a larger max_entries, or leave the recording to trainatomy"
+)
+
+
+def history_notes(*, is_complete: bool, is_users: bool) -> list[str]:
+    """Return notes on the memory history: whether the user records it, and whether its window is complete."""
+    if is_users:
+        return [USERS_HISTORY if is_complete else _INCOMPLETE_HISTORY]
+    return [] if is_complete else [_TOO_MANY_EVENTS]
+
+
+def _allocator_options() -> str:
+    """Return the options of PyTorch's allocator, as it read them from the environment."""
+    return next((os.environ[name] for name in reversed(ALLOCATOR_VARIABLES) if os.environ.get(name)), "")
+
+
+def _peak_stage(totals: MeasuredTotals, after: Utilization) -> Stage:
+    return Stage(
+        "training", totals.device_bytes, after.used_bytes, totals.peak_allocated_bytes, totals.peak_reserved_bytes
+    )
+
+
+def _stage(name: str, found: Utilization) -> Stage:
+    return Stage(name, found.process_bytes, found.used_bytes, found.allocated_bytes, found.reserved_bytes)
+
+
+def _device_of(model: nn.Module) -> int:
+    """Return the GPU that the model is on, or the current one while it is still on the CPU."""
+    for parameter in model.parameters():
+        if parameter.is_cuda and parameter.device.index is not None:
+            return parameter.device.index
+    return torch.cuda.current_device()
+
+
+def _alloc_retries(device: int) -> int:
+    return int(torch.cuda.memory_stats_as_nested_dict(device).get("num_alloc_retries", 0))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _rate(amounts: list[int], seconds: list[float]) -> float | None:
+    """Return the median amount per second over the steps after the warm-up; ``None`` if nothing was counted."""
+    rates = [amount / time for amount, time in zip(amounts, seconds, strict=False) if time > 0][WARM_UP_STEPS:]
+    return median(rates) if rates and any(rates) else None

@@ -1,0 +1,193 @@
+"""Record a user's own training loop at little cost.
+
+The loop pays for everything here.  A note costs one read of the allocator's counters, which build a dictionary each
+time (some 20 microseconds); so everything at one instant is noted with one read.  Reading the addresses of gradients
+and optimizer states takes thousands of Python calls: they are read only at the end of a step in which the peak rose,
+because only what is held at the peak needs a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.measurement.step import recorder
+from trainatomy.measurement.step.recorder import AllocatorCounters, TraceRecorder
+from trainatomy.measurement.traces.history import Note
+from trainatomy.measurement.traces.trace import PHASES
+from trainatomy.results.memory import Instant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from trainatomy.measurement.step.timer import Stopwatch
+
+_FIRST_TRACKED_STEPS = 2
+"""Steps in which module calls are noted at first: the first one makes lasting allocations (workspaces, states) that no
+other step makes."""
+_LATER_TRACKED_STEPS = 1
+"""The same in each later window of the history."""
+
+
+class LiveRecorder(TraceRecorder):
+    """Recorder (a ``hooks.LoopListener``) of a user's loop; keeps addresses and sizes, never tensors.
+
+    Attributes:
+        steps: Completed steps.
+        samples: Samples of each step.
+        tokens: Tokens of each step.
+        first_batch: The first batch on the CPU, if it is kept.
+        autocast: The dtype in which modules compute under autocast.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        stopwatch: Stopwatch,
+        read: Callable[[], AllocatorCounters],
+        on_step_end: Callable[[AllocatorCounters], None],
+        *,
+        keep_batch: bool = False,
+    ) -> None:
+        """Record the training of ``model`` by ``optimizer``.
+
+        Args:
+            model: The model.
+            optimizer: The optimizer, or ``None`` for inference.
+            stopwatch: Times the steps.
+            read: Returns the allocator's counters.
+            on_step_end: Called after each step with the counters; may call ``track_modules`` to begin anew.
+            keep_batch: Keep the first batch on the CPU.
+        """
+        super().__init__(read)
+        self._model, self._optimizer = model, optimizer
+        self._stopwatch, self._on_step_end, self._keep_batch = stopwatch, on_step_end, keep_batch
+        self._labelled_peak = 0
+        self._step_is_new = False
+        self._first_parameter: list[int] = []
+        self._steps_to_track = _FIRST_TRACKED_STEPS
+        self._inputs: list[int] = []
+        self.first_batch: dict[str, Any] | None = None
+        self.autocast: torch.dtype | None = None
+        self.steps = 0
+        self.samples: list[int] = []
+        self.tokens: list[int] = []
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer of the loop."""
+        return self._optimizer
+
+    def step_begin(self, step: int) -> None:
+        self.step = step
+        self.samples.append(0)
+        self.tokens.append(0)
+        self._step_is_new = True
+
+    def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        """Count the samples and tokens of a batch and remember its addresses."""
+        tensors = list(_tensors((arguments, keywords)))
+        first = keywords.get("input_ids", next(iter(tensors), None))
+        if isinstance(first, torch.Tensor) and first.dim() > 0:
+            self.samples[-1] += first.shape[0]
+            self.tokens[-1] += first.numel() if first.dim() == 2 and not first.is_floating_point() else 0
+        self._inputs = recorder.addresses(tensors)
+        if self._keep_batch and self.first_batch is None and not arguments:
+            on_cpu = {name: _to_cpu(value) for name, value in keywords.items()}
+            self.first_batch = {name: value for name, value in on_cpu.items() if value is not None}
+
+    def micro_step_begin(self, micro_step: int) -> None:
+        self._note("forward", input=self._inputs)
+
+    def optimizer_begin(self) -> None:
+        self._note("optimizer")
+
+    def optimizer_end(self) -> None:
+        self._note_with_addresses("optimizer end")
+
+    def tick(self) -> None:
+        """Note the time: the work of a step has been queued on the GPU."""
+        self._stopwatch.tick()
+
+    def zero_grad_begin(self) -> None:
+        self._note_with_addresses("zero_grad")
+
+    def step_end(self, step: int) -> None:
+        now = self._read()
+        self._write(now, "step end")
+        self.steps += 1
+        if self._tracker is not None:
+            self.tracked_steps.append(step)
+            if len(self.tracked_steps) >= self._steps_to_track:
+                self.stop_tracking()
+                self._steps_to_track = _LATER_TRACKED_STEPS
+        self._on_step_end(now)
+
+    def track_modules(self) -> None:
+        """Begin new notes, and note module calls in the next steps; later steps are matched to them."""
+        self.notes, self.tracked_steps = [], []
+        super().track_modules()
+
+    def instant(self) -> Instant:
+        """Return the current position in the loop."""
+        phases = (PHASES[note.name] for note in reversed(self.notes) if note.name in PHASES)
+        return Instant(self.step, next(phases, "load"), "", "")
+
+    def _model_addresses(self) -> dict[str, list[int]]:
+        found = super()._model_addresses()
+        self._first_parameter = recorder.addresses(self._parameters[:1])
+        return found
+
+    def _note_with_addresses(self, name: str) -> None:
+        """Take a note, with the known addresses if the peak rose since they were last read."""
+        now = self._read()
+        found: dict[str, list[int]] = {}
+        if now.peak_bytes > self._labelled_peak:
+            self._labelled_peak = now.peak_bytes
+            moved = not self._parameters or recorder.addresses(self._parameters[:1]) != self._first_parameter
+            found = self.known_addresses() if moved else self._training_addresses()
+        self._write(now, name, found)
+
+    def _report(
+        self,
+        name: str,
+        found: Mapping[str, list[int]] | None = None,
+        module: str = "",
+        copies: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        if copies:
+            self.autocast = torch.get_autocast_dtype("cuda")
+        super()._report(name, found, module, copies)
+
+    def _write(
+        self,
+        now: AllocatorCounters,
+        name: str,
+        found: Mapping[str, list[int]] | None = None,
+        module: str = "",
+        copies: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        if self._step_is_new:  # a step begins with the first thing noted in it, so that it needs no read of its own
+            self._step_is_new = False
+            self.notes.append(Note(now.events, "step", self.step, {}))
+        super()._write(now, name, found, module, copies)
+
+
+def _to_cpu(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,195 @@
+"""Record where each part of a training loop begins in the stream of allocations, and the addresses of known tensors.
+
+The notes become the marks and labels of the run's allocation trace (``traces/trace.py``).  A note's position among the
+allocations is exact, because it is the allocator's own count of allocations and releases.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from trainatomy.measurement.process.job import WARM_UP_STEPS
+from trainatomy.measurement.step.modules import ModuleTracker
+from trainatomy.measurement.traces.history import Note
+from trainatomy.training.observer import Silent
+from trainatomy.training.states import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import nn
+
+
+class AllocatorCounters(NamedTuple):
+    """Counters of PyTorch's allocator: allocations and releases so far, and peak allocated bytes."""
+
+    events: int
+    peak_bytes: int
+
+
+def read_counters(device: int | None = None) -> AllocatorCounters:
+    """Read the allocator's counters for ``device`` (``None``: the current one).
+
+    Reads them from the allocator itself: ``torch.cuda.memory_stats`` flattens and sorts the same answer, which takes
+    ten times as long.
+    """
+    statistics = torch._C._cuda_memoryStats(torch.cuda.current_device() if device is None else device)
+    calls, held = statistics["allocation"]["all"], statistics["allocated_bytes"]["all"]
+    return AllocatorCounters(int(calls["allocated"]) + int(calls["freed"]), int(held["peak"]))
+
+
+def addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return the addresses of the storages of those ``tensors`` that are on a GPU."""
+    return [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.is_cuda]
+
+
+class TraceRecorder(Silent):
+    """Observer that takes a note at each event of the loop and, at first, at each module call.
+
+    It keeps addresses, never tensors.  Subclasses decide when addresses are read.
+
+    Attributes:
+        notes: The notes so far.
+        tracked_steps: The steps in which module calls were recorded.
+        step: The current optimizer step, from 0.
+    """
+
+    def __init__(self, read: Callable[[], AllocatorCounters] = read_counters) -> None:
+        """``read`` returns the allocator's counters."""
+        self.notes: list[Note] = []
+        self.tracked_steps: list[int] = []
+        self.step = -1
+        self._read = read
+        self._model: nn.Module | None = None
+        self._optimizer: Any = None
+        self._parameters: list[nn.Parameter] = []
+        self._tracker: ModuleTracker | None = None
+
+    def forward_end(self) -> None:
+        self._note("forward end")
+
+    def micro_step_end(self, micro_step: int) -> None:
+        self._note("backward end")
+
+    def zero_grad_begin(self) -> None:
+        self._note("zero_grad")
+
+    def zero_grad_end(self) -> None:
+        self._note("zero_grad end")
+
+    def failed(self) -> None:
+        """Note all known addresses after the step raised, while the exception's frames still hold its tensors."""
+        if self._model is not None:
+            self._note("failed", **self.known_addresses())
+
+    def track_modules(self) -> None:
+        """Start to note module calls."""
+        self.stop_tracking()
+        assert self._model is not None
+        self._tracker = ModuleTracker(self._model, self._report)
+        self._tracker.start()
+
+    def stop_tracking(self) -> None:
+        """Stop noting module calls."""
+        if self._tracker is not None:
+            self._tracker.stop()
+            self._tracker = None
+
+    def known_addresses(self) -> dict[str, list[int]]:
+        """Return the current address of every tensor whose purpose is known, by label."""
+        return {**self._model_addresses(), **self._training_addresses()}
+
+    def _model_addresses(self) -> dict[str, list[int]]:
+        assert self._model is not None
+        self._parameters = list(self._model.parameters())
+        return {"weight": addresses(self._parameters), "buffer": addresses(self._model.buffers())}
+
+    def _training_addresses(self) -> dict[str, list[int]]:
+        """Return the addresses of gradients and optimizer states."""
+        return {"gradient": self._gradient_addresses(), "optimizer_state": self._state_addresses()}
+
+    def _gradient_addresses(self) -> list[int]:
+        return addresses(parameter.grad for parameter in self._parameters if parameter.grad is not None)
+
+    def _state_addresses(self) -> list[int]:
+        return addresses(tensors_in(getattr(self._optimizer, "state", {})))
+
+    def _note(self, name: str, **found: list[int]) -> None:
+        self._report(name, found)
+
+    def _report(
+        self,
+        name: str,
+        found: Mapping[str, list[int]] | None = None,
+        module: str = "",
+        copies: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._write(self._read(), name, found, module, copies)
+
+    def _write(
+        self,
+        now: AllocatorCounters,
+        name: str,
+        found: Mapping[str, list[int]] | None = None,
+        module: str = "",
+        copies: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.notes.append(Note(now.events, name, self.step, found or {}, module, copies))
+
+
+class RunRecorder(TraceRecorder):
+    """Recorder of a measured run, which reads gradients and optimizer states in every step.
+
+    Modules are tracked during the warm-up only, so that the timed steps cost little more than PyTorch's own recording.
+    """
+
+    def __init__(self, warm_up: int = WARM_UP_STEPS) -> None:
+        super().__init__()
+        self._warm_up = warm_up
+        self._states: list[int] = []
+        self._num_states = -1
+        self._states_move = False
+
+    def loaded(self, model: nn.Module) -> None:
+        self._model = model
+        self._note("loaded", **self._model_addresses())
+        self.track_modules()
+
+    def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._parameters = list(model.parameters())
+
+    def step_begin(self, step: int) -> None:
+        self.step = step
+        self._note("step")
+
+    def micro_step_begin(self, micro_step: int) -> None:
+        # Loops may move the model after it was loaded: recurrent layers join their weights when sent to a device.
+        is_first = self.step == 0 and micro_step == 0
+        self._note("forward", **(self._model_addresses() if is_first else {}))
+
+    def optimizer_begin(self) -> None:
+        self._note("optimizer", gradient=self._gradient_addresses())
+
+    def optimizer_end(self) -> None:
+        self._note("optimizer end", optimizer_state=self._changed_states())
+
+    def step_end(self, step: int) -> None:
+        self._note("step end")
+        if self._tracker is not None:
+            self.tracked_steps.append(step)
+            if step + 1 >= self._warm_up:
+                self.stop_tracking()
+
+    def _changed_states(self) -> list[int]:
+        """Return the addresses of the optimizer's states if they changed, or during the warm-up; else nothing."""
+        state = getattr(self._optimizer, "state", {})
+        number = sum(len(entry) if isinstance(entry, dict) else 1 for entry in state.values())
+        if number == self._num_states and not self._states_move and self.step >= self._warm_up:
+            return []
+        found = self._state_addresses()
+        self._states_move = number == self._num_states and found != self._states
+        self._num_states, self._states = number, found
+        return found

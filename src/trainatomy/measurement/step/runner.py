@@ -1,0 +1,265 @@
+"""Run one training on the GPU of this process and measure it: the same step that a prediction executes without data."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
+from trainatomy.measurement.device import nvml
+from trainatomy.measurement.device.meter import Meter
+from trainatomy.measurement.process.job import warm_up_steps
+from trainatomy.measurement.process.progress import Reporter
+from trainatomy.measurement.step.environment import allocator_setup, is_out_of_memory, requested_bytes, versions
+from trainatomy.measurement.step.recorder import RunRecorder
+from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
+from trainatomy.measurement.traces import history as histories
+from trainatomy.measurement.traces.breakdown import Failure, MeasuredTotals, measured_breakdown
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Instant
+from trainatomy.training import model as models
+from trainatomy.training import run as steps
+from trainatomy.training.observer import Silent
+from trainatomy.training.throughput import throughput, tokens_per_sample
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainatomy.measurement.process.job import Job
+    from trainatomy.training.observer import Observer
+
+_CASE_FIELDS = (
+    "name",
+    "workload",
+    "status",
+    "gpu",
+    "versions",
+    "date",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "steps",
+)
+"""Fields of the measurement that describe the run in a file of its allocation history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: status, message, tokens per sample (``None``: the samples are not text), point of failure."""
+
+    status: Literal["completed", "out of memory"] = "completed"
+    message: str = ""
+    tokens: int | None = None
+    failure: Failure | None = None
+
+
+def run(job: Job, reporter: Reporter | None = None) -> Measurement:
+    """Run ``job`` in this process and measure it.  The process must be fresh: nothing may have used CUDA in it.
+
+    The order makes the figures exact: idle reading, CUDA context (by a first tensor, which is dropped), model on the
+    CPU, then the steps.
+
+    Raises:
+        DeviceError: PyTorch finds no GPU.
+        WorkloadError: PyTorch's allocator refuses the workload's options.
+    """
+    workload = Workload.from_mapping(job.workload)
+    reporter = reporter or Reporter()
+    with _open_driver() as driver:
+        meter = Meter(driver, is_exclusive=job.alone)
+        reporter.stage("first tensor")
+        start_cuda(workload)
+        device = torch.cuda.current_device()
+        meter.choose(str(torch.cuda.get_device_properties(device).uuid))
+        if job.recorded:
+            _record_history(job)
+        _make_context()
+        reporter.stage("building the model", meter.read_context(torch.cuda.memory_reserved()))
+        limit = _step_limit(job, workload)
+        timer = StepTimer(meter, warm_up=warm_up_steps(workload), reporter=reporter, limit=limit)
+        recorder = RunRecorder(timer.warm_up) if job.recorded else None
+        outcome = _execute(workload, timer, recorder, limit.max_steps)
+        meter.read()
+        reporter.stage("analyzing memory")
+        measurement = _measurement(job, workload, meter, timer, outcome, device)
+        if recorder is not None:
+            measurement = _with_breakdown(measurement, job, workload, recorder, outcome.failure, device)
+        return measurement
+
+
+def start_cuda(workload: Workload) -> None:
+    """Initialise CUDA.
+
+    Raises:
+        DeviceError: PyTorch finds no GPU.
+        WorkloadError: PyTorch's allocator refuses the workload's options.
+    """
+    if not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+        raise DeviceError(
+            f"PyTorch {torch.__version__} ({built}) finds no GPU that it can use. Install a build of PyTorch that fits "
+            "the driver (`nvidia-smi` shows which CUDA it supports); `trainatomy predict` needs no GPU."
+        )
+    try:
+        torch.cuda.init()
+    except (RuntimeError, ValueError) as error:  # the allocator reads its options while CUDA starts
+        if not workload.allocator:
+            raise
+        reason = str(error).splitlines()[0]
+        raise WorkloadError(
+            f"allocator: PyTorch {torch.__version__} refuses {workload.allocator!r}: {reason}", key="allocator"
+        ) from error
+
+
+class _Observers(Silent):
+    """Forward each event of the loop to several observers, in order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        for event in vars(Silent):
+            if not event.startswith("_") and event != "leaves_out":
+                setattr(self, event, partial(_notify, [getattr(observer, event) for observer in observers]))
+
+
+def _notify(handlers: list[Any], *arguments: Any) -> None:
+    for handler in handlers:
+        handler(*arguments)
+
+
+def _step_limit(job: Job, workload: Workload) -> StepLimit:
+    """Return the job's limit; a workload that sets its number of steps gets exactly those."""
+    if workload.steps:
+        return StepLimit(workload.steps, workload.steps, 0.0)
+    return StepLimit(max(job.steps, job.most_steps), job.steps, job.seconds)
+
+
+def _execute(workload: Workload, timer: StepTimer, recorder: RunRecorder | None, max_steps: int) -> Outcome:
+    torch.manual_seed(workload.train.seed)
+    model = models.build_model(workload)
+    tokens = tokens_per_sample(workload, model)
+    observer = timer if recorder is None else _Observers(recorder, timer)
+    try:
+        with contextlib.suppress(EnoughSteps):
+            steps.run(workload, model, device="cuda", steps=max_steps, observer=observer)
+        torch.cuda.synchronize()
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if recorder is not None:
+            recorder.failed()
+        message = str(error).splitlines()[0]
+        return Outcome("out of memory", message, tokens, _failure(message, timer))
+    finally:
+        timer.finish()
+        if recorder is not None:
+            recorder.stop_tracking()
+    return Outcome(tokens=tokens)
+
+
+def _failure(message: str, timer: StepTimer) -> Failure:
+    instant = Instant(timer.step, timer.phase, "", "")
+    return Failure(instant, requested_bytes(message), torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+
+
+@contextlib.contextmanager
+def _open_driver() -> Iterator[nvml.Driver | None]:
+    """Open NVML; without it the measurement goes on and lacks what only NVML reports."""
+    with contextlib.ExitStack() as stack:
+        driver = None
+        try:
+            driver = stack.enter_context(nvml.session())
+        except (MissingLibrary, nvml.NoAnswer) as error:
+            print(f"device memory will be missing: {error}", file=sys.stderr)
+        yield driver
+
+
+def _make_context() -> None:
+    """Make the CUDA context by moving a first tensor to the GPU."""
+    torch.ones((1, 1)).to("cuda")
+    torch.cuda.synchronize()
+
+
+def _record_history(job: Job) -> None:
+    """Start PyTorch's memory history, before the first tensor."""
+    context = {"none": None, "python": "all", "cpp": "alloc"}[job.stacks]
+    torch.cuda.memory._record_memory_history(
+        enabled="all", context=context, stacks="all" if job.stacks == "cpp" else "python", max_entries=sys.maxsize
+    )
+
+
+def _measurement(
+    job: Job, workload: Workload, meter: Meter, timer: StepTimer, outcome: Outcome, device: int
+) -> Measurement:
+    memory = meter.result()
+    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    rates = throughput(workload, outcome.tokens, timer.step_seconds)
+    is_instance = meter.device is not None and meter.device.is_instance
+    return Measurement(
+        name=workload.display_name,
+        workload=dict(job.workload),
+        status=outcome.status,
+        gpu=meter.device.name if meter.device and is_instance else torch.cuda.get_device_properties(device).name,
+        driver=meter.driver_version,
+        versions=versions(),
+        date=datetime.now(UTC).date().isoformat(),
+        peak_allocated_bytes=peaks[0],
+        peak_reserved_bytes=peaks[1],
+        device_bytes=memory.device_bytes,
+        process_bytes=memory.process_bytes,
+        nvml_used_bytes=memory.nvml_used_bytes,
+        idle_bytes=memory.idle_bytes,
+        context_bytes=memory.context_bytes,
+        model_bytes=timer.model_bytes,
+        num_alloc_retries=int(torch.cuda.memory_stats().get("num_alloc_retries", 0)),
+        step_seconds=timer.step_seconds,
+        steps=timer.steps,
+        message=outcome.message,
+        tape_file=None,
+        stages=meter.stages(*peaks),
+        timed_step_seconds=tuple(timer.timed_seconds),
+        samples_per_second=rates.samples_per_second,
+        tokens_per_second=rates.tokens_per_second,
+        neighbours=meter.other_processes(),
+        out_of_memory=None if outcome.failure is None else outcome.failure.to_point(),
+        notes=meter.notes(),
+    )
+
+
+def _with_breakdown(
+    measurement: Measurement,
+    job: Job,
+    workload: Workload,
+    recorder: RunRecorder,
+    failure: Failure | None,
+    device: int,
+) -> Measurement:
+    """Add the memory breakdown from the recorded allocations, and write them to ``job.trace`` if that is set."""
+    case = {name: getattr(measurement, name) for name in _CASE_FIELDS}
+    history = histories.from_snapshot(case, _device_trace(device), recorder.notes)
+    notes, trace_file = list(measurement.notes), None
+    if job.trace is not None:
+        try:
+            histories.write(history, job.trace)
+            trace_file = str(job.trace)
+        except OSError as error:
+            notes.append(f"the allocation trace could not be kept in {job.trace}: {error.strerror or error}")
+    measurement = replace(measurement, tape_file=trace_file)
+    if job.record:
+        setup = allocator_setup(workload.allocator, device)
+        totals = MeasuredTotals.of(measurement)
+        breakdown = measured_breakdown(history, setup, totals, recorder.tracked_steps, failure)
+        notes += breakdown.notes
+        point = breakdown.out_of_memory or measurement.out_of_memory
+        measurement = replace(measurement, memory=breakdown.memory, modules=breakdown.modules, out_of_memory=point)
+    return replace(measurement, notes=tuple(notes))
+
+
+def _device_trace(device: int) -> list[dict[str, Any]]:
+    torch.cuda.synchronize()
+    traces: list[list[dict[str, Any]]] = torch.cuda.memory._snapshot()["device_traces"]
+    return traces[device]

@@ -1,0 +1,155 @@
+"""Time training steps on the GPU without slowing them down. Takes no GPU memory."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from trainatomy.measurement.process.job import WARM_UP_STEPS
+from trainatomy.measurement.process.progress import Reporter
+from trainatomy.training.observer import Silent
+
+if TYPE_CHECKING:
+    from trainatomy.measurement.device.meter import Meter
+
+
+class Stopwatch:
+    """CUDA events at each ``tick``; the time between two is a step.  They are read once the GPU has passed them."""
+
+    def __init__(self, device: int | None = None) -> None:
+        """Time GPU ``device`` (``None``: the current device at each tick)."""
+        self._device = device
+        self._pending: deque[torch.cuda.Event] = deque()
+        self.seconds: list[float] = []
+
+    def tick(self) -> None:
+        """Record an event behind the work that the GPU has queued so far."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        self._pending.append(event)
+        self._read()
+
+    def finish(self) -> None:
+        """Read the events that the GPU has passed: all of them after a synchronisation.
+
+        After a CUDA error, which every later query raises again, the events left cannot be read.
+        """
+        with suppress(RuntimeError):
+            self._read()
+
+    def _read(self) -> None:
+        while len(self._pending) > 1 and self._pending[1].query():
+            begin = self._pending.popleft()
+            self.seconds.append(begin.elapsed_time(self._pending[0]) / 1000)
+
+
+class EnoughSteps(BaseException):
+    """Ends a run that has been timed for long enough; not an ``Exception``, which a loop might catch."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimit:
+    """Limits on the length of a run: at most ``max_steps``; from ``min_steps`` on, until ``seconds`` were timed."""
+
+    max_steps: int
+    min_steps: int
+    seconds: float
+
+    def is_reached(self, seconds: float, steps: int) -> bool:
+        """Return whether to stop early after ``steps`` steps, of which the timed ones took ``seconds``."""
+        return self.min_steps <= steps < self.max_steps and seconds >= self.seconds
+
+
+class StepTimer(Silent):
+    """Observer that reads GPU memory after warm-up steps and times the steps after them.
+
+    The timed steps run as they would without it: nothing synchronises between them, so the CPU may launch the next
+    step while the GPU still works on the one before.  A step lasts from the end of the one before to its own end,
+    because the Trainer fetches a step's batches before ``step_begin``.  ``step`` and ``phase`` give the position in the
+    run.  Raises ``EnoughSteps`` when ``limit`` is reached.
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        *,
+        warm_up: int = WARM_UP_STEPS,
+        reporter: Reporter | None = None,
+        limit: StepLimit | None = None,
+        device: int | None = None,
+    ) -> None:
+        self._meter = meter
+        self._reporter = reporter or Reporter()
+        self._limit = limit
+        self._stopwatch = Stopwatch(device)
+        self._timed_since = 0.0
+        self.steps = 0
+        self.warm_up = warm_up
+        self.model_bytes: int | None = None
+        self.step = -1
+        self.phase = "load"
+
+    @property
+    def timed_seconds(self) -> list[float]:
+        """Seconds of each step after the warm-up."""
+        return self._stopwatch.seconds
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Median of the steps after the warm-up; ``None`` if there are none."""
+        return median(self.timed_seconds) if self.timed_seconds else None
+
+    def loaded(self, model: nn.Module) -> None:
+        self.model_bytes = torch.cuda.memory_allocated()
+        self._reporter.stage("model loaded", self._meter.stage("model loaded"))
+        self.phase = "other"
+
+    def step_begin(self, step: int) -> None:
+        self.step = step
+
+    def micro_step_begin(self, micro_step: int) -> None:
+        self.phase = "forward"
+
+    def forward_end(self) -> None:
+        self.phase = "backward"
+
+    def micro_step_end(self, micro_step: int) -> None:
+        self.phase = "other"
+
+    def optimizer_begin(self) -> None:
+        self.phase = "optimizer"
+
+    def optimizer_end(self) -> None:
+        self.phase = "other"
+
+    def step_end(self, step: int) -> None:
+        self.steps += 1
+        held = self._end_warm_up_step() if self.steps <= self.warm_up else None
+        if self.steps >= self.warm_up:
+            self._stopwatch.tick()
+        self._reporter.step(self.steps, self._limit.max_steps if self._limit else 0, held)
+        if self._limit is not None and self._limit.is_reached(self._seconds_since_warm_up(), self.steps):
+            raise EnoughSteps
+
+    def finish(self) -> None:
+        """Read the remaining times after the run, however it ended."""
+        self._stopwatch.finish()
+
+    def _end_warm_up_step(self) -> int | None:
+        torch.cuda.synchronize()
+        self._timed_since = time.perf_counter()
+        return self._meter.read()
+
+    def _seconds_since_warm_up(self) -> float:
+        """Return CPU seconds since the last synchronisation, 0 during the warm-up.
+
+        The GPU, which is behind the CPU, takes at least as long for these steps.
+        """
+        return time.perf_counter() - self._timed_since if self.steps > self.warm_up else 0.0

@@ -1,0 +1,216 @@
+"""Compute the measured memory breakdown of a real run from its allocation history.
+
+The trace is analyzed as a simulated one is, but PyTorch's counters and the driver decide the totals.  Where the replay
+of the trace disagrees, the difference is a line of its own in the breakdown, and a note says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trainatomy.analysis.memory import (
+    activations_by_module,
+    analyze_replay,
+    breakdown_lines,
+    bytes_by_component,
+    held_after,
+)
+from trainatomy.measurement.traces.labels import label_remaining
+from trainatomy.measurement.traces.layout import release_on_request, replay_history
+from trainatomy.measurement.traces.trace import to_trace
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint
+from trainatomy.units import exact_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trainatomy.allocator.settings import AllocatorSettings
+    from trainatomy.catalog.workspaces import Workspaces
+    from trainatomy.measurement.traces.history import AllocationHistory
+    from trainatomy.measurement.traces.layout import Segments
+
+UNEXPLAINED = "not explained by the recorded allocations"
+RESERVED_NOTE = "peak reserved"
+"""Prefix of the note that the reserved totals differ; it means nothing for a history that covers only a part of a run,
+because the peak of reserved memory may lie in another part."""
+_NO_MODULES = (
+    "no modules: step {step}, in which {what} lies, matches none of the steps whose module calls were recorded"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An out-of-memory error as its exception describes it.
+
+    Attributes:
+        instant: Position in the loop.
+        requested_bytes: Size of the failed request, rounded as in the message.
+        allocated_bytes: Allocated bytes then.
+        reserved_bytes: Reserved bytes then.
+    """
+
+    instant: Instant
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+    def to_point(self) -> OutOfMemoryPoint:
+        """Return the failure as a result value."""
+        return OutOfMemoryPoint(self.instant, self.requested_bytes, self.allocated_bytes, self.reserved_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTotals:
+    """Totals read during the run, in bytes.
+
+    ``device_bytes`` is the driver's figure (``None``: unknown), ``model_bytes`` what was allocated once the model was
+    loaded, ``num_alloc_retries`` how often the allocator released its cache to serve a request.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int | None
+    model_bytes: int | None
+    num_alloc_retries: int
+
+    @classmethod
+    def of(cls, measurement: Measurement) -> MeasuredTotals:
+        """Return the totals of ``measurement``."""
+        return cls(
+            measurement.peak_allocated_bytes,
+            measurement.peak_reserved_bytes,
+            measurement.device_bytes,
+            measurement.model_bytes,
+            measurement.num_alloc_retries,
+        )
+
+    @property
+    def context_bytes(self) -> int:
+        """Bytes outside of PyTorch's allocator; 0 if the driver's figure is unknown."""
+        return 0 if self.device_bytes is None else max(self.device_bytes - self.peak_reserved_bytes, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredBreakdown:
+    """The measured memory breakdown, at the peak or at the out-of-memory failure."""
+
+    memory: Memory
+    modules: tuple[ModuleActivations, ...]
+    out_of_memory: OutOfMemoryPoint | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorSetup:
+    """What the run's allocations depend on: the allocator's settings and the sizes of library workspaces."""
+
+    settings: AllocatorSettings
+    workspaces: Workspaces
+
+
+def measured_breakdown(
+    history: AllocationHistory,
+    setup: AllocatorSetup,
+    totals: MeasuredTotals,
+    tracked_steps: Sequence[int],
+    failure: Failure | None = None,
+    segments: Segments = (),
+) -> MeasuredBreakdown:
+    """Compute the breakdown of a recorded run at its peak or, if it ran out of memory, at ``failure``.
+
+    Args:
+        history: The recorded allocations.
+        setup: The allocator settings and workspace sizes of the run.
+        totals: The totals that were read during the run.
+        tracked_steps: Steps in which module calls were recorded.
+        failure: The out-of-memory error that ended the run.
+        segments: The segments at the beginning of the history (see ``layout.replay_history``).
+    """
+    if failure is not None:
+        return _breakdown_at_failure(history, setup, totals, tracked_steps, failure, segments)
+    trace = to_trace(release_on_request(history))
+    unknown_steps = label_remaining(trace, setup.workspaces, tracked_steps)
+    replay = replay_history(history, trace, setup.settings, segments)
+    analyzed = analyze_replay(trace, replay, totals.context_bytes)
+    memory, notes = reconcile(analyzed.memory, totals)
+    if memory.peak.step not in unknown_steps and tracked_steps:
+        return MeasuredBreakdown(memory, analyzed.modules, None, notes)
+    no_modules = _NO_MODULES.format(step=memory.peak.step + 1, what="the peak")
+    return MeasuredBreakdown(memory, (), None, (*notes, no_modules))
+
+
+def _breakdown_at_failure(
+    history: AllocationHistory,
+    setup: AllocatorSetup,
+    totals: MeasuredTotals,
+    tracked_steps: Sequence[int],
+    failure: Failure,
+    segments: Segments,
+) -> MeasuredBreakdown:
+    """Compute the breakdown of what was held when the last request failed."""
+    refusals = [index for index, event in enumerate(history.events) if event.action == "oom"]
+    failed_at = next((note.at for note in history.notes if note.name == "failed"), len(history.events))
+    end = refusals[-1] if refusals else failed_at
+    notes = [note._replace(at=min(note.at, end)) for note in history.notes if note.at <= end or note.name == "failed"]
+    until = replace(history, events=history.events[:end], notes=notes)
+    trace = to_trace(release_on_request(until))
+    unknown_steps = label_remaining(trace, setup.workspaces, tracked_steps)
+    analyzed = analyze_replay(trace, replay_history(until, trace, setup.settings, segments), totals.context_bytes)
+    held = held_after(trace, len(trace.events))
+    parts = bytes_by_component(held, analyzed.purposes, analyzed.sizes)
+    allocated = sum(parts.values())
+    reserved = max(failure.reserved_bytes, allocated)
+    memory = replace(
+        analyzed.memory,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        device_bytes=reserved + totals.context_bytes,
+        components=Components.from_dict({**parts, "cache": reserved - allocated, "context": totals.context_bytes}),
+        lines=breakdown_lines(held, analyzed.purposes, analyzed.sizes),
+        peak=failure.instant,
+        num_alloc_retries=totals.num_alloc_retries,
+    )
+    requested = history.events[end].bytes if refusals else failure.requested_bytes
+    point = OutOfMemoryPoint(failure.instant, requested, allocated, reserved)
+    if failure.instant.step in unknown_steps:
+        no_modules = _NO_MODULES.format(step=failure.instant.step + 1, what="the failure")
+        return MeasuredBreakdown(memory, (), point, (no_modules,))
+    return MeasuredBreakdown(memory, activations_by_module(trace, held, analyzed.purposes, analyzed.sizes), point, ())
+
+
+def reconcile(memory: Memory, totals: MeasuredTotals) -> tuple[Memory, tuple[str, ...]]:
+    """Return ``memory`` with the totals that were read during the run, and a note for each total that differed."""
+    notes = []
+    allocated, reserved = totals.peak_allocated_bytes, totals.peak_reserved_bytes
+    parts, items = memory.components, memory.lines
+    if missing := allocated - memory.peak_allocated_bytes:
+        parts = replace(parts, functionality=parts.functionality + missing)
+        items = (*items, Line("functionality", UNEXPLAINED, missing, 0))
+        notes.append(
+            _difference_note(
+                "peak allocated", memory.peak_allocated_bytes, allocated, "a line of inputs and workspaces"
+            )
+        )
+    if memory.peak_reserved_bytes != reserved:
+        notes.append(_difference_note(RESERVED_NOTE, memory.peak_reserved_bytes, reserved, "the cache"))
+    if totals.device_bytes is None:
+        notes.append("the driver does not report what the process holds, so the breakdown has no CUDA context")
+    return replace(
+        memory,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        device_bytes=reserved + totals.context_bytes,
+        model_bytes=memory.model_bytes if totals.model_bytes is None else totals.model_bytes,
+        components=replace(parts, cache=reserved - allocated, context=totals.context_bytes),
+        lines=items,
+        num_alloc_retries=totals.num_alloc_retries,
+    ), tuple(notes)
+
+
+def _difference_note(what: str, replayed: int, counted: int, where: str) -> str:
+    return (
+        f"{what}: PyTorch counted {exact_bytes(counted)} bytes, the replay of the recorded allocations gives "
+        f"{exact_bytes(replayed)}; the difference is in {where}"
+    )

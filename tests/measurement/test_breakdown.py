@@ -1,0 +1,129 @@
+"""The bill of a real tape: totals as they were counted, what was held at a failure, two runs put together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from measured import RESULT
+
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.catalog.workspaces import Workspaces
+from trainatomy.measurement.measure import merge_runs
+from trainatomy.measurement.traces.breakdown import (
+    UNEXPLAINED,
+    AllocatorSetup,
+    Failure,
+    MeasuredBreakdown,
+    MeasuredTotals,
+    measured_breakdown,
+)
+from trainatomy.measurement.traces.history import AllocationHistory, HistoryEvent, Note
+from trainatomy.results.memory import Instant
+
+MIB = 2**20
+SETUP = AllocatorSetup(AllocatorSettings(torch_version=(2, 11)), Workspaces(32 * MIB, MIB, False))
+WEIGHT, GRADIENT, ACTIVATION, BATCH = 64 * MIB, 4096 * MIB, 8192 * MIB, 2048 * MIB
+
+
+def history(*more: HistoryEvent) -> AllocationHistory:
+    """Weights of 10 MiB, a batch, an activation of 40 MiB in module ``layer``, a gradient of 10 MiB, then ``more``."""
+    events = [
+        HistoryEvent("alloc", WEIGHT, 10 * MIB, 0),
+        HistoryEvent("alloc", BATCH, 2 * MIB, 0),
+        HistoryEvent("alloc", ACTIVATION, 40 * MIB, 0),
+        HistoryEvent("alloc", GRADIENT, 10 * MIB, 0),
+    ]
+    notes = [
+        Note(1, "loaded", -1, {"weight": [WEIGHT]}),
+        Note(2, "step", 0, {}),
+        Note(2, "forward", 0, {}),
+        Note(2, "call", 0, {}, "layer"),
+        Note(3, "return", 0, {}),
+        Note(3, "forward end", 0, {}),
+        Note(4, "backward end", 0, {}),
+        Note(4, "optimizer", 0, {"gradient": [GRADIENT]}),
+    ]
+    return AllocationHistory({}, [*events, *more], notes)
+
+
+def counted(allocated: int = 62 * MIB, reserved: int = 80 * MIB, device: int | None = 600 * MIB) -> MeasuredTotals:
+    return MeasuredTotals(allocated, reserved, device, 10 * MIB, 0)
+
+
+def bill(totals: MeasuredTotals) -> MeasuredBreakdown:
+    return measured_breakdown(history(), SETUP, totals, (0,))
+
+
+def test_every_byte_has_its_component_and_the_counters_give_the_totals() -> None:
+    found = bill(counted())
+    parts = found.memory.components
+    assert (parts.weights, parts.gradients, parts.activations) == (10 * MIB, 10 * MIB, 40 * MIB)
+    assert parts.functionality == 2 * MIB  # the batch
+    assert (parts.cache, parts.context, parts.total_bytes) == (18 * MIB, 520 * MIB, 600 * MIB)
+    assert [(share.module, share.activation_bytes) for share in found.modules] == [("layer", 40 * MIB)]
+    assert (found.memory.peak.step, found.memory.peak.phase) == (0, "backward")
+
+
+def test_what_the_replay_does_not_explain_is_a_line_and_a_note() -> None:
+    found = bill(counted(allocated=63 * MIB))
+    assert found.memory.components.total_bytes == 600 * MIB
+    assert found.memory.lines[-1].name == UNEXPLAINED and found.memory.lines[-1].bytes == MIB
+    assert any("peak allocated" in note for note in found.notes)
+    exact = replace(counted(), peak_reserved_bytes=found.memory.peak_reserved_bytes)
+    assert not any("peak allocated" in note for note in bill(exact).notes)
+
+
+def test_without_the_drivers_word_there_is_no_context_and_a_note() -> None:
+    found = bill(counted(device=None))
+    assert found.memory.components.context == 0
+    assert any("the breakdown has no CUDA context" in note for note in found.notes)
+
+
+def test_where_the_modules_of_the_peak_are_not_known_none_are_named() -> None:
+    found = measured_breakdown(history(), SETUP, counted(), ())
+    assert found.modules == ()
+    assert "no modules" in found.notes[-1]
+
+
+def test_out_of_memory_shows_what_was_held_when_it_failed() -> None:
+    freed = [HistoryEvent(kind, ACTIVATION, 40 * MIB, 0) for kind in ("free_requested", "free_completed")]
+    failed = history(
+        *freed, HistoryEvent("oom", 7, 100 * MIB, 0), HistoryEvent("free_completed", GRADIENT, 10 * MIB, 0)
+    )
+    failed = replace(failed, notes=[*failed.notes, Note(8, "failed", 0, {"gradient": [GRADIENT]})])
+    failure = Failure(Instant(0, "backward", "", ""), 99 * MIB, 12 * MIB, 70 * MIB)
+    found = measured_breakdown(failed, SETUP, counted(), (0,), failure)
+    parts = found.memory.components
+    assert (parts.weights, parts.gradients, parts.activations) == (10 * MIB, 10 * MIB, 0)
+    assert (found.memory.peak_allocated_bytes, parts.cache, parts.context) == (22 * MIB, 48 * MIB, 520 * MIB)
+    point = found.out_of_memory
+    assert point is not None
+    assert (point.requested_bytes, point.allocated_bytes, point.reserved_bytes) == (100 * MIB, 22 * MIB, 70 * MIB)
+
+
+def test_a_library_that_ran_out_is_told_by_its_message() -> None:
+    failed = replace(history(), notes=[*history().notes, Note(4, "failed", 0, {})])
+    failure = Failure(Instant(0, "optimizer", "", ""), 99 * MIB, 62 * MIB, 70 * MIB)
+    found = measured_breakdown(failed, SETUP, counted(), (0,), failure)
+    assert found.out_of_memory is not None and found.out_of_memory.requested_bytes == 99 * MIB
+    assert found.memory.components.activations == 40 * MIB
+
+
+CONTROL = replace(
+    RESULT, peak_allocated_bytes=62 * MIB, peak_reserved_bytes=80 * MIB, device_bytes=600 * MIB, step_seconds=0.2
+)
+
+
+def test_two_runs_are_one_measurement_with_the_totals_of_the_control_run() -> None:
+    recorded = replace(CONTROL, memory=bill(counted()).memory, device_bytes=602 * MIB, step_seconds=0.21, notes=("a",))
+    found = merge_runs(replace(CONTROL, notes=("a",)), recorded)
+    assert (found.step_seconds, found.recorded_step_seconds, found.device_bytes) == (0.2, 0.21, 600 * MIB)
+    assert found.memory is not None and found.memory.components.total_bytes == 600 * MIB
+    assert found.notes[0] == "a" and "peak device memory was" in found.notes[1] and len(found.notes) == 2
+
+
+def test_runs_that_end_differently_have_no_common_bill() -> None:
+    recorded = replace(CONTROL, memory=bill(counted()).memory, status="out of memory")
+    found = merge_runs(CONTROL, recorded)
+    assert (found.status, found.memory) == ("completed", None)
+    assert "memory is barely sufficient" in found.notes[-1]
