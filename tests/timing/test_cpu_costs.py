@@ -101,16 +101,16 @@ def test_large_batches_have_their_own_factor() -> None:
 
 
 def test_the_reference_is_predicted_in_a_separate_process() -> None:
-    with host.Answer("expected", "h200") as slow, pytest.raises(RuntimeError, match=r"`expected` did not end within 0"):
+    with host.JsonProcess("expected", "h200") as slow, pytest.raises(RuntimeError, match=r"`expected` did not end within 0"):
         slow.get(0.01)
     assert slow._process.poll() is not None
-    with host.Answer("expected", "no-such-gpu") as wrong, pytest.raises(RuntimeError, match=r"failed: .*no-such-gpu"):
+    with host.JsonProcess("expected", "no-such-gpu") as wrong, pytest.raises(RuntimeError, match=r"failed: .*no-such-gpu"):
         wrong.get(60)
 
 
 def test_the_reference_is_predicted_for_the_gpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[str] = []
-    monkeypatch.setattr(host, "Answer", lambda module, known: requested.append(known))
+    monkeypatch.setattr(host, "JsonProcess", lambda module, known: requested.append(known))
     host.expected_for("NVIDIA H200")
     host.expected_for("an unknown GPU")
     assert requested == ["h200", gpus()[0].id]

@@ -168,6 +168,13 @@ def workload_of(args: Any, model: Any) -> dict[str, Any]:
     for name, field in TrainSpec.model_fields.items():
         value = getattr(args, name, None)
         value = getattr(value, "value", value)
-        if value is not None and value != field.default and name != "per_device_eval_batch_size":
+        default = field.default if field.default is not None else _trainer_default(args, name)
+        if value is not None and value != default and name != "per_device_eval_batch_size":
             train[name] = value
     return {"loop": "trainer", "model": {"class": type(model).__name__}, "train": train}
+
+
+def _trainer_default(args: Any, name: str) -> Any:
+    """Return the default of a setting of ``TrainingArguments``, which is what an unset one means to a Trainer."""
+    field = getattr(args, "__dataclass_fields__", {}).get(name)
+    return None if field is None else field.default
