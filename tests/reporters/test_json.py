@@ -156,7 +156,7 @@ def test_components_that_only_some_trainings_have_are_flat_and_come_back(predict
 
 def test_sentences_stand_where_values_hold_codes(prediction: Prediction) -> None:
     value = to_json(prediction)
-    assert [fact["value"] for fact in value["facts"]] == ["3 steps", "default settings", "512 MiB", "16.0 GiB"]
+    assert [fact["value"] for fact in value["facts"]] == ["3", "default settings", "512 MiB", "16.0 GiB"]
     assert value["facts"][2]["amount"] == 512 * 2**20
     assert value["bytes_per_parameter"]["reasons"][0].startswith("not all gradients exist at the peak")
     for code, part in (

@@ -75,7 +75,7 @@ SETUP = {"gpu": "GPU", "driver": "driver", "versions": "library versions"}
 
 FACTS = {
     "simulated_steps": "simulated steps",
-    "allocations": "allocations",
+    "allocations": "simulated allocations",
     "allocator": "allocator settings",
     "gpu_memory": "GPU memory",
     "context": "context and kernels",

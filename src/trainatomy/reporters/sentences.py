@@ -121,10 +121,10 @@ def speed(measurement: Measurement) -> str:
 
 
 def fact_value(fact: Fact) -> str:
-    """Return ``751 MiB``, ``3 steps``, or a setting as it is."""
+    """Return a size (``751 MiB``), a count (``3,770``), or a setting as it is."""
     if fact.amount is None:
         return fact.value
-    return human_bytes(fact.amount) if fact.unit == "bytes" else many(fact.amount, fact.unit.removesuffix("s"))
+    return human_bytes(fact.amount) if fact.unit == "bytes" else f"{fact.amount:,}"
 
 
 def fact_name(fact: Fact) -> str:

@@ -15,7 +15,7 @@ from trainatomy.results.memory import Line, Memory, ModuleActivations, TimelineP
 from trainatomy.units import difference, exact_bytes, human_bytes, many, percent, signed_percent
 
 TOP_MODULES = 10
-_BREAKDOWN_COLUMNS = 68
+_BREAKDOWN_COLUMNS = 72
 _TIMELINE_COLUMNS = 34
 """Columns that the numbers take; bars get the rest."""
 
