@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.simulator.simulate import simulate
@@ -40,6 +41,43 @@ def test_a_batch_that_does_not_fit_is_told_with_operation_module_and_line(tmp_pa
     assert first.startswith("BertForMaskedLM cannot be executed: aten::expand in bert.embeddings raised ")
     assert "modeling_bert.py:" in where
     assert "data.factory" in advice
+
+
+def _advice(workload: Workload) -> str:
+    with pytest.raises(SimulationError) as error:
+        simulate(workload, workload.resolve_gpu())
+    return str(error.value).splitlines()[-1]
+
+
+def test_the_advice_fits_the_error(tmp_path: Path) -> None:
+    made = tmp_path / "batch.py"
+    made.write_text(
+        "import torch\n\ndef make(size):\n"
+        "    ids = torch.ones(size, 16, dtype=torch.long)\n"
+        "    return {'labels': ids}\n"
+    )
+    assert _advice(_bert(data={"factory": f"{made}:make"})).startswith("Check that data.factory returns")
+    advice = _advice(_bert(train={"optim": "torch.optim.LBFGS"}))
+    assert "optimizer" in advice and "data.factory" not in advice
+
+
+def test_an_error_carries_its_operation_and_module(tmp_path: Path) -> None:
+    made = tmp_path / "batch.py"
+    made.write_text(
+        "import torch\n\ndef make(size):\n"
+        "    ids = torch.ones(size, 16, dtype=torch.long)\n"
+        "    return {'input_ids': ids, 'labels': ids, 'position_ids': torch.arange(7)[None]}\n"
+    )
+    with pytest.raises(SimulationError) as error:
+        simulate(workload := _bert(data={"factory": f"{made}:make"}), workload.resolve_gpu())
+    assert (error.value.operation, error.value.module) == ("aten::expand", "bert.embeddings")
+
+
+def test_flex_attention_is_refused_by_name() -> None:
+    config = LlamaConfig(**_TINY, attn_implementation="flex_attention")
+    workload = _bert()
+    with pytest.raises(SimulationError, match=r"LlamaForCausalLM uses flex_attention.*\n.*sdpa"):
+        simulate(workload, workload.resolve_gpu(), model=lambda: LlamaForCausalLM(config))
 
 
 def test_a_configuration_that_no_layer_takes_is_refused() -> None:

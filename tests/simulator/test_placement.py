@@ -128,6 +128,30 @@ def test_a_model_moves_as_a_whole(world: SimulatedProcess) -> None:
     assert taken(world) == [256, 32, 32, 32, 32, 32, 8]
 
 
+@pytest.mark.parametrize(
+    "to",
+    [
+        lambda m: m.to(device="cuda", dtype=torch.bfloat16),
+        lambda m: m.to(device=torch.device("cuda"), dtype=torch.bfloat16),
+        lambda m: m.to(torch.device(0), torch.bfloat16),
+        lambda m: m.to(torch.bfloat16).to(device="cuda"),
+    ],
+)
+def test_a_module_moves_by_keyword(world: SimulatedProcess, to: Any) -> None:
+    with world.on_host():
+        model = nn.Linear(8, 8)
+    moved = to(model)
+    assert (moved.weight.device, moved.weight.dtype) == (CUDA, torch.bfloat16)
+    assert taken(world) == [128, 16]
+
+
+@pytest.mark.parametrize("bounds", [(-2.0, 2.0), (1.0, 2.0)])
+def test_truncated_normal_values_are_drawn_a_few_times(world: SimulatedProcess, bounds: tuple[float, float]) -> None:
+    weight = torch.empty(256, device="cuda")
+    assert nn.init.trunc_normal_(weight, 0.0, 1.0, *bounds) is weight
+    assert 0 < len(taken(world)) < 60
+
+
 def test_nothing_is_taken_for_nothing(world: SimulatedProcess) -> None:
     torch.empty(0, 5, device="cuda")
     assert world.trace.events == []

@@ -1,9 +1,9 @@
 """Blocks, and pools of free blocks.
 
-A segment is a doubly linked list of blocks in address order; adjacent free blocks are always merged.  A pool keeps the
+A segment is a doubly linked list of blocks in address order; adjacent free blocks are always merged. A pool keeps the
 free blocks of one kind (small or large) and one stream in best-fit order: by size, then by address
-(``BlockComparatorSize`` in c10/cuda/CUDACachingAllocator.cpp).  PyTorch's set holds all streams and never crosses from one to the next while it
-searches, so one sorted list for each stream is the same thing.
+(``BlockComparatorSize`` in c10/cuda/CUDACachingAllocator.cpp). PyTorch's set holds all streams and never crosses from
+one to the next while it searches, so one sorted list for each stream is the same thing.
 """
 
 from __future__ import annotations
