@@ -74,7 +74,7 @@ class Training:
 
     @property
     def is_tiny(self) -> bool:
-        """Whether it has one short sample, so that the CPU never waits for the GPU."""
+        """True if it has one short sample, so that the CPU never waits for the GPU."""
         return self.name.endswith("-tiny")
 
     def phases(self) -> list[Phase]:

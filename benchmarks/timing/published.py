@@ -63,7 +63,7 @@ class Row:
 
     @property
     def held_out(self) -> bool:
-        """Whether the row is held out from tuning."""
+        """True if the row is held out from tuning."""
         return is_held_out(self.name)
 
 
@@ -89,7 +89,7 @@ class Outcome:
 
     @property
     def inside(self) -> bool:
-        """Whether the interval contains the published time."""
+        """True if the interval contains the published time."""
         low, high = self.interval_seconds
         return low <= self.published_seconds <= high
 

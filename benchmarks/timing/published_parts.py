@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 VOCABULARY, HIDDEN = 30522, 768
-"""Those of BERT-base."""
+"""Sizes of BERT-base."""
 
 
 class SummedLogits(nn.Module):
@@ -125,7 +125,7 @@ class BertAdam(Optimizer):
     """
 
     waits = False
-    """Whether the CPU reads the norm, as ``clip_grad_norm_`` did before PyTorch 1.5."""
+    """True if the CPU reads the norm, as ``clip_grad_norm_`` did before PyTorch 1.5."""
 
     def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.01) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})

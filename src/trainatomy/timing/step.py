@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainatomy.catalog.files import read_yaml
@@ -17,7 +17,7 @@ from trainatomy.timing.cost_model import (
     kernel_cost,
     precision_of,
 )
-from trainatomy.timing.driver import driver_costs, driver_work
+from trainatomy.timing.driver import DriverWork, driver_costs, driver_work
 from trainatomy.timing.extrapolation import attainable_share
 from trainatomy.timing.launch import PARTS, CPUCosts, cpu_costs, launch_seconds, loop_seconds
 from trainatomy.timing.timeline import StepTimeline, replay_step
@@ -57,18 +57,8 @@ def predict_step_time(
     cost_model = cost_model_of(gpu, calibration, tf32=tf32)
     costs, host = _cpu_costs(calibration)
     kernels = [kernel_cost(call, cost_model) for call in operations.calls]
-    launches = list(launch_seconds(operations, costs, loop))
     driver = driver_work(operations, driver_calls, driver_costs(gpu, calibration))
-    for index, work in driver.items():
-        launches[index] += work.seconds
-    timeline = replay_step(
-        operations,
-        launches,
-        [(cost_model.busy_seconds(kernel), kernel.launches) for kernel in kernels],
-        costs,
-        loop_seconds(operations, costs, loop),
-        {index for index, work in driver.items() if work.waits},
-    )
+    timeline = _replay(operations, kernels, cost_model, costs, loop, driver)
     bound = bound_by(operations, kernels, timeline)
     low, high = _interval("calibrated" if cost_model.calibrated and current_software else "uncalibrated", bound)
     flop = sum((operations.calls[one.call].flop or 0) * one.repeats for one in operations.operations)
@@ -91,6 +81,28 @@ def predict_step_time(
         priced_by=cost_model.source,
         host=host,
         general_rule_only=tuple(sorted(general_rule_only(operations.calls))),
+    )
+
+
+def _replay(
+    operations: Operations,
+    kernels: Sequence[KernelCost],
+    cost_model: CostModel,
+    costs: CPUCosts,
+    loop: str,
+    driver: Mapping[int, DriverWork],
+) -> StepTimeline:
+    """Replay the step with the driver's work added to the launches that cause it."""
+    launches = list(launch_seconds(operations, costs, loop))
+    for index, work in driver.items():
+        launches[index] += work.seconds
+    return replay_step(
+        operations,
+        launches,
+        [(cost_model.busy_seconds(kernel), kernel.launches) for kernel in kernels],
+        costs,
+        loop_seconds(operations, costs, loop),
+        {index for index, work in driver.items() if work.waits},
     )
 
 
