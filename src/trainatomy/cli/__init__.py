@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+
+TYPE_CHECKING = False  # importing little keeps the moment short in which Ctrl-C shows a traceback
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
 
 DEBUG = "--debug"
+owns_process = False
+"""Whether this process runs one command and ends; False where ``main`` is called from Python."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,6 +33,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def run() -> NoReturn:
     """Run the ``trainatomy`` command: the entry point of the console script."""
+    import signal
+
+    global owns_process
+    owns_process = True
     signal.signal(signal.SIGINT, _exit_quietly)
     if sys.stdout is None:  # closed by `>&-`; the exit code may still be of interest
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115

@@ -22,6 +22,7 @@ from trainatomy.cli.options import (
     note_many_steps,
     samples_of,
     several_workloads,
+    skip_unused_imports,
     with_workload_options,
 )
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
@@ -33,7 +34,7 @@ from trainatomy.reporters.json import comparison_to_json
 from trainatomy.reporters.text import comparison_page
 from trainatomy.results.comparison import Comparison
 from trainatomy.runs.options import PredictOptions, RunOptions
-from trainatomy.runs.predicting import jobs_for
+from trainatomy.runs.predicting import hidden_in_workers, jobs_for
 from trainatomy.units import many
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import sweep as sweep_workloads
@@ -137,10 +138,12 @@ def compare(
     if options := run_options.changed():
         names = ", ".join(f"--{'records' if name == 'store' else name.replace('_', '-')}" for name in options)
         raise typer.BadParameter(f"{names} needs --measure: a prediction is the same every time")
+    hidden = skip_unused_imports(workloads, trust_remote_code=trust_remote_code)
     with quiet_libraries(debug=debug), progress(f"simulating {many(len(workloads), 'training')}"):
         from trainatomy import api
 
-        comparison = api.predict_comparison(workloads, predict_options, jobs=jobs)
+        with hidden_in_workers(hidden):
+            comparison = api.predict_comparison(workloads, predict_options, jobs=jobs)
     _show(comparison, json=json)
     _note_falling_memory(comparison)
     write_plots(comparison, plots)

@@ -14,6 +14,7 @@ from trainatomy.cli.options import (
     in_output,
     in_run,
     one_workload,
+    skip_unused_imports,
     with_workload_options,
 )
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
@@ -55,6 +56,8 @@ def ops(
     Is All You Need" (batch 8, sequence 512, fp16).
     """
     workload = merge(encoder_layer(), flags) if file == ENCODER_LAYER else one_workload(file, flags)
+    if not measure:
+        skip_unused_imports([workload], trust_remote_code=trust_remote_code)
     with progress(f"simulating {workload.display_name}"), quiet_libraries(debug=debug):
         from trainatomy import api
 

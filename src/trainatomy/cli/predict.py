@@ -13,6 +13,7 @@ from trainatomy.cli.options import (
     TrustRemoteCode,
     in_output,
     one_workload,
+    skip_unused_imports,
     with_workload_options,
 )
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
@@ -49,6 +50,7 @@ def predict(
     TrainingArguments, with hyphens or underscores.
     """
     workload = one_workload(file, flags)
+    skip_unused_imports([workload], trust_remote_code=trust_remote_code)
     with progress(f"simulating {workload.display_name}"), quiet_libraries(debug=debug):
         from trainatomy import api
 

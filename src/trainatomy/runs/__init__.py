@@ -6,5 +6,6 @@ plan.py         which runs a comparison needs, in which order, and the runs them
 comparison.py   a measured comparison as a whole: predict, run what is not on record, compare
 single.py       one training, predicted, measured and recorded
 machine.py      the GPU, the driver and the versions of this machine
+preload.py      what workers import first
 published.py    figures that others published for a built-in comparison
 """

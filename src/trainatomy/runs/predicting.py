@@ -6,9 +6,10 @@ import logging
 import os
 import signal
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from multiprocessing import get_context
@@ -31,7 +32,13 @@ INTERRUPTED = 130
 MAX_IN_ONE_PROCESS = 3
 """Trainings that one process predicts faster than several, each of which has to be set up."""
 _SIMULATIONS: ContextVar[dict[str, Simulation] | None] = ContextVar("_SIMULATIONS", default=None)
-_PRELOADED = ("trainatomy.simulator.simulate", "trainatomy.training.loops.trainer", "trainatomy.api")
+_HIDDEN = "TRAINATOMY_HIDDEN_MODULES"
+_PRELOADED = (
+    "trainatomy.runs.preload",
+    "trainatomy.simulator.simulate",
+    "trainatomy.training.loops.trainer",
+    "trainatomy.api",
+)
 
 
 def jobs_for(count: int, wanted: int | None = None) -> int:
@@ -141,6 +148,16 @@ def _attempt(predict: Callable[[Item], Any], item: Item) -> Any:
         return predict(item)
     except TrainatomyError as error:
         return error
+
+
+@contextmanager
+def hidden_in_workers(modules: Sequence[str]) -> Iterator[None]:
+    """Hide modules from the processes that are started meanwhile (see ``runs/preload.py``)."""
+    os.environ[_HIDDEN] = " ".join(modules)
+    try:
+        yield
+    finally:
+        os.environ.pop(_HIDDEN, None)
 
 
 def _start_worker(is_quiet: bool) -> None:

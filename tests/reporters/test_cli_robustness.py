@@ -1,0 +1,123 @@
+"""The command line under a closed or full stdout, noisy user code, and options of other tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainatomy.api
+from trainatomy import cli
+from trainatomy.cli import main
+from trainatomy.cli.options import skip_unused_imports
+from trainatomy.results.prediction import Prediction
+from trainatomy.workload import Workload
+
+GPT2 = ["predict", "--model", "gpt2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["predict", "gpt2"], "gpt2: no such file; for a model of that name write --model gpt2"),
+        (["predict", "train.py"], "--model-factory train.py:FUNCTION"),
+        ([*GPT2, "--batch-size", "4"], "--per-device-train-batch-size"),
+        ([*GPT2, "--lr", "1e-3"], "--learning-rate"),
+        ([*GPT2, "--max_length", "128"], "--sequence-length"),
+        ([*GPT2, "--per-device-train-batch-size", "1000000000"], "is too large for any GPU"),
+        ([*GPT2, "--steps", "10000000"], "--steps: must be at most 10000"),
+        ([*GPT2, "--torch", "1.0"], "torch 1.0 cannot be simulated"),
+        ([*GPT2, "--calibration", "none.json"], "No such file"),
+        (["history", "--since", "yesterday"], "yesterday"),
+    ],
+)
+def test_common_mistakes_get_an_answer(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and said in captured.err
+
+
+@pytest.mark.parametrize(("redirection", "code"), [(">&-", 0), ("> /dev/full", 1)])
+def test_stdout_that_cannot_be_written(redirection: str, code: int) -> None:
+    command = f"{sys.executable} -m trainatomy gpus {redirection}"
+    ran = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert ran.returncode == code
+    assert "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr
+    assert ("No space left on device" in ran.stderr) is (code == 1)
+
+
+def test_what_user_code_writes_is_not_in_the_json(
+    monkeypatch: pytest.MonkeyPatch, prediction: Prediction, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def predict(workload: Any, **options: Any) -> Prediction:
+        os.write(1, b"from a file descriptor\n")
+        print("from print")
+        return prediction
+
+    monkeypatch.setattr(trainatomy.api, "predict", predict)
+    assert main([*GPT2, "--json"]) == 0
+    captured = capfd.readouterr()
+    assert json.loads(captured.out)["fits"] is True
+    assert "from a file descriptor" in captured.err and "from print" in captured.err
+
+
+def test_a_sweep_notes_where_a_larger_batch_reserves_less(
+    monkeypatch: pytest.MonkeyPatch, prediction: Prediction, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def predict(workload: Workload, **options: Any) -> Prediction:
+        size = workload.train.per_device_train_batch_size
+        less = replace(prediction.memory, peak_reserved_bytes=prediction.memory.peak_reserved_bytes - size)
+        return replace(prediction, memory=less) if size == 4 else prediction
+
+    monkeypatch.setattr(trainatomy.api, "predict", predict)
+    file = tmp_path / "w.yaml"
+    file.write_text("model: {class: GPT2LMHeadModel}\n")
+    sweep = ["compare", str(file), "--json", "--sweep"]
+    assert main([*sweep, "per_device_train_batch_size=2,4"]) == 0
+    assert "batch size 4 reserves less memory than 2" in capsys.readouterr().err
+    assert main([*sweep, "per_device_train_batch_size=1,2"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_many_steps_are_announced(
+    monkeypatch: pytest.MonkeyPatch, prediction: Prediction, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trainatomy.api, "predict", lambda workload, **options: prediction)
+    assert main([*GPT2, "--steps", "3000", "--json"]) == 0
+    assert "3,000 steps are executed one by one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "trust", "is_hidden"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"model.lora": {}}, False, False),
+        ({"train.optim": "adamw_bnb_8bit"}, False, False),
+        ({"train.optim": "torch.optim.SGD"}, False, False),
+        ({"data": {"factory": "a:b"}}, False, False),
+    ],
+)
+def test_libraries_are_hidden_where_nothing_needs_them(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], trust: bool, is_hidden: bool
+) -> None:
+    workload = Workload.from_mapping({"model": {"id": "gpt2"}}).replace(changes)
+    modules: dict[str, Any] = {}
+    monkeypatch.setattr("trainatomy.cli.options.sys.modules", modules)
+    assert skip_unused_imports([workload], trust_remote_code=trust) == () and modules == {}
+    monkeypatch.setattr(cli, "owns_process", True)
+    assert bool(skip_unused_imports([workload], trust_remote_code=trust)) is is_hidden
+    assert modules == (dict.fromkeys(("peft", "bitsandbytes")) if is_hidden else {})
+
+
+def test_options_are_completed() -> None:
+    environment = {**os.environ, "_TRAINATOMY_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
+    environment["COMP_WORDS"] = "trainatomy predict --gradient-acc"
+    ran = subprocess.run([sys.executable, "-m", "trainatomy"], capture_output=True, text=True, env=environment)
+    assert ran.stdout.split() == ["--gradient-accumulation-steps"]
