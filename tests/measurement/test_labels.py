@@ -17,7 +17,7 @@ from trainatomy.measurement.traces.trace import to_trace
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 from trainatomy.simulator import simulate
 from trainatomy.simulator.watcher import Watcher
-from trainatomy.training.states import tensors_in
+from trainatomy.training.optimizer import tensors_in
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:

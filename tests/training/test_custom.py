@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trainatomy.errors import FactoryError, MissingLibrary, WorkloadError
-from trainatomy.training.custom import create_custom, optimizer_class
+from trainatomy.training.optimizer import create_custom, optimizer_class
 from trainatomy.workload import TrainSpec, Workload
 from trainatomy.workload.arguments import arguments
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.training.states import tensors_in
+from trainatomy.training.optimizer import tensors_in
 
 EXECUTED_MICRO_STEPS = 4
 """Micro-batches of a step that are executed: one that makes the gradients, two that add to them, and the last, after

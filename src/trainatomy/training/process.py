@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.libraries import import_library
-from trainatomy.training.custom import optimizer_class
+from trainatomy.training.optimizer import optimizer_class
 from trainatomy.workload.arguments import arguments, is_class_path
 from trainatomy.workload.loops import loop_of
 

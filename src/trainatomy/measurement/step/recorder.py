@@ -14,7 +14,7 @@ from trainatomy.measurement.process.job import WARM_UP_STEPS
 from trainatomy.measurement.step.modules import ModuleTracker
 from trainatomy.measurement.traces.history import Note
 from trainatomy.training.observer import Silent
-from trainatomy.training.states import tensors_in
+from trainatomy.training.optimizer import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
