@@ -1,18 +1,19 @@
-"""What watching costs a training: ``python benchmarks/watch.py [--rounds 60] [--steps 6] [--ways watch]``, on a GPU.
+"""Measure the overhead of watching a training: ``python benchmarks/watch.py [--rounds 60] [--steps 6] [--ways watch]``.
 
-Watched and unwatched stretches of steps take turns in one process, in an order that changes from round to round.  They
-are short, so that a host which is now quick and now slow is so for both of a round; other work on it only ever slows a
-step, so a quiet step of each stretch counts, and the overhead is the median over rounds.  Its 95 % interval comes
-from drawing rounds anew.  A watch notes the modules of its first two steps, which cost more and are told apart.
+Needs a GPU.  Watched and unwatched stretches of steps take turns in one process, in an order that changes from round to
+round.  They are short, so that variations of the CPU's speed affect both stretches of a round; other work on the
+machine only ever slows a step, so a quiet step of each stretch counts, and the overhead is the median over rounds.  Its
+95 % interval comes from resampling rounds.  A watch records the modules of its first two steps, which cost more and are
+reported separately.
 
-As it stands the training is bound by the CPU, where all that watching costs is seen.  ``--batch 32 --length 512`` makes
-it one that the GPU bounds, as most are.
+By default the training is CPU-bound, so that the whole overhead shows.  ``--batch 32 --length 512`` makes it GPU-bound,
+as most trainings are.
 
-On a busy host no number of rounds may settle it. So ``parts`` adds up what a watch does in a step: it notes beginnings
-and ends, and PyTorch writes down each allocation and release, each timed alone and many times.
+On a busy machine no number of rounds may suffice.  So ``parts`` adds up the work of a watch in a step: its notes, and
+PyTorch's record of each allocation and release, each timed alone and many times.
 
-``watch``: ``trainatomy.watch``.  ``history``: only what PyTorch itself records for it.  ``history with stacks``: with a
-Python stack for each allocation, as ``trainatomy measure --trace`` does where it is asked for them.
+``watch``: ``trainatomy.watch``.  ``history``: only PyTorch's memory history.  ``history with stacks``: with a Python
+stack for each allocation, as ``trainatomy measure --trace --stacks python`` records it.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ if TYPE_CHECKING:
     from torch import nn
 
 LIMIT = 0.03
-"""Of a step's time, what watching may cost."""
+"""Limit of the overhead, as a share of a step's time."""
 FIRST_STEPS = 2
-"""Steps whose modules a watch follows."""
+"""Steps whose modules a watch records."""
 UNWATCHED = "unwatched"
 QUIET = 0.2
-"""The share of a stretch's steps that are quicker than the one that counts."""
+"""Quantile of a stretch's steps that counts."""
 RESAMPLINGS = 500
 PAIRS, PAIR_ROUNDS = 5000, 40
-"""Allocations and releases in a stretch of ``parts``, and stretches."""
+"""Pairs of allocation and release in a stretch of ``parts``, and number of stretches."""
 NOTED_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Seconds of each step, the GPU waited for: of the first ones, and of the others."""
+    """Seconds of each step, with a synchronisation after each: of the first steps and of the later ones."""
 
     first: tuple[float, ...]
     later: tuple[float, ...]
@@ -63,8 +64,11 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a watch does in a step: ``pairs`` of an allocation and its release, of which PyTorch writes down each in
-    ``pair_seconds``, and notes, in ``notes_seconds`` altogether."""
+    """The work of a watch in a step.
+
+    PyTorch records ``pairs`` of an allocation and its release, each in ``pair_seconds``; the notes take
+    ``notes_seconds`` altogether.
+    """
 
     pairs: int
     pair_seconds: float
@@ -72,14 +76,16 @@ class Parts:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Seconds in a step."""
         return self.pairs * self.pair_seconds + self.notes_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one way of watching costs, as shares of an unwatched step: of quiet steps, with a 95 % interval; ``first``:
-    for the steps whose modules are followed."""
+    """The overhead of one way of watching, as shares of an unwatched step.
+
+    ``overhead`` is that of quiet steps, with a 95 % ``interval``; ``first`` that of the steps with recorded modules.
+    """
 
     name: str
     step_seconds: float
@@ -89,15 +95,15 @@ class Cost:
 
     @property
     def verdict(self) -> str:
-        """Whether the limit is kept, broken, or neither can be said."""
+        """The verdict: the limit is kept, broken, or the interval contains it."""
         low, high = self.interval
-        return "kept" if high <= LIMIT else "broken" if low > LIMIT else "not settled: more rounds"
+        return "kept" if high <= LIMIT else "broken" if low > LIMIT else "undecided: run more rounds"
 
 
 def stretch(
     step: Callable[[], None], steps: int, around: AbstractContextManager[Any], wait: Callable[[], None]
 ) -> Stretch:
-    """Time one stretch of steps inside of ``around``, whose beginning and end are not timed."""
+    """Time one stretch of steps inside ``around``, whose entry and exit are not timed."""
     gc.collect()
     with around:
         marks = [_now(wait)]
@@ -120,7 +126,7 @@ def measure(
     steps: int,
     wait: Callable[[], None],
 ) -> list[dict[str, Stretch]]:
-    """One stretch of each way a round, in another order each time."""
+    """Time one stretch of each way per round, in random order."""
     chance = random.Random(0)
     names, found = list(ways), []
     for _ in range(rounds):
@@ -130,13 +136,13 @@ def measure(
 
 
 def quiet(seconds: Iterable[float]) -> float:
-    """The step that is slower than a fifth of them."""
+    """Return the time of a quiet step: the quantile ``QUIET``."""
     ordered = sorted(seconds)
     return ordered[int(QUIET * (len(ordered) - 1))]
 
 
 def cost(name: str, rounds: Sequence[dict[str, Stretch]]) -> Cost:
-    """What ``name`` cost beside the unwatched stretches of the same rounds."""
+    """Return the overhead of ``name`` over the unwatched stretches of the same rounds."""
     chance = random.Random(0)
     added = [quiet(one[name].later) / quiet(one[UNWATCHED].later) - 1 for one in rounds]
     drawn = sorted(median(chance.choices(added, k=len(added))) for _ in range(RESAMPLINGS))
@@ -146,10 +152,10 @@ def cost(name: str, rounds: Sequence[dict[str, Stretch]]) -> Cost:
 
 
 def report(rounds: Sequence[dict[str, Stretch]], names: Sequence[str], found: Parts | None = None) -> str:
-    """A line for each way, a Markdown table; below it what a watch does by its parts."""
+    """Return a Markdown table with a line for each way and, below it, the overhead by parts."""
     plain = median(quiet(one[UNWATCHED].later) for one in rounds)
     lines = [
-        f"An unwatched step takes {plain * 1000:.2f} ms where it is quiet; {len(rounds)} rounds.",
+        f"A quiet unwatched step takes {plain * 1000:.2f} ms; {len(rounds)} rounds.",
         "",
         "| | a quiet step, ms | overhead | 95 % interval | first two steps | limit of 3 % |",
         "| --- | ---: | ---: | --- | ---: | --- |",
@@ -172,7 +178,7 @@ def report(rounds: Sequence[dict[str, Stretch]], names: Sequence[str], found: Pa
 
 @contextmanager
 def history(context: str | None) -> Iterator[None]:
-    """PyTorch's memory history alone, as a watch has it written (``context`` None) or with Python stacks ("all")."""
+    """Record only PyTorch's memory history, as a watch does (``context`` None) or with Python stacks ("all")."""
     from trainatomy.integrations.windows import RING_EVENTS
 
     torch.cuda.memory._record_memory_history(
@@ -185,7 +191,7 @@ def history(context: str | None) -> Iterator[None]:
 
 
 def parts(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], None]) -> Parts:
-    """Of a watch whose first steps are over."""
+    """Time the parts of a watch after its first steps."""
     from trainatomy.integrations.live_measurement import LiveMeasurement
     from trainatomy.measurement.step.recorder import read_counters
 
@@ -197,7 +203,7 @@ def parts(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[],
     before = read_counters(device).events
     step()
     events = read_counters(device).events - before
-    noted = [_seconds(partial(_notes_of_a_step, live.recorder)) for _ in range(NOTED_STEPS)]
+    noted = [_seconds(partial(_note_a_step, live.recorder)) for _ in range(NOTED_STEPS)]
     live.stop()
     unwritten, written = [], []
     for _ in range(PAIR_ROUNDS):
@@ -207,7 +213,7 @@ def parts(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[],
     return Parts(events // 2, (median(written) - median(unwritten)) / PAIRS, median(noted))
 
 
-def _notes_of_a_step(notes: Any) -> None:
+def _note_a_step(notes: Any) -> None:
     notes.step_begin(0)
     notes.batch((), {})
     notes.micro_step_begin(0)
@@ -233,7 +239,7 @@ def _seconds(work: Callable[[], None]) -> float:
 
 
 def ways_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-    """What takes turns."""
+    """Return the ways of watching that take turns."""
     return {
         UNWATCHED: nullcontext,
         "watch": partial(trainatomy.watch, model, optimizer),
@@ -243,7 +249,7 @@ def ways_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Cal
 
 
 def training(options: argparse.Namespace, device: str) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
-    """A BERT that classifies random sentences under autocast, and its step."""
+    """Return a BERT that classifies random sentences under autocast, its optimizer and its step."""
     from transformers import BertConfig, BertForSequenceClassification
 
     heads = max(1, options.hidden // 64)
@@ -264,18 +270,18 @@ def training(options: argparse.Namespace, device: str) -> tuple[nn.Module, torch
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="What watching costs a training.")
+    parser = argparse.ArgumentParser(description="Measure the overhead of watching a training.")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--steps", type=int, default=6, help="timed steps of a stretch, after the first two")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--ways", nargs="+", metavar="WAY", help="of watching, by name (default: all)")
+    parser.add_argument("--ways", nargs="+", metavar="WAY", help="ways of watching to time (default: all)")
     parser.add_argument("--json", type=Path, help="write all stretches into this file")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        raise SystemExit("PyTorch finds no GPU on this machine: what watching costs can only be measured on one.")
+        raise SystemExit("PyTorch finds no GPU on this machine: the overhead of watching can only be measured on one.")
     model, optimizer, step = training(options, "cuda")
     ways = {
         name: way
@@ -288,8 +294,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {options}")
     print(report(rounds, [name for name in ways if name != UNWATCHED], found))
     if options.json is not None:
-        told = [{name: asdict(one) for name, one in stretches.items()} for stretches in rounds]
-        options.json.write_text(json.dumps({"parts": asdict(found), "rounds": told}, indent=1), encoding="utf-8")
+        stretches = [{name: asdict(one) for name, one in each.items()} for each in rounds]
+        options.json.write_text(json.dumps({"parts": asdict(found), "rounds": stretches}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Accelerate loop of the guide, watched: accumulation, checkpointing and mixed precision, in a loop of one's own.
+"""Watch the Accelerate loop of the guide: gradient accumulation, checkpointing and mixed precision.
 
 python examples/accelerate_loop.py [--batch 4] [--accumulate 2] [--no-checkpointing] [--fp16]
 """
@@ -18,7 +18,7 @@ SAMPLES, LENGTH, VOCABULARY = 64, 64, 1000
 
 
 def samples() -> list[dict[str, torch.Tensor]]:
-    """Random sentences with random labels."""
+    """Return random sentences with random labels."""
     generator = torch.Generator().manual_seed(0)
     return [
         {

@@ -1,9 +1,9 @@
-"""A plain PyTorch loop, watched, and put beside its prediction.
+"""Watch a plain PyTorch loop and compare it with its prediction.
 
     python examples/pytorch_loop.py
 
-On a GPU it trains in mixed precision with a gradient scaler.  Without one it trains on the CPU, and only the
-prediction says what a GPU would hold.
+On a GPU it trains in mixed precision with a gradient scaler.  Without one it trains on the CPU, and only
+the prediction shows the memory that a GPU would need.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STEPS, BATCH = 8, 256
 
 
 class Classifier(nn.Module):
-    """Three layers and a loss; a batch is given by the names of its tensors."""
+    """Three layers and a loss; a batch is passed as keyword arguments."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The Hugging Face Trainer, watched: memory by component in its logs, the bill when it ends, a record of the run.
+"""Watch a Hugging Face Trainer: memory by component in its logs, a summary at the end, a record of the run.
 
     python examples/trainer_callback.py [--records FOLDER] [--report-to tensorboard]
 
-What is logged reaches whatever `report_to` names (TensorBoard, W&B, MLflow, Trackio).
+The logs reach every tracker in `report_to` (TensorBoard, W&B, MLflow, Trackio).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The twin of the caching allocator as a GPU's memory: it answers what ``torch.cuda`` would be asked for."""
+"""The simulated caching allocator in place of a GPU's memory: it answers for ``torch.cuda``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReportingAllocator(CachingAllocator):
-    """Tells which segments come and go; of an expandable one it is seen afterwards which pieces did."""
+    """Reports segments that are reserved and released, except pieces of expandable ones."""
 
     def __init__(self, *arguments: Any, write: Callable[[str, int, int], None], **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -37,10 +37,10 @@ class ReportingAllocator(CachingAllocator):
 
 
 class SimulatedMemory:
-    """Allocates on the twin, and writes and tells what PyTorch would: history, snapshot, counters.
+    """Allocates on the simulated allocator, with PyTorch's history, snapshot and counters.
 
-    A block that another stream uses stays where it is after its release until ``arrive``: it no longer counts as
-    allocated, but cannot be taken.
+    A block that another stream uses stays in place after its release until ``arrive``: it no longer counts as
+    allocated, but is not available.
     """
 
     def __init__(self, settings: AllocatorSettings, capacity: int | None = None) -> None:
@@ -57,7 +57,7 @@ class SimulatedMemory:
     # -- what a program does -------------------------------------------------------------------------------------------
 
     def alloc(self, size: int) -> int | None:
-        """The address, or ``None`` where the driver refuses."""
+        """Return the address, or ``None`` if the driver refuses."""
         try:
             address = self._allocator.malloc(size)
         except OutOfMemory:
@@ -72,7 +72,7 @@ class SimulatedMemory:
         return address
 
     def free(self, address: int, *, waits: bool = False) -> None:
-        """Give a block back, while another stream uses it or not."""
+        """Free a block, which another stream may still use (``waits``)."""
         size = self._requested.pop(address)
         self._calls[1] += 1
         self._write("free_requested", address, size)
@@ -81,7 +81,7 @@ class SimulatedMemory:
             self._complete(address)
 
     def arrive(self) -> None:
-        """The other streams are done with everything."""
+        """Let the other streams finish with all blocks."""
         for address in list(self._waiting):
             self._complete(address)
 
@@ -94,12 +94,12 @@ class SimulatedMemory:
 
     @property
     def allocated(self) -> int:
-        """Bytes of the blocks that programs hold."""
+        """Bytes of the blocks that the program holds."""
         return self._allocator.allocated_bytes - sum(self._allocator.block_bytes(address) for address in self._waiting)
 
     @property
     def live(self) -> list[int]:
-        """Where blocks lie that programs hold."""
+        """Addresses of the blocks that the program holds."""
         return list(self._requested)
 
     @property
@@ -112,7 +112,7 @@ class SimulatedMemory:
         self.peak, self.peak_reserved = self.allocated, self.reserved
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """``torch.cuda.memory_snapshot``, which the history tells."""
+        """``torch.cuda.memory_snapshot``, which also appears in the history."""
         self._write("snapshot", 0, 0)
         return [
             {
@@ -147,7 +147,7 @@ class SimulatedMemory:
         return self._trace[-self._entries :]
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let ``torch.cuda`` answer for this memory."""
+        """Make ``torch.cuda`` answer for this memory."""
         monkeypatch.setattr(torch.cuda, "memory_snapshot", self.snapshot)
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [self.trace()]})
@@ -173,7 +173,7 @@ class SimulatedMemory:
         return {segment.address: segment.size for segment in self._allocator.snapshot() if segment.is_expandable}
 
     def _follow_segments(self) -> None:
-        """Write which pieces of expandable segments came and went."""
+        """Write which pieces of expandable segments were mapped and unmapped."""
         before, after = self._mapped, self._ranges()
         self._mapped = after
         for action, pieces in (("segment_unmap", _pieces(before, after)), ("segment_map", _pieces(after, before))):
@@ -183,7 +183,7 @@ class SimulatedMemory:
 
 
 def _pieces(ranges: dict[int, int], others: dict[int, int]) -> list[tuple[int, int]]:
-    """What of ``ranges`` is not in ``others``, as (address, bytes)."""
+    """Return the parts of ``ranges`` that are not in ``others``, as (address, bytes)."""
     found = []
     for address, size in ranges.items():
         left = [(address, address + size)]

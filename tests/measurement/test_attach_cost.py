@@ -1,4 +1,4 @@
-"""What watching costs: the benchmark that settles it on a GPU, played with a clock and an allocator from a script."""
+"""The benchmark of the overhead of watching, with a fake clock and a fake allocator."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def benchmark() -> ModuleType:
     return module
 
 
-class Host:
-    """A clock: a step takes 10 ms times how busy the host is, which changes all the time, and more where watched."""
+class FakeClock:
+    """A clock on which a step takes 10 ms times a changing load, and more where it is watched."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -59,7 +59,7 @@ class Host:
 def test_the_cost_is_that_of_the_watched_steps_beside_those_around(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = Host()
+    host = FakeClock()
     monkeypatch.setattr(benchmark.time, "perf_counter", lambda: host.now)
     ways = {benchmark.UNWATCHED: nullcontext, "watch": host.watched}
     rounds = benchmark.measure(host.step, ways, 20, 10, lambda: None)
@@ -69,13 +69,13 @@ def test_the_cost_is_that_of_the_watched_steps_beside_those_around(
     assert "| watch | " in benchmark.report(rounds, ["watch"]) and "+2.00%" in benchmark.report(rounds, ["watch"])
 
 
-def test_what_cannot_be_told_is_not_settled(benchmark: ModuleType) -> None:
+def test_a_noisy_overhead_is_undecided(benchmark: ModuleType) -> None:
     def one(watched: float) -> dict[str, Any]:
         plain, other = ((seconds,) * 5 for seconds in (1.0, watched))
         return {benchmark.UNWATCHED: benchmark.Stretch(plain, plain), "watch": benchmark.Stretch(plain, other)}
 
     noisy = [one(1 + share) for share in (0.0, 0.1, 0.2, 0.1, 0.3)]
-    assert benchmark.cost("watch", noisy).verdict.startswith("not settled")
+    assert benchmark.cost("watch", noisy).verdict.startswith("undecided")
     assert benchmark.cost("watch", [one(1.1)] * 7).verdict == "broken"
     assert benchmark.cost("watch", [one(0.99)]).verdict == "kept"
 

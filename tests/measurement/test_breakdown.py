@@ -1,4 +1,4 @@
-"""The bill of a real tape: totals as they were counted, what was held at a failure, two runs put together."""
+"""The measured memory breakdown: its totals, what was held at a failure, two runs merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels of real tapes: what notes and the tape itself say, held against a simulated run, which knows every label."""
+"""Labels of real traces, compared with a simulated run, which knows every label."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RESNET = {"class": "ResNetForImageClassification", "config": {"depths": [1, 1, 1
 
 
 class Noting(Watcher):
-    """Notes in a simulated run what a ``RunRecorder`` notes on a GPU; an address is an allocation's number, from 1."""
+    """Takes the notes of a ``RunRecorder`` in a simulated run; an address is an allocation's number, from 1."""
 
     def __init__(self, recorder: Any, steps: int) -> None:
         super().__init__(recorder, steps)
@@ -94,7 +94,7 @@ class Noting(Watcher):
 
 
 def noted(method: str, name: str) -> Callable[..., None]:
-    """A signal of the loop that is passed on and noted as ``name``."""
+    """Return a method that passes the loop's event on and notes it as ``name``."""
 
     def signal(self: Noting, *arguments: int) -> None:
         getattr(super(Noting, self), method)(*arguments)
@@ -116,7 +116,7 @@ for method, name in SIGNALS.items():
 
 
 def run(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[AllocationTrace, AllocationTrace]:
-    """The simulated tape with its own labels, and the same events read as a real history."""
+    """Return the simulated trace with its own labels, and the same events read as a real history."""
     watchers: list[Noting] = []
 
     def watcher(recorder: Any, steps: int) -> Noting:
@@ -237,7 +237,7 @@ def test_a_step_that_repeats_a_followed_one_gets_its_modules_and_marks() -> None
 
 
 def longer(trace: AllocationTrace, number: int, size: int) -> None:
-    """Let one allocation of the tape be larger."""
+    """Make one allocation of the trace larger."""
     index = next(index for index, event in enumerate(trace.events) if event.allocation == number)
     trace.events[index] = trace.events[index]._replace(bytes=size)
 

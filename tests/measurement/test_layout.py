@@ -1,4 +1,4 @@
-"""A history that begins in the middle of a process, followed block by block: held against the twin's own counters."""
+"""Replaying a history that begins in the middle of a process, compared with the allocator's own counters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def settings(request: pytest.FixtureRequest) -> AllocatorSettings:
 
 
 def watched(memory: SimulatedMemory, program: Program, events: int) -> tuple[windows_module.Window, AllocatorCounters]:
-    """The window of the peak of so many events."""
+    """Run ``events`` events and return the window of the peak."""
     memory.reset_peaks()
     recording = WindowedHistory(0)
     recording.start(counted(memory), {})

@@ -125,7 +125,7 @@ time.sleep(60)
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that waits to be collected does not."""
+    """Return whether a process runs (a zombie does not)."""
     try:
         return "State:\tZ" not in Path("/proc", str(pid), "status").read_text()
     except FileNotFoundError:

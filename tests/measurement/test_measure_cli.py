@@ -29,7 +29,7 @@ WORKLOAD = "model: {class: GPT2LMHeadModel, config: {n_layer: 1, n_embd: 8, n_he
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """What reaches ``api.measure``; its ``answer`` is what comes back."""
+    """The arguments that reach ``api.measure``; its ``answer`` is returned."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINATOMY_RECORDS", str(tmp_path / "records"))
     monkeypatch.setattr(machine, "this_machine", lambda: machine.Machine(("NVIDIA H200",), "580"))

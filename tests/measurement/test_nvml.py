@@ -1,4 +1,4 @@
-"""What is read from the driver, and what is said where there is none."""
+"""Reading the driver, and the errors without one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_missing_binding_names_the_command(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(autouse=True)
 def allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What PyTorch's allocator says on a machine without CUDA."""
+    """Fake PyTorch's allocator on a machine without CUDA."""
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda: 0)
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda: 0)
 

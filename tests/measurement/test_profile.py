@@ -83,8 +83,7 @@ def test_repeats_are_unrolled_as_a_whole() -> None:
 
 
 def test_a_step_that_repeats_itself_is_followed_layer_by_layer() -> None:
-    """50 layers of 8 products; every 23rd is missing in the profile, every fifth has a stranger behind it, every 29th
-    comes twice."""
+    """50 layers of 8 products: the profile lacks every 23rd, has another call after every fifth and repeats every 29th."""
     layer = [MM._replace(inputs=(array(8, 4 + place), array(4 + place, 2, storage=1))) for place in range(8)]
     rows: list[Profiled] = []
     for place, call in enumerate(layer * 50):
@@ -138,9 +137,10 @@ def test_names_of_the_same_kernel() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2-bf16", "mixtral-bf16-weights"])
 def test_a_step_of_an_h200_finds_its_operations(name: str) -> None:
-    """Traces of rows of the accuracy grid (torch 2.11, cut down to operators, kernels, copies and fills), joined with
-    the step as it is predicted: all of the GPU's time, and all operations but the batch's, which was fetched before
-    the trace began."""
+    """Traces of rows of the accuracy grid (torch 2.11, only operators, kernels, copies and fills) match the prediction.
+
+    All GPU time matches, and all operations but those of the batch, which was fetched before the trace began.
+    """
     row = next(row for row in grid.rows() if row.name == name)
     workload = row.workload().model_copy(update={"gpu": "h200"})
     operations = simulate(workload, workload.resolve_gpu()).operations

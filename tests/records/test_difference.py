@@ -1,4 +1,4 @@
-"""What changed between two records, as values, in one sentence and on a page."""
+"""The difference of two records, as values, in one sentence and on a page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measured(record: Record, **changes: object) -> Record:
 
 
 def with_bill(record: Record, *lines: Line, activations: int) -> Record:
-    """With a measured bill that holds so much of activations, and the lines."""
+    """Return the record with these measured activations and lines."""
     assert record.prediction is not None
     memory: Memory = record.prediction.memory
     bill = replace(memory, components=replace(memory.components, activations=activations), lines=lines)

@@ -1,4 +1,4 @@
-"""Which records are wanted, and which one is meant."""
+"""Selecting records, and resolving a reference to one."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_a_filesystem_whose_library_is_missing(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_where_a_put_is_not_whole_a_name_is_changed(vanilla: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on SFTP: a reader that looks while bytes go over sees no record."""
+    """Write as on SFTP: a reader that looks during the transfer sees no record."""
     monkeypatch.setattr("trainatomy.records.folder.ATOMIC_FILESYSTEMS", frozenset())
     store, memory = Store("memory://sftp-like"), fsspec.filesystem("memory")
     seen: list[list[str]] = []

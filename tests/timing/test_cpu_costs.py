@@ -101,10 +101,12 @@ def test_large_batches_have_their_own_factor() -> None:
 
 
 def test_the_reference_is_predicted_in_a_separate_process() -> None:
-    with host.JsonProcess("expected", "h200") as slow, pytest.raises(RuntimeError, match=r"`expected` did not end within 0"):
+    late = r"`expected` did not end within 0"
+    with host.JsonProcess("expected", "h200") as slow, pytest.raises(RuntimeError, match=late):
         slow.get(0.01)
     assert slow._process.poll() is not None
-    with host.JsonProcess("expected", "no-such-gpu") as wrong, pytest.raises(RuntimeError, match=r"failed: .*no-such-gpu"):
+    unknown = r"failed: .*no-such-gpu"
+    with host.JsonProcess("expected", "no-such-gpu") as wrong, pytest.raises(RuntimeError, match=unknown):
         wrong.get(60)
 
 

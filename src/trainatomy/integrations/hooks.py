@@ -198,7 +198,7 @@ def removed(handle: Any) -> Iterator[None]:
 def wrapped(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
     """Call ``around(original, ...)`` in place of a function of a module or class during the context.
 
-    If somebody else wraps our wrapper meanwhile, it stays in place and only forwards calls afterwards.
+    If other code wraps our wrapper meanwhile, it stays in place and only forwards calls afterwards.
     """
     original = vars(owner)[name]
     is_active = True

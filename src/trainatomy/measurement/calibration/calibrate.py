@@ -118,7 +118,7 @@ def groups() -> dict[str, Callable[[], Iterable[Case]]]:
         "rows of scores": traffic.rows_of_scores,
         "broadcast": traffic.broadcast,
         "tables": traffic.tables,
-        "small ones": lists.small_ones,
+        "tiny tensors": lists.tiny_tensors,
         "convolutions": cases.convolutions,
         "image operators": cases.image_operators,
         "grouped products": cases.grouped_products,

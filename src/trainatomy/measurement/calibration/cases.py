@@ -1,7 +1,7 @@
-"""What a calibration times: operators as trainings use them, by size and type.
+"""Compute-bound calibration cases: matrix products, attention, convolutions, by size and dtype.
 
-A ``Case`` makes its tensors when it is called and returns the work to time; its backward, where it has one, is timed
-with it, operator by operator.  Values are random: a GPU is faster on zeros, which cost it less power.
+A ``Case`` makes its tensors when it is called and returns the work to time; its backward, if it has one, is timed with
+it, operator by operator.  Values are random: a GPU is faster on zeros, which take it less power.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ MIB = 2**20
 
 
 class Case(NamedTuple):
-    """``make``: gives the work; ``tf32``: whether fp32 matrix products may use tensor cores while it runs; ``warm``:
-    whether it keeps the GPU busy long enough for its clocks to settle before it is timed; ``runs``: how often it is
-    timed."""
+    """One thing to time.
+
+    Attributes:
+        make: Makes the tensors and returns the work to time.
+        tf32: Whether fp32 matrix products may use tensor cores while it runs.
+        warm: Whether to keep the GPU busy before timing until its clock frequency is stable.
+        runs: Number of timed runs.
+    """
 
     make: Callable[[], Work]
     tf32: bool = False
@@ -33,12 +38,12 @@ class Case(NamedTuple):
 
 
 def leaf(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
-    """A tensor of random numbers that wants a gradient."""
+    """Return a random tensor that requires a gradient."""
     return torch.randn(shape, device="cuda", dtype=dtype).requires_grad_()
 
 
 def both_ways(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Work:
-    """Forward and backward with a random gradient of the output."""
+    """Return the forward and backward of ``function``, with a random gradient of the output."""
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
     gradient = torch.randn_like(function(*inputs))
 
@@ -49,12 +54,12 @@ def both_ways(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> W
 
 
 def through(function: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Forward and backward of a function of one tensor."""
+    """Return the forward and backward of a function of one tensor."""
     return both_ways(function, leaf(*shape, dtype=dtype))
 
 
 def random(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
-    """A tensor of random numbers without a gradient."""
+    """Return a random tensor without a gradient."""
     return torch.randn(shape, device="cuda", dtype=dtype)
 
 
@@ -79,7 +84,7 @@ PRECISIONS = ((BF16, False), (F16, False), (F32, False), (F32, True))
 
 
 def matrix_products() -> Iterator[Case]:
-    """Linear layers, squares and odd shapes, in four precisions; layouts follow from forward and backward."""
+    """Yield linear layers, square and odd shapes in four precisions; forward and backward give the layouts."""
     for dtype, tf32 in PRECISIONS:
         full = dtype != F16
         for index, (tokens, before, after) in enumerate(LINEAR):
@@ -94,25 +99,25 @@ def matrix_products() -> Iterator[Case]:
 
 
 def linear(tokens: int, before: int, after: int, dtype: torch.dtype) -> Work:
-    """A linear layer with a bias, forward and backward."""
+    """Return a linear layer with a bias, forward and backward."""
     x, w, b = leaf(tokens, before, dtype=dtype), leaf(after, before, dtype=dtype), leaf(after, dtype=dtype)
     return both_ways(F.linear, x, w, b)
 
 
 def without_bias(tokens: int, before: int, after: int, dtype: torch.dtype) -> Work:
-    """The forward of a linear layer without a bias, for which cuBLAS is asked in another way."""
+    """Return the forward of a linear layer without a bias, for which PyTorch calls cuBLAS differently."""
     x, w = random(tokens, before, dtype=dtype), random(after, before, dtype=dtype)
     return lambda: F.linear(x, w)
 
 
 def product(m: int, n: int, k: int, dtype: torch.dtype) -> Work:
-    """One plain product."""
+    """Return one matrix product."""
     a, b = random(m, k, dtype=dtype), random(k, n, dtype=dtype)
     return lambda: torch.mm(a, b)
 
 
 def batched_products() -> Iterator[Case]:
-    """Products of attention without a fused kernel."""
+    """Yield the products of attention without a fused kernel."""
     for dtype, tf32 in PRECISIONS:
         for index, shape in enumerate(BATCHED):
             if dtype != F16 or index % 3 == 0:
@@ -121,18 +126,18 @@ def batched_products() -> Iterator[Case]:
 
 
 def scores(batch: int, queries: int, keys: int, head: int, dtype: torch.dtype) -> Work:
-    """Queries times keys, transposed."""
+    """Return queries times transposed keys."""
     q, k = leaf(batch, queries, head, dtype=dtype), leaf(batch, keys, head, dtype=dtype)
     return both_ways(lambda q, k: torch.bmm(q, k.transpose(1, 2)), q, k)
 
 
 def mixture(batch: int, queries: int, keys: int, head: int, dtype: torch.dtype) -> Work:
-    """Probabilities times values."""
+    """Return probabilities times values."""
     return both_ways(torch.bmm, leaf(batch, queries, keys, dtype=dtype), leaf(batch, keys, head, dtype=dtype))
 
 
 def grouped_products() -> Iterator[Case]:
-    """Experts' products."""
+    """Yield the products of mixtures of experts."""
     for tokens, experts, before, after in (
         (2048, 8, 1024, 3584), (2048, 8, 3584, 1024), (4096, 16, 512, 1024), (8192, 8, 1024, 7168)
     ):  # fmt: skip
@@ -140,7 +145,7 @@ def grouped_products() -> Iterator[Case]:
 
 
 def grouped(tokens: int, experts: int, before: int, after: int) -> Work:
-    """Equal shares of the tokens for every expert."""
+    """Return a grouped product with equal shares of the tokens for every expert."""
     ends = torch.arange(1, experts + 1, device="cuda", dtype=torch.int32) * (tokens // experts)
     x, w = leaf(tokens, before, dtype=BF16), leaf(experts, before, after, dtype=BF16)
     return both_ways(lambda x, w: torch._grouped_mm(x, w, offs=ends), x, w)
@@ -156,7 +161,7 @@ ATTENTION = (  # batch, heads, queries, keys, head, causal
 
 
 def attention() -> Iterator[Case]:
-    """Fused attention, by kernel; with a mask where the kernel takes one."""
+    """Yield fused attention, by kernel, with a mask where the kernel accepts one."""
     from torch.nn.attention import SDPBackend
 
     flash, cudnn, efficient = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
@@ -175,7 +180,7 @@ def fused(
     batch: int, heads: int, queries: int, keys: int, head: int, causal: bool, backend: Any, dtype: torch.dtype,
     masked: bool, dropout: float = 0.0,
 ) -> Work:  # fmt: skip
-    """Attention with one kind of kernel, on tensors laid out as projections leave them (heads inside of tokens)."""
+    """Return attention with one kind of kernel, on tensors laid out as projections leave them (heads inside tokens)."""
     from torch.nn.attention import sdpa_kernel
 
     q, k, v = (leaf(batch, length, heads, head, dtype=dtype) for length in (queries, keys, keys))
@@ -204,7 +209,7 @@ CONVOLUTIONS: tuple[tuple[int, int, tuple[int, ...], int, int, int, int, int], .
 
 
 def convolutions() -> Iterator[Case]:
-    """Of images and of sequences; in fp32 with TF32, which PyTorch allows cuDNN by default."""
+    """Yield convolutions of images and sequences; in fp32 with TF32, which PyTorch allows cuDNN by default."""
     for dtype in (F32, BF16):
         for shape in CONVOLUTIONS:
             yield Case(partial(convolution, *shape, dtype), tf32=True, warm=True)
@@ -214,7 +219,7 @@ def convolution(
     batch: int, before: int, image: tuple[int, ...], after: int, kernel: int, stride: int, padding: int, groups: int,
     dtype: torch.dtype,
 ) -> Work:  # fmt: skip
-    """One convolution, forward and backward; with a bias where its outputs do not overlap (patches) and in 1D."""
+    """Return a convolution, forward and backward; with a bias if its outputs do not overlap (patches) and in 1D."""
     apply: Any = F.conv2d if len(image) == 2 else F.conv1d
     x = leaf(batch, before, *image, dtype=dtype)
     w = leaf(after, before // groups, *(kernel,) * len(image), dtype=dtype)
@@ -223,7 +228,7 @@ def convolution(
 
 
 def image_operators() -> Iterator[Case]:
-    """What stands between convolutions."""
+    """Yield the operators between convolutions: normalisations and pooling."""
     for dtype in (F32, BF16):
         for batch, channels, side in (
             (32, 64, 112), (32, 256, 56), (32, 512, 28), (32, 2048, 7), (4, 64, 56),
@@ -238,13 +243,13 @@ def image_operators() -> Iterator[Case]:
 
 
 def batch_norm(batch: int, channels: int, height: int, width: int, dtype: torch.dtype) -> Work:
-    """Batch normalisation in training."""
+    """Return batch normalisation in training."""
     mean, variance = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
     inputs = leaf(batch, channels, height, width, dtype=dtype), leaf(channels), leaf(channels)
     return both_ways(lambda x, w, b: F.batch_norm(x, mean, variance, w, b, True), *inputs)
 
 
 def group_norm(batch: int, channels: int, length: int, dtype: torch.dtype) -> Work:
-    """Normalisation of every channel by itself."""
+    """Return group normalisation with one channel a group."""
     inputs = leaf(batch, channels, length, dtype=dtype), leaf(channels, dtype=dtype), leaf(channels, dtype=dtype)
     return both_ways(lambda x, w, b: F.group_norm(x, channels, w, b), *inputs)

@@ -1,4 +1,4 @@
-"""The cases of a calibration that are about lists of tensors, next to nothing, or the way between host and card."""
+"""Calibration cases on lists of tensors (optimizers), on tiny tensors, and of transfers between CPU and GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARAMETERS: dict[str, tuple[tuple[int, ...], ...]] = {
 
 
 def optimizers() -> Iterator[Case]:
-    """A step of AdamW and SGD as PyTorch offers them, the norm for clipping, gradients set to zero."""
+    """Yield steps of PyTorch's optimizers, gradient clipping and gradient unscaling."""
     for shapes in PARAMETERS.values():
         for options in ({"foreach": True}, {"fused": True}):
             yield Case(partial(optimizer_step, torch.optim.AdamW, shapes, F32, **options), runs=2)
@@ -38,7 +38,7 @@ def optimizers() -> Iterator[Case]:
 
 
 def optimizer_step(kind: Any, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, **options: Any) -> Work:
-    """A step over parameters of those shapes."""
+    """Return an optimizer step over parameters of those shapes."""
     parameters = [leaf(*shape, dtype=dtype) for shape in shapes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
@@ -47,7 +47,7 @@ def optimizer_step(kind: Any, shapes: tuple[tuple[int, ...], ...], dtype: torch.
 
 
 def clipped(shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> Work:
-    """The norm of all gradients, and their scaling."""
+    """Return the clipping of all gradients by their norm."""
     parameters = [leaf(*shape, dtype=dtype) for shape in shapes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
@@ -55,14 +55,14 @@ def clipped(shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> Work:
 
 
 def unscaled(shapes: tuple[tuple[int, ...], ...]) -> Work:
-    """What a gradient scaler does to gradients."""
+    """Return the unscaling of gradients by a gradient scaler."""
     gradients = [random(*shape) for shape in shapes]
     found, scale = torch.zeros(1, device="cuda"), torch.ones(1, device="cuda")
     return lambda: torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, scale)
 
 
-def small_ones() -> Iterator[Case]:
-    """Operators on next to nothing: what a kernel costs at least."""
+def tiny_tensors() -> Iterator[Case]:
+    """Yield operators on tiny tensors, for the minimum time of a kernel."""
     for function in (
         lambda x: x + 1, lambda x: x.sum(), lambda x: x.to(BF16), torch.zeros_like, torch.isfinite, torch.sqrt,
         lambda x: torch.arange(128, device="cuda"), lambda x: x.clone(), lambda x: x.expand(64).contiguous(),
@@ -72,27 +72,27 @@ def small_ones() -> Iterator[Case]:
 
 
 def of_one_number(function: Callable[[torch.Tensor], torch.Tensor]) -> Work:
-    """Of a tensor with one element."""
+    """Return a function of a tensor with one element."""
     x = random(1)
     return lambda: function(x)
 
 
 def transfers() -> Iterator[Case]:
-    """To the card and back."""
+    """Yield transfers to the GPU and back."""
     for size in (4096, MIB, 64 * MIB):
         for pinned in (False, True):
-            yield Case(partial(to_card, size, pinned))
-        yield Case(partial(to_host, size))
+            yield Case(partial(to_gpu, size, pinned))
+        yield Case(partial(to_cpu, size))
 
 
-def to_card(size: int, pinned: bool) -> Work:
-    """From pageable or pinned memory."""
+def to_gpu(size: int, pinned: bool) -> Work:
+    """Return a transfer from pageable or pinned memory."""
     x = torch.randn(size // 4)
     x = x.pin_memory() if pinned else x
     return lambda: x.to("cuda", non_blocking=True)
 
 
-def to_host(size: int) -> Work:
-    """Into pageable memory."""
+def to_cpu(size: int) -> Work:
+    """Return a transfer into pageable memory."""
     x = random(size // 4)
     return lambda: x.cpu()

@@ -1,5 +1,4 @@
-"""The cases of a calibration that move data and compute little: element-wise operators, normalisations, reductions,
-losses, embeddings, copies, optimizers."""
+"""Memory-bound calibration cases: element-wise operators, normalisations, reductions, losses, embeddings, copies."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ EVERY_SIZE = ("add", "scale", "clone")
 
 
 def elementwise() -> Iterator[Case]:
-    """Operators by size, in 4 and 2 bytes."""
+    """Yield element-wise operators by size, on elements of 4 and 2 bytes."""
     for dtype in (F32, BF16):
         for size in SIZES:
             rows = max(size // dtype.itemsize // WIDTH, 4)
@@ -76,19 +75,19 @@ def elementwise() -> Iterator[Case]:
 
 
 def plain(function: Function, rows: int, dtype: torch.dtype) -> Work:
-    """An operator without backward on a table of ``rows`` rows of 1024."""
+    """Return an operator without backward on a table of ``rows`` rows of 1024."""
     x, other, row = random(rows, WIDTH, dtype=dtype), random(rows, WIDTH, dtype=dtype), random(WIDTH, dtype=dtype)
     return lambda: function(x, other, row)
 
 
 def cast(count: int, source: torch.dtype, target: torch.dtype) -> Work:
-    """From one type to another."""
+    """Return a conversion from one dtype to another."""
     x = random(count, dtype=source)
     return lambda: x.to(target)
 
 
 def mixed(count: int) -> Work:
-    """Two types in one operator."""
+    """Return operators on two dtypes."""
     x, y, z = random(count), random(count, dtype=BF16), random(count // WIDTH, WIDTH, dtype=BF16)
     whole = x.view(-1, WIDTH)
 
@@ -102,13 +101,13 @@ def mixed(count: int) -> Work:
 
 
 def accumulated(count: int) -> Work:
-    """What autograd does with a second gradient."""
+    """Return the addition of autograd when a second gradient arrives."""
     x, y = random(count), random(count)
     return lambda: x.add_(y)
 
 
 def broadcast() -> Iterator[Case]:
-    """Masks over scores, rotations over heads."""
+    """Yield masks over scores and rotary positions over heads."""
     for dtype in (F32, BF16):
         for batch, heads, length in ((8, 12, 128), (8, 12, 512), (2, 32, 1024)):
             scores, mask = (batch, heads, length, length), (batch, 1, 1, length)
@@ -120,19 +119,19 @@ def broadcast() -> Iterator[Case]:
 
 
 def binary(function: Function, one: tuple[int, ...], other: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Two operands of different shapes."""
+    """Return an operator on two operands of different shapes."""
     x, y = random(*one, dtype=dtype), random(*other, dtype=dtype)
     return lambda: function(x, y)
 
 
 def masked(scores: tuple[int, ...], mask: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Scores overwritten where a mask says so."""
+    """Return a masked fill of scores."""
     x, m = random(*scores, dtype=dtype), random(*mask) > 0
     return lambda: x.masked_fill(m, -1e4)
 
 
 def rotated(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Rotary position: products with a table, halves exchanged, on transposed heads."""
+    """Return a rotary position embedding: products with a table, halves exchanged, on transposed heads."""
     x = leaf(*shape, dtype=dtype)
     table = random(1, 1, shape[1], shape[3], dtype=dtype)
 
@@ -145,7 +144,7 @@ def rotated(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 
 
 def normalisations() -> Iterator[Case]:
-    """Layer norm and root-mean-square norm, by width."""
+    """Yield layer norm and root-mean-square norm, by width."""
     for dtype in (F32, BF16):
         for width in (512, 768, 1024, 2048, 4096):
             for rows in (128, 1024, 4096, 16384) if width < 4096 else (512, 4096):
@@ -165,38 +164,38 @@ def normalisations() -> Iterator[Case]:
 
 
 def layer_norm(rows: int, width: int, dtype: torch.dtype) -> Work:
-    """With weight and bias; statistics in fp32."""
+    """Return layer norm with weight and bias; its statistics are fp32."""
     inputs = leaf(rows, width, dtype=dtype), leaf(width, dtype=dtype), leaf(width, dtype=dtype)
     return both_ways(lambda x, w, b: F.layer_norm(x, (width,), w, b), *inputs)
 
 
 def rms_norm(rows: int, width: int, dtype: torch.dtype) -> Work:
-    """The fused one."""
+    """Return the fused root-mean-square norm."""
     return both_ways(lambda x, w: F.rms_norm(x, (width,), w), leaf(rows, width, dtype=dtype), leaf(width, dtype=dtype))
 
 
 def rows_of_scores() -> Iterator[Case]:
-    """Softmax over short and long rows."""
+    """Yield softmax over short and long rows."""
     for dtype in (F32, BF16):
         for rows, width in ((12288, 128), (49152, 512), (28800, 300), (37824, 197), (32768, 1024), (9324, 777)):
             yield Case(partial(through, UNARY["softmax"], (rows, width), dtype))
 
 
 def losses() -> Iterator[Case]:
-    """Cross entropy over vocabularies."""
+    """Yield cross entropy over vocabularies."""
     for dtype in (F32, BF16):
         for rows, classes in ((1024, 30522), (4096, 30522), (1000, 50257), (2048, 32000), (1024, 151936), (8, 2)):
             yield Case(partial(cross_entropy, rows, classes, dtype))
 
 
 def cross_entropy(rows: int, classes: int, dtype: torch.dtype) -> Work:
-    """The mean over rows."""
+    """Return cross entropy, averaged over rows."""
     target = torch.randint(classes, (rows,), device="cuda")
     return both_ways(lambda x: F.cross_entropy(x, target), leaf(rows, classes, dtype=dtype))
 
 
 def tables() -> Iterator[Case]:
-    """Embeddings and indexed rows, forward and backward."""
+    """Yield embeddings and indexed rows, forward and backward."""
     for dtype in (F32, BF16):
         for tokens, entries, width in (
             (128, 30522, 768), (512, 2, 768), (2048, 2, 768), (2048, 512, 768), (1024, 30522, 768),
@@ -209,13 +208,13 @@ def tables() -> Iterator[Case]:
 
 
 def embedding(tokens: int, entries: int, width: int, dtype: torch.dtype) -> Work:
-    """Random tokens."""
+    """Return an embedding of random tokens."""
     ids = torch.randint(entries, (tokens,), device="cuda")
     return both_ways(lambda w: F.embedding(ids, w), leaf(entries, width, dtype=dtype))
 
 
 def indexed(tokens: int, width: int, dtype: torch.dtype) -> Work:
-    """Rows taken by index, and by gather."""
+    """Return rows selected by index and by gather."""
     ids = torch.randint(tokens, (tokens,), device="cuda")
     wide = ids[:, None].expand(tokens, width)
     return both_ways(lambda x: x[ids] + x.gather(0, wide), leaf(tokens, width, dtype=dtype))

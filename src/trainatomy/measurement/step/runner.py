@@ -51,7 +51,7 @@ _CASE_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: status, message, tokens per sample (``None``: the samples are not text), point of failure."""
+    """The end of a run: status, message, tokens per sample (``None``: the samples are not text), point of failure."""
 
     status: Literal["completed", "out of memory"] = "completed"
     message: str = ""

@@ -104,7 +104,7 @@ class MeasuredBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSetup:
-    """What the run's allocations depend on: the allocator's settings and the sizes of library workspaces."""
+    """The allocator's settings and the sizes of library workspaces, which decide a run's allocations."""
 
     settings: AllocatorSettings
     workspaces: Workspaces
