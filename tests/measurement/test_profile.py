@@ -83,7 +83,7 @@ def test_repeats_are_unrolled_as_a_whole() -> None:
 
 
 def test_a_step_that_repeats_itself_is_followed_layer_by_layer() -> None:
-    """50 layers of 8 products: the profile lacks every 23rd, has another call after every fifth and repeats every 29th."""
+    """50 layers of 8 products; the profile lacks every 23rd, repeats every 29th and has other calls in between."""
     layer = [MM._replace(inputs=(array(8, 4 + place), array(4 + place, 2, storage=1))) for place in range(8)]
     rows: list[Profiled] = []
     for place, call in enumerate(layer * 50):
