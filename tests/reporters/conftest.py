@@ -1,4 +1,4 @@
-"""Made-up values to draw: their numbers are chosen so that every sum and every share can be checked by eye."""
+"""Result values to report, with round numbers so that sums and shares can be checked by eye."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIB = 1024**3
 
 @pytest.fixture(autouse=True)
 def _predictions_are_made_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where tests have put something in their place."""
+    """Predict in this process, so that tests can replace parts of it."""
     monkeypatch.setattr(predicting, "MAX_IN_ONE_PROCESS", 10**6)
 
 
@@ -45,7 +45,7 @@ COMPONENTS = Components(
 
 @pytest.fixture
 def prediction() -> Prediction:
-    """A training of 8 GiB that fits a card of 16 GiB."""
+    """Return a training of 8 GiB that fits a GPU of 16 GiB."""
     allocated = COMPONENTS.total_bytes - COMPONENTS.cache - COMPONENTS.context
     return Prediction(
         name="tiny encoder",
@@ -98,7 +98,7 @@ def prediction() -> Prediction:
 
 @pytest.fixture
 def too_big(prediction: Prediction) -> Prediction:
-    """The same on a card of 6 GiB, where it runs out of memory."""
+    """Return the same training on a GPU of 6 GiB, where it runs out of memory."""
     point = OutOfMemoryPoint(
         Instant(0, "forward", "bert.encoder.layer.20", "aten::mm"), 128 * MIB, 5 * GIB, 5 * GIB + 200 * MIB
     )
@@ -116,7 +116,7 @@ def too_big(prediction: Prediction) -> Prediction:
 
 @pytest.fixture
 def timeline(prediction: Prediction) -> Prediction:
-    """The same with a timeline of two points."""
+    """Return the same prediction with a timeline of two points."""
     points = (
         TimelinePoint(1, 0, "load", {"weights": 1 * GIB}),
         TimelinePoint(2, 0, "forward", {"weights": 1 * GIB, "activations": 3 * GIB}),
@@ -126,7 +126,7 @@ def timeline(prediction: Prediction) -> Prediction:
 
 @pytest.fixture
 def measurement(prediction: Prediction) -> Measurement:
-    """What a card might have said of the same training: 1 % more allocated than predicted."""
+    """Return a measurement of the same training, with 1 % more allocated than predicted."""
     return Measurement(
         name=prediction.name,
         workload=prediction.workload,
@@ -153,7 +153,7 @@ def measurement(prediction: Prediction) -> Measurement:
 
 @pytest.fixture
 def named(prediction: Prediction) -> Callable[[str, int], Prediction]:
-    """The same under another name, with so many bytes of activations more (or less)."""
+    """Return a function that renames the prediction and changes its activations by some bytes."""
 
     def make(name: str, more: int) -> Prediction:
         memory = prediction.memory
@@ -172,7 +172,7 @@ def named(prediction: Prediction) -> Callable[[str, int], Prediction]:
 
 @pytest.fixture
 def timed() -> Callable[[Prediction, float], Prediction]:
-    """A prediction with steps of four samples that take so many seconds."""
+    """Return a function that adds a time to a prediction, for steps of four samples."""
 
     def make(prediction: Prediction, seconds: float) -> Prediction:
         time = Time(

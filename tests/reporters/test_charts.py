@@ -1,4 +1,4 @@
-"""Charts: what is in them, by what matplotlib was told to draw, and that the same value gives the same file."""
+"""Charts: the shapes and texts that are drawn, and that equal values give equal files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB, GIB = 2**20, 2**30
 
 @pytest.fixture
 def measured(prediction: Prediction, measurement: Measurement) -> Comparison:
-    """A run repeated twice, one out of memory, one that failed, one whose bill is not known."""
+    """Return rows with two repeats, out of memory, a failure, and a run without a memory breakdown."""
     whole = replace(measurement, memory=prediction.memory, samples_per_second=16.0)
     faster = replace(whole, samples_per_second=20.0)
     point = OutOfMemoryPoint(Instant(0, "forward", "h.3", "aten::mm"), 300 * MIB, 5 * GIB, 6 * GIB)
@@ -38,7 +38,7 @@ def measured(prediction: Prediction, measurement: Measurement) -> Comparison:
 
 
 def texts(page: Figure) -> str:
-    """Everything that is written in the figure."""
+    """Return all text in the figure."""
     legend = [text.get_text() for text in page.legends[0].get_texts()]
     inside = [text.get_text() for axes in page.axes for text in axes.texts]
     names = [label.get_text() for label in page.axes[0].get_yticklabels()]
@@ -46,7 +46,7 @@ def texts(page: Figure) -> str:
 
 
 def widths(page: Figure, panel: int, row: int) -> list[float]:
-    """Lengths of the bars of a row, in the order in which they are stacked."""
+    """Return the lengths of the bars of a row, in stacking order."""
     bars = [patch for container in page.axes[panel].containers for patch in container]
     return [bar.get_width() for bar in bars if round(bar.get_y() + bar.get_height() / 2) == row]
 

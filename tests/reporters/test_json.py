@@ -1,4 +1,4 @@
-"""What ``--json`` prints: the stable keys, the sums, and the schema that ships."""
+"""JSON output: stable keys, sums, the schemas that ship, and the draft of version 2."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
 
 
 def strict(schema: Any) -> Any:
-    """The same schema, but a key that it does not describe is an error."""
+    """Return the schema with undescribed keys made errors."""
     if isinstance(schema, list):
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):

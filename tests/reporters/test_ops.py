@@ -1,4 +1,4 @@
-"""``trainatomy ops``: page and JSON."""
+"""The operation breakdown as a page and as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def anatomy() -> OperationBreakdown:
 
 @pytest.fixture(scope="module")
 def timed(anatomy: OperationBreakdown) -> OperationBreakdown:
-    """As a clock and a profile would fill it."""
+    """Return the breakdown with predicted and measured times."""
     groups = tuple(
         replace(row, seconds=1e-3, seconds_share=0.5, measured_seconds=2e-3, measured_share=0.25, bound_by="memory")
         for row in anatomy.groups

@@ -1,5 +1,6 @@
-"""Whole pages at a fixed width, beside the files in ``pages/`` (written anew with ``TRAINATOMY_WRITE_PAGES=1``: read
-the difference).
+"""Whole text pages at fixed widths, compared with the files in ``pages/``.
+
+``TRAINATOMY_WRITE_PAGES=1`` rewrites the files; review the difference.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ GIB = 1024**3
 
 
 def compare(drawing: RenderableType, name: str) -> None:
-    """``drawing`` at 80 and at 120 columns is what the files say; no line is longer than the page."""
+    """Compare ``drawing`` at 80 and 120 columns with the files; no line may be longer than the page."""
     for width in (80, 120):
         text, file = render(drawing, width), PAGES / f"{name}-{width}.txt"
         assert max(map(len, text.splitlines())) <= width

@@ -1,4 +1,4 @@
-"""One place formats sizes."""
+"""Formatting of sizes, durations, counts and rates."""
 
 from __future__ import annotations
 

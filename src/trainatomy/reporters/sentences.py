@@ -1,4 +1,4 @@
-"""Sentences about result values, as plain text: what the text pages, JSON version 1 and the charts say."""
+"""Sentences about result values, as plain text, for text pages and JSON version 1."""
 
 from __future__ import annotations
 
