@@ -103,7 +103,7 @@ def measured(workload: Workload) -> Cost:
     timed = Timed()
     steps.run(workload, models.build_model(workload), device="cuda", steps=WARM + TIMED + 1, observer=timed)
     seconds = (timed.at[1] - timed.at[0]) / TIMED
-    kernels = sum(root.whole_seconds for root in tree(timed.profiler.events() or ()))
+    kernels = sum(root.total_seconds for root in tree(timed.profiler.events() or ()))
     torch.cuda.empty_cache()
     return Cost(seconds / workload.batch_size, kernels / workload.batch_size)
 
