@@ -1,4 +1,4 @@
-"""Tapes that were recorded on a GPU: how they are stored, and the tape that the twin replays.
+"""Allocation traces that were recorded on a GPU: their format, and the trace that is replayed.
 
 ``tapes/*.json.xz`` hold PyTorch's memory history, whole, from the first allocation of the process to the last step:
 ``events`` (a positive number allocates so many bytes, -n frees the allocation made n allocations ago), ``segments``

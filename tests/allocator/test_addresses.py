@@ -1,4 +1,4 @@
-"""Where the driver puts segments, as observed (see ``addresses.py``)."""
+"""Addresses of segments as observed (see ``addresses.py``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_reservations_go_down_and_are_filled_up() -> None:
     assert policy.take(120 * MIB) == top - 192 * MIB
 
 
-def test_the_newest_reservation_with_room_serves_wherever_it_lies() -> None:
+def test_the_newest_reservation_with_space_serves_wherever_it_lies() -> None:
     policy, _ = without_spare()
     high, low = policy.take(64 * MIB), policy.take(20 * MIB)
     policy.give_back(high, 64 * MIB)

@@ -1,4 +1,4 @@
-"""Workspaces that a library does without where memory lacks: cuDNN's convolutions try another plan."""
+"""Workspaces that a library does without when memory is short: cuDNN's convolutions try another plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds after any sequence of requests, whatever the settings."""
+"""Invariants after any sequence of requests with any settings."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_invariants(text: str, capacity: int | None, steps: list[tuple[str, int,
 
 @settings(max_examples=50, deadline=None)
 @given(CONFIGURATIONS, STEPS)
-def test_a_request_fails_only_if_reserved_memory_leaves_no_room(
+def test_a_request_fails_only_if_reserved_memory_leaves_no_space(
     text: str, steps: list[tuple[str, int, int, int]]
 ) -> None:
     capacity = 120 * MIB

@@ -1,4 +1,4 @@
-"""The twin against PyTorch itself: six runs on an H200 (torch 2.11.0+cu130, driver 580.159.04)."""
+"""Simulated allocator against PyTorch itself: six runs on an H200 (torch 2.11.0+cu130, driver 580.159.04)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_segment_is_predicted(name: str, addresses: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_card_that_is_one_segment_too_small(name: str) -> None:
+def test_a_gpu_that_is_one_segment_too_small(name: str) -> None:
     """Less than the peak of reserved memory is met by giving cached segments back; less than allocated cannot be."""
     recording = load(name)
     tight = replay(recording.trace, SETTINGS, recording.case["peak_reserved_all"] - 1)

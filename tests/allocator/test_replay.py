@@ -1,4 +1,4 @@
-"""Replaying hand-written tapes."""
+"""Replays of hand-written allocation traces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_series_sizes_and_peaks() -> None:
     assert result.out_of_memory_at is None
 
 
-def test_an_empty_tape() -> None:
+def test_an_empty_trace() -> None:
     result = replay(AllocationTrace(), DEFAULT)
     assert (result.peak_allocated_bytes, result.peak_allocated_at) == (0, None)
 
@@ -51,7 +51,7 @@ def test_out_of_memory_ends_the_replay() -> None:
         ([Event("alloc", 0, 1), Event("alloc", 0, 1)], "event 1: allocation 0 is allocated twice"),
     ],
 )
-def test_impossible_tapes(events: list[Event], message: str) -> None:
+def test_impossible_traces(events: list[Event], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replay(AllocationTrace(events), DEFAULT)
 

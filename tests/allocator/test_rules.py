@@ -129,7 +129,7 @@ def test_empty_cache_keeps_segments_in_use() -> None:
     assert twin.snapshot() == ()
 
 
-def test_a_full_card_gives_back_what_is_cached() -> None:
+def test_a_full_gpu_releases_what_is_cached() -> None:
     twin = allocator(capacity=100 * MIB)
     twin.free(twin.malloc(60 * MIB))
     twin.malloc(70 * MIB)

@@ -1,4 +1,4 @@
-"""A world on an H200 in which single operations run, and predictions of small factories."""
+"""Fixtures: a simulated process on an H200 for single operations, and workloads from small factories."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ H200 = Processor((9, 0), 132, (2, 11))
 
 @pytest.fixture
 def closed() -> SimulatedProcess:
-    """A world that is not entered yet."""
+    """Make a simulated process that is not entered yet."""
     return SimulatedProcess("NVIDIA H200", 150 << 30, H200, allocation_rules())
 
 
 @pytest.fixture
 def world(closed: SimulatedProcess) -> Iterator[SimulatedProcess]:
-    """A world that is open while the test runs."""
+    """Open a simulated process while the test runs."""
     with closed.open():
         yield closed
 
 
 @pytest.fixture
 def from_factory(tmp_path: Path) -> Callable[..., Workload]:
-    """A workload whose model and batch the text of a Python file makes, by its ``model`` and its ``batch``."""
+    """Make workloads from the text of a Python file with the functions ``model`` and ``batch``."""
 
     def make(text: str, **sections: Any) -> Workload:
         file = tmp_path / "mine.py"

@@ -1,4 +1,4 @@
-"""CUDA's autocast: which functions cast what, in which order, and which copies are kept."""
+"""CUDA's autocast: casts by function, their order, and the copies that are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python is told of the GPU while a world is open, and that nothing of it stays."""
+"""Answers of ``torch.cuda`` during a simulation, and their removal after it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 
 
 def state() -> dict[str, Any]:
-    """Everything that opening a world may replace, by name."""
+    """Return everything that a simulated process may replace, by name."""
     found: dict[str, Any] = {}
     for name, module in list(sys.modules.items()):
         if (name == "torch" or name.startswith("torch.")) and isinstance(module, types.ModuleType):
@@ -56,7 +56,7 @@ def test_everything_is_put_back(closed: SimulatedProcess, fails: bool) -> None:
     assert torch.overrides._get_current_function_mode() is None
 
 
-def test_the_card_is_the_one_asked_for(world: SimulatedProcess) -> None:
+def test_the_gpu_is_the_requested_one(world: SimulatedProcess) -> None:
     assert torch.cuda.get_device_name() == "NVIDIA H200"
     assert torch.cuda.get_device_capability() == (9, 0)
     properties = torch.cuda.get_device_properties(0)
@@ -76,7 +76,7 @@ def test_libraries_may_use_streams_and_events(world: SimulatedProcess) -> None:
     assert (begin.query(), begin.elapsed_time(end)) == (True, 0.0)
 
 
-def test_worlds_may_follow_one_another(closed: SimulatedProcess) -> None:
+def test_a_process_can_be_opened_again(closed: SimulatedProcess) -> None:
     for _ in range(2):
         with closed.open():
             torch.ones(256).to("cuda")

@@ -1,4 +1,4 @@
-"""What is told where code that is neither ours nor the user's raises while a step is executed."""
+"""Errors of library code while a step is executed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _bert(**sections: Any) -> Workload:
     return Workload.from_mapping({"loop": "pytorch", "model": model, **sections})
 
 
-def test_a_batch_that_does_not_fit_is_told_with_operation_module_and_line(tmp_path: Path) -> None:
+def test_a_batch_of_a_wrong_shape_is_reported_with_operation_module_and_line(tmp_path: Path) -> None:
     made = tmp_path / "batch.py"
     made.write_text(
         "import torch\n\ndef make(size):\n"

@@ -1,4 +1,4 @@
-"""The process that predicts is left as it was found: after a prediction, after a failure and after Ctrl-C."""
+"""State of the process after a prediction, after a failure and after Ctrl-C: as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tensors without data say that they are, and what moving them takes."""
+"""Devices of meta tensors, and the memory that moving them takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def taken(world: SimulatedProcess) -> list[int]:
     ("device", "is_cuda"),
     [("cuda", True), ("cuda:0", True), (0, True), (CUDA, True), ("cpu", False), (CPU, False), (None, False)],
 )
-def test_what_names_the_gpu(device: Any, is_cuda: bool) -> None:
+def test_device_arguments_that_name_the_gpu(device: Any, is_cuda: bool) -> None:
     assert names_cuda(device) is is_cuda
 
 
@@ -98,7 +98,7 @@ def test_a_type_alone_moves_nothing(world: SimulatedProcess) -> None:
     assert taken(world) == [16, 8]
 
 
-def test_what_comes_back_is_the_hosts_and_stays_there(world: SimulatedProcess) -> None:
+def test_a_copy_on_the_host_stays_on_the_host(world: SimulatedProcess) -> None:
     back = torch.empty(256, device="cuda").cpu()
     assert back.device == CPU
     assert (back + 1).device == CPU
@@ -107,7 +107,7 @@ def test_what_comes_back_is_the_hosts_and_stays_there(world: SimulatedProcess) -
     assert taken(world) == [1024, 1024, 1024]
 
 
-def test_a_release_is_on_the_tape(world: SimulatedProcess) -> None:
+def test_a_release_is_in_the_trace(world: SimulatedProcess) -> None:
     first = torch.empty(256, device="cuda")
     view = first.view(16, 16)
     del first
@@ -152,12 +152,12 @@ def test_truncated_normal_values_are_drawn_a_few_times(world: SimulatedProcess, 
     assert 0 < len(taken(world)) < 60
 
 
-def test_nothing_is_taken_for_nothing(world: SimulatedProcess) -> None:
+def test_an_empty_tensor_takes_no_memory(world: SimulatedProcess) -> None:
     torch.empty(0, 5, device="cuda")
     assert world.trace.events == []
 
 
-def test_emptying_the_cache_is_on_the_tape(world: SimulatedProcess) -> None:
+def test_emptying_the_cache_is_in_the_trace(world: SimulatedProcess) -> None:
     torch.cuda.empty_cache()
     assert [event.action for event in world.trace.events] == ["empty_cache"]
 

@@ -1,4 +1,4 @@
-"""The tape of a step: gradients added in place, modules by name, recomputation."""
+"""Allocation trace of a step: gradients added in place, modules by name, recomputation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole step from the user's own code, and what is told when it cannot run."""
+"""A whole step from the user's own code, and the errors when it cannot run."""
 
 from __future__ import annotations
 

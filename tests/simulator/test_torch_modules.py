@@ -1,4 +1,4 @@
-"""Modules that are PyTorch's own, not transformers', from a live module to its bill."""
+"""Predictions of PyTorch's own modules, not transformers'."""
 
 from __future__ import annotations
 

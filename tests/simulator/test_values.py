@@ -1,4 +1,4 @@
-"""What is answered where a value is asked for."""
+"""Values that Python reads from meta tensors."""
 
 from __future__ import annotations
 
