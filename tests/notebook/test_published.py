@@ -1,5 +1,7 @@
-"""The notebook's own table, on its V100, with the software of its day: each row within 3 % of the published memory,
-and its time within what a data sheet can promise."""
+"""The guide's table on its V100, with the software of January 2022.
+
+Each row is within 3 % of the published memory, and its time within the interval of an uncalibrated GPU.
+"""
 
 from __future__ import annotations
 

@@ -101,8 +101,10 @@ def test_tensors_of_the_host_keep_their_values(world: SimulatedProcess) -> None:
 
 @pytest.mark.parametrize("known", [False, True])
 def test_ctc_reads_its_lengths_on_the_host(world: SimulatedProcess, known: bool) -> None:
-    """Alpha has a state for each token of the longest target and one around each; beta too, while the gradient is made
-    (LossCTC.cu)."""
+    """Alpha has a state for each token of the longest target and one around each.
+
+    So has beta while the gradient is computed (LossCTC.cu).
+    """
     frames, samples, letters, longest = 50, 2, 32, 6
     logits = torch.empty(frames, samples, letters, device="cuda", requires_grad=True)
     targets = torch.empty(samples, 8, dtype=torch.long, device="cuda")

@@ -27,8 +27,10 @@ TimeLimit = Annotated[
 def calibrate(
     output: Output = Path("calibration.json"), time_limit: TimeLimit = 120.0, json: Json = False, debug: Debug = False
 ) -> None:
-    """Measure what the timing model needs on this machine's GPU: matrix products by shape and dtype, memory bandwidth
-    by kind of operator and size, attention, optimizers, kernel launches, and the driver's memory functions.
+    """Measure what the timing model needs on this machine's GPU.
+
+    That is: matrix products by shape and dtype, memory bandwidth by kind of operator and size, attention, optimizers,
+    kernel launches, and the driver's memory functions.
 
     Predictions of time for this GPU become more accurate with the file, on any machine:
     `trainatomy predict … --calibration FILE`, and likewise with `ops`, `compare` and `measure`.

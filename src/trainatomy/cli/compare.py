@@ -107,8 +107,9 @@ def compare(
     debug: Debug = False,
     **flags: Any,
 ) -> None:
-    """Predict several trainings and show them side by side, with the difference to the first; with --measure, run them
-    too. Options apply to all of them.
+    """Predict several trainings and show them side by side, with the difference to the first.
+
+    With `--measure`, run them too. Options apply to all of them.
 
     `notebook` stands for the nine trainings of BERT-large in Hugging Face's guide of January 2022: with the libraries
     and the GPU of that time, beside the published figures, or with today's libraries on the GPU that `--gpu` names.

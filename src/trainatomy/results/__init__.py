@@ -1,2 +1,4 @@
-"""Frozen values that every other part reads and writes: bytes as ``int``, seconds as ``float``; no torch, no
-formatting, no I/O."""
+"""Frozen values that every other package reads and writes.
+
+Bytes are ``int``, seconds ``float``. No torch, no formatting, no I/O.
+"""
