@@ -97,7 +97,7 @@ def test_a_calibration_that_does_not_serve_is_refused(
 
 def test_the_software_of_2022_takes_none(calibration: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "notebook", "--calibration", calibration()]) == WorkloadError.exit_code
-    assert "cannot price that of 2022" in capsys.readouterr().err
+    assert "does not apply to those of 2022" in capsys.readouterr().err
 
 
 def test_in_python_a_file_and_what_was_read_of_it_are_one(calibration: Callable[..., str]) -> None:
