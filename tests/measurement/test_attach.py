@@ -422,7 +422,7 @@ def test_a_page_names_no_process_that_nobody_lists(
         monkeypatch.setattr(utilization_module, "is_in_container", lambda inside=inside: inside)
         print_gpu_utilization()
         printed = capsys.readouterr().out
-        assert "other processes" not in printed and "for no listed process" in printed and "9,240,576" in printed
+        assert "other processes" not in printed and "not listed for any process" in printed and "9,240,576" in printed
         assert ("container" in printed) == inside
     library.others = {4711: 3 * MIB}
     print_gpu_utilization()
