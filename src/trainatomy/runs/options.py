@@ -1,4 +1,4 @@
-"""How trainings are predicted and run: one value each, for the command line and for Python."""
+"""Options for predicting and running trainings: one value each, for the command line and for Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PredictOptions:
-    """How a training is predicted.
+    """Options for predicting a training.
 
     Attributes:
         timeline: Include memory by component over the step.
@@ -52,7 +52,7 @@ class PredictOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How trainings are run on this machine's GPU.
+    """Options for running trainings on this machine's GPU.
 
     Attributes:
         repeat: Runs per training.
