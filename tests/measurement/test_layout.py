@@ -138,8 +138,8 @@ def test_a_history_that_lost_its_beginning_says_so(monkeypatch: pytest.MonkeyPat
     memory = SimulatedMemory(AllocatorSettings())
     memory.install(monkeypatch)
     program = Program(memory, 1)
-    assert watched(memory, program, 20)[0].complete
-    assert not watched(memory, program, 400)[0].complete
+    assert watched(memory, program, 20)[0].is_complete
+    assert not watched(memory, program, 400)[0].is_complete
 
 
 def test_segments_that_expand_are_seen_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
