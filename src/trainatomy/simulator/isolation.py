@@ -121,8 +121,11 @@ def patched(enter: Callable[[contextlib.ExitStack], None]) -> Iterator[None]:
         finally:
             pass  # a Ctrl-C that arrives between the block and the next line is handled by the outer finally
     finally:
-        with interrupts_deferred():
-            stack.close()
+        try:
+            with interrupts_deferred():
+                stack.close()
+        finally:
+            stack.close()  # a Ctrl-C may arrive before it is deferred; closing twice does nothing
 
 
 @contextlib.contextmanager
@@ -140,8 +143,12 @@ def preserved_state() -> Iterator[None]:
             warnings.simplefilter("ignore")  # about a GPU that does not exist
             yield
     finally:
-        with interrupts_deferred():
-            for restore in restorers:
+        try:
+            with interrupts_deferred():
+                for restore in restorers:
+                    restore()
+        finally:
+            for restore in restorers:  # a Ctrl-C may arrive before it is deferred; restoring twice does nothing
                 restore()
 
 
