@@ -64,7 +64,6 @@ def test_diff(capsys: pytest.CaptureFixture[str]) -> None:
         (["show", "2026", *RECORDS], "matches 3 records"),
         (["diff", "last", "last~7", *RECORDS], "There is no last~7"),
         (["history", "--records", "/nowhere/at/all"], "There is no folder /nowhere/at/all"),
-        (["history", *RECORDS, "--where", "train.fp61=true"], "did you mean train.fp16"),
         (["history", "--records", "gopher://x"], "is not a folder of records"),
         (["show", f"{DATA}/../test_cli.py"], "There is no file"),
     ],
@@ -74,6 +73,14 @@ def test_errors_are_told_on_stderr(arguments: list[str], said: str, capsys: pyte
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_condition_that_no_record_can_meet_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", *RECORDS, "--where", "train.fp61=true"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "did you mean train.fp16" in err
     assert "Traceback" not in err
 
 
