@@ -404,7 +404,7 @@ def ops(
     trace, operations = simulation.trace, simulation.operations
     allocator = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     memory = analyze_memory(trace, allocator, gpu.memory_bytes, context_bytes(workload, simulation))
-    cost_model = cost_model_of(gpu, loaded, tf32=bool(workload.train.tf32))
+    cost_model = cost_model_of(gpu, loaded, tf32=workload.train.tf32)
     predicted = _predict_times(operations, cost_model)
     source = f"predicted times are based on: {cost_model.source}"
     published = is_encoder_layer(workload)

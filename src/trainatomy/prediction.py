@@ -119,7 +119,7 @@ def _time(
         simulation.operations,
         workload.resolve_gpu(),
         loop=loop_of(workload).cpu_costs,
-        tf32=bool(workload.train.tf32),
+        tf32=workload.train.tf32,
         samples=samples_per_step(workload),
         tokens_per_sample=simulation.tokens_per_sample,
         calibration=calibration,

@@ -58,6 +58,18 @@ def test_tf32_is_an_option_of_the_cost_model():
     assert seconds(text, cost_model_of(find_gpu("h200"), tf32=True)) < seconds(text) / 4
 
 
+def test_convolutions_in_fp32_use_tensor_cores_unless_tf32_is_forbidden():
+    call = from_text(
+        "aten::convolution(f32[32,256,56,56],f32[256,256,3,3])->f32[32,256,56,56];stride=[1, 1];padding=[1, 1]"
+        ";dilation=[1, 1];transposed=False;output_padding=[0, 0];groups=1"
+    )
+    seconds = {
+        tf32: kernel_cost(call, cost_model_of(find_gpu("h200"), tf32=tf32)).seconds for tf32 in (None, True, False)
+    }
+    assert seconds[None] == seconds[True]
+    assert seconds[False] > 2 * seconds[None]
+
+
 @pytest.mark.parametrize(
     ("text", "moved"),
     [

@@ -168,14 +168,15 @@ def _squared_distance(one: tuple[float, ...], other: tuple[float, ...]) -> float
 
 
 @lru_cache(maxsize=64)
-def cost_model_of(gpu: GPU, calibration: Calibration | None = None, *, tf32: bool = False) -> CostModel:
+def cost_model_of(gpu: GPU, calibration: Calibration | None = None, *, tf32: bool | None = None) -> CostModel:
     """Return the cost model of a GPU, built once per combination of arguments.
 
     Args:
         gpu: The GPU to predict for.
         calibration: A calibration to use instead of the shipped one of this GPU, or of the nearest calibrated GPU.
             One without kernels (it measured only the CPU) leaves the shipped one in place.
-        tf32: Whether fp32 matrix products may use tensor cores.
+        tf32: Whether fp32 matrix products and convolutions may use tensor cores.  None is PyTorch's default: only
+            convolutions may.
 
     Raises:
         WorkloadError: If ``calibration`` does not apply to this GPU.
@@ -187,15 +188,16 @@ def cost_model_of(gpu: GPU, calibration: Calibration | None = None, *, tf32: boo
     return cost_model_from(gpu, measured, tf32=tf32)
 
 
-def chip_of(gpu: GPU, tf32: bool) -> Chip:
-    """Return the data-sheet figures of a GPU that the cost of a kernel depends on."""
+def chip_of(gpu: GPU, tf32: bool | None) -> Chip:
+    """Return the data-sheet figures of a GPU that the cost of a kernel depends on; ``tf32`` as in ``cost_model_of``."""
     return Chip(
         gpu.capability,
         gpu.multiprocessors,
         gpu.bandwidth_bytes_per_second,
         gpu.l2_bytes or 4 * 2**20,
         gpu.rates,
-        tf32,
+        tf32=bool(tf32),
+        cudnn_tf32=tf32 is not False,
     )
 
 
@@ -219,7 +221,7 @@ def _flop_per_byte(gpu: GPU) -> float:
     return gpu.rates.get("fp16", gpu.rates["fp32"]) / gpu.bandwidth_bytes_per_second
 
 
-def cost_model_from(gpu: GPU, measured: Calibration | None, *, tf32: bool = False) -> CostModel:
+def cost_model_from(gpu: GPU, measured: Calibration | None, *, tf32: bool | None = None) -> CostModel:
     """Build the cost model of a GPU from a calibration of it or of another GPU, or from the data sheet if ``None``."""
     chip = chip_of(gpu, tf32)
     calibrated = measured is not None and measured.is_of(gpu)
@@ -248,7 +250,7 @@ def gap_seconds(measured: Calibration | None) -> float:
 def efficiency_points(chip: Chip, measured: Calibration) -> dict[str, tuple[EfficiencyPoint, ...]]:
     """Return the points of a calibration by kernel family, each also under all parent families."""
     own = CostModel(chip, gap_seconds(measured))
-    chips = {tf32: chip._replace(tf32=tf32) for tf32 in (False, True)}
+    chips = {tf32: chip._replace(tf32=tf32, cudnn_tf32=True) for tf32 in (False, True)}  # as PyTorch's default has it
     found: dict[str, list[EfficiencyPoint]] = defaultdict(list)
     for point in measured.points:
         work = kernel_work(point.call, chips[point.tf32])

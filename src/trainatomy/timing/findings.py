@@ -54,8 +54,8 @@ def findings(calibration: Calibration) -> tuple[Finding, ...]:
     gpu = calibration.known_gpu
     if gpu is None:
         return (*_waiting_times(calibration), *_cpu_factors(calibration))
-    works = [(point, kernel_work(point.call, chip_of(gpu, point.tf32))) for point in calibration.points]
-    device = chip_of(gpu, tf32=False)
+    works = [(point, kernel_work(point.call, chip_of(gpu, point.tf32 or None))) for point in calibration.points]
+    device = chip_of(gpu, tf32=None)
     return (*_rates(works, gpu), *_bandwidths(works, device), *_waiting_times(calibration), *_cpu_factors(calibration))
 
 

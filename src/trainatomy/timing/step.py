@@ -33,7 +33,7 @@ def predict_step_time(
     gpu: GPU,
     *,
     loop: str,
-    tf32: bool,
+    tf32: bool | None,
     samples: int,
     tokens_per_sample: int | None,
     calibration: Calibration | None = None,
@@ -46,7 +46,7 @@ def predict_step_time(
         operations: The operations of that rank's step.
         gpu: The GPU it runs on.
         loop: Key of the CPU costs of the training loop: trainer, pytorch or inference.
-        tf32: Whether fp32 matrix products may use tensor cores.
+        tf32: Whether fp32 matrix products and convolutions may use tensor cores; None: only convolutions may.
         samples: Samples that the rank processes in a step.
         tokens_per_sample: Tokens of a sample, or ``None`` if samples are not text.
         calibration: A calibration to use instead of the shipped ones.
