@@ -69,7 +69,7 @@ LEAST_ROUNDS = 7
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One process: wall-clock seconds, seconds of CPU time, bytes of memory at most."""
+    """Result of one process: wall-clock seconds, seconds of CPU time, bytes of memory at most."""
 
     seconds: float
     cpu_seconds: float

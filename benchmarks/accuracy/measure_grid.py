@@ -49,7 +49,7 @@ Part = Literal["control", "record"]
 
 
 class Task(NamedTuple):
-    """One of the two runs of a row."""
+    """Either of the two runs of a row."""
 
     row: Row
     part: Part

@@ -22,7 +22,7 @@ exception counts as no answer. The line below each tool is trainatomy's predicti
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One line of the table: tool, figure, rows that it was run on, and the errors of those it answered."""
+    """A line of the table: tool, figure, rows that it was run on, and the errors of those it answered."""
 
     name: str
     figure: str

@@ -53,7 +53,7 @@ LOOP = ("step", "micro_step", "module_step", "module_micro_step", "batch_byte")
 
 
 class Phase(NamedTuple):
-    """One equation: the CPU time of a phase without waits, and how often each cost occurs in it."""
+    """An equation: the CPU time of a phase without waits, and how often each cost occurs in it."""
 
     training: str
     name: str

@@ -52,7 +52,7 @@ COVERAGE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One published time: ``seconds`` of an optimizer step; ``without``: phases that were not timed."""
+    """A published time: ``seconds`` of an optimizer step; ``without``: phases that were not timed."""
 
     name: str
     group: str

@@ -276,11 +276,11 @@ def measure_comparison(
     """Predict several workloads, run them on this machine's GPU, and return both side by side (see ``compare``)."""
     from dataclasses import replace
 
-    from trainatomy.catalog.calibrations import given
+    from trainatomy.catalog.calibrations import resolve_calibration
     from trainatomy.runs.comparison import prepare
     from trainatomy.runs.plan import observer_of
 
-    options = replace(predict_options, calibration=given(predict_options.calibration))
+    options = replace(predict_options, calibration=resolve_calibration(predict_options.calibration))
     run = prepare(workloads, lambda planned: _predict_rows(planned, options, jobs), run_options)
     return run.run(observer_of(progress))
 

@@ -9,7 +9,7 @@
     ├── DeviceError            7   no GPU for `measure`, or its worker process died
     └── DoesNotFit             8   `--check`: the training does not fit on the GPU
 
-Ctrl-C exits with 130, a broken pipe with 141.  A message says what was asked, what was found and what to do.
+Ctrl-C exits with 130, a broken pipe with 141.  A message names the request, the finding and the remedy.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ UNMAPPED: Final = 2
 
 
 class Block:
-    """Range of one segment: free, allocated or unmapped; ``requested`` is the size that the program asked for."""
+    """Range of one segment: free, allocated or unmapped; ``requested`` is the size that the program requested."""
 
     __slots__ = ("address", "expandable", "inserted_at", "next", "pool", "prev", "requested", "size", "state")
 
@@ -42,7 +42,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether the segment holds other blocks as well."""
+        """True if the segment holds other blocks as well."""
         return self.prev is not None or self.next is not None
 
 

@@ -9,8 +9,8 @@ class OutOfMemory(Exception):  # a result that is raised, named as PyTorch names
     Not a TrainatomyError: the caller decides whether this is a failure or the answer.
 
     Attributes:
-        requested: Bytes that the program asked for.
-        segment: Bytes that the allocator asked the driver for.
+        requested: Bytes that the program requested.
+        segment: Bytes that the allocator requested from the driver.
         allocated: Allocated bytes at that moment.
         reserved: Reserved bytes at that moment.
         capacity: Limit of the reserved bytes.

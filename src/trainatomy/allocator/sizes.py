@@ -38,7 +38,7 @@ def block_bytes(requested: int, divisions: tuple[int, ...]) -> int:
     """Return the bytes of the block that serves a request, before a rest that is not split off is added.
 
     Args:
-        requested: Bytes that the program asked for.
+        requested: Bytes that the program requested.
         divisions: ``roundup_power2_divisions`` for the intervals from 1 MiB, 2 MiB, 4 MiB ... up to 32 GiB and more
             (0 or 1: none); requests below 1 MiB use the first.
     """

@@ -21,7 +21,7 @@ SCHEMA = "trainatomy/calibration/1"
 
 
 class Point(NamedTuple):
-    """One operator call that was timed.
+    """An operator call that was timed.
 
     Attributes:
         hot: Microseconds of its kernels, repeated on the same tensors.
@@ -114,8 +114,8 @@ def _dotted(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))
 
 
-def given(calibration: Calibration | Path | str | None) -> Calibration | None:
-    """Return a calibration, loading it where a file is given."""
+def resolve_calibration(calibration: Calibration | Path | str | None) -> Calibration | None:
+    """Return the calibration; load it if ``calibration`` is a path."""
     return load(Path(calibration)) if isinstance(calibration, Path | str) else calibration
 
 

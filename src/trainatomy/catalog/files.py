@@ -26,7 +26,7 @@ def read_yaml(*path: str) -> Any:
     return yaml.load(read_text(*path), Loader=_Loader)
 
 
-def close_names(asked: str, known: Iterable[str], count: int = 4) -> list[str]:
-    """Return known names that resemble ``asked``, nearest first, ignoring case."""
-    by_key = {name.lower(): name for name in known}
-    return [by_key[key] for key in difflib.get_close_matches(asked.lower(), by_key, n=count, cutoff=0.5)]
+def close_names(name: str, known: Iterable[str], count: int = 4) -> list[str]:
+    """Return known names that resemble ``name``, nearest first, ignoring case."""
+    by_key = {each.lower(): each for each in known}
+    return [by_key[key] for key in difflib.get_close_matches(name.lower(), by_key, n=count, cutoff=0.5)]

@@ -43,7 +43,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class GPU:
-    """One GPU.
+    """A GPU.
 
     Attributes:
         memory_bytes: Memory that CUDA offers to processes (``total_memory`` of torch's device properties).
@@ -113,8 +113,8 @@ def gpus() -> tuple[GPU, ...]:
 def gpu_from_mapping(mapping: Mapping[str, Any], base: str | GPU | None = None) -> GPU:
     """Make a GPU from keys as in the files of ``gpus/``; the rest comes from ``base`` (default: the H200).
 
-    Every given key counts as assumed, "given by the user".  With ``memory_bytes`` of its own, the GPU drops the base's
-    ``nvidia_smi_bytes`` and ``driver_reserved_bytes``.
+    Every key of ``mapping`` counts as assumed, "given by the user".  With ``memory_bytes`` of its own, the GPU
+    drops the base's ``nvidia_smi_bytes`` and ``driver_reserved_bytes``.
 
     Raises:
         WorkloadError: A key is unknown, or a value is not of the key's kind.
@@ -124,23 +124,23 @@ def gpu_from_mapping(mapping: Mapping[str, Any], base: str | GPU | None = None) 
     if unknown:
         near = close_names(unknown[0], _KEYS, 1) or list(_KEYS)
         raise WorkloadError(f"a GPU has no key {unknown[0]!r}; did you mean {' or '.join(near)}?")
-    given: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for key, value in mapping.items():
         try:
-            given[_field(key)] = _KEYS[key](value)
+            changes[_field(key)] = _KEYS[key](value)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise WorkloadError(f"gpu: {key}: {value!r} is not a valid value ({error})") from None
-    if "memory_bytes" in given:
-        given.setdefault("nvidia_smi_bytes", None)
-        given.setdefault("driver_reserved_bytes", None)
+    if "memory_bytes" in changes:
+        changes.setdefault("nvidia_smi_bytes", None)
+        changes.setdefault("driver_reserved_bytes", None)
     for key in ("rates", "links", "contexts"):
-        if key in given:
-            given[key] = MappingProxyType({**getattr(origin, key), **given[key]})
-    name = given.setdefault("name", f"{origin.name}, altered")
-    given.setdefault("id", _normal(name))
+        if key in changes:
+            changes[key] = MappingProxyType({**getattr(origin, key), **changes[key]})
+    name = changes.setdefault("name", f"{origin.name}, altered")
+    changes.setdefault("id", _normal(name))
     names = [_field(key) + part for key, value in mapping.items() for part in _parts(value)]
     assumed = {**origin.assumed, **dict.fromkeys(names, "given by the user")}
-    return replace(origin, aliases=(), assumed=MappingProxyType(assumed), **given)
+    return replace(origin, aliases=(), assumed=MappingProxyType(assumed), **changes)
 
 
 def _parts(value: Any) -> list[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PublishedRun:
-    """One row of the guide's table.
+    """A row of the guide's table.
 
     Attributes:
         train: Settings by the names of ``TrainingArguments``.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 DEBUG = "--debug"
 owns_process = False
-"""Whether this process runs one command and ends; False where ``main`` is called from Python."""
+"""True if this process runs one command and ends; False where ``main`` is called from Python."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -135,7 +135,7 @@ def note_many_steps(workloads: Sequence[Workload]) -> None:
 def with_workload_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the last parameter of a command, ``**flags``, by one option for each flag of a workload.
 
-    The command receives the flags that were given by name, as they were typed; ``RawWorkload.with_flags`` parses them.
+    The command receives the flags that were set, by name, as typed; ``RawWorkload.with_flags`` parses them.
     Names of TrainingArguments that change nothing are accepted too, so that the command line of a training script can
     be pasted; help does not show them.
     """
@@ -146,8 +146,8 @@ def with_workload_options(command: Callable[..., None]) -> Callable[..., None]:
     ignored = [_parameter(name, *_hidden(name)) for name in arguments().names() if name not in names | {"debug"}]
 
     @wraps(command)
-    def called(**given: Any) -> None:
-        command(**{name: value for name, value in given.items() if value is not None and value != []})
+    def called(**values: Any) -> None:
+        command(**{name: value for name, value in values.items() if value is not None and value != []})
 
     called.__signature__ = signature.replace(parameters=[*own, *generated, *ignored])  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *generated, *ignored)}

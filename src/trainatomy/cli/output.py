@@ -1,4 +1,4 @@
-"""Where output goes: data to stdout, everything else to stderr."""
+"""Output of the commands: data to stdout, everything else to stderr."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _UNFINISHED = "the training did not finish"
 
 
 class LiveMeasurement:
-    """One watched training: ``start``, run the loop, ``stop``; ``result`` at any time after ``start``."""
+    """A watched training: ``start``, run the loop, ``stop``; ``result`` at any time after ``start``."""
 
     def __init__(
         self,

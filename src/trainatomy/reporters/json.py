@@ -164,7 +164,7 @@ _SEVERITY: tuple[Verdict, ...] = ("fits", "tight", "does not fit")
 
 @dataclass(frozen=True, slots=True)
 class PredictionV2:
-    """One predicted training, with its memory by rank.
+    """A predicted training, with its memory by rank.
 
     A training fits if all ranks do; `verdict` is the worst one of any rank.  Components of memory may be more than
     the eight standard ones.  Facts with an `amount` have an empty `value`; `reasons` are codes.

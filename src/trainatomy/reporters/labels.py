@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ComponentLabel:
-    """How a memory component is shown: title, letter in bars of text, rich style, colour in charts."""
+    """Label of a memory component: title, letter in bars of text, rich style, colour in charts."""
 
     title: str
     letter: str
@@ -28,7 +28,7 @@ COMPONENTS = {
     "cache": ComponentLabel("cache and fragmentation", "C", "bright_black", "#c3cad3"),
     "context": ComponentLabel("context and kernels", "K", "white", "#8d97a5"),
 }
-"""By the names of ``Components``, in display order: tensors in colour, cache and context in grey."""
+"""Labels by the names of ``Components``, in display order: tensors in colour, cache and context in grey."""
 
 
 def component(name: str) -> ComponentLabel:
@@ -87,7 +87,7 @@ BOUNDS = {
     "memory bandwidth": "bound by memory bandwidth",
     "host": "CPU-bound (kernel launch)",
 }
-"""What limits a step, by the names of ``results.time.Bound``."""
+"""Limits of a step, by the names of ``results.time.Bound``."""
 
 LIMITS = {"arithmetic": "compute", "memory bandwidth": "memory bandwidth", "host": "CPU"}
 """The same in one or two words, for a column of a table."""

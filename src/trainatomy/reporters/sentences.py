@@ -17,7 +17,7 @@ NVML = (
     "nvidia-smi does not. The CUDA context and loaded kernels lie outside PyTorch's allocator: none of PyTorch's "
     "counters include them."
 )
-"""Why the figures of NVML, nvidia-smi and PyTorch differ."""
+"""Explanation of the differences between the figures of NVML, nvidia-smi and PyTorch."""
 
 _SCRATCH = re.compile(r"(?P<operator>\S+) \(.+\)")
 """An operation whose own scratch memory is meant: ``aten::sum (semaphores 0)``."""

@@ -37,7 +37,7 @@ class PublishedFigures:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One training of a comparison.
+    """A training of a comparison.
 
     ``prediction`` is ``None`` where it could not be predicted; ``prediction_error`` says why.  ``measurements`` holds
     one entry for each repeat that completed or ran out of memory, in order; ``errors`` the messages of repeats that
@@ -126,7 +126,7 @@ class Comparison:
 
     @property
     def measured(self) -> bool:
-        """Whether any training was run."""
+        """True if any training was run."""
         return any(row.status != "not measured" for row in self.rows)
 
     @property

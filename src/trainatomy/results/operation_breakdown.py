@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GroupShare:
-    """One group of operations in one phase (`step`: all phases). Shares are of the whole phase, 0 to 1.
+    """A group of operations in one phase (`step`: all phases). Shares are of the whole phase, 0 to 1.
 
     Attributes:
         operations: Number of operations.
@@ -197,7 +197,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class OperationBreakdown:
-    """One training step by its operations.
+    """A training step by its operations.
 
     Attributes:
         operations: Number of operations that run kernels on the GPU.

@@ -67,7 +67,7 @@ class Call(NamedTuple):
         outputs: Its results, flattened.
         lengths: Number of tensors in each list argument.
         numbers: Other arguments as (name, text), without those left at their defaults.  For a list of optional tensors
-            the text shows which are given (``indices``: ``None, *``).
+            the text shows which are present (``indices``: ``None, *``).
         flop: Floating-point operations by torch's registry (``torch.utils.flop_counter``), None where it has no
             formula.
         written: Positions in ``inputs`` that the operator writes to.
@@ -87,7 +87,7 @@ class Call(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One operation of the step.
+    """An operation of the step.
 
     Attributes:
         event: Number of events of the allocation trace before it.
@@ -113,7 +113,7 @@ class Operation(NamedTuple):
 
 @dataclass(slots=True)
 class Operations:
-    """One step in the steady state.
+    """A step in the steady state.
 
     Attributes:
         calls: Distinct calls.

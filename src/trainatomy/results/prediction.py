@@ -22,7 +22,7 @@ ReasonCode = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One input that the prediction rests on, with its source.
+    """An input that the prediction rests on, with its source.
 
     ``amount`` in ``unit`` is the value of a quantity; ``value`` is the value of a setting, as text.
     """
@@ -80,7 +80,7 @@ class RankPrediction:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One predicted training: the answer first, then the evidence.
+    """A predicted training: the answer first, then the evidence.
 
     ``fits`` means that the allocator never runs out of the memory that the context and the driver leave on the GPU.
     ``room_bytes`` is the headroom at the peak (negative: the shortfall). ``verdict`` is ``tight`` when the training

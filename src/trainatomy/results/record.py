@@ -10,7 +10,7 @@ from trainatomy.results.prediction import Prediction
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One measured run, with everything needed to read it without the machine it ran on.
+    """A measured run, with everything needed to read it without the machine it ran on.
 
     ``id`` sorts by time and is unique in its folder; ``created`` is UTC in ISO 8601, to the second; ``command`` is the
     command line; ``group`` is the name of the comparison run it belongs to, or empty; ``repeat`` counts from 0 among
@@ -30,7 +30,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One row of a history: what identifies a record, and its main figures.
+    """A row of a history: what identifies a record, and its main figures.
 
     ``device_bytes``, ``step_seconds`` and ``samples_per_second`` are as measured (``None``: not known);
     ``predicted_device_bytes`` is ``None`` without a prediction; ``gap`` is predicted / measured - 1 of device memory,

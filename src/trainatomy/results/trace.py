@@ -70,7 +70,7 @@ class Mark(NamedTuple):
 
 
 class StreamUse(NamedTuple):
-    """``Tensor.record_stream``: the allocation's release waits for what that stream was given until then.
+    """``Tensor.record_stream``: the allocation's release waits for the work launched on that stream so far.
 
     Attributes:
         event: Number of events before the call.

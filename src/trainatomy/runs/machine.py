@@ -1,4 +1,4 @@
-"""This machine, as far as measurements depend on it: its GPUs, its driver and its libraries."""
+"""Description of this machine, as far as measurements depend on it: its GPUs, its driver and its libraries."""
 
 from __future__ import annotations
 

@@ -93,9 +93,9 @@ def load_calibration(calibration: Calibration | Path | str | None, workloads: Se
     Raises:
         WorkloadError: It cannot be read, it is of another GPU, or all workloads emulate the libraries of 2022.
     """
-    from trainatomy.catalog.calibrations import given
+    from trainatomy.catalog.calibrations import resolve_calibration
 
-    found = given(calibration)
+    found = resolve_calibration(calibration)
     if found is None:
         return None
     of_today = [workload for workload in workloads if workload.era != "2022"]

@@ -1,4 +1,4 @@
-"""One training, predicted and measured on this machine's GPU, and recorded."""
+"""A training, predicted and measured on this machine's GPU, and recorded."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Autocast:
 
     @property
     def enabled(self) -> bool:
-        """Whether an ``autocast("cuda")`` context is open and not suspended."""
+        """True if an ``autocast("cuda")`` context is open and not suspended."""
         return not self._suspended and torch.is_autocast_enabled("cuda")
 
     @contextlib.contextmanager

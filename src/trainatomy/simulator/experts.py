@@ -16,7 +16,7 @@ import torch
 
 
 class _GroupedProducts(torch.autograd.Function):
-    """One product for each expert, written into slices of the result; operands are saved for backward."""
+    """Compute one product for each expert, written into slices of the result; operands are saved for backward."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

@@ -201,7 +201,7 @@ def _keep_log_levels() -> Callable[[], None]:
 def _keep_torch_settings() -> Callable[[], None]:
     """Keep precision, determinism, the choice of kernels, default dtype and autocast.
 
-    ``torch._C`` is asked directly: the public getters refuse to answer once the old and the new settings of TF32 were
+    ``torch._C`` is queried directly: the public getters raise once the old and the new settings of TF32 were
     both used.
     """
     c: Any = torch._C

@@ -54,7 +54,7 @@ class ModuleTracker:
 
     @property
     def recomputing(self) -> bool:
-        """Whether a module is being called; during backward that is a checkpointed forward that runs again."""
+        """True if a module is being called; during backward that is a checkpointed forward that runs again."""
         return bool(self._stack)
 
     def operation(self) -> None:

@@ -34,7 +34,7 @@ _REJECTION_ROUNDS = 3
 
 @dataclass
 class SimulatedProcess:
-    """One process with one GPU.
+    """A simulated process with one GPU.
 
     Attributes:
         name: Name of the GPU, as ``torch.cuda.get_device_name`` returns it.

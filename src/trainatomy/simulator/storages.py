@@ -24,7 +24,7 @@ def forgetting(table: dict[int, Any], key: int) -> Callable[[object], None]:
 
 
 class Storages:
-    """Storages of meta tensors that stand for host memory; forgotten as they die."""
+    """Storages of meta tensors that stand for host memory, held by weak references."""
 
     def __init__(self) -> None:
         self._host: dict[int, weakref.ref[torch.UntypedStorage]] = {}

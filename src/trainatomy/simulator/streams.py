@@ -126,7 +126,7 @@ def _classes(owner: Streams) -> tuple[type, type, type]:
                 owner.note("wait", self.stream_id, event.number)
 
         def wait_stream(self, stream: Any) -> None:
-            """Let what is launched next wait for what ``stream`` was given so far."""
+            """Let what is launched next wait for everything launched on ``stream`` so far."""
             self.wait_event(stream.record_event())
 
         def synchronize(self) -> None:

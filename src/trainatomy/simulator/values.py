@@ -90,7 +90,7 @@ class Values:
         self._storages.pop(key, None)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor]) -> None:
-        """Run an operation on the values of its arguments if all are known; else forget what it overwrote."""
+        """Run an operation on the values of its arguments if all are known; else drop the values that it overwrote."""
         if func._schema.name in _LIKE_FACTORIES:
             args = (torch.empty(0, dtype=args[0].dtype), *args[1:])
         tensors = [a for a in _flat(args) if a.is_meta]

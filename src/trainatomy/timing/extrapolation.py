@@ -91,7 +91,7 @@ class Extrapolation:
 
 
 SAME_GPU = Extrapolation()
-"""No extrapolation: the calibrated GPU itself."""
+"""Scale of the calibrated GPU itself: no extrapolation."""
 
 
 def extrapolation_between(source: GPU, target: GPU) -> Extrapolation:

@@ -164,7 +164,7 @@ class _Timelines:
         return max(self.cpu, *(stream.end for stream in self.streams.values())) if self.streams else self.cpu
 
     def start_recording(self) -> None:
-        """Forget how long the CPU and the streams have been busy."""
+        """Reset the busy times of the CPU and the streams."""
         self.cpu_busy = 0.0
         self.phase_gpu_seconds = {}
         for stream in self.streams.values():

@@ -1,4 +1,4 @@
-"""One encoder layer of BERT-large as Ivanov et al. describe it, with a call for each of their operators.
+"""An encoder layer of BERT-large as Ivanov et al. describe it, with a call for each of their operators.
 
 "Data Movement Is All You Need", arXiv 2007.00072, section 3.  Sizes by their letters: batch B = 8, sequence J = K =
 512, heads H = 16, head size P = W = 64, hidden I = 1024, inner U = 4096.  ReLU, dropout with probability 0.1, no mask.

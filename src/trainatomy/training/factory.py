@@ -103,7 +103,7 @@ def _module(place: str, key: str) -> ModuleType:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Put ``folder`` on the import path, so that the user's module can import its neighbours."""
+    """Put ``folder`` on the import path, so that the user's module can import modules beside it."""
     sys.path.insert(0, str(folder))
     try:
         yield

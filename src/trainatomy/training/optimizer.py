@@ -64,14 +64,14 @@ def _more(train: TrainSpec, chosen: Any, keywords: dict[str, Any]) -> dict[str, 
     if not (isinstance(chosen, type) and chosen.__module__.startswith("torch.optim")):
         return {}
     accepted = set(inspect.signature(chosen).parameters) - {"params"}
-    given = train.optimizer_arguments()
-    for name in given:
+    extra = train.optimizer_arguments()
+    for name in extra:
         if name not in accepted:
             raise WorkloadError(
                 f"train.optim_args: {chosen.__name__} has no {name!r}{suggestion(name, accepted)}",
                 key="train.optim_args",
             )
-    more = {name: value for name, value in given.items() if name not in keywords or name in {"foreach", "fused"}}
+    more = {name: value for name, value in extra.items() if name not in keywords or name in {"foreach", "fused"}}
     if more.get("foreach") and keywords.get("fused") and "fused" not in more:
         message = f"train.optim_args: foreach=True cannot be combined with {train.optim}: use adamw_torch"
         raise WorkloadError(message, key="train.optim_args")
@@ -161,12 +161,12 @@ def _keywords(train: TrainSpec, chosen: OptimizerClass, accepted: Any) -> dict[s
         "weight_decay": train.weight_decay,
     }
     known = {name: value for name, value in settings.items() if name in accepted and _takes(accepted[name], value)}
-    given = train.optimizer_arguments()
+    extra = train.optimizer_arguments()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
-        for name in given.keys() - accepted.keys():
+        for name in extra.keys() - accepted.keys():
             hint = suggestion(name, set(accepted) - {"params"})
             raise WorkloadError(f"train.optim_args: {chosen.__name__} has no {name!r}{hint}", key="train.optim_args")
-    return known | given
+    return known | extra
 
 
 def _takes(parameter: inspect.Parameter, value: Any) -> bool:

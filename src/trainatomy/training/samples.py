@@ -19,7 +19,7 @@ FIRST_TOKEN, LAST_TOKEN = 100, 30_000
 """Range of token ids, as in Hugging Face's guide; a smaller vocabulary limits it."""
 
 PADDED_SHARE = 4
-"""One token in this many is padding, in a padded sample."""
+"""Tokens of a padded sample per token of padding."""
 
 CLAP_FRAMES = 1001
 """Frames of CLAP's spectrogram: 10 seconds at 48 kHz with a hop of 480 samples (``ClapFeatureExtractor``)."""

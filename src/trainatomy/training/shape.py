@@ -54,23 +54,23 @@ class Shape:
 
     @property
     def _is_pair(self) -> bool:
-        """Whether the model pairs an encoder and a decoder that are models of their own (``EncoderDecoderModel``)."""
+        """True if the model pairs an encoder and a decoder that are models of their own (``EncoderDecoderModel``)."""
         parts = (getattr(self.config, name, None) for name in ("encoder", "decoder"))
         return all(hasattr(part, "model_type") for part in parts) and not hasattr(self.config, "vocab_size")
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether labels belong to a decoder, which has a length of its own."""
+        """True if labels belong to a decoder, which has a length of its own."""
         return bool(getattr(self.config, "is_encoder_decoder", False))
 
     @property
     def has_text(self) -> bool:
-        """Whether the model reads text of a length that the workload can choose."""
+        """True if the model reads text of a length that the workload can choose."""
         return "input_ids" in self.parameters
 
     @property
     def has_target(self) -> bool:
-        """Whether labels have a length of their own: those of a decoder, or a transcript.
+        """True if labels have a length of their own: those of a decoder, or a transcript.
 
         Without ``target_length`` they follow ``sequence_length``.
         """
@@ -83,7 +83,7 @@ class Shape:
 
     @property
     def detects(self) -> bool:
-        """Whether labels are the objects of an image, or its segments."""
+        """True if labels are the objects of an image, or its segments."""
         return any(part in self.class_name for part in _DETECTORS)
 
     @property

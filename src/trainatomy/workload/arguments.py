@@ -26,7 +26,7 @@ class Arguments:
     optimizers: Mapping[str, str | None]
     refused_optimizers: Mapping[str, str]
 
-    def sets_aside(self, name: str, value: Any) -> bool:
+    def is_unapplied(self, name: str, value: Any) -> bool:
         """Return whether ``name`` is accepted without being applied: ignored, not simulated, or refused but off."""
         return name in self.ignored or name in self.not_simulated or (name in self.refused and _is_off(value))
 

@@ -42,7 +42,7 @@ class DataSpec(Section):
         """Refuse other keys beside a factory, which makes the whole batch."""
         if self.factory is None:
             return []
-        given = {
+        is_set = {
             "sequence_length": self.sequence_length is not None,
             "target_length": self.target_length is not None,
             "attention_mask": self.attention_mask,
@@ -50,6 +50,6 @@ class DataSpec(Section):
         }
         return [
             Problem((key,), "cannot be combined with `factory`, which makes the batch")
-            for key, is_given in given.items()
-            if is_given
+            for key, present in is_set.items()
+            if present
         ]

@@ -35,42 +35,42 @@ def workload_error(messages: Iterable[str], problems: Sequence[Problem] = ()) ->
     return WorkloadError("\n".join(messages), key=key or None)
 
 
-def explain(error: ValidationError, given: Any, root: type[Section]) -> list[Problem]:
-    """Return every problem in ``given`` once; paths are keys of ``given``.
+def explain(error: ValidationError, mapping: Any, root: type[Section]) -> list[Problem]:
+    """Return every problem in ``mapping`` once; paths are keys of ``mapping``.
 
     Contradictions are looked for between valid keys only, so invalid keys are removed and the rest is checked again.
     """
     found: dict[Path, list[str]] = {}
     while True:
-        problems = _problems(error, given, root)
+        problems = _problems(error, mapping, root)
         known = list(found)
         for path, message in problems:
             if not any(path[: len(other)] == other or other[: len(path)] == path for other in known):
                 found.setdefault(path, []).append(message)
-        rest = without(given, [path for path, _ in problems])
-        if rest == given:
+        rest = without(mapping, [path for path, _ in problems])
+        if rest == mapping:
             break
-        given = rest
+        mapping = rest
         try:
-            root.model_validate(given)
+            root.model_validate(mapping)
             break
         except ValidationError as next_error:
             error = next_error
     return [Problem(path, _either(messages)) for path, messages in found.items()]
 
 
-def without(given: Any, paths: list[Path]) -> Any:
-    """Return ``given`` without the keys at ``paths``."""
-    if not isinstance(given, Mapping):
-        return given
-    below = {key: [path[1:] for path in paths if path and path[0] == key and len(path) > 1] for key in given}
-    return {key: without(value, below[key]) for key, value in given.items() if (key,) not in paths}
+def without(mapping: Any, paths: list[Path]) -> Any:
+    """Return ``mapping`` without the keys at ``paths``."""
+    if not isinstance(mapping, Mapping):
+        return mapping
+    below = {key: [path[1:] for path in paths if path and path[0] == key and len(path) > 1] for key in mapping}
+    return {key: without(value, below[key]) for key, value in mapping.items() if (key,) not in paths}
 
 
-def _problems(error: ValidationError, given: Any, root: type[Section]) -> list[Problem]:
+def _problems(error: ValidationError, mapping: Any, root: type[Section]) -> list[Problem]:
     problems = []
     for detail in error.errors(include_url=False):
-        path = _keys_in(detail, given)
+        path = _keys_in(detail, mapping)
         if detail["type"] == "contradiction":
             problems += [Problem((*path, *inner), message) for inner, message in detail["ctx"]["problems"]]
         else:
@@ -78,17 +78,17 @@ def _problems(error: ValidationError, given: Any, root: type[Section]) -> list[P
     return problems
 
 
-def _keys_in(detail: ErrorDetails, given: Any) -> Path:
-    """Return the parts of pydantic's location that are keys of ``given``; it also names the members of unions."""
+def _keys_in(detail: ErrorDetails, mapping: Any) -> Path:
+    """Return the parts of pydantic's location that are keys of ``mapping``; it also names the members of unions."""
     path: list[str | int] = []
     *inner, last = detail["loc"] or ("",)
     for part in (*inner, last):
-        held = given.get(part, ...) if isinstance(given, Mapping) else ...
-        if isinstance(given, list | tuple) and isinstance(part, int) and part < len(given):
-            held = given[part]
+        held = mapping.get(part, ...) if isinstance(mapping, Mapping) else ...
+        if isinstance(mapping, list | tuple) and isinstance(part, int) and part < len(mapping):
+            held = mapping[part]
         if held is not ... or (part is last and detail["type"] == "missing"):
             path.append(part)
-            given = held
+            mapping = held
     return tuple(path)
 
 

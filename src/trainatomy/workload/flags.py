@@ -28,7 +28,7 @@ _METAVARS: dict[str, str] = {"integer": "INT", "number": "FLOAT", "text": "TEXT"
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag. ``name`` has underscores (``per_device_train_batch_size``); ``path`` is the key that it sets.
+    """A flag. ``name`` has underscores (``per_device_train_batch_size``); ``path`` is the key that it sets.
 
     A ``switch`` is written ``--fp16``, ``--no-fp16`` or ``--fp16 false``; ``list`` and ``pairs`` may be repeated.
     """
@@ -54,7 +54,7 @@ class Flag:
 
     @property
     def repeatable(self) -> bool:
-        """Return whether several values may be given."""
+        """Return whether several values are accepted."""
         return self.kind in ("list", "pairs")
 
     @property
@@ -116,7 +116,7 @@ def _flag(path: Path, field: FieldInfo) -> Flag:
 
 
 FLAGS: tuple[Flag, ...] = tuple(_flag(path, field) for path, field in leaves(Workload) if path not in _FILE_ONLY)
-"""Every flag, in the order of the schema; keys that are awkward on a command line are left out."""
+"""The flags, in the order of the schema; keys that are awkward on a command line are left out."""
 
 BY_NAME: dict[str, Flag] = {name: flag for flag in FLAGS for name in (flag.name, *flag.aliases)}
 """Flags by name and alias."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One way to run the steps of a workload.
+    """A way to run the steps of a workload.
 
     Every setting of ``train`` is applied by the loop unless it is named in ``refused`` or ``unused``.
 
@@ -33,7 +33,7 @@ class Loop:
         imports: Further modules to import before the simulated GPU appears or the process is forked.
         trains: Whether the loop runs backward passes and an optimizer.
         refused: Settings that the loop cannot apply, with the reason: an error if they differ from their default.
-        unused: Settings that have no meaning in this loop and are left aside.
+        unused: Settings that have no meaning in this loop and are ignored.
         needs_process_group: Whether ``torch.distributed`` has to be initialised.
     """
 
@@ -124,7 +124,7 @@ LOOPS: Mapping[str, Loop] = {
         ),
     )
 }
-"""Every loop by its name."""
+"""The loops by its name."""
 
 if TYPE_CHECKING:
     LoopName = str

@@ -104,7 +104,7 @@ class ModelSpec(Section):
             if self.id is None and self.class_ is None:
                 return [Problem((), "names no model: give `id`, or `class` with `config`, or `factory`")]
             return self._dtype_problems()
-        given = {
+        is_set = {
             "id": self.id is not None,
             "class": self.class_ is not None,
             "config": bool(self.config),
@@ -113,8 +113,8 @@ class ModelSpec(Section):
         }
         return [
             Problem((key,), "cannot be combined with `factory`, which builds the model")
-            for key, is_given in given.items()
-            if is_given
+            for key, present in is_set.items()
+            if present
         ]
 
     def _dtype_problems(self) -> list[Problem]:

@@ -61,15 +61,15 @@ class RawWorkload:
 
         Args:
             flags: Values by name (hyphens or underscores, with or without ``--``), as Python values or as typed in a
-                shell; None, () and [] mean that the flag was not given. Names of ``TrainingArguments`` that change
+                shell; None, () and [] mean that the flag was not set. Names of ``TrainingArguments`` that change
                 nothing are accepted.
         """
-        given = {
+        present = {
             _plain_name(name): value for name, value in flags.items() if value is not None and value not in ((), [])
         }
         mapping = overlay({}, self.mapping)
         problems, used = list(self.problems), dict(self.flags)
-        for name, value in given.items():
+        for name, value in present.items():
             flag = BY_NAME.get(name)
             try:
                 path = ("train", _ignored_argument(name, value)) if flag is None else flag.path
@@ -150,7 +150,7 @@ def _ignored_value(name: str, value: Any) -> Any:
 def _ignored_argument(name: str, value: Any) -> str:
     """Return the name of a ``TrainingArguments`` setting that changes nothing here; raise ValueError for others."""
     known = arguments()
-    if known.sets_aside(name, value):
+    if known.is_unapplied(name, value):
         return name
     if name in known.refused:
         raise ValueError(f"not supported: {known.refused[name]}")

@@ -83,10 +83,10 @@ Amount = Annotated[float, BeforeValidator(_number), Field(ge=0)]
 """A number that is not negative."""
 
 Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
-"""From 0 to 1."""
+"""A number from 0 to 1."""
 
 Decay = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1)]
-"""From 0 to just below 1, as the betas of Adam."""
+"""A number from 0 to just below 1, as the betas of Adam."""
 
 Text = Annotated[str, BeforeValidator(number_as_text), Field(min_length=1)]
 """A string that is not empty."""

@@ -104,7 +104,7 @@ class TrainSpec(Section):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Names of ``TrainingArguments`` that were given and are not applied; ``notes`` tells which of them matter."""
+        """Names of ``TrainingArguments`` that were set and are not applied; ``notes`` says which of them matter."""
         return self._ignored
 
     @property
@@ -113,7 +113,7 @@ class TrainSpec(Section):
         return self._missed
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note for each reason why settings that were given and matter are not simulated."""
+        """Return a note for each reason why settings that matter are not simulated."""
         reasons = arguments().not_simulated
         by_reason: dict[str, list[str]] = {}
         for name in self._missed:
@@ -127,14 +127,14 @@ class TrainSpec(Section):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _set_aside(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _drop_unapplied(cls, raw: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Drop settings that change nothing, and keep their names; a value may be a secret, such as a token."""
-        if not isinstance(given, Mapping):
-            return handler(given)
-        aside = tuple(name for name, value in given.items() if arguments().sets_aside(name, value))
-        train = handler({name: value for name, value in given.items() if name not in aside})
-        train._ignored = aside
-        train._missed = tuple(name for name in aside if arguments().is_missed(name, given[name]))
+        if not isinstance(raw, Mapping):
+            return handler(raw)
+        dropped = tuple(name for name, value in raw.items() if arguments().is_unapplied(name, value))
+        train = handler({name: value for name, value in raw.items() if name not in dropped})
+        train._ignored = dropped
+        train._missed = tuple(name for name in dropped if arguments().is_missed(name, raw[name]))
         return train
 
     def contradictions(self) -> list[Problem]:

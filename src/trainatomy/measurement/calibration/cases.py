@@ -22,12 +22,12 @@ MIB = 2**20
 
 
 class Case(NamedTuple):
-    """One thing to time.
+    """A piece of work to time.
 
     Attributes:
         make: Makes the tensors and returns the work to time.
-        tf32: Whether fp32 matrix products may use tensor cores while it runs.
-        warm: Whether to keep the GPU busy before timing until its clock frequency is stable.
+        tf32: Let fp32 matrix products use tensor cores while it runs.
+        warm: Keep the GPU busy before timing until its clock frequency is stable.
         runs: Number of timed runs.
     """
 

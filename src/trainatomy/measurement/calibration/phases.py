@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WARM_UP, TIMED, ROUNDS = 3, 10, 3
 FP16_WARM_UP = 8
-"""With a gradient scaler, whose scale starts too high, the first steps are skipped."""
+"""Warm-up steps with a gradient scaler: its scale starts too high, so the first steps are skipped."""
 PHASES = ("forward", "backward", "optimizer", "other")
 
 

@@ -47,7 +47,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevice:
-    """One GPU as NVML knows it: its handle, UUID (``GPU-...``, for a MIG instance ``MIG-...``) and product name."""
+    """A GPU as NVML knows it: its handle, UUID (``GPU-...``, for a MIG instance ``MIG-...``) and product name."""
 
     binding: Any
     handle: Any
@@ -56,7 +56,7 @@ class NvmlDevice:
 
     @property
     def is_instance(self) -> bool:
-        """Whether this is a MIG instance, a part of a GPU with memory of its own."""
+        """True for a MIG instance, a part of a GPU with memory of its own."""
         return self.uuid.startswith("MIG-")
 
     def read(self, pid: int | None = None) -> Reading:

@@ -31,21 +31,22 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables with the allocator's options (c10/cuda/CUDAAllocatorConfig.h, torch 2.9-2.13); PyTorch reads
 both, and the second, older name wins."""
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""With this variable set, PyTorch asks NVML for GPUs instead of CUDA, which no fork could use afterwards
+"""Environment variable that makes PyTorch query NVML for GPUs instead of CUDA, which no
+fork could use afterwards
 (torch/cuda/__init__.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training to run on the GPU of a worker process.
+    """A training to run on the GPU of a worker process.
 
     Attributes:
         workload: The mapping of a workload file.
         steps: Optimizer steps, if the workload does not set them.
         trace: File for the recorded allocation history.
         stacks: Stacks to record with each allocation.
-        alone: Whether no other process uses the GPU meanwhile.
-        record: Whether to record allocations and compute the memory breakdown from them.
+        alone: True if no other process uses the GPU meanwhile.
+        record: Record allocations and compute the memory breakdown from them.
         most_steps: Run up to this many steps while the timed ones took less than ``seconds`` together.
         seconds: See ``most_steps``.
     """
@@ -61,7 +62,7 @@ class Job:
 
     @property
     def recorded(self) -> bool:
-        """Whether allocations are recorded, for the memory breakdown or for a file."""
+        """True if allocations are recorded, for the memory breakdown or for a file."""
         return self.record or self.trace is not None
 
     def to_json(self) -> str:

@@ -94,7 +94,7 @@ class WorkerPool:
 
 
 class WorkerProcess:
-    """One worker process, in a process group of its own that ends with this context."""
+    """A worker process, in a process group of its own that ends with this context."""
 
     def __init__(self, command: Sequence[str], allocator: str) -> None:
         """``command`` starts the worker; ``allocator``: the options of PyTorch's allocator in it."""

@@ -26,7 +26,7 @@ _LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver")
 
 
 class Sample(NamedTuple):
-    """One run of a call: the call's number, the label under which it ran, its kernels and their microseconds."""
+    """A run of a call: the call's number, the label under which it ran, its kernels and their microseconds."""
 
     call: int
     label: str

@@ -62,7 +62,7 @@ _SKIPPED_NAMES = (
 
 
 class HistoryEvent(NamedTuple):
-    """One event of PyTorch's allocation history."""
+    """An event of PyTorch's allocation history."""
 
     action: str
     address: int

@@ -43,7 +43,7 @@ def meta_kernels() -> Iterator[None]:
             library.impl(name, kernel, "Meta", allow_override=True)
         yield
     finally:
-        library._op_impls.difference_update(already_registered)  # else PyTorch forgets its own registrations
+        library._op_impls.difference_update(already_registered)  # else PyTorch drops its own registrations
         library._destroy()
 
 

@@ -60,7 +60,7 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One aten operation as the dispatcher sees it (below autograd), with meta tensors.
+    """An aten operation as the dispatcher sees it (below autograd), with meta tensors.
 
     ``outputs`` are its flattened tensor results.
     """

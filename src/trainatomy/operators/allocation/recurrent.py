@@ -51,7 +51,7 @@ class Recurrence:
 
     @property
     def directions(self) -> int:
-        """One or two."""
+        """Number of directions: 1 or 2."""
         return 2 if self.bidirectional else 1
 
     def numbers(self, weights: Sequence[torch.Tensor], hidden: int) -> int:

@@ -37,7 +37,7 @@ def threads_per_multiprocessor(capability: tuple[int, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One instance of the reduction kernel: bytes of its accumulator and of an input value, values read at once.
+    """An instance of the reduction kernel: bytes of its accumulator and of an input value, values read at once.
 
     ``keeps_in_output``: a partial result may wait in the output; else a tensor beyond 32 bits needs a buffer for them.
     """

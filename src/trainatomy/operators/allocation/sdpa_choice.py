@@ -58,7 +58,7 @@ class SdpFlags:
 
 
 class _Attention(NamedTuple):
-    """One call: [B, H, S, D] tensors and the properties that decide about them."""
+    """An attention call: [B, H, S, D] tensors and the properties that decide about them."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -199,9 +199,9 @@ def _mask_broadcasts(call: _Attention) -> bool:
     if call.mask is None:
         return True
     full = (*call.query.shape[:3], call.key.shape[-2])
-    given = call.mask.shape
-    fits = all(mask in (size, 1) for mask, size in zip(reversed(given), reversed(full), strict=False))
-    return not call.mask.requires_grad and len(given) in (2, 4) and fits
+    shape = call.mask.shape
+    fits = all(mask in (size, 1) for mask, size in zip(reversed(shape), reversed(full), strict=False))
+    return not call.mask.requires_grad and len(shape) in (2, 4) and fits
 
 
 def _flash_backward_exists(call: _Attention) -> bool:

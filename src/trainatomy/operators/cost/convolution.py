@@ -46,7 +46,7 @@ class ConvolutionConstants(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """One product: its matrices, and the tensors whose layout is changed around it."""
+    """A matrix product: its matrices, and the tensors whose layout is changed around it."""
 
     m: int
     n: int

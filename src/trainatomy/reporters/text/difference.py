@@ -26,7 +26,7 @@ _SMALL_SHARE = 0.05
 
 _SAME_SPEED = 0.01
 _LARGE_RATIO = 2
-"""From this ratio on, the ratio itself is easier to read than a percentage."""
+"""Ratio from which it is shown itself, because it is easier to read than a percentage."""
 
 _TITLES = {
     "measured": "Measured GPU memory at the peak",

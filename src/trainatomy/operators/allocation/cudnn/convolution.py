@@ -35,7 +35,7 @@ OF_WIDE = 131
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """One call: shapes, type and layout, ``strides``, ``padding`` and ``dilation`` by dimension.
+    """A convolution call: shapes, type and layout, ``strides``, ``padding`` and ``dilation`` by dimension.
 
     A ``transposed`` convolution is described as the one of which it is the gradient: ``data`` is its result.
     """

@@ -32,7 +32,7 @@ _OF_PARTS, _BYTES_PER_PART = 159, 4
 
 
 class _Group(NamedTuple):
-    """One group: ``inside`` and ``outside`` are its channels, ``wide`` the width that it is padded to."""
+    """A group: ``inside`` and ``outside`` are its channels, ``wide`` the width that it is padded to."""
 
     kind: Kind
     one: Convolution

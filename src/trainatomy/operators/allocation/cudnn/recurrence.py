@@ -1,6 +1,6 @@
 """Memory of cuDNN's recurrent layers: the reserve that is kept for backward, and the workspace of a call.
 
-cuDNN tells either only at run time. The rules are derived from 133 random layers on an H200 (cuDNN 9.19, torch 2.11)
+cuDNN reports either only at run time. The rules are derived from 133 random layers on an H200 (cuDNN 9.19, torch 2.11)
 and match all of their reserves and all but one of their workspaces exactly; of 200 other layers, drawn later, 783 of
 800 amounts (``benchmarks/kernels/workspaces.py``). A workspace is that of one of two plans, in training the larger one:
 
@@ -49,7 +49,7 @@ def bias_numbers(kind: str, hidden: int, layers: int, directions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """One call: ``kind`` RNN, GRU or LSTM; ``rows`` steps and sequences, of at most ``steps`` and ``batch``."""
+    """A recurrent call: ``kind`` RNN, GRU or LSTM; ``rows`` steps and sequences, of at most ``steps`` and ``batch``."""
 
     kind: str
     dtype: torch.dtype
