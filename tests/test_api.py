@@ -193,7 +193,7 @@ def test_a_model_of_transformers_needs_no_batch() -> None:
     consistent(found)
 
 
-def test_a_module_that_needs_a_batch_says_so(tagger: nn.Module) -> None:
+def test_a_module_that_needs_a_batch_is_reported(tagger: nn.Module) -> None:
     with pytest.raises(WorkloadError, match="a batch is needed to train Tagger"):
         trainatomy.predict(tagger)
 
@@ -226,12 +226,12 @@ class Failing(Sparse):
 
 
 @pytest.mark.parametrize(("make", "error"), [(Sparse, SimulationError), (Failing, FactoryError)])
-def test_what_a_live_module_does_wrong_is_told(make: Callable[[], nn.Module], error: type[Exception]) -> None:
+def test_errors_of_a_live_module_are_reported(make: Callable[[], nn.Module], error: type[Exception]) -> None:
     with pytest.raises(error):
         trainatomy.predict(make(), batch={"x": torch.ones(2, 8)})
 
 
-def test_what_does_not_fit_is_still_a_bill(tagger: nn.Module, space: Any) -> None:
+def test_a_training_that_does_not_fit_has_a_breakdown(tagger: nn.Module, space: Any) -> None:
     size = 30_000  # [30000, 32] tokens with 1000 logits each: 3.8 GB for one copy of the logits
     found = trainatomy.predict(tagger, batch=space["batch"], per_device_train_batch_size=size, gpu="t4")
     assert (found.fits, found.verdict) == (False, "does not fit")
@@ -255,7 +255,7 @@ def test_memory_alone_is_the_same_memory(tagger: nn.Module, batch: Any) -> None:
     assert alone.memory == both.memory
 
 
-def test_the_same_question_has_the_same_answer(tagger: nn.Module, batch: Any) -> None:
+def test_predictions_are_repeatable(tagger: nn.Module, batch: Any) -> None:
     first, second = (trainatomy.predict(tagger, batch=batch, bf16=True) for _ in range(2))
     assert first.memory == second.memory
 

@@ -1,6 +1,6 @@
 """Allocation traces that were recorded on a GPU: their format, and the trace that is replayed.
 
-``tapes/*.json.xz`` hold PyTorch's memory history, whole, from the first allocation of the process to the last step:
+``recordings/*.json.xz`` contain the complete PyTorch memory history from the start of the process to the last step:
 ``events`` (a positive number allocates so many bytes, -n frees the allocation made n allocations ago), ``segments``
 ([index of the event, MiB, address in MiB] of each ``segment_alloc``) and ``case`` (the run, and PyTorch's own peaks).
 """
@@ -18,8 +18,8 @@ from trainatomy.allocator import AllocatorSettings, CachingAllocator
 from trainatomy.allocator.sizes import MIB
 from trainatomy.results.trace import AllocationTrace, Event, Origin
 
-TAPES = Path(__file__).parent / "tapes"
-NAMES = sorted(path.name.removesuffix(".json.xz") for path in TAPES.glob("*.json.xz"))
+RECORDINGS = Path(__file__).parent / "recordings"
+NAMES = sorted(path.name.removesuffix(".json.xz") for path in RECORDINGS.glob("*.json.xz"))
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Recording:
 @cache
 def load(name: str) -> Recording:
     """Read a recording."""
-    stored = json.loads(lzma.decompress((TAPES / f"{name}.json.xz").read_bytes()))
+    stored = json.loads(lzma.decompress((RECORDINGS / f"{name}.json.xz").read_bytes()))
     events: list[Event] = []
     count = 0
     for number in stored["events"]:

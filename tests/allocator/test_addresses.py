@@ -24,7 +24,7 @@ def test_the_first_segments_lie_in_what_the_context_left() -> None:
     assert policy.take(20 * MIB) == small - 414 * MIB - 32 * MIB
 
 
-def test_reservations_go_down_and_are_filled_up() -> None:
+def test_reservations_go_downwards_and_are_filled() -> None:
     policy, top = without_spare()
     assert policy.take(20 * MIB) == top - 32 * MIB
     assert policy.take(16 * MIB) == top - 64 * MIB
@@ -32,7 +32,7 @@ def test_reservations_go_down_and_are_filled_up() -> None:
     assert policy.take(120 * MIB) == top - 192 * MIB
 
 
-def test_the_newest_reservation_with_space_serves_wherever_it_lies() -> None:
+def test_the_newest_reservation_with_space_is_used() -> None:
     policy, _ = without_spare()
     high, low = policy.take(64 * MIB), policy.take(20 * MIB)
     policy.give_back(high, 64 * MIB)
@@ -51,7 +51,7 @@ def test_the_context_range_opens_with_the_kernels_and_is_older_than_any_other() 
     assert policy.take(20 * MIB) == top + 12 * MIB
 
 
-def test_each_handle_takes_64_mib_and_the_first_its_kernels() -> None:
+def test_each_handle_allocates_64_mib_and_the_first_loads_kernels() -> None:
     policy, top = without_spare()
     policy.kernels_loaded()  # 26 MiB below, 10 MiB at the start of the context's range
     policy.handle_created()

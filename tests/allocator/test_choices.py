@@ -17,12 +17,12 @@ def calls_of_one_convolution(grows_between: int = 0) -> AllocationTrace:
     return AllocationTrace(events, choices={FIRST: 0, SECOND: 0})
 
 
-def test_with_memory_every_workspace_is_taken() -> None:
+def test_with_enough_memory_every_workspace_is_allocated() -> None:
     result = replay(calls_of_one_convolution(), DEFAULT, 70 * MIB)
     assert (result.skipped_workspaces, result.num_alloc_retries, result.peak_reserved_bytes) == ((), 0, 70 * MIB)
 
 
-def test_a_plan_without_memory_is_tried_once_and_its_successor_kept() -> None:
+def test_a_plan_without_memory_is_tried_once_and_its_fallback_is_kept() -> None:
     result = replay(calls_of_one_convolution(), DEFAULT, 69 * MIB)
     assert result.out_of_memory is None
     assert result.skipped_workspaces == (FIRST, SECOND)
@@ -52,7 +52,7 @@ def test_other_allocations_still_fail() -> None:
     assert replay(trace, DEFAULT, 69 * MIB).out_of_memory_at == 1
 
 
-def test_what_is_asked_of_the_driver_is_known_by_event() -> None:
+def test_driver_calls_are_known_by_event() -> None:
     result = replay(calls_of_one_convolution(grows_between=10), DEFAULT, 75 * MIB)
     assert result.driver_calls == (
         DriverCall(0, "malloc", 30 * MIB),
@@ -64,7 +64,7 @@ def test_what_is_asked_of_the_driver_is_known_by_event() -> None:
     )
 
 
-def test_a_cache_that_is_given_back_and_pages_are_told_apart() -> None:
+def test_released_cache_and_unmapped_pages_are_distinguished() -> None:
     events = [Event("alloc", 0, 30 * MIB), Event("free", 0, 0), Event("alloc", 1, 40 * MIB)]
     segments = replay(AllocationTrace(events), DEFAULT, 60 * MIB).driver_calls
     assert segments == (

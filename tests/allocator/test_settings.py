@@ -19,7 +19,7 @@ def test_options_spaces_and_a_last_comma() -> None:
     assert settings.max_split_size_bytes == 128 * MIB
 
 
-def test_options_of_the_host_are_accepted() -> None:
+def test_cpu_only_options_are_accepted() -> None:
     assert AllocatorSettings.parse("pinned_use_background_threads:True,backend:native", (2, 13)) == AllocatorSettings()
 
 

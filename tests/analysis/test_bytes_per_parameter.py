@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from handmade import MIB, one_step
+from traces_by_hand import MIB, one_step
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
@@ -61,7 +61,7 @@ def test_inference_rule() -> None:
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
-def test_16_bit_weights_have_no_rule_but_a_reason(mode: str) -> None:
+def test_16_bit_weights_have_a_reason_instead_of_a_rule(mode: str) -> None:
     found = rule(mode=mode, model={"dtype": "bfloat16"})
     assert found.rule is None
     assert "low_precision_parameters" in found.reasons
@@ -74,7 +74,7 @@ def test_parts_are_bytes_per_parameter() -> None:
     assert "optimizer_states_not_created" in found.reasons
 
 
-def test_no_reasons_if_everything_is_held() -> None:
+def test_no_reasons_without_a_difference() -> None:
     found = rule(held=memory(optimizer_states=8 * MIB))
     assert (found.actual, found.rule, found.reasons) == (16.0, 16.0, ())
 

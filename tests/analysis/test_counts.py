@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from anatomy_by_hand import array, call, product
+from operations_by_hand import array, call, product
 
 from trainatomy.operators.counts import count
 from trainatomy.operators.registry import find, group_of, operator_of
@@ -67,7 +67,7 @@ def test_flop_per_element(name: str, group: str, flop: int) -> None:
     assert (work.group, work.flop, work.bytes) == (group, flop * N, 2 * 2 * N)
 
 
-def test_a_reduction_counts_what_goes_in() -> None:
+def test_a_reduction_counts_its_inputs() -> None:
     work = count(call("sum", [array(64, 32)], [array(32, storage=1)]))
     assert (work.flop, work.read, work.written) == (N, 2 * N, 2 * 32)
 
@@ -79,7 +79,7 @@ def test_lists_count_each_tensor_of_the_first_list() -> None:
     assert (work.flop, work.read, work.written) == (30, 2 * 60, 2 * 30)
 
 
-def test_what_is_only_overwritten_is_not_read() -> None:
+def test_overwritten_operands_are_not_read() -> None:
     there = array(64, 32)
     assert count(call("zero_", [there], [there], written=(0,))).read == 0
     copied = count(call("copy_", [there, array(64, 32, storage=1)], [there], written=(0,)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from anatomy_by_hand import array, call, product, step
+from operations_by_hand import array, call, product, step
 
 from trainatomy.analysis.matmul_shapes import padded_call, product_of, wasteful_shapes, with_gains
 from trainatomy.analysis.operation_table import OperationTable

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from handmade import GIB, KIB, MIB, Hand, one_step
 from hypothesis import given
 from hypothesis import strategies as st
+from traces_by_hand import GIB, KIB, MIB, Hand, one_step
 
 import trainatomy
 import trainatomy.api
@@ -90,7 +90,7 @@ def test_the_context_reduces_the_available_memory() -> None:
     assert analyze_memory(too_much(), DEFAULT, 1300 * MIB, 102 * MIB).out_of_memory is not None
 
 
-def test_nothing_fits_beside_a_context_larger_than_the_gpu() -> None:
+def test_nothing_fits_if_the_context_exceeds_the_gpu() -> None:
     point = analyze_memory(too_much(), DEFAULT, 90 * MIB, 100 * MIB).out_of_memory
     assert point is not None
     assert (point.instant.phase, point.allocated_bytes) == ("load", 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from handmade import MIB, Hand, one_step
+from traces_by_hand import MIB, Hand, one_step
 
 from trainatomy.analysis.memory import (
     COMPONENTS,
@@ -18,7 +18,7 @@ from trainatomy.analysis.purposes import lifetimes, purposes
 from trainatomy.results.memory import Line, ModuleActivations
 
 
-def test_held_after_includes_the_event_itself() -> None:
+def test_live_after_an_event_includes_the_event() -> None:
     hand = Hand()
     first, second = hand.take(512), hand.take(512)
     hand.give(first)
@@ -26,7 +26,7 @@ def test_held_after_includes_the_event_itself() -> None:
     assert [held_after(hand.trace, event) for event in range(-1, 4)] == [[], [0], [0, 1], [second], [second]]
 
 
-def test_components_sum_what_is_held() -> None:
+def test_components_sum_to_the_live_bytes() -> None:
     trace, numbers = one_step()
     kinds = purposes(trace, lifetimes(trace))
     sizes = [event.bytes for event in trace.events if event.action == "alloc"]
@@ -81,7 +81,7 @@ def test_only_activations_are_split_by_module() -> None:
     )
 
 
-def test_bytes_over_time_agree_with_what_is_held() -> None:
+def test_bytes_over_time_match_the_live_bytes() -> None:
     trace, _ = one_step()
     kinds = purposes(trace, lifetimes(trace))
     sizes = [event.bytes for event in trace.events if event.action == "alloc"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from anatomy_by_hand import array, call, product, step
+from operations_by_hand import array, call, product, step
 
 from trainatomy.analysis.matmul_shapes import wasteful_shapes
 from trainatomy.analysis.operation_table import OperationTable
@@ -34,7 +34,7 @@ def test_a_vocabulary_is_recognized_by_the_embedding_table() -> None:
     assert "resize_token_embeddings(pad_to_multiple_of=64)" in padding_advice(one) and one.gain_seconds is None
 
 
-def test_a_factory_has_no_setting_to_change() -> None:
+def test_no_setting_is_suggested_for_a_factory() -> None:
     (one,) = found(LOOKUP, product(8192, 50257, 768), model={"factory": "mine:model"})
     assert one.setting == "" and "resize_token_embeddings" in padding_advice(one)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from handmade import Hand, one_step
+from traces_by_hand import Hand, one_step
 
 from trainatomy.analysis.memory import COMPONENTS
 from trainatomy.analysis.purposes import LABELLED, Purpose, lifetimes, purposes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from anatomy_by_hand import array, call, product, step
+from operations_by_hand import array, call, product, step
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.claims import claims

@@ -67,7 +67,7 @@ def test_index_and_file_agree(entry):
 
 
 @pytest.mark.parametrize("hub_id", SAMPLE)
-def test_what_is_built_has_the_size_in_the_index(hub_id):
+def test_built_models_have_the_size_in_the_index(hub_id):
     found = architecture(hub_id)
     assert found is not None
     assert build(found.config, found.class_name) == found.parameters

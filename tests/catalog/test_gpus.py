@@ -77,12 +77,12 @@ def test_names_are_found_however_written(asked, found):
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
-def test_the_drivers_name_and_all_aliases_lead_to_the_card(one):
+def test_the_drivers_name_and_all_aliases_find_the_gpu(one):
     for name in (one.device_name, *one.aliases):
         assert find_gpu(name) is one
 
 
-def test_unknown_card_offers_the_nearest():
+def test_an_unknown_gpu_suggests_the_nearest_name():
     with pytest.raises(WorkloadError, match=r"unknown GPU 'h10'.*h100"):
         find_gpu("h10")
     with pytest.raises(WorkloadError, match="known: k80, "):
@@ -100,7 +100,7 @@ def test_h200_context_is_the_measured_one():
     assert "measured" in find_gpu("h200").source("contexts.lazy.first_tensor_bytes")
 
 
-def test_what_the_h200s_driver_keeps_is_what_cuda_does_not_offer():
+def test_memory_reserved_by_the_h200s_driver_is_not_offered_by_cuda():
     h200 = find_gpu("h200")
     assert h200.nvidia_smi_bytes - h200.memory_bytes == pytest.approx(h200.driver_reserved_bytes, abs=2**20)
 
@@ -112,7 +112,7 @@ def test_the_notebooks_v100_has_the_published_context():
         v100.context("rocm")
 
 
-def test_a_card_can_be_described():
+def test_a_gpu_can_be_described():
     described = {"name": "Imaginary large card", "memory_bytes": 2**41, "rates_flop_per_second": {"fp32": 1e15}}
     large = gpu_from_mapping(described)
     assert (large.id, large.memory_bytes, large.nvidia_smi_bytes) == ("imaginary-large-card", 2**41, None)
@@ -131,12 +131,12 @@ def test_a_card_can_be_described():
         ({"capability": 9}, "capability"),
     ],
 )
-def test_a_wrong_description_says_what_is_wrong(mapping, message):
+def test_an_invalid_description_is_explained(mapping, message):
     with pytest.raises(WorkloadError, match=message):
         gpu_from_mapping(mapping)
 
 
-def test_loading_a_card_needs_no_torch_and_reads_one_card():
+def test_loading_a_gpu_needs_no_torch_and_reads_one_file():
     code = (
         "import json, sys; from trainatomy.catalog.gpus import find_gpu; from trainatomy.catalog import files;"
         "find_gpu('t4');"

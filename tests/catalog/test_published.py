@@ -19,7 +19,7 @@ def test_time_and_throughput_agree(row):
     assert row.samples_per_second == pytest.approx(TABLE.samples / row.seconds, rel=1e-3)
 
 
-def test_memory_fits_the_card_and_its_context():
+def test_memory_fits_the_gpu_and_its_context():
     v100 = find_gpu(TABLE.gpu)
     assert v100.context("eager-cuda-11").first_tensor_bytes == TABLE.context_bytes - 2 * 2**20
     weights = 4 * 335143938  # BERT-large with a classifier, fp32

@@ -29,7 +29,7 @@ def test_versions_are_read(text: str, version: tuple[int, int]) -> None:
     assert parse_version(text) == version
 
 
-def test_what_is_no_version_is_refused() -> None:
+def test_invalid_versions_are_refused() -> None:
     with pytest.raises(WorkloadError, match="'latest' is not a version"):
         parse_version("latest")
 

@@ -51,7 +51,7 @@ def test_the_number_of_pools_was_ignored_before_torch_2():
     assert cublas_workspace_bytes((8, 0), (1, 13), env) == (4096 + 16) * 1024
 
 
-def test_cublaslt_keeps_its_own_mebibyte_until_it_shares():
+def test_cublaslt_has_its_own_mebibyte_before_it_shares():
     assert cublaslt_workspace_bytes((9, 0), (2, 11), {}) == MIB  # as on the H200's tape of torch 2.11
     assert cublaslt_workspace_bytes((9, 0), (2, 12), {}) == 0
     assert cublaslt_workspace_bytes((9, 0), (2, 11), {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1"}) == 0

@@ -64,7 +64,7 @@ def test_every_byte_has_its_component_and_the_counters_give_the_totals() -> None
     assert (found.memory.peak.step, found.memory.peak.phase) == (0, "backward")
 
 
-def test_what_the_replay_does_not_explain_is_a_line_and_a_note() -> None:
+def test_unexplained_memory_is_a_line_with_a_note() -> None:
     found = bill(counted(allocated=63 * MIB))
     assert found.memory.components.total_bytes == 600 * MIB
     assert found.memory.lines[-1].name == UNEXPLAINED and found.memory.lines[-1].bytes == MIB
@@ -73,19 +73,19 @@ def test_what_the_replay_does_not_explain_is_a_line_and_a_note() -> None:
     assert not any("peak allocated" in note for note in bill(exact).notes)
 
 
-def test_without_the_drivers_word_there_is_no_context_and_a_note() -> None:
+def test_without_driver_figures_there_is_a_note_but_no_context() -> None:
     found = bill(counted(device=None))
     assert found.memory.components.context == 0
     assert any("the breakdown has no CUDA context" in note for note in found.notes)
 
 
-def test_where_the_modules_of_the_peak_are_not_known_none_are_named() -> None:
+def test_unknown_modules_at_the_peak_are_not_listed() -> None:
     found = measured_breakdown(history(), SETUP, counted(), ())
     assert found.modules == ()
     assert "no modules" in found.notes[-1]
 
 
-def test_out_of_memory_shows_what_was_held_when_it_failed() -> None:
+def test_out_of_memory_shows_the_live_memory_at_the_failure() -> None:
     freed = [HistoryEvent(kind, ACTIVATION, 40 * MIB, 0) for kind in ("free_requested", "free_completed")]
     failed = history(
         *freed, HistoryEvent("oom", 7, 100 * MIB, 0), HistoryEvent("free_completed", GRADIENT, 10 * MIB, 0)
@@ -101,7 +101,7 @@ def test_out_of_memory_shows_what_was_held_when_it_failed() -> None:
     assert (point.requested_bytes, point.allocated_bytes, point.reserved_bytes) == (100 * MIB, 22 * MIB, 70 * MIB)
 
 
-def test_a_library_that_ran_out_is_told_by_its_message() -> None:
+def test_out_of_memory_in_a_library_is_recognized_by_its_message() -> None:
     failed = replace(history(), notes=[*history().notes, Note(4, "failed", 0, {})])
     failure = Failure(Instant(0, "optimizer", "", ""), 99 * MIB, 62 * MIB, 70 * MIB)
     found = measured_breakdown(failed, SETUP, counted(), (0,), failure)
@@ -122,7 +122,7 @@ def test_two_runs_are_one_measurement_with_the_totals_of_the_control_run() -> No
     assert found.notes[0] == "a" and "peak device memory was" in found.notes[1] and len(found.notes) == 2
 
 
-def test_runs_that_end_differently_have_no_common_bill() -> None:
+def test_runs_that_end_differently_have_no_common_breakdown() -> None:
     recorded = replace(CONTROL, memory=bill(counted()).memory, status="out of memory")
     found = merge_runs(CONTROL, recorded)
     assert (found.status, found.memory) == ("completed", None)

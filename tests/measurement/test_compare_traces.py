@@ -30,12 +30,12 @@ def test_differences_come_largest_first_and_rounded() -> None:
     assert compare_step(trace(9000, 1), trace(), step=0)[0].bytes == 9000
 
 
-def test_other_steps_do_not_count_unless_asked_for() -> None:
+def test_other_steps_count_only_on_request() -> None:
     assert compare_step(trace(512, step=1), trace(), step=0) == []
     assert len(compare_step(trace(512, step=1), trace())) == 1
 
 
-def test_the_peak_holds_what_is_alive_at_its_first_maximum() -> None:
+def test_the_peak_is_the_first_maximum_of_live_memory() -> None:
     made = trace(1024, 4096, 2048, freed=(1,))
     assert alive_at_peak(made) == [0, 1]
     assert compare_peak(made, trace(1024, 4096, 2048, 512, freed=(1,))) == []

@@ -14,7 +14,7 @@ ROWS = grid.rows()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_every_row_is_a_workload_that_bears_its_name(row: grid.Row) -> None:
+def test_every_row_is_a_workload_with_its_name(row: grid.Row) -> None:
     workload = row.workload()
     assert workload.name == row.name
     assert Workload.from_mapping(workload.to_mapping()) == workload
@@ -42,7 +42,7 @@ def test_the_draw_depends_on_seed_and_name_alone() -> None:
         assert row.held_out == (int(digest[:16], 16) < 0.4 * 2**64)
 
 
-def test_what_is_short_in_a_row_is_written_out() -> None:
+def test_short_names_of_a_row_are_expanded() -> None:
     row = next(row for row in ROWS if row.name == "t5-base-lora")
     workload = row.workload()
     assert (workload.batch_size, workload.data.sequence_length, workload.data.target_length) == (8, 512, 128)

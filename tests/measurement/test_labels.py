@@ -156,7 +156,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_real_tape_says_what_a_simulated_one_knows(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_a_measured_trace_has_the_labels_of_a_simulated_one(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     mapping = {"data": {"sequence_length": 32}, **CASES[case]}
     if case == "convolutions":
         del mapping["data"]
@@ -216,7 +216,7 @@ def test_workspaces_are_the_first_of_their_size_on_each_thread_that_stay() -> No
     assert trace.labels == {1: "cublas_workspace", 2: "cublas_workspace"}
 
 
-def test_inputs_come_between_steps_and_are_there_in_forward() -> None:
+def test_inputs_arrive_between_steps_and_exist_in_forward() -> None:
     trace = hand_made()
     labels.label_inputs(trace, lifetimes(trace))
     assert trace.labels == {0: "input", 5: "input"}
@@ -258,7 +258,7 @@ def test_a_copy_of_a_weight_is_as_large_in_every_pass() -> None:
     assert 6 not in trace.labels
 
 
-def test_a_step_with_a_pass_like_no_other_is_named() -> None:
+def test_a_step_with_a_unique_pass_is_reported() -> None:
     trace = hand_made()
     begin = next(index for index, event in enumerate(trace.events) if event.allocation == 6)
     trace.origins.append(Origin("", "", "forward", 1))
@@ -267,7 +267,7 @@ def test_a_step_with_a_pass_like_no_other_is_named() -> None:
     assert labels.attribute_repeated_passes(trace, [0]) == (1,)
 
 
-def test_a_pass_that_broke_off_is_known_as_far_as_it_went() -> None:
+def test_an_interrupted_pass_is_labelled_up_to_its_end() -> None:
     trace = hand_made()
     trace.origins[1] = trace.origins[1]._replace(module="layer")
     trace.labels[1] = "weight_copy"

@@ -133,7 +133,7 @@ def test_a_history_of_the_user_s_is_followed_from_the_beginning_of_the_watch(
         assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (memory.peak, memory.peak_reserved)
 
 
-def test_a_history_that_lost_its_beginning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_history_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows_module, "RING_EVENTS", 100)
     memory = SimulatedMemory(AllocatorSettings())
     memory.install(monkeypatch)
@@ -142,7 +142,7 @@ def test_a_history_that_lost_its_beginning_says_so(monkeypatch: pytest.MonkeyPat
     assert not watched(memory, program, 400)[0].is_complete
 
 
-def test_segments_that_expand_are_seen_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expandable_segments_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = SimulatedMemory(AllocatorSettings.parse("expandable_segments:True", (2, 11)), 600 * MIB)
     memory.install(monkeypatch)
     program = Program(memory, 3)
@@ -173,7 +173,7 @@ def test_a_block_that_another_stream_uses_is_neither_allocated_nor_free(monkeypa
     assert found.peak_allocated_bytes == 4 * MIB and found.peak_reserved_bytes == 20 * MIB
 
 
-def test_a_history_with_holes_is_followed_as_far_as_it_goes() -> None:
+def test_a_history_with_gaps_is_replayed_as_far_as_possible() -> None:
     layout = BlockLayout(AllocatorSettings())
     assert layout.allocate(4096, 1000) == 1024  # of no known segment
     assert layout.allocate(4096, 600) == 1024, "its release is missing: the range is free again, too small to be split"

@@ -79,7 +79,7 @@ say(ended=0)
     assert str(reports[0]) == "control run: training, step 2 of 9"
 
 
-def test_a_worker_gets_the_workloads_allocator_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_uses_only_the_workloads_allocator_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "from the shell")
     script = (
         "found = [os.environ.get(n, '') for n in ('PYTORCH_ALLOC_CONF', 'PYTORCH_CUDA_ALLOC_CONF')]\n"
@@ -96,7 +96,7 @@ def test_a_worker_that_dies_is_a_device_error_with_its_last_lines() -> None:
         play("print('CUDA error: misaligned', file=sys.stderr); sys.exit(3)")
 
 
-def test_a_worker_that_is_killed_hints_at_host_memory_and_says_where_it_was() -> None:
+def test_a_killed_worker_hints_at_host_memory_and_reports_its_stage() -> None:
     with pytest.raises(DeviceError, match=r"signal 9 \(control run: model loaded\).*host memory"):
         play("at('model loaded'); os.kill(os.getpid(), 9)")
 
@@ -132,7 +132,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_line_that_is_no_answer_goes_to_the_log() -> None:
+def test_a_line_that_is_not_an_answer_goes_to_the_log() -> None:
     with pytest.raises(DeviceError, match=r"(?s)exit code 3.*who printed this"):
         play("print('who printed this', flush=True); sys.exit(3)")
 
@@ -184,7 +184,7 @@ def test_many_measurements_share_a_worker_and_a_lost_one_is_replaced(
     assert worker is not None and worker._process.returncode is not None
 
 
-def test_where_no_fork_may_use_the_gpu_every_run_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpu_forks_every_run_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_worker(monkeypatch, "if '--fork' in sys.argv: say(ready=False); sys.exit()\n" + ANSWERS)
     assert measuring.measure(TINY, progress=lambda _: None).recorded_step_seconds == RESULT.step_seconds
 
@@ -194,7 +194,7 @@ def test_without_components_there_is_one_run(monkeypatch: pytest.MonkeyPatch) ->
     assert measuring.measure(TINY, components=False, progress=lambda _: None) == RESULT
 
 
-def test_what_was_measured_is_kept_where_the_recorded_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measurement_is_kept_if_the_recorded_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     script = ANSWERS.replace("recorded =", "sys.exit(4) if json.loads(line)['record'] else None; recorded =")
     fake_worker(monkeypatch, "say(ready=True)\n" + script)
     found = measuring.measure(TINY, progress=lambda _: None)
@@ -202,7 +202,7 @@ def test_what_was_measured_is_kept_where_the_recorded_run_fails(monkeypatch: pyt
     assert "the recorded run failed" in found.notes[0] and "exit code 4" in found.notes[0]
 
 
-def test_what_was_measured_is_kept_where_the_recorded_run_cannot_be_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measurement_is_kept_if_the_recorded_run_cannot_be_analyzed(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = to_plain(WorkloadError("allocator: not known"))
     fake_worker(
         monkeypatch, "say(ready=True)\n" + ANSWERS.replace(f"{DONE!r}", f"{refused!r} if recorded else {DONE!r}")
@@ -212,7 +212,7 @@ def test_what_was_measured_is_kept_where_the_recorded_run_cannot_be_settled(monk
     assert found.notes[0].endswith("there is no memory breakdown: allocator: not known")
 
 
-def test_where_no_time_is_left_that_is_what_is_said() -> None:
+def test_an_elapsed_time_limit_is_reported() -> None:
     with pytest.raises(DeviceError, match="did not end within 0 s"):
         play("time.sleep(60)", time_limit=0)
 
@@ -233,7 +233,7 @@ def test_steps_that_a_workload_names_are_run_and_no_more() -> None:
     assert measuring.jobs_for(scaled, None, components=False)[0].steps == 15
 
 
-def test_a_job_is_the_same_on_the_other_side(tmp_path: Path) -> None:
+def test_a_job_survives_serialization(tmp_path: Path) -> None:
     job = Job({"name": "x"}, 3, tmp_path / "trace", "python", record=True, most_steps=9, seconds=1.5)
     assert Job.from_json(job.to_json()) == job
 
@@ -262,7 +262,7 @@ def test_a_measurement_of_an_earlier_version_is_read() -> None:
     assert from_plain({"measurement": old}) == RESULT
 
 
-def test_everything_that_a_measurement_holds_comes_back(tmp_path: Path) -> None:
+def test_everything_in_a_measurement_survives_the_round_trip(tmp_path: Path) -> None:
     full = replace(FULL, out_of_memory=OutOfMemoryPoint(Instant(1, "backward", "layer", ""), 1, 2, 3))
     assert all(value != getattr(RESULT, name) for name, value in asdict(full).items() if name in LATER)
     write_result(tmp_path / "result.json", full)

@@ -50,7 +50,7 @@ def records() -> list[Any]:
     return [json.loads(path.read_text()) for path in Path("records").glob("*.json")]
 
 
-def test_the_bill_is_shown_beside_the_prediction_and_kept(
+def test_the_measured_breakdown_is_shown_with_the_prediction_and_saved(
     asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["measure", "w.yaml", "--time-limit", "9"]) == 0
@@ -65,7 +65,9 @@ def test_the_bill_is_shown_beside_the_prediction_and_kept(
     assert record["command"].startswith("trainatomy")
 
 
-def test_json_holds_the_gap_of_each_component(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_contains_the_difference_of_each_component(
+    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["measure", "w.yaml", "--json", "--gpu", "t4", "--no-components"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (asked["components"], asked["workload"].gpu) == (False, "t4")
@@ -82,7 +84,7 @@ def test_out_of_memory_is_a_result(asked: dict[str, Any], capsys: pytest.Capture
     assert "At the failure, in step 2, backward" in said
 
 
-def test_what_cannot_be_predicted_is_measured(
+def test_unpredictable_rows_are_measured(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
@@ -108,7 +110,7 @@ def test_what_cannot_be_predicted_is_measured(
         (replace(FULL, tape_file="x"), ["--trace", "x"], 0, ""),
     ],
 )
-def test_what_is_missing_is_told_after_what_is_there(
+def test_missing_parts_are_reported_after_the_result(
     asked: dict[str, Any],
     capsys: pytest.CaptureFixture[str],
     answer: Measurement,
@@ -123,7 +125,7 @@ def test_what_is_missing_is_told_after_what_is_there(
     assert len(records()) == 1
 
 
-def test_a_folder_of_records_that_cannot_be_written_is_told_first(
+def test_an_unwritable_record_folder_is_reported_first(
     asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("file").write_text("")
@@ -160,7 +162,7 @@ def test_without_a_gpu_nothing_is_predicted(
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_page_fits_its_width_and_says_everything(width: int) -> None:
+def test_the_page_fits_its_width_and_is_complete(width: int) -> None:
     text = render(measurement_page(FULL, None), width)
     assert max(map(len, text.splitlines())) <= width
     for part in (
@@ -182,7 +184,7 @@ def test_rates_have_three_digits() -> None:
     assert [rate(value) for value in (0.4219, 16.04, 123.4, 8192.4)] == ["0.42", "16.0", "123.4", "8,192"]
 
 
-def test_no_gap_of_components_where_there_is_no_bill() -> None:
+def test_no_component_differences_without_a_memory_breakdown() -> None:
     assert measurement_to_json(FULL, None)["gap"] is None
 
 

@@ -19,7 +19,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     return library
 
 
-def test_both_forms_and_the_process_are_read(fake: FakeNvml) -> None:
+def test_both_memory_forms_and_the_process_are_read(fake: FakeNvml) -> None:
     fake.used, fake.pid = 500 * MIB, 42
     with nvml.session() as driver:
         reading = driver.gpus[0].read(pid=42)
@@ -28,18 +28,18 @@ def test_both_forms_and_the_process_are_read(fake: FakeNvml) -> None:
     assert fake.opened == 0
 
 
-def test_what_an_old_driver_does_not_say_is_none(fake: FakeNvml) -> None:
+def test_missing_figures_of_an_old_driver_are_none(fake: FakeNvml) -> None:
     fake.has_second_form = fake.processes_answer = False
     with nvml.session() as driver:
         assert driver.gpus[0].read() == nvml.Reading(IDLE_BYTES, None, None, None)
 
 
-def test_a_process_that_holds_nothing_is_none_not_zero(fake: FakeNvml) -> None:
+def test_a_process_without_gpu_memory_is_none_not_zero(fake: FakeNvml) -> None:
     with nvml.session() as driver:
         assert driver.gpus[0].read(pid=99).process_bytes is None
 
 
-def test_the_card_is_found_by_the_uuid_that_cuda_gives(fake: FakeNvml) -> None:
+def test_the_gpu_is_found_by_its_cuda_uuid(fake: FakeNvml) -> None:
     fake.count = 3
     with nvml.session() as driver:
         gpu = driver.device(UUID)
@@ -47,7 +47,7 @@ def test_the_card_is_found_by_the_uuid_that_cuda_gives(fake: FakeNvml) -> None:
         assert driver.device("nobody") is None
 
 
-def test_no_driver_and_no_card_are_device_errors(fake: FakeNvml) -> None:
+def test_no_driver_and_no_gpu_are_device_errors(fake: FakeNvml) -> None:
     fake.count = 0
     with pytest.raises(DeviceError, match="shows no GPU"), nvml.session():
         pass
@@ -89,7 +89,7 @@ def own_pid(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getpid", lambda: 4711)
 
 
-def test_the_meter_takes_off_what_the_idle_card_held(fake: FakeNvml, own_pid: None) -> None:
+def test_the_meter_subtracts_the_memory_of_the_idle_gpu(fake: FakeNvml, own_pid: None) -> None:
     assert measured(fake, alone=True) == DeviceMemory(
         device_bytes=900 * MIB,
         process_bytes=900 * MIB,
@@ -99,23 +99,23 @@ def test_the_meter_takes_off_what_the_idle_card_held(fake: FakeNvml, own_pid: No
     )
 
 
-def test_beside_others_only_the_process_counts(fake: FakeNvml, own_pid: None) -> None:
+def test_only_the_own_process_counts_on_a_shared_gpu(fake: FakeNvml, own_pid: None) -> None:
     assert measured(fake, alone=False) == DeviceMemory(900 * MIB, 900 * MIB, None, None, 527 * MIB)
 
 
-def test_beside_others_and_without_the_process_nothing_is_known(fake: FakeNvml) -> None:
+def test_memory_is_unknown_if_only_other_processes_are_listed(fake: FakeNvml) -> None:
     fake.processes_answer = False
     assert measured(fake, alone=False) == DeviceMemory(None, None, None, None, None)
 
 
-def test_a_meter_without_a_driver_knows_nothing() -> None:
+def test_a_meter_without_a_driver_has_no_figures() -> None:
     meter = Meter(None, is_exclusive=True)
     meter.choose(UUID)
     meter.read_context(2 * MIB)
     assert meter.result() == DeviceMemory(None, None, None, None, None)
 
 
-def test_others_on_the_card_are_named_and_do_not_change_our_figures(fake: FakeNvml, own_pid: None) -> None:
+def test_other_processes_on_the_gpu_are_listed_and_change_no_figure(fake: FakeNvml, own_pid: None) -> None:
     fake.others = {1: 3 * MIB, 99999999: None}
     with nvml.session() as driver:
         meter = Meter(driver, is_exclusive=True)
@@ -133,7 +133,7 @@ def test_others_on_the_card_are_named_and_do_not_change_our_figures(fake: FakeNv
     assert note.startswith("2 other processes use the GPU: device memory is the driver's figure for this process")
 
 
-def test_in_a_container_the_process_that_came_is_ours(fake: FakeNvml) -> None:
+def test_in_a_container_the_new_process_is_the_own_one(fake: FakeNvml) -> None:
     fake.pid, fake.used = 1, 3 * MIB
     with nvml.session() as driver:
         meter = Meter(driver, is_exclusive=True)
@@ -145,7 +145,7 @@ def test_in_a_container_the_process_that_came_is_ours(fake: FakeNvml) -> None:
         assert [one.pid for one in meter.other_processes()] == [1]
 
 
-def test_others_that_cannot_be_told_apart_are_noted(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indistinguishable_processes_are_noted(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.others = {1: 3 * MIB, 2: 4 * MIB}
     fake.pid = 3
     with nvml.session() as driver:
@@ -189,7 +189,7 @@ def test_stages_are_read_from_both(fake: FakeNvml, own_pid: None, monkeypatch: p
         (None, UUID, f"GPU-{UUID}"),
     ],
 )
-def test_a_mig_instance_is_a_card_of_its_own(
+def test_a_mig_instance_is_a_separate_gpu(
     fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, uuid: str, found: str
 ) -> None:
     fake.instances = ("MIG-one", "MIG-two")
@@ -205,7 +205,7 @@ def test_a_mig_instance_is_a_card_of_its_own(
         assert only is not None and only.is_instance and only.name == "NVIDIA H200 MIG 1g.18gb"
 
 
-def test_a_card_that_cannot_be_read_does_not_keep_another_from_being_measured(fake: FakeNvml, own_pid: None) -> None:
+def test_an_unreadable_gpu_does_not_prevent_measuring_another(fake: FakeNvml, own_pid: None) -> None:
     fake.count, fake.unreadable, fake.lost = 3, (0,), (1,)
     assert measured(fake, alone=True).device_bytes == 900 * MIB
     with nvml.session() as driver:
@@ -216,7 +216,7 @@ def test_a_card_that_cannot_be_read_does_not_keep_another_from_being_measured(fa
             driver.gpus[0].read()
 
 
-def test_of_a_card_that_cannot_be_read_nothing_is_known(fake: FakeNvml) -> None:
+def test_nothing_is_known_of_an_unreadable_gpu(fake: FakeNvml) -> None:
     fake.unreadable = (0,)
     assert measured(fake, alone=True) == DeviceMemory(None, None, None, None, None)
     fake.lost = (0,)

@@ -84,7 +84,7 @@ def test_a_fork_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"allocator": "expandable_segments:True"}, False),
     ],
 )
-def test_what_a_fork_could_not_measure_is_not_forked(workload: dict[str, object], may: bool) -> None:
+def test_jobs_that_a_fork_cannot_measure_are_not_forked(workload: dict[str, object], may: bool) -> None:
     assert processes.can_fork(Job(workload)) is may
 
 
@@ -125,7 +125,7 @@ def campaigns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaigns:
     return made
 
 
-def test_rows_alone_come_last_and_results_carry_the_draw(campaigns: Campaigns) -> None:
+def test_exclusive_rows_run_last_and_results_contain_the_draw(campaigns: Campaigns) -> None:
     campaigns.run()
     assert campaigns.started == [(name, name == "bert-large-fp32") for name in NAMES]
     lines = campaigns.lines("measured.jsonl")
@@ -138,14 +138,14 @@ def row(name: str) -> grid.Row:
     return next(row for row in grid.rows() if row.name == name)
 
 
-def test_what_is_measured_is_not_measured_again(campaigns: Campaigns) -> None:
+def test_measured_rows_are_not_measured_again(campaigns: Campaigns) -> None:
     campaigns.run("--only", "heldout")
     campaigns.run()
     assert sorted(name for name, _ in campaigns.started) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("change", [{"status": "out of memory"}, {"num_alloc_retries": 2}])
-def test_short_of_memory_beside_others_is_tried_again_alone(campaigns: Campaigns, change: dict[str, object]) -> None:
+def test_out_of_memory_on_a_shared_gpu_is_retried_alone(campaigns: Campaigns, change: dict[str, object]) -> None:
     campaigns.answers["gpt2-eager"] = [replace(RESULT, **change), RESULT]  # type: ignore[arg-type]
     campaigns.run()
     assert campaigns.started[-1] == ("gpt2-eager", True)
@@ -159,7 +159,7 @@ def test_a_worker_without_a_result_is_a_failure_with_its_last_lines(campaigns: C
     assert line["name"] == "bert-base-mlm" and "last words" in str(line["message"])
 
 
-def test_a_row_runs_once_for_its_time_and_once_for_what_held_the_memory(campaigns: Campaigns) -> None:
+def test_a_row_runs_once_for_time_and_once_for_components(campaigns: Campaigns) -> None:
     recorded = replace(RESULT, memory=MEMORY, recorded_step_seconds=0.2, peak_allocated_bytes=11)
     campaigns.answers["bert-large-fp32"] = [RESULT, recorded]
     campaigns.run(record=True)
@@ -172,12 +172,12 @@ def test_a_row_runs_once_for_its_time_and_once_for_what_held_the_memory(campaign
     assert sorted(path.name for path in campaigns.folder.iterdir()) == ["measured.jsonl"]
 
 
-def test_with_float16_both_runs_are_long_enough_for_the_scale_to_settle(campaigns: Campaigns) -> None:
+def test_both_float16_runs_are_long_enough_for_the_loss_scale_to_stabilize(campaigns: Campaigns) -> None:
     campaigns.run(record=True)
     assert {job.steps for job in campaigns.jobs if job.workload["name"] == "bert-base-fp16"} == {8, 10}
 
 
-def test_where_the_recorded_run_fails_the_other_is_kept(campaigns: Campaigns) -> None:
+def test_the_control_run_is_kept_if_the_recorded_run_fails(campaigns: Campaigns) -> None:
     campaigns.answers["gpt2-eager"] = [RESULT, None]
     assert campaigns.run(record=True).failed == ["gpt2-eager"]
     (line,) = campaigns.lines("failed.jsonl")

@@ -62,7 +62,7 @@ def test_operations_find_their_seconds() -> None:
     assert found.joined.seconds == found.joined.of_seconds == 10.0
 
 
-def test_what_finds_no_partner_is_named() -> None:
+def test_unmatched_operations_are_listed() -> None:
     extra = Profiled("aten::topk", (), 0.5)
     found = join(predicted(MM, ZEROS, OTHER), [extra, mm(1.0, (8, 4), (4, 2)), mm(2.0, (8, 2), (2, 6))])
     assert list(found.seconds) == [1.0, None, 2.0]
@@ -177,7 +177,7 @@ def test_events_as_a_tree() -> None:
     assert second.children[0].shapes == ((8, 4), (), ())
 
 
-def test_time_that_no_operation_claims_is_somebodys_too() -> None:
+def test_unassigned_time_is_attributed() -> None:
     launched = event("aten::add", 0.0, [("add", 40.0)])
     runner = [event(name, 1.0, [(name, 40.0)], kind="CUDA") for name in ("add", "gemm")]
     *_, last = tree([launched, *runner])
@@ -213,7 +213,7 @@ def _workload() -> Workload:
     return Workload.from_mapping({"model": {"id": "google-bert/bert-base-uncased"}, "gpu": "h200"})
 
 
-def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_in_a_separate_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def ran(command: list[str], **_: object) -> Any:
         asked, answered = map(Path, command[-2:])
         assert json.loads(asked.read_text())["model"]["id"] == "google-bert/bert-base-uncased"
@@ -224,7 +224,7 @@ def test_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert profiling.profile(_workload()) == (mm(1.0, (8, 4)),)
 
 
-def test_a_process_that_fails_is_told() -> None:
+def test_a_process_that_fails_is_reported() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU, which would be used")
     with pytest.raises(DeviceError, match=r"profiling failed[\s\S]*finds no GPU"):

@@ -37,7 +37,7 @@ def test_no_error_has_grown() -> None:
     assert limits.violations(outcomes.read(report.ERRORS), limits.read()) == []
 
 
-def test_limits_are_no_wider_than_what_is_published() -> None:
+def test_limits_are_no_wider_than_the_published_errors() -> None:
     """A limit that stands above the shipped errors would let them grow unseen."""
     assert limits.of(outcomes.read(report.ERRORS)) == limits.read()
 
@@ -96,7 +96,7 @@ def drawn() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("measured", drawn(), ids=lambda each: f"{each['name']} ({outcomes.set_of(each)})")
-def test_a_sample_is_predicted_again_as_published(measured: dict[str, Any]) -> None:
+def test_a_sample_of_rows_is_predicted_as_published(measured: dict[str, Any]) -> None:
     """A row of the records is really predicted again: the same bytes and seconds as in errors.json.
 
     With other versions of the libraries than the published run had, the errors may not grow.
@@ -121,7 +121,7 @@ def test_a_sample_is_predicted_again_as_published(measured: dict[str, Any]) -> N
 ABOUT = About("Tool", ("pytest",), "allocated", "by asking")
 
 
-def test_a_rival_is_compared_on_what_it_answered_and_we_on_the_same_rows() -> None:
+def test_other_tools_and_trainatomy_are_compared_on_the_same_rows() -> None:
     rows = [Outcome(name, "tuning", {"allocated": 100 + index}, {"allocated": 100}) for index, name in enumerate("abc")]
     again = Outcome("a", "H100", {"allocated": 1}, {"allocated": 100})
     said = Said(ABOUT, "2026-11-21", {}, 0.1, {"a": 150, "c": 80, "gone": 1}, {"b": "NoAnswer: too new"})
@@ -135,7 +135,7 @@ def test_a_rival_is_compared_on_what_it_answered_and_we_on_the_same_rows() -> No
     assert rivalry.about([said])[1] == "  No answer: 1 × too new."
 
 
-def test_whatever_a_rival_raises_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_exception_of_another_tool_counts_as_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(row: dict[str, Any]) -> int:
         if row["name"] == "a":
             return 7
@@ -150,7 +150,7 @@ def test_whatever_a_rival_raises_is_no_answer(tmp_path: Path, monkeypatch: pytes
     assert run_rivals.kept(tmp_path) == [said]
 
 
-def test_a_rival_that_takes_too_long_does_not_answer() -> None:
+def test_another_tool_that_times_out_gives_no_answer() -> None:
     import time
 
     module: Any = SimpleNamespace(ABOUT=ABOUT, answer=lambda row: time.sleep(60), __name__="rivals.tool")
@@ -159,7 +159,7 @@ def test_a_rival_that_takes_too_long_does_not_answer() -> None:
     assert found["a"]["rivals.tool"]["problem"] == "took more than 0.2 s"
 
 
-def test_shipped_answers_are_of_rows_that_were_measured() -> None:
+def test_shipped_answers_of_other_tools_are_for_measured_rows() -> None:
     names = {row["name"] for row in run_rivals.rows()}
     for said in run_rivals.kept():
         assert said.answers.keys() | said.no_answers.keys() == names, said.about.tool
@@ -167,7 +167,7 @@ def test_shipped_answers_are_of_rows_that_were_measured() -> None:
         assert said.about.figure in outcomes.FIGURES
 
 
-def test_mem_tracker_is_asked_in_a_loop_with_accumulation() -> None:
+def test_mem_tracker_runs_in_a_loop_with_accumulation() -> None:
     """On fake tensors of the CPU, where it runs without a GPU: parameters, gradients and states are all in its peak."""
     from rivals import mem_tracker
 
@@ -185,7 +185,7 @@ def test_mem_tracker_is_asked_in_a_loop_with_accumulation() -> None:
 # Components
 
 
-def test_components_are_held_against_the_measured_total() -> None:
+def test_components_are_compared_with_the_measured_total() -> None:
     measured = line("x", allocated=1, memory=MEMORY, nvml_used_bytes=1, idle_bytes=0)
     components = replace(MEMORY.components, weights=MEMORY.components.weights + 3)
     predicted = replace(MEMORY, components=components)
@@ -199,7 +199,7 @@ def test_components_are_held_against_the_measured_total() -> None:
     assert outcomes.compared(line("x", allocated=1), predicted) == ({}, None)
 
 
-def test_components_are_kept_with_a_run(tmp_path: Path) -> None:
+def test_components_are_saved_with_a_run(tmp_path: Path) -> None:
     run = Run({}, "", (one(0, parts={"weights": (1, 2)}, same_instant=False), one(0)))
     outcomes.write(run, tmp_path / "errors.json")
     assert outcomes.read(tmp_path / "errors.json") == run

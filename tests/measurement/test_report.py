@@ -56,14 +56,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Workload]:
     return found
 
 
-def test_a_prediction_is_made_for_the_card_and_the_software_that_were_measured(asked: list[Workload]) -> None:
+def test_a_prediction_uses_the_measured_gpu_and_software(asked: list[Workload]) -> None:
     found = outcomes.outcome(line("x", allocated=80), "h100")
     assert (asked[0].gpu, asked[0].software.torch) == ("h100", "2.11.0")
     assert found.error("allocated") == pytest.approx(0.25)
     assert found.error("reserved") == 0
 
 
-def test_beside_others_the_process_is_compared_without_what_nvml_leaves_out(asked: list[Workload]) -> None:
+def test_the_process_figure_excludes_the_nvml_gap_on_a_shared_gpu(asked: list[Workload]) -> None:
     shortfall = outcomes.cards()[CARD]["process_shortfall_bytes"]
     shared = line("x", allocated=80, process_bytes=70 * MIB - shortfall, nvml_used_bytes=None, idle_bytes=None)
     assert outcomes.outcome(shared).error("device") == 0
@@ -97,11 +97,11 @@ def test_held_out_and_tuned_rows_are_apart(asked: list[Workload]) -> None:
     assert "| Bert | 1 | 0.000 % | 0.000 % | 0.000 % | 0 | 0.000 % |" in text
 
 
-def test_running_out_of_memory_is_shown_as_such(asked: list[Workload]) -> None:
+def test_running_out_of_memory_is_shown(asked: list[Workload]) -> None:
     assert outcomes.outcome(line("x", allocated=80, status="out of memory")).problem == "out of memory"
 
 
-def test_a_run_that_is_kept_is_read_back(tmp_path: Path) -> None:
+def test_a_saved_run_can_be_read_back(tmp_path: Path) -> None:
     step = Step(0.1, (0.08, 0.15), "host", 0.09, 0.05, {"a": 0.11})
     one = Outcome("x", "tuning", {"allocated": 1, "device": None}, {"allocated": 2, "device": 3}, step=step)
     run = Run({"torch": "2"}, "0", (one,))
@@ -109,7 +109,7 @@ def test_a_run_that_is_kept_is_read_back(tmp_path: Path) -> None:
     assert outcomes.read(tmp_path / "errors.json") == run
 
 
-def test_a_step_is_held_against_every_occasion_on_which_it_was_measured(asked: list[Workload]) -> None:
+def test_a_step_is_compared_with_each_measurement_session(asked: list[Workload]) -> None:
     alone = line("x", allocated=80, step_seconds=0.125) | {
         "alone": True,
         "occasion": "slow",
@@ -123,14 +123,14 @@ def test_a_step_is_held_against_every_occasion_on_which_it_was_measured(asked: l
     assert not replace(step, measured={"quick": 0.16}).holds("quick")
 
 
-def test_the_time_of_a_row_that_shared_its_card_is_no_time_of_the_training(asked: list[Workload]) -> None:
+def test_times_measured_on_a_shared_gpu_do_not_count(asked: list[Workload]) -> None:
     step = outcomes.outcome(line("x", allocated=80, step_seconds=0.1)).step
     assert step is not None and step.measured == {}
     ran_out = line("x", allocated=80, step_seconds=0.1, status="out of memory") | {"alone": True}
     assert steps.measured(ran_out) == {}
 
 
-def test_times_of_other_occasions_go_to_the_same_row_on_the_same_card(tmp_path: Path) -> None:
+def test_times_of_other_sessions_belong_to_the_same_row_and_gpu(tmp_path: Path) -> None:
     entries = [("b", "x", False, 1.0, CARD), ("b", "x", True, 2.0, CARD), ("b", "x", False, 3.0, "another")]
     keys = ("occasion", "row", "tiny", "step_seconds", "gpu")
     file = tmp_path / "steps.jsonl"
@@ -142,9 +142,7 @@ def test_times_of_other_occasions_go_to_the_same_row_on_the_same_card(tmp_path: 
     assert "on_several_occasions" not in one  # one row alone makes no line of quickest ones
 
 
-def test_the_quickest_occasion_of_a_set_with_several_is_one_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fastest_of_several_sessions_is_a_separate_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "MANY", 1)
     again = {"occasion": "b", "row": "x", "tiny": False, "step_seconds": 1.0, "gpu": CARD}
     file = tmp_path / "steps.jsonl"
@@ -162,14 +160,14 @@ def timed_row(name: str, predicted: float, measured: float, bound: str = "host")
     return Outcome(name, "held out", {}, {}, step=step)
 
 
-def test_order_is_asked_of_pairs_that_differ() -> None:
+def test_order_is_checked_for_pairs_that_differ() -> None:
     pairs = [(1.0, 1.0), (1.2, 1.05), (1.1, 2.0), (3.0, 3.0)]  # 1.0 and 1.05 are too close; 1.2 > 1.1 is wrong
     found = [row.step for row in (timed_row("x", *pair) for pair in pairs) if row.step]
     assert steps.order(found, "a") == (4, 5)
     assert steps.order([replace(step, seconds=1.0) for step in found], "a") == (0, 5)
 
 
-def test_times_are_told_by_set_and_occasion_by_bound_by_family_and_by_row() -> None:
+def test_times_are_listed_by_set_session_bound_family_and_row() -> None:
     members = [timed_row("x", 1.0, 1.0), timed_row("y", 2.5, 2.0), timed_row("z", 4.0, 4.4, "arithmetic")]
     run = Run({}, "", [*members, Outcome("w", "held out", {}, {})])
     text = "\n".join(step_tables.section(run, [line(name, allocated=1) for name in "wxyz"]))
@@ -185,14 +183,14 @@ def test_times_are_told_by_set_and_occasion_by_bound_by_family_and_by_row() -> N
     assert step_tables.section(Run({}, "", []), []) == []
 
 
-def test_occasions_that_share_rows_are_held_against_each_other() -> None:
+def test_measurement_sessions_with_common_rows_are_compared() -> None:
     row = timed_row("x", 1.0, 2.0)
     assert row.step is not None
     both = replace(row, step=replace(row.step, measured={"a": 2.0, "b": 3.0}))
     assert step_tables.again(Run({}, "", [both, row]))[0].startswith("The same 1 rows took 1.50 times as long")
 
 
-def test_what_bounds_a_step_is_held_against_how_long_the_gpu_worked(tmp_path: Path) -> None:
+def test_the_predicted_bound_is_compared_with_the_gpu_busy_time(tmp_path: Path) -> None:
     def profiled(name: str, busy_share: float) -> dict[str, Any]:
         return {"row": name, "tiny": False, "kernels": 0, "kernel_seconds": busy_share, "step_seconds": 1.0}
 
@@ -210,7 +208,7 @@ def test_what_bounds_a_step_is_held_against_how_long_the_gpu_worked(tmp_path: Pa
     assert "| 85% and more | 1 | 0 | 1 |" in table
 
 
-def test_what_bounds_a_step_is_named_right_wherever_it_is_plain() -> None:
+def test_the_bound_of_a_step_is_right_where_it_is_clear() -> None:
     found = busy.busy(outcomes.read(report.ERRORS))
     assert len(found) > 30
     for one in found:
@@ -219,14 +217,14 @@ def test_what_bounds_a_step_is_named_right_wherever_it_is_plain() -> None:
     assert sorted(abs(one.error) for one in found)[len(found) // 2] < 0.03
 
 
-def test_every_shipped_occasion_is_described() -> None:
+def test_every_shipped_measurement_session_is_described() -> None:
     known = steps.occasions()
     found = {occasion for each in report.shipped() for occasion in steps.measured(each)}
     assert found <= {*known, steps.QUICKEST}
     assert all(one.keys() == {"title", "how", "host"} for one in known.values())
 
 
-def test_changes_between_runs_are_told() -> None:
+def test_changes_between_runs_are_described() -> None:
     one = Outcome("x", "tuning", {"allocated": 100}, {"allocated": 100})
     runs = [Run({}, "", [each]) for each in (one, replace(one, predicted={"allocated": 101}))]
     assert outcomes.changes(*runs) == ["x allocated: +0.0000 % -> +1.0000 %"]
@@ -266,7 +264,7 @@ def test_shipped_rows_are_rows_of_the_grid_and_were_held_out_as_it_says() -> Non
             assert each["held_out"] == grid_rows[each["name"]].held_out, each["name"]
 
 
-def test_what_nvml_leaves_out_of_a_process_is_what_the_records_show() -> None:
+def test_the_nvml_gap_of_a_process_matches_the_records() -> None:
     both = [each for each in report.shipped() if outcomes.has_card(each) and each["process_bytes"] is not None]
     shortfalls = {(each["gpu"], each["device_bytes"] - each["process_bytes"]) for each in both}
     assert shortfalls == {(gpu, known["process_shortfall_bytes"]) for gpu, known in outcomes.cards().items()}

@@ -55,7 +55,7 @@ def test_after_an_error_of_cudas_what_was_read_stays(clock: Stopwatch, monkeypat
 
 
 @pytest.mark.parametrize("device", [None, 1])
-def test_stamps_are_those_of_the_gpu_that_works(
+def test_timestamps_are_those_of_the_working_gpu(
     clock: Stopwatch, monkeypatch: pytest.MonkeyPatch, device: int | None
 ) -> None:
     stamp = LateEvent(enable_timing=True)

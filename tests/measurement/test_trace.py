@@ -55,7 +55,7 @@ def test_only_segments_returned_without_a_growth_were_an_emptied_cache() -> None
     assert [event.action for event in to_trace(retried).events] == ["alloc"]
 
 
-def test_notes_fall_between_the_allocations_that_they_were_taken_between(tmp_path: Path) -> None:
+def test_notes_are_placed_between_the_right_allocations(tmp_path: Path) -> None:
     trace = [
         entry("segment_alloc", 64, 2**21),
         entry("alloc", 64, 4),
@@ -81,7 +81,7 @@ def test_without_notes_everything_is_one_step() -> None:
     assert to_trace(history(("alloc", 1, 4))).origins == [("", "", "other", 0)]
 
 
-def test_stacks_are_kept_once_each_and_reach_the_origins(tmp_path: Path) -> None:
+def test_stacks_are_stored_once_and_reach_the_origins(tmp_path: Path) -> None:
     trace = [entry("alloc", 1, 4, frames=STACK), entry("alloc", 2, 4), entry("alloc", 3, 4, frames=STACK)]
     histories.write(histories.from_snapshot({}, trace), tmp_path / "tape.json.gz")
     read = histories.read(tmp_path / "tape.json.gz")
@@ -114,7 +114,7 @@ def test_an_out_of_memory_event_has_no_address() -> None:
     ("name", "kept"),
     [("at::native::layer_norm_cuda(at::Tensor const&)", True), ("c10::cuda::CUDACachingAllocator::malloc", False)],
 )
-def test_of_cpp_frames_only_telling_ones_stay(name: str, kept: bool) -> None:
+def test_only_informative_cpp_frames_are_kept(name: str, kept: bool) -> None:
     assert bool(shorten_stack([{"filename": "??", "line": 0, "name": name}])) is kept
 
 

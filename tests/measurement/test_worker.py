@@ -86,7 +86,7 @@ def test_each_job_has_a_child_of_its_own(monkeypatch: pytest.MonkeyPatch, pipe: 
     assert stages[-1] != str(os.getpid())
 
 
-def test_how_a_child_ended_is_told(monkeypatch: pytest.MonkeyPatch, pipe: Any) -> None:
+def test_the_exit_of_a_child_is_described(monkeypatch: pytest.MonkeyPatch, pipe: Any) -> None:
     runs(monkeypatch, lambda *_: os.kill(os.getpid(), 9))
     assert worker._run_in_child(Job({}), pipe[0]) == -9
     runs(monkeypatch, lambda *_: sys.exit(3))
@@ -94,7 +94,7 @@ def test_how_a_child_ended_is_told(monkeypatch: pytest.MonkeyPatch, pipe: Any) -
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_a_worker_serves_jobs_only_where_forks_can_use_the_gpu(
+def test_a_worker_accepts_jobs_only_where_forks_can_use_the_gpu(
     monkeypatch: pytest.MonkeyPatch, pipe: Any, ready: bool
 ) -> None:
     served: list[Job] = []
@@ -107,7 +107,7 @@ def test_a_worker_serves_jobs_only_where_forks_can_use_the_gpu(
     assert pipe[1]() == [{"ready": ready}] + [{"ended": -6}] * len(served)
 
 
-def test_without_forks_a_worker_serves_one_job(monkeypatch: pytest.MonkeyPatch, pipe: Any) -> None:
+def test_without_forks_a_worker_runs_one_job(monkeypatch: pytest.MonkeyPatch, pipe: Any) -> None:
     monkeypatch.setattr(worker, "_redirect_stdout", lambda: pipe[0])
     monkeypatch.setattr(worker, "_run", lambda job, _: 0)
     monkeypatch.setattr(sys, "stdin", io.StringIO((Job({}).to_json() + "\n") * 2))

@@ -34,7 +34,7 @@ def test_softmax_kept_its_input_until_1_11(builtin: object) -> None:
 
 @pytest.mark.parametrize("builtin", [torch.softmax, torch.log_softmax])
 @pytest.mark.parametrize("dtype", [None, torch.float64])
-def test_values_and_gradients_are_those_of_today(builtin: object, dtype: torch.dtype | None) -> None:
+def test_values_and_gradients_match_current_releases(builtin: object, dtype: torch.dtype | None) -> None:
     scores, weights = torch.randn(3, 5, requires_grad=True), torch.randn(3, 5)
     results = []
     for function in (builtin, functions_of((1, 10))[builtin]):
@@ -64,7 +64,7 @@ def test_a_mask_of_fp32_lifts_half_scores() -> None:
         assert attention_of_2022(nn.Identity(), query, key, value, None)[1].dtype == torch.float32
 
 
-def test_transformers_is_given_back() -> None:
+def test_transformers_is_restored() -> None:
     mapping = pytest.importorskip("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS._global_mapping
     before = dict(mapping)
     with software_of("2022"):

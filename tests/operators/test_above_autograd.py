@@ -54,7 +54,7 @@ def test_one_hot_and_softmax() -> None:
     assert above_autograd.log_softmax(meta(2, 3), -1).dtype == torch.float32
 
 
-def test_recurrent_layers_as_python_calls_them() -> None:
+def test_recurrent_layers_accept_the_arguments_of_python() -> None:
     layer = torch.nn.GRU(8, 16, batch_first=True, device="meta")
     out, state = LAYERS[torch.gru](meta(2, 5, 8), meta(1, 2, 16), layer._flat_weights, True, 1, 0.0, True, False, True)
     assert (out.shape, state.shape) == ((2, 5, 16), (1, 2, 16))

@@ -60,7 +60,7 @@ class TestSumsOverRows:
         # 65,536 rows: 2048 values a thread, grid ⌈15/8⌉ = 2, blocks min(⌈132·8/2⌉, ⌈2048/16⌉) = 128.
         assert scratch(plan(aten.sum.dim_IntList, meta(65536, 30), [0], True)) == [4 * 30 * 128 * 8 * 2, 8]
 
-    def test_more_threads_of_a_smaller_card(self):
+    def test_more_threads_on_a_smaller_gpu(self):
         turing = Processor((7, 5), 40, (2, 11))
         # 40 multiprocessors of 1024 threads hold 320 blocks of 128: ⌈320/8⌉ = 40 > 32 blocks wanted for 512 values.
         assert scratch(plan(aten.sum.dim_IntList, meta(2048, 1024), [0], True, processor=turing)) == [16777216, 32]
@@ -120,7 +120,7 @@ def test_a_reduction_beyond_32_bits_is_cut():
 
 
 class TestNorms:
-    def test_layer_norm_takes_nothing_but_copies(self):
+    def test_layer_norm_allocates_only_copies(self):
         assert scratch(plan(aten.native_layer_norm.default, meta(8, 16), [16], meta(16), meta(16), 1e-5)) == []
         strided = meta(16, 8).t()
         assert plan(aten.native_layer_norm.default, strided, [16], meta(16), meta(16), 1e-5)[0].bytes == 8 * 16 * 4
@@ -131,7 +131,7 @@ class TestNorms:
         operator = aten.native_layer_norm_backward.default
         return plan(operator, x, x, [columns], stat, stat, weight, weight, [True, True, True], processor=processor)
 
-    def test_backward_of_bert_takes_nothing(self):
+    def test_backward_of_bert_allocates_no_workspace(self):
         assert self.backward(2048, 1024) == [Out(0), Out(1), Out(2)]
         assert self.backward(65536, 128) == [Out(0), Out(1), Out(2)]
 
@@ -246,14 +246,14 @@ def test_columns_begin_as_large_as_the_input():
     ]
 
 
-def test_batch_norm_copies_a_gradient_that_lies_otherwise():
+def test_batch_norm_copies_a_gradient_of_another_memory_format():
     data, weight, other = meta(2, 8, 5), meta(8), meta(2, 5, 8).transpose(1, 2)
     args = (data, weight, weight, weight, weight, weight, True, 1e-5, [True, True, True])
     assert scratch(plan(aten.native_batch_norm_backward.default, other, *args)) == [320]
     assert scratch(plan(aten.native_batch_norm_backward.default, data, *args)) == []
 
 
-def test_dropout_takes_its_mask_first():
+def test_dropout_allocates_its_mask_first():
     assert plan(aten.native_dropout.default, meta(4, 8), 0.1, True) == [Out(1), Out(0)]
     assert plan(aten.native_dropout.default, meta(4, 8), 0.1, False) == [Out(0), Out(1)]
 

@@ -192,7 +192,7 @@ class TestEfficient:
         assert stream[3] == ("out", 2 * 4 * 100 * 112 * 2)
 
 
-def test_safe_softmax_takes_its_masks() -> None:
+def test_safe_softmax_allocates_its_masks() -> None:
     scores = torch.empty(2, 4, 16, 32, device="meta")
     stream = taken(_aten._safe_softmax.default, scores, -1)
     assert stream == [("out", 2 * 4 * 16 * 32 * 4), ("take", 2 * 4 * 16 * 32), ("take", 2 * 4 * 16), ("take", 4)]

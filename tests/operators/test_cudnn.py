@@ -105,7 +105,7 @@ def asked(line: dict[str, Any]) -> Convolution:
     return Convolution(*shapes, getattr(torch, line["dtype"]), told[0], told[1], told[2], *how, 132)
 
 
-def test_random_convolutions_are_met_as_often_as_is_claimed() -> None:
+def test_random_convolutions_match_as_often_as_documented() -> None:
     swapped: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}
     exact = missed = taken = 0
     lines = sample("convolution")
@@ -119,7 +119,7 @@ def test_random_convolutions_are_met_as_often_as_is_claimed() -> None:
     assert missed / taken < 0.3
 
 
-def test_random_recurrent_layers_are_met_nearly_always() -> None:
+def test_random_recurrent_layers_match_nearly_always() -> None:
     hits = total = 0
     for line in sample("recurrence"):
         rows, directions = line["steps"] * line["batch"], 2 if line["bidirectional"] else 1
@@ -137,7 +137,7 @@ def test_random_recurrent_layers_are_met_nearly_always() -> None:
     assert hits / total > 0.95
 
 
-def test_what_a_recurrent_layer_keeps_besides() -> None:
+def test_workspace_reserve_and_state_of_recurrent_layers() -> None:
     assert dropout_state_bytes(132) == 6_488_064
     weights = 3 * 384 * ((300 + 384) + 2 * (384 + 384))
     assert 4 * (weights + bias_numbers("GRU", 384, 3, 1)) == 10_257_408

@@ -35,7 +35,7 @@ def copies(func: Any, *args: Any) -> list[int]:
 
 
 class TestOperandsOfCublas:
-    def test_rows_columns_and_slices_are_taken_as_they_are(self) -> None:
+    def test_rows_columns_and_slices_are_used_without_a_copy(self) -> None:
         assert not copies(_aten.mm.default, meta(8, 16), meta(16, 4))
         assert not copies(_aten.mm.default, meta(16, 8).t(), meta(4, 16).t())
         assert not copies(_aten.mm.default, meta(8, 32)[:, :16], meta(16, 4))
@@ -58,7 +58,7 @@ class TestOperandsOfCublas:
 
 
 class TestWorkspaces:
-    def test_an_h200_as_on_its_tapes(self) -> None:
+    def test_workspaces_of_an_h200_match_its_traces(self) -> None:
         """32 MiB for each thread, and 1 MiB more at a thread's first product with a bias (torch 2.11)."""
         workspaces = WorkspaceTracker(H200)
         assert workspaces.before("aten::add", "forward") == []
@@ -119,7 +119,7 @@ class TestConvolutions:
         args = self.args(meta(2, 16, 8, 8), meta(32, 16, 3, 3))
         assert plan_of(_aten.convolution.default, *args, processor=V100) == [Out(0)]
 
-    def test_backward_of_what_is_asked_for(self) -> None:
+    def test_backward_computes_only_the_requested_gradients(self) -> None:
         data, weight, grad = meta(2, 16, 8, 8), meta(32, 16, 3, 3), meta(2, 32, 8, 8)
         args = (grad, data, weight, [32], [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
         both = plan_of(_aten.convolution_backward.default, *args, [True, True, True], processor=V100)

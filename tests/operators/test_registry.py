@@ -80,7 +80,7 @@ def test_an_operator_without_a_row_is_noticed() -> None:
     assert find("my_library::mul") is None
 
 
-def test_operators_that_got_a_row_are_not_listed_as_lacking_one() -> None:
+def test_operators_with_a_row_are_not_listed_as_missing() -> None:
     assert [name for name in WITHOUT_ROW if find(name) is not None] == []
 
 
@@ -105,7 +105,7 @@ def test_rows_are_consistent() -> None:
         assert set(operator.workspaces) <= {"cublas", "cublaslt"}, operator
 
 
-def test_in_place_and_list_forms_are_served_by_the_plain_row() -> None:
+def test_in_place_and_list_forms_use_the_row_of_the_plain_form() -> None:
     plain, listed = find("aten::mul"), find("aten::_foreach_mul_")
     assert plain is not None and listed is not None
     assert find("aten::mul_") is plain
@@ -114,7 +114,7 @@ def test_in_place_and_list_forms_are_served_by_the_plain_row() -> None:
     assert find("aten::__and__") is OPERATORS["__and__"]
 
 
-def test_rules_serve_in_place_forms_that_exist() -> None:
+def test_rules_cover_existing_in_place_forms() -> None:
     rules = allocation_rules()
     assert rules["aten::cumsum_"] is rules["aten::cumsum"]
     assert "aten::sum_" not in rules

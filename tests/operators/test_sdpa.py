@@ -143,7 +143,7 @@ def test_flash_pads_the_heads_and_cuts_the_output() -> None:
     assert out.stride(-2) == 88
 
 
-def test_efficient_turns_a_bool_mask_into_an_aligned_one() -> None:
+def test_efficient_attention_converts_a_bool_mask_to_an_aligned_one() -> None:
     mask = torch.empty(2, 1, 100, 100, dtype=torch.bool, device="meta")
     names, _ = run(A100, heads(8, BF16, length=100), heads(8, BF16, length=100), attn_mask=mask)
     forward = names[: names.index("_scaled_dot_product_efficient_attention")]

@@ -68,7 +68,7 @@ def test_diff(capsys: pytest.CaptureFixture[str]) -> None:
         (["show", f"{DATA}/../test_cli.py"], "There is no file"),
     ],
 )
-def test_errors_are_told_on_stderr(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_go_to_stderr(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 1
     out, err = capsys.readouterr()
     assert out == ""

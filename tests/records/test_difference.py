@@ -33,7 +33,7 @@ def with_bill(record: Record, *lines: Line, activations: int) -> Record:
     return measured(record, memory=bill)
 
 
-def test_what_was_asked_for_otherwise(vanilla: Record, checkpointed: Record) -> None:
+def test_changed_settings_are_listed_by_key(vanilla: Record, checkpointed: Record) -> None:
     assert difference(vanilla, checkpointed).changes == (
         SetupChange("workload", "train.per_device_train_batch_size", 4, 1),
         SetupChange("workload", "train.gradient_accumulation_steps", 1, 4),
@@ -41,7 +41,7 @@ def test_what_was_asked_for_otherwise(vanilla: Record, checkpointed: Record) -> 
     )
 
 
-def test_what_it_ran_on_and_with(vanilla: Record) -> None:
+def test_changed_machine_and_versions_are_listed(vanilla: Record) -> None:
     versions = {**vanilla.measurement.versions, "torch": "2.13.0", "peft": "0.21.0"}
     other = measured(vanilla, gpu="NVIDIA H100", driver="600.1", versions=versions, name="another")
     assert difference(vanilla, other).changes == (
@@ -69,7 +69,7 @@ def test_workloads_that_this_version_cannot_read_are_compared_as_written(vanilla
     assert found.changes == (SetupChange("workload", "planet", None, "mars"),)
 
 
-def test_the_bill_is_from_one_source(vanilla: Record, checkpointed: Record) -> None:
+def test_the_breakdown_has_one_source(vanilla: Record, checkpointed: Record) -> None:
     predicted = difference(vanilla, checkpointed)
     assert predicted.source == "predicted"
     assert vanilla.prediction is not None and checkpointed.prediction is not None
@@ -129,7 +129,7 @@ def test_the_answer(vanilla: Record, checkpointed: Record, fp16: Record, failed:
     assert answer(difference(failed, failed)).startswith("Both ran out of memory; nothing")
 
 
-def test_the_answer_names_its_source_and_what_else_is_other(vanilla: Record, fp16: Record) -> None:
+def test_the_answer_names_its_source_and_all_differences(vanilla: Record, fp16: Record) -> None:
     one = with_bill(vanilla, activations=5 * GIB)
     two = measured(with_bill(fp16, activations=2 * GIB), gpu="NVIDIA H100", versions={"torch": "2.13.0"})
     said = answer(difference(one, two))
@@ -137,7 +137,7 @@ def test_the_answer_names_its_source_and_what_else_is_other(vanilla: Record, fp1
     assert said.endswith("changed: train.fp16: false → true; also different: GPU, library versions.")
 
 
-def test_the_answer_where_little_is_known(vanilla: Record) -> None:
+def test_the_answer_with_little_information(vanilla: Record) -> None:
     bare = measured(replace(vanilla, prediction=None), device_bytes=None, samples_per_second=None)
     slower = measured(bare, peak_reserved_bytes=bare.measurement.peak_reserved_bytes + GIB, step_seconds=0.2)
     assert answer(difference(bare, slower)).startswith("B reserves 1.00 GiB more; 85 % more time per step; nothing")
@@ -179,7 +179,9 @@ def test_a_page_of_a_difference(vanilla: Record, checkpointed: Record) -> None:
     assert "The peak of A is in step 2, backward" in drawn
 
 
-def test_what_all_rows_share_is_said_once(vanilla: Record, fp16: Record, failed: Record, tmp_path: object) -> None:
+def test_columns_with_one_common_value_are_left_out(
+    vanilla: Record, fp16: Record, failed: Record, tmp_path: object
+) -> None:
     store = Store(str(tmp_path))
     store.write(vanilla)
     store.write(fp16)
@@ -196,7 +198,7 @@ def test_what_all_rows_share_is_said_once(vanilla: Record, fp16: Record, failed:
     assert "status" in broad and "out of memory" in broad and "RTX 2060" in broad
 
 
-def test_skipped_files_and_empty_histories_are_told() -> None:
+def test_skipped_files_and_empty_histories_are_reported() -> None:
     empty = render(history_page(History("runs", (), ())))
     assert empty == "No matching records in runs; `trainatomy measure` writes them.\n"
     told = render(history_page(History("runs", (), (Skipped("runs/a.json", "empty file"),))))

@@ -22,7 +22,7 @@ from trainatomy.results.record import Record
 FILES = sorted((Path(__file__).parent / "data").glob("*.json"))
 
 
-def test_everything_comes_back(vanilla: Record, failed: Record) -> None:
+def test_records_survive_the_round_trip(vanilla: Record, failed: Record) -> None:
     prediction = vanilla.prediction
     assert prediction is not None
     full = replace(
@@ -46,7 +46,7 @@ def test_files_of_the_first_version_can_be_read(file: Path) -> None:
     assert record.measurement.peak_allocated_bytes > 2**32
 
 
-def test_a_document_is_its_json_face_and_follows_the_schema(vanilla: Record, failed: Record) -> None:
+def test_a_document_equals_its_json_report_and_follows_the_schema(vanilla: Record, failed: Record) -> None:
     schema = record_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     for record in (vanilla, failed):
@@ -56,17 +56,17 @@ def test_a_document_is_its_json_face_and_follows_the_schema(vanilla: Record, fai
         jsonschema.validate(document, schema)
 
 
-def test_what_a_command_line_can_hold_can_be_written(vanilla: Record) -> None:
+def test_any_command_line_can_be_written(vanilla: Record) -> None:
     odd = replace(vanilla, command="trainatomy measure caf\udce9.yaml")
     assert from_document(to_document(odd)).command == "trainatomy measure caf?.yaml"
 
 
-def test_what_json_cannot_hold_becomes_text(vanilla: Record) -> None:
+def test_values_without_a_json_type_become_text(vanilla: Record) -> None:
     live = replace(vanilla, measurement=replace(vanilla.measurement, workload={"optimizer": Path("adam"), "n": {1: 2}}))
     assert from_document(to_document(live)).measurement.workload == {"optimizer": "adam", "n": {"1": 2}}
 
 
-def test_keys_that_a_later_trainatomy_added_are_no_obstacle(vanilla: Record) -> None:
+def test_keys_added_by_later_versions_are_ignored(vanilla: Record) -> None:
     content = json.loads(to_document(vanilla))
     content["mood"] = "good"
     content["measurement"]["mood"] = ["good"]
@@ -108,12 +108,12 @@ def test_another_version_and_damage_are_named(
         (b"[1, 2]", "it names no schema"),
     ],
 )
-def test_what_is_no_json_object_is_named(data: bytes, said: str) -> None:
+def test_a_file_without_a_json_object_is_reported(data: bytes, said: str) -> None:
     with pytest.raises(TrainatomyError, match=said):
         from_document(data)
 
 
-def test_half_a_record_is_none(vanilla: Record) -> None:
+def test_a_partial_record_is_ignored(vanilla: Record) -> None:
     document = to_document(vanilla)
     for length in range(0, len(document) - 2, 97):
         with pytest.raises(TrainatomyError):

@@ -64,12 +64,12 @@ def test_conditions(four: Store, query: Query, names: list[str]) -> None:
         ({"last": 0}, "last must be 1 or more"),
     ],
 )
-def test_what_cannot_be_asked_is_said_before_anything_is_read(asked: dict[str, object], said: str) -> None:
+def test_invalid_queries_are_reported_before_reading_anything(asked: dict[str, object], said: str) -> None:
     with pytest.raises(TrainatomyError, match=said):
         Query(**asked)  # type: ignore[arg-type]
 
 
-def test_a_workload_of_another_version_is_asked_by_what_it_states(store: Store, vanilla: Record) -> None:
+def test_a_workload_of_another_version_is_queried_by_its_own_keys(store: Store, vanilla: Record) -> None:
     later = {**vanilla.measurement.workload, "planet": "mars", "train": {"bf16": True, "warp": 9}}
     store.write(replace(vanilla, measurement=replace(vanilla.measurement, workload=later)))
     assert len(store.list(Query(where=("train.bf16=true",)))) == 1
@@ -89,7 +89,7 @@ def test_a_workload_of_another_version_is_asked_by_what_it_states(store: Store, 
         ("last~2", 0),
     ],
 )
-def test_one_is_meant(text: str, index: int) -> None:
+def test_a_reference_with_one_match(text: str, index: int) -> None:
     assert resolve(text, IDS, "runs") == IDS[index]
 
 
@@ -108,18 +108,18 @@ def test_one_is_meant(text: str, index: int) -> None:
         ("last~3", "There is no last~3: runs has 3 records"),
     ],
 )
-def test_none_or_several_are_meant(text: str, said: str) -> None:
+def test_a_reference_with_no_or_several_matches(text: str, said: str) -> None:
     with pytest.raises(TrainatomyError, match=said):
         resolve(text, IDS, "runs")
 
 
-def test_many_that_may_be_meant_are_not_all_listed() -> None:
+def test_long_lists_of_candidates_are_shortened() -> None:
     ids = [f"20261121-{count:09d}-aaaa" for count in range(30)]
     with pytest.raises(TrainatomyError, match=r"matches 30 records of runs: 20261121-000000022.* and 22 older\."):
         resolve("2026", ids, "runs")
 
 
-def test_an_empty_store_says_who_fills_it(store: Store) -> None:
+def test_an_empty_store_explains_how_to_fill_it(store: Store) -> None:
     with pytest.raises(TrainatomyError, match=r"holds none\. `trainatomy measure` writes them"):
         store.read("last")
 
@@ -135,7 +135,7 @@ def test_an_empty_store_says_who_fills_it(store: Store) -> None:
         ("20261121", None),
     ],
 )
-def test_paths_are_told_from_ids(text: str, parts: tuple[str, str] | None) -> None:
+def test_paths_and_ids_are_distinguished(text: str, parts: tuple[str, str] | None) -> None:
     assert split_path(text) == parts
 
 

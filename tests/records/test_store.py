@@ -18,7 +18,7 @@ from trainatomy.records.store import Store, default_folder
 from trainatomy.results.record import Record
 
 
-def test_what_is_written_can_be_read(store: Store, vanilla: Record, fp16: Record) -> None:
+def test_written_workloads_can_be_read(store: Store, vanilla: Record, fp16: Record) -> None:
     assert store.list() == ()
     where = store.write(fp16)
     assert where == f"{store.path}/{fp16.id}.json"
@@ -36,7 +36,7 @@ def test_writing_leaves_one_file(tmp_path: Path, vanilla: Record) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [f"{vanilla.id}.json"]
 
 
-def test_the_folder_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRAINATOMY_RECORDS", raising=False)
     assert default_folder() == Store().path == "trainatomy-records"
     monkeypatch.setenv("TRAINATOMY_RECORDS", "memory://elsewhere")
@@ -54,7 +54,7 @@ def test_the_folder_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None
         (b'{"schema": "trainatomy/record/1"}', "damaged record: id: Field required"),
     ],
 )
-def test_a_bad_file_is_named_and_in_nobodys_way(store: Store, vanilla: Record, content: bytes, reason: str) -> None:
+def test_a_bad_file_is_reported_and_blocks_nothing(store: Store, vanilla: Record, content: bytes, reason: str) -> None:
     store.write(vanilla)
     store._folder.filesystem.pipe_file(f"{store._folder.root}/bad-{vanilla.key[:4]}.json", content)
     history = store.history()
@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, vanilla: Record) 
     assert skipped.reason.startswith("could not be read: ")
 
 
-def test_a_copy_goes_by_the_name_of_its_file(tmp_path: Path, vanilla: Record) -> None:
+def test_a_copied_record_has_the_id_of_its_file_name(tmp_path: Path, vanilla: Record) -> None:
     Store(tmp_path).write(vanilla)
     (tmp_path / "best.json").write_bytes(to_document(vanilla))
     assert {row.id for row in Store(tmp_path).list()} == {vanilla.id, "best"}
@@ -94,7 +94,7 @@ def test_a_copy_goes_by_the_name_of_its_file(tmp_path: Path, vanilla: Record) ->
     assert Store().read(tmp_path / "best.json").measurement == vanilla.measurement
 
 
-def test_find_gives_the_newest_of_what_was_asked_for(store: Store, vanilla: Record, fp16: Record) -> None:
+def test_find_returns_the_newest_match(store: Store, vanilla: Record, fp16: Record) -> None:
     def written(created: str, group: str, repeat: int) -> Record:
         identity = f"{created[:10].replace('-', '')}-000000000-{vanilla.key[:4]}{repeat}abc"
         record = replace(vanilla, id=identity, created=created, group=group, repeat=repeat)
@@ -122,7 +122,7 @@ def test_make_record_is_found_by_its_key(store: Store, vanilla: Record) -> None:
     assert record.id != make_record(vanilla.measurement, None, "").id
 
 
-def test_the_key_does_not_hang_on_order_or_name() -> None:
+def test_the_key_does_not_depend_on_order_or_name() -> None:
     one = {"name": "a", "train": {"bf16": True, "seed": 1}, "model": {"id": "gpt2"}}
     two = {"model": {"id": "gpt2"}, "train": {"seed": 1, "bf16": True}, "name": "b"}
     assert key_of(one) == key_of(two)
@@ -152,7 +152,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, vanilla: Record, monkeypatch:
     assert Store(rescue).read("last") == vanilla
 
 
-def test_nowhere_to_write_says_so(tmp_path: Path, vanilla: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_location_is_reported(tmp_path: Path, vanilla: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
     with pytest.raises(
@@ -176,7 +176,7 @@ def test_check_leaves_nothing_behind(store: Store) -> None:
     assert store.history() == replace(store.history(), records=(), skipped=())
 
 
-def test_a_file_is_no_store(tmp_path: Path, vanilla: Record) -> None:
+def test_a_file_cannot_be_a_store(tmp_path: Path, vanilla: Record) -> None:
     where = Store(tmp_path).write(vanilla)
     with pytest.raises(TrainatomyError, match="is a file: name the folder that it is in"):
         Store(where).list()
@@ -196,7 +196,9 @@ def test_a_filesystem_whose_library_is_missing(monkeypatch: pytest.MonkeyPatch) 
         Store("s3://bucket/runs")
 
 
-def test_where_a_put_is_not_whole_a_name_is_changed(vanilla: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_renamed_into_place_where_a_put_is_not_atomic(
+    vanilla: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Write as on SFTP: a reader that looks during the transfer sees no record."""
     monkeypatch.setattr("trainatomy.records.folder.ATOMIC_FILESYSTEMS", frozenset())
     store, memory = Store("memory://sftp-like"), fsspec.filesystem("memory")

@@ -48,7 +48,7 @@ def of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_predict_is_priced_by_it(calibration: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_uses_the_calibration(calibration: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     shipped = of(["predict", *TINY], capsys)["time"]
     slow = of(["predict", *TINY, "--calibration", calibration()], capsys)["time"]
     assert slow["priced_by"] == "calibration of NVIDIA H200, 2026-11-20"
@@ -59,14 +59,14 @@ def test_predict_is_priced_by_it(calibration: Callable[..., str], capsys: pytest
     assert width[0] > width[1]
 
 
-def test_operations_are_priced_by_it(calibration: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_operations_use_the_calibration(calibration: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     shipped = of(["ops", *TINY], capsys)
     slow = of(["ops", *TINY, "--calibration", calibration()], capsys)
     assert slow["seconds"] > 100 * shipped["seconds"]
     assert any("calibration of NVIDIA H200, 2026-11-20" in note for note in slow["notes"])
 
 
-def test_every_row_of_a_comparison_is_priced_by_it(
+def test_every_row_of_a_comparison_uses_the_calibration(
     calibration: Callable[..., str], rows: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = of(["compare", rows, "--calibration", calibration()], capsys)["rows"]
@@ -77,7 +77,7 @@ def test_every_row_of_a_comparison_is_priced_by_it(
 
 
 @pytest.mark.parametrize("command", ["predict", "ops", "compare"])
-def test_a_calibration_that_does_not_serve_is_refused(
+def test_an_unusable_calibration_is_refused(
     command: str, calibration: Callable[..., str], rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def said(file: str) -> str:
@@ -95,12 +95,14 @@ def test_a_calibration_that_does_not_serve_is_refused(
     assert "NVIDIA A100-SXM4-80GB (compute capability 8.0)" in text and "H200" in text and "gpu a100-80gb" in text
 
 
-def test_the_software_of_2022_takes_none(calibration: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_calibration_is_refused_for_the_software_of_2022(
+    calibration: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compare", "notebook", "--calibration", calibration()]) == WorkloadError.exit_code
     assert "does not apply to those of 2022" in capsys.readouterr().err
 
 
-def test_in_python_a_file_and_what_was_read_of_it_are_one(calibration: Callable[..., str]) -> None:
+def test_a_calibration_path_and_its_loaded_value_are_equivalent_in_python(calibration: Callable[..., str]) -> None:
     from trainatomy.catalog.calibrations import load
 
     file = calibration()

@@ -61,7 +61,7 @@ def test_components_are_stacked_to_the_device_memory(measured: Comparison, predi
     assert widths(page, 0, 3) == [8.0]
 
 
-def test_out_of_memory_shows_what_was_held(measured: Comparison) -> None:
+def test_out_of_memory_shows_the_live_memory(measured: Comparison) -> None:
     with drawing():
         page = figure(measured)
         said = texts(page)
@@ -70,7 +70,7 @@ def test_out_of_memory_shows_what_was_held(measured: Comparison) -> None:
     assert widths(page, 0, 2) == [] and "failed" in said
 
 
-def test_throughput_stands_beside(measured: Comparison) -> None:
+def test_throughput_is_shown(measured: Comparison) -> None:
     with drawing():
         page = figure(measured)
     assert len(page.axes) == 2

@@ -66,7 +66,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: trainatomy" in capsys.readouterr().out
 
 
-def test_help_is_shown_for_want_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_shown_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     captured = capsys.readouterr()
     assert "Usage: trainatomy" in captured.out
@@ -127,7 +127,7 @@ def test_options_alone_describe_a_training(asked: list[Any]) -> None:
     assert asked[0].train.optim == "adafactor"
 
 
-def test_json_is_all_that_stdout_holds(workload: str, asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_stdout_contains_only_json(workload: str, asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", workload, "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["schema"] == "trainatomy/prediction/1"
@@ -162,7 +162,7 @@ def test_the_notebook(
     assert (json.loads(capsys.readouterr().out)["published"] is not None) is published
 
 
-def test_the_published_figures_stand_beside_the_notebook(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_figures_are_shown_for_the_notebook(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "notebook"]) == 0
     out = capsys.readouterr().out
     assert "14949" in out and "5363" in out
@@ -256,7 +256,7 @@ def test_interrupted(workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_ctrl_c_in_a_process_of_its_own() -> None:
+def test_ctrl_c_in_a_separate_process() -> None:
     code = (
         "import sys, time, trainatomy.api\n"
         "def predict(*_, **__):\n    print('started', file=sys.stderr, flush=True)\n    time.sleep(30)\n"

@@ -37,7 +37,9 @@ GPT2 = ["predict", "--model", "gpt2"]
         (["history", "--since", "yesterday"], "yesterday"),
     ],
 )
-def test_common_mistakes_get_an_answer(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_common_mistakes_get_a_helpful_message(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and said in captured.err
@@ -52,7 +54,7 @@ def test_stdout_that_cannot_be_written(redirection: str, code: int) -> None:
     assert ("No space left on device" in ran.stderr) is (code == 1)
 
 
-def test_what_user_code_writes_is_not_in_the_json(
+def test_output_of_user_code_is_not_in_the_json(
     monkeypatch: pytest.MonkeyPatch, prediction: Prediction, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def predict(workload: Any, **options: Any) -> Prediction:

@@ -92,7 +92,7 @@ def compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
 Compare = Callable[..., tuple[int, str, str]]
 
 
-def test_the_notebook_is_run_with_the_software_and_the_card_of_today(script: Script, compare: Compare) -> None:
+def test_the_notebook_is_measured_with_the_installed_software_and_gpu(script: Script, compare: Compare) -> None:
     code, out, err = compare("notebook")
     assert code == 0
     assert len(script.asked) == 9 and len(set(script.asked)) == 9
@@ -111,7 +111,7 @@ def test_predicted_and_measured_side_by_side(script: Script, compare: Compare, r
     assert line.split() == ["b", "8.00", "GiB", "10.0", "GiB", "-20.00", "%", "250", "ms", "16.0"]
 
 
-def test_repeats_give_median_and_spread(script: Script, compare: Compare, rows: str) -> None:
+def test_repeats_yield_median_and_spread(script: Script, compare: Compare, rows: str) -> None:
     script.runs["a"] = [{"step_seconds": each} for each in (0.2, 0.5, 0.3)]
     code, out, _ = compare(rows, "--repeat", "3")
     assert code == 0
@@ -124,7 +124,7 @@ def test_repeats_give_median_and_spread(script: Script, compare: Compare, rows: 
     assert len(first["measurements"]) == 3
 
 
-def test_ctrl_c_leaves_what_was_measured_and_says_how_to_go_on(
+def test_ctrl_c_keeps_measured_runs_and_explains_how_to_resume(
     script: Script, compare: Compare, rows: str, tmp_path: Path
 ) -> None:
     script.runs["c"] = [KeyboardInterrupt()]
@@ -138,7 +138,7 @@ def test_ctrl_c_leaves_what_was_measured_and_says_how_to_go_on(
     assert err.count("from its record") == 2
 
 
-def test_fresh_runs_everything_and_can_be_gone_on_with(script: Script, compare: Compare, rows: str) -> None:
+def test_fresh_runs_everything_and_can_be_resumed(script: Script, compare: Compare, rows: str) -> None:
     compare(rows)
     script.asked.clear()
     script.runs["b"] = [KeyboardInterrupt()]
@@ -150,7 +150,7 @@ def test_fresh_runs_everything_and_can_be_gone_on_with(script: Script, compare: 
     assert script.asked == ["b", "c"]
 
 
-def test_out_of_memory_is_a_row_with_what_was_held_and_asked_for(script: Script, compare: Compare, rows: str) -> None:
+def test_out_of_memory_is_a_row_with_live_and_requested_bytes(script: Script, compare: Compare, rows: str) -> None:
     point = OutOfMemoryPoint(Instant(0, "forward", "transformer.h.3", "aten::mm"), 300 * MIB, 5 * GIB, 6 * GIB)
     failed = {"status": "out of memory", "device_bytes": None, "step_seconds": None, "samples_per_second": None}
     script.runs["b"] = [{**failed, "out_of_memory": point}]
@@ -163,7 +163,7 @@ def test_out_of_memory_is_a_row_with_what_was_held_and_asked_for(script: Script,
     assert "Tried to allocate 2.00 GiB" in text
 
 
-def test_a_run_that_fails_is_a_row_and_the_others_go_on(script: Script, compare: Compare, rows: str) -> None:
+def test_a_failed_run_is_a_row_and_the_others_continue(script: Script, compare: Compare, rows: str) -> None:
     script.runs["a"] = [DeviceError("The worker was killed by signal 9.")]
     script.runs["b"] = [MissingLibrary("pip install bitsandbytes")]
     code, out, _ = compare(rows)
@@ -172,7 +172,7 @@ def test_a_run_that_fails_is_a_row_and_the_others_go_on(script: Script, compare:
     assert "killed by signal 9" in out and "pip install bitsandbytes" in out
 
 
-def test_what_cannot_be_predicted_can_be_measured(script: Script, compare: Compare, rows: str) -> None:
+def test_unpredictable_workloads_can_be_measured(script: Script, compare: Compare, rows: str) -> None:
     script.predictions["b"] = SimulationError("an operation needs data")
     code, out, _ = compare(rows)
     assert (code, script.asked) == (0, ["a", "b", "c"])
@@ -204,7 +204,7 @@ def test_every_run_leaves_a_record_with_its_prediction(
     assert all(record.prediction and record.prediction.name == record.measurement.name for record in records)
 
 
-def test_charts_are_drawn_beside_the_records(script: Script, compare: Compare, rows: str, tmp_path: Path) -> None:
+def test_charts_are_written_next_to_the_records(script: Script, compare: Compare, rows: str, tmp_path: Path) -> None:
     compare(rows, "--group", "mine", "--plot", str(tmp_path / "own.png"))
     folder = tmp_path / "records" / "mine"
     assert (folder / "comparison.svg").read_text("utf-8").startswith("<?xml")
@@ -232,7 +232,7 @@ def test_a_sweep_is_measured_too(script: Script, compare: Compare, rows: str) ->
         (["--repeat", "0"], "repeat"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(
+def test_mistakes_are_reported_before_anything_runs(
     script: Script, compare: Compare, arguments: list[str], said: str
 ) -> None:
     code, out, err = compare("notebook", *arguments)
@@ -253,7 +253,7 @@ def test_without_a_gpu(
     assert not (tmp_path / "records").exists()
 
 
-def test_records_that_cannot_be_kept_are_refused_at_once(
+def test_an_unwritable_record_folder_is_refused_at_once(
     script: Script, compare: Compare, rows: str, tmp_path: Path
 ) -> None:
     (tmp_path / "records").write_text("a file")

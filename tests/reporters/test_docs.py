@@ -119,7 +119,7 @@ def test_contexts_of_measured_gpus_match_the_probe(name: str) -> None:
         assert abs(context.holding(libraries) - read[stage]) <= 2 * MIB, what  # the driver's granularity
 
 
-def test_gpus_that_are_not_measured_say_so() -> None:
+def test_unmeasured_gpus_are_marked() -> None:
     from concepts.context import basis
 
     from trainatomy.catalog.gpus import gpus

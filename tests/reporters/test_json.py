@@ -154,7 +154,7 @@ def test_components_that_only_some_trainings_have_are_flat_and_come_back(predict
     assert "gathered weights" in render(prediction_page(more), 80)
 
 
-def test_sentences_stand_where_values_hold_codes(prediction: Prediction) -> None:
+def test_codes_are_written_out_as_sentences(prediction: Prediction) -> None:
     value = to_json(prediction)
     assert [fact["value"] for fact in value["facts"]] == ["3", "default settings", "512 MiB", "16.0 GiB"]
     assert value["facts"][2]["amount"] == 512 * 2**20

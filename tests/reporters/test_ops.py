@@ -57,7 +57,7 @@ def test_pages_keep_their_width_and_cut_nothing(
         assert "…" not in page
 
 
-def test_the_page_says_what_the_value_says(anatomy: OperationBreakdown) -> None:
+def test_the_page_matches_the_value(anatomy: OperationBreakdown) -> None:
     page = render(operations_page(anatomy), 120)
     assert "encoder layer on v100-16gb: 55 operations in one step, 336 GFLOP" in page
     assert "99.79 %" in page and "Published: Ivanov" in page
@@ -80,7 +80,7 @@ def test_modules_are_shown_with_both_times(timed: OperationBreakdown) -> None:
     assert timed.modules[0].module in body
 
 
-def test_what_to_pad_names_the_setting_and_how_to_compare(timed: OperationBreakdown) -> None:
+def test_padding_advice_names_the_setting_and_a_comparison(timed: OperationBreakdown) -> None:
     page = render(operations_page(timed), 120)
     assert (
         "model.config.vocab_size: 50304: 50,257 becomes 50,304 in 3 products of lm_head, predicted to save 100" in page
@@ -88,7 +88,7 @@ def test_what_to_pad_names_the_setting_and_how_to_compare(timed: OperationBreakd
     assert "--sweep model.config.vocab_size=50257,50304" in page
 
 
-def test_json_is_what_its_schema_says(anatomy: OperationBreakdown, timed: OperationBreakdown) -> None:
+def test_json_follows_the_schema(anatomy: OperationBreakdown, timed: OperationBreakdown) -> None:
     schema = operations_schema()
     for one in (anatomy, timed):
         jsonschema.validate(json.loads(json.dumps(operations_to_json(one))), schema)
@@ -96,7 +96,7 @@ def test_json_is_what_its_schema_says(anatomy: OperationBreakdown, timed: Operat
         jsonschema.validate({**operations_to_json(anatomy), "flop": "many"}, schema)
 
 
-def test_the_clock_fills_the_times(anatomy: OperationBreakdown) -> None:
+def test_the_timing_model_fills_in_the_times(anatomy: OperationBreakdown) -> None:
     rows = [row for row in anatomy.groups if row.phase == "step"]
     assert anatomy.seconds is not None
     assert sum(row.seconds or 0.0 for row in rows) == pytest.approx(anatomy.seconds)

@@ -33,7 +33,7 @@ def test_spellings(typed: str, meant: str) -> None:
 
 
 @given(st.lists(st.text(max_size=8)))
-def test_what_is_no_option_stays_as_it_is(values: list[str]) -> None:
+def test_other_arguments_stay_as_they_are(values: list[str]) -> None:
     plain = [value for value in values if not value.startswith("--")]
     assert canonical(plain, SWITCHES) == plain
 

@@ -126,7 +126,7 @@ def test_a_training_that_fragments_does_not_seem_to_fit(too_big: Prediction) -> 
     assert "fails because of fragmentation although 1.00 GiB would be left" in str(verdict_line(fragmented))
 
 
-def test_a_line_that_says_no_more_than_its_component_is_left_out(prediction: Prediction) -> None:
+def test_a_line_identical_to_its_component_is_omitted(prediction: Prediction) -> None:
     lines = (Line("gradients", "gradients", 1 * GIB, 10), Line("functionality", "inputs", 32 * 1024**2, 3))
     page = render(prediction_page(replace(prediction, memory=replace(prediction.memory, lines=lines))), 100)
     assert page.count("  gradients ") == 1
@@ -140,5 +140,5 @@ def test_bar(share: float, drawn: str) -> None:
     assert bar(share, 4) == drawn
 
 
-def test_nothing_is_coloured_where_it_is_not_wanted(prediction: Prediction) -> None:
+def test_no_colours_where_they_are_not_wanted(prediction: Prediction) -> None:
     assert "\x1b" not in render(prediction_page(prediction), 80)

@@ -63,7 +63,7 @@ def test_durations_have_a_unit_that_suits_them(duration: float, text: str) -> No
 @pytest.mark.parametrize(
     ("number", "text"), [(0.0123, "0.012"), (0.594, "0.59"), (31.68, "31.7"), (2699.9, "2,700"), (16229.4, "16,229")]
 )
-def test_slow_rates_keep_their_digits(number: float, text: str) -> None:
+def test_slow_rates_have_enough_digits(number: float, text: str) -> None:
     assert units.rate(number) == text
 
 

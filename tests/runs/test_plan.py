@@ -43,7 +43,7 @@ def test_a_fresh_group_is_one_of_its_own(plan_of: PlanOf) -> None:
         ((), None),
     ],
 )
-def test_the_card_of_this_machine(gpus: tuple[str, ...], gpu: str | None) -> None:
+def test_the_gpu_of_this_machine(gpus: tuple[str, ...], gpu: str | None) -> None:
     found = Machine(gpus, "580").resolve_gpu()
     assert (found.id if found else None) == gpu
 

@@ -49,7 +49,7 @@ def test_processes_predict_what_this_one_does() -> None:
     assert str(here[2]) == str(there[2])
 
 
-def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predicting, "_PRELOADED", ())
     with pytest.raises(TrainatomyError, match=r"was killed, perhaps for lack of host memory; 2 ran in parallel"):
         predict_all(os._exit, [3, 3], 2)  # type: ignore[arg-type, list-item]
@@ -66,7 +66,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_processes_say_is_no_output(tmp_path: Path) -> None:
+def test_output_of_processes_goes_to_stderr(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONUNBUFFERED": ""}
     said = subprocess.run(

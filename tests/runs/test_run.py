@@ -39,7 +39,7 @@ def test_each_run_is_on_record_before_it_is_handed_out(
 
 
 @pytest.mark.parametrize("stopped_by", [KeyboardInterrupt(), SystemExit(143)])
-def test_an_interrupted_campaign_goes_on_where_it_stopped(
+def test_an_interrupted_comparison_resumes(
     plan_of: PlanOf, store: Store, machine: Machine, gpu: Any, stopped_by: BaseException
 ) -> None:
     gpu.answers["b"] = stopped_by
@@ -53,7 +53,7 @@ def test_an_interrupted_campaign_goes_on_where_it_stopped(
     assert done[0].measurement is not None and done[0].measurement.name == "a"
 
 
-def test_more_repeats_go_on_from_what_is_there(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
+def test_more_repeats_continue_from_existing_runs(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     everything(plan_of("a"), store, machine, gpu)
     done = everything(plan_of("a", repeats=3), store, machine, gpu)
     assert gpu.asked == ["a"] * 3
@@ -65,7 +65,7 @@ def test_more_repeats_go_on_from_what_is_there(plan_of: PlanOf, store: Store, ma
     [Machine(("NVIDIA H100 80GB HBM3",), "580.159.04"), Machine(("NVIDIA H200",), "590.1")],
     ids=["other GPU", "other driver"],
 )
-def test_a_record_of_another_machine_stands_for_no_run(
+def test_a_record_of_another_machine_is_not_reused(
     plan_of: PlanOf, store: Store, machine: Machine, gpu: Any, other: Machine
 ) -> None:
     everything(plan_of("a"), store, machine, gpu)
@@ -73,9 +73,7 @@ def test_a_record_of_another_machine_stands_for_no_run(
     assert gpu.asked == ["a", "a"]
 
 
-def test_a_record_of_other_software_stands_for_no_run(
-    plan_of: PlanOf, store: Store, machine: Machine, gpu: Any
-) -> None:
+def test_a_record_of_other_software_is_not_reused(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     plan = plan_of("a")
     gpu.answers["a"] = replace(gpu(plan.workloads[0]), versions={"torch": "2.9.1"})
     everything(plan, store, machine, gpu)
@@ -84,13 +82,13 @@ def test_a_record_of_other_software_stands_for_no_run(
     assert gpu.asked == ["a"]
 
 
-def test_another_group_is_another_campaign(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
+def test_another_group_is_a_separate_comparison(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     everything(plan_of("a"), store, machine, gpu)
     everything(replace(plan_of("a"), group="another"), store, machine, gpu)
     assert gpu.asked == ["a", "a"]
 
 
-def test_out_of_memory_is_a_result_that_is_kept(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
+def test_out_of_memory_is_a_saved_result(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     plan = plan_of()
     gpu.answers["b"] = replace(gpu(plan.workloads[1]), status="out of memory", message="CUDA out of memory.")
     everything(plan, store, machine, gpu)
@@ -110,7 +108,7 @@ def test_a_failure_stops_nothing_and_is_tried_again(plan_of: PlanOf, store: Stor
     assert gpu.asked == ["a"]
 
 
-def test_a_bug_is_not_taken_for_a_failed_run(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
+def test_a_bug_is_not_reported_as_a_failed_run(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     gpu.answers["b"] = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
         everything(plan_of(), store, machine, gpu)
@@ -129,7 +127,7 @@ def test_a_full_disk_costs_the_record_and_not_the_measurement(plan_of: PlanOf, m
     assert all(each.measurement is not None and "no space" in str(each.unsaved) for each in done)
 
 
-def test_what_is_run_is_announced(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
+def test_runs_are_announced(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     everything(plan_of("a"), store, machine, gpu)
     said: list[tuple[int, int]] = []
     rest = run(plan_of(), [None] * 3, store, machine, gpu, starting=lambda row, repeat: said.append((row, repeat)))

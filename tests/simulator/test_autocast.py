@@ -71,7 +71,7 @@ def test_products_are_in_lower_precision(world: SimulatedProcess, function: Any,
         lambda a: F.cross_entropy(a, torch.zeros(8, dtype=torch.long, device="cuda")),
     ],
 )
-def test_what_needs_range_is_in_fp32(world: SimulatedProcess, function: Any) -> None:
+def test_functions_that_need_range_run_in_fp32(world: SimulatedProcess, function: Any) -> None:
     with autocast():
         assert function(made(8, 8, dtype=HALF)).dtype == torch.float32
 
@@ -91,13 +91,13 @@ def test_the_widest_type_wins_where_types_must_agree(world: SimulatedProcess) ->
         assert torch.addcmul(narrow, wide, narrow).dtype == torch.float32
 
 
-def test_a_type_that_is_asked_for_is_given(world: SimulatedProcess) -> None:
+def test_a_requested_dtype_is_used(world: SimulatedProcess) -> None:
     with autocast():
         assert F.softmax(made(8, dtype=HALF), -1, dtype=torch.bfloat16).dtype == torch.bfloat16
         assert made(8, dtype=HALF).sum(dtype=HALF).dtype == HALF
 
 
-def test_integers_doubles_and_the_hosts_tensors_are_left_alone(world: SimulatedProcess) -> None:
+def test_autocast_leaves_integers_doubles_and_cpu_tensors_alone(world: SimulatedProcess) -> None:
     with autocast():
         assert torch.mm(made(8, 8, dtype=torch.float64), made(8, 8, dtype=torch.float64)).dtype == torch.float64
         assert made(8, dtype=torch.int64).sum().dtype == torch.int64
@@ -114,7 +114,7 @@ def test_weights_are_copied_once_and_labelled(world: SimulatedProcess) -> None:
     assert [world.trace.labels[n] for n in world.trace.labels].count("weight_copy") == 1
 
 
-def test_copies_go_when_the_outermost_context_ends(world: SimulatedProcess) -> None:
+def test_cached_casts_are_freed_when_the_outermost_context_ends(world: SimulatedProcess) -> None:
     weight = nn.Parameter(made(64, 64))
     with autocast():
         with autocast():

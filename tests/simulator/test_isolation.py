@@ -211,7 +211,7 @@ def test_a_failure_leaves_nothing_behind(in_forward: Callable[[], object], raise
     assert differing(before, snapshot()) == {}
 
 
-def test_what_a_training_changes_is_restored() -> None:
+def test_changes_by_a_training_are_restored() -> None:
     before = snapshot()
     predict_net(unsettle)
     assert differing(before, snapshot()) == {}
@@ -235,7 +235,7 @@ def settings_of_the_user() -> Iterator[None]:
         PartialState._shared_state.clear()
 
 
-def test_settings_of_the_user_neither_matter_nor_change() -> None:
+def test_settings_of_the_user_have_no_effect_and_do_not_change() -> None:
     alone = trainatomy.predict(model := Net(), batch=BATCH, gpu="h200")
     with settings_of_the_user():
         before = snapshot()

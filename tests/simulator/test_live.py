@@ -39,19 +39,19 @@ def batch(rows: int) -> dict[str, torch.Tensor]:
         ({"train": {"per_device_train_batch_size": 4}}, "has 256 rows, but per_device_train_batch_size is 4"),
     ],
 )
-def test_what_cannot_be_meant_is_an_error(arguments: dict[str, Any], message: str) -> None:
+def test_meaningless_input_is_an_error(arguments: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"model": Net(), "batch": batch(256), "optimizer": None, "gpu": None, "train": {}}
     with pytest.raises(WorkloadError, match=message):
         described(**{**given, **arguments})
 
 
-def test_a_function_of_the_batch_size_must_heed_it() -> None:
+def test_a_batch_function_must_return_the_requested_size() -> None:
     with pytest.raises(WorkloadError, match=r"batch\(4\) has 5 rows"):
         trainatomy.predict(Net(), batch=lambda size: batch(size + 1), per_device_train_batch_size=4)
     assert trainatomy.predict(Net(), batch=batch, per_device_train_batch_size=4).memory.peak_allocated_bytes > 0
 
 
-def test_one_row_for_the_whole_batch_is_no_contradiction() -> None:
+def test_one_row_for_the_whole_batch_is_allowed() -> None:
     made = {"positions": torch.zeros(1, 8), **batch(4)}
     described(Net(), made, None, None, {"per_device_train_batch_size": 4})
 

@@ -148,7 +148,7 @@ def test_a_step_in_order(from_factory: Factory) -> None:
     assert found.module_calls == {"forward": 3}
 
 
-def test_the_batch_comes_from_the_host(from_factory: Factory) -> None:
+def test_the_batch_is_copied_from_the_cpu(from_factory: Factory) -> None:
     found = operations_of(from_factory(NET))
     copies = [call for call in called(found, "aten::_to_copy") if call.inputs[0].on_host]
     assert [(call.inputs[0].shape, call.outputs[0].on_host) for call in copies] == [((8, 8), False)]
@@ -157,7 +157,7 @@ def test_the_batch_comes_from_the_host(from_factory: Factory) -> None:
 @pytest.mark.parametrize(
     ("line", "name"), [("self.second(h) + self.first(h)", "aten::add_"), ("self.second(h) + h", "aten::add")]
 )
-def test_the_engine_adds_in_place_only_what_nobody_else_holds(from_factory: Factory, line: str, name: str) -> None:
+def test_the_engine_adds_in_place_only_without_other_references(from_factory: Factory, line: str, name: str) -> None:
     """Two gradients of ``h`` (8 x 8): a product is overwritten; that of ``+ h`` is a view of ones that others hold."""
     found = operations_of(from_factory(NET.replace("self.second(h) + h", line)))
     backward = [found.calls[o.call] for o in found.operations if o.phase == "backward"]
@@ -168,7 +168,7 @@ def test_the_engine_adds_in_place_only_what_nobody_else_holds(from_factory: Fact
         assert (call.outputs[0].storage == call.inputs[0].storage) == in_place == (call.written == (0,))
 
 
-def test_equal_calls_are_one() -> None:
+def test_equal_calls_are_merged() -> None:
     found = operations_of(workload("BertForMaskedLM"))
     assert len(set(found.calls)) == len(found.calls) < len(found.operations) / 3
 
@@ -190,7 +190,7 @@ def test_micro_batches_that_are_not_executed_are_repeats(from_factory: Factory) 
     assert found.module_calls == {"forward": 3 * 9}
 
 
-def test_the_trainers_placeholder_is_no_operation() -> None:
+def test_the_trainers_placeholder_is_not_an_operation() -> None:
     described = workload("BertForMaskedLM").to_mapping()
     described |= {"loop": "trainer", "train": {**described["train"], "gradient_accumulation_steps": 6}}  # type: ignore[dict-item]
     found = operations_of(Workload.from_mapping(described))
@@ -210,7 +210,7 @@ def test_gradients_that_are_zeroed() -> None:
     assert {call.written for call in called(found, "aten::zero_")} == {(0,)}
 
 
-def test_a_read_by_the_host_is_seen(from_factory: Factory) -> None:
+def test_a_read_by_the_cpu_is_recorded(from_factory: Factory) -> None:
     found = operations_of(from_factory(NET.replace("return (", "return self.first.weight.sum().item() * (")))
     (read,) = [o for o in found.operations if found.calls[o.call].name == "aten::_local_scalar_dense"]
     assert read.phase == "forward" and not found.calls[read.call].inputs[0].on_host
@@ -228,7 +228,7 @@ def test_kernels_that_are_simulated_are_one_operation(from_factory: Factory) -> 
     assert modules == {"second"}
 
 
-def test_results_lie_in_the_tapes_allocations(from_factory: Factory) -> None:
+def test_results_lie_in_allocations_of_the_trace(from_factory: Factory) -> None:
     described = from_factory(NET)
     simulation = simulate(described, described.resolve_gpu())
     found = simulation.operations
@@ -240,14 +240,14 @@ def test_results_lie_in_the_tapes_allocations(from_factory: Factory) -> None:
             assert simulation.trace.events[row.event].allocation == number
 
 
-def test_only_the_last_step_is_kept_and_nothing_lives_longer(from_factory: Factory) -> None:
+def test_only_the_last_step_is_kept_and_no_tensor_is_kept_alive(from_factory: Factory) -> None:
     described = from_factory(NET)
     two, three = (operations_of(described.model_copy(update={"steps": steps})) for steps in (2, 3))
     assert (two.step, three.step) == (1, 2)
     assert [two.calls[o.call] for o in two.operations] == [three.calls[o.call] for o in three.operations]
 
 
-def test_a_call_knows_which_arguments_are_one(world: Any) -> None:
+def test_a_call_records_which_arguments_are_the_same_tensor(world: Any) -> None:
     writer = world.recorder.operations
     writer.start(0)
     x = torch.ones(4, 4, device="cuda")

@@ -26,7 +26,7 @@ def test_device_arguments_that_name_the_gpu(device: Any, is_cuda: bool) -> None:
     assert names_cuda(device) is is_cuda
 
 
-def test_a_tensor_made_on_the_device_says_so(world: SimulatedProcess) -> None:
+def test_a_tensor_made_on_the_gpu_reports_its_device(world: SimulatedProcess) -> None:
     made = torch.empty(4, 5, device="cuda")
     assert (made.device, made.is_cuda, made.is_cpu, made.is_meta, made.get_device()) == (CUDA, True, False, False, 0)
     assert made.type() == "torch.cuda.FloatTensor"
@@ -58,7 +58,7 @@ def test_a_tensor_is_made_from_the_numbers_of_others(world: SimulatedProcess) ->
     assert torch.tensor([torch.empty(2, device="cuda").sum(), 1.0]).tolist() == [0.0, 1.0]
 
 
-def test_an_index_that_is_a_list_comes_to_the_device(world: SimulatedProcess) -> None:
+def test_a_list_index_is_copied_to_the_gpu(world: SimulatedProcess) -> None:
     source = torch.tensor([[5, 6, 7]], device="cuda")
     assert source[:, [-1, 0]].tolist() == [[7, 5]]
     source[0, [True, False, True]] = 1
@@ -98,7 +98,7 @@ def test_a_type_alone_moves_nothing(world: SimulatedProcess) -> None:
     assert taken(world) == [16, 8]
 
 
-def test_a_copy_on_the_host_stays_on_the_host(world: SimulatedProcess) -> None:
+def test_a_cpu_copy_stays_on_the_cpu(world: SimulatedProcess) -> None:
     back = torch.empty(256, device="cuda").cpu()
     assert back.device == CPU
     assert (back + 1).device == CPU
@@ -162,7 +162,7 @@ def test_emptying_the_cache_is_in_the_trace(world: SimulatedProcess) -> None:
     assert [event.action for event in world.trace.events] == ["empty_cache"]
 
 
-def test_lengths_come_back_to_the_host_with_their_values(world: SimulatedProcess) -> None:
+def test_lengths_are_copied_back_to_the_cpu_with_their_values(world: SimulatedProcess) -> None:
     lengths = torch.tensor([3, 1, 2]).to("cuda")
     assert lengths.cpu().tolist() == [3, 1, 2]
     packed = nn.utils.rnn.pack_padded_sequence(

@@ -52,7 +52,7 @@ def test_the_engine_adds_two_gradients_of_a_tensor_in_place(world: SimulatedProc
     assert x.grad is not None and x.grad.device.type == "cuda"
 
 
-def test_a_gradient_that_somebody_holds_is_added_out_of_place(world: SimulatedProcess) -> None:
+def test_a_referenced_gradient_is_added_out_of_place(world: SimulatedProcess) -> None:
     x = torch.empty(256, device="cuda", requires_grad=True)
     doubled = x + x  # both of its gradients are the one that is given, which the caller holds
     gradient = torch.empty(256, device="cuda")
@@ -129,7 +129,7 @@ def test_recomputation_is_marked(world: SimulatedProcess, use_reentrant: bool) -
     assert {world.trace.origins[number].module for number in again} >= {"0", "1.0", "1.1"}
 
 
-def test_checkpointing_holds_less(world: SimulatedProcess) -> None:
+def test_checkpointing_saves_less(world: SimulatedProcess) -> None:
     peaks = []
     for use in (False, True):
         with torch.device("meta"):
@@ -145,7 +145,7 @@ def test_checkpointing_holds_less(world: SimulatedProcess) -> None:
     assert peaks[1] < 0.7 * peaks[0]
 
 
-def test_labels_stay_as_they_were_first_told(world: SimulatedProcess) -> None:
+def test_the_first_label_is_kept(world: SimulatedProcess) -> None:
     tensor = torch.empty(256, device="cuda")
     number = world.recorder.number_of(tensor)
     assert number is not None

@@ -50,7 +50,7 @@ def test_a_gradient_is_scattered_into_the_zeros_themselves(world: SimulatedProce
     assert _allocated(world, "aten::scatter_add") == []
 
 
-def test_rolling_two_dimensions_takes_a_tensor_for_each(world: SimulatedProcess) -> None:
+def test_rolling_two_dimensions_allocates_a_tensor_for_each(world: SimulatedProcess) -> None:
     torch.roll(torch.randn(2, 8, 8, device="cuda"), (1, 1), (1, 2))
     assert _allocated(world, "aten::roll") == [512]
     assert _allocated(world, "aten::roll (rolled 0)") == [512]

@@ -74,7 +74,7 @@ def test_other_operations_whose_size_depends_on_data(from_factory: Factory, line
         run(from_factory(net(line)))
 
 
-def test_an_exception_of_the_user_s_comes_with_the_user_s_line(from_factory: Factory) -> None:
+def test_an_exception_in_user_code_has_the_users_line(from_factory: Factory) -> None:
     with pytest.raises(FactoryError) as error:
         run(from_factory(net("raise KeyError('mine')")))
     message = str(error.value)
@@ -82,7 +82,7 @@ def test_an_exception_of_the_user_s_comes_with_the_user_s_line(from_factory: Fac
     assert "mine.py:10, in forward" in message
 
 
-def test_a_shape_that_does_not_fit_is_the_user_s_to_mend(from_factory: Factory) -> None:
+def test_a_shape_mismatch_is_a_user_error(from_factory: Factory) -> None:
     with pytest.raises(FactoryError, match=r"mine\.py:\d+, in forward"):
         run(from_factory(net("return self.linear(h[:, :3])")))
 
@@ -150,7 +150,7 @@ ASKING: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("name", list(ASKING))
-def test_models_that_ask_for_what_is_known_are_executed(name: str) -> None:
+def test_models_that_read_known_values_are_executed(name: str) -> None:
     found = run(
         Workload.from_mapping({"model": {"class": name, "config": ASKING[name]}, "data": {"sequence_length": 32}})
     )
@@ -158,7 +158,7 @@ def test_models_that_ask_for_what_is_known_are_executed(name: str) -> None:
     assert {"weight", "gradient", "optimizer_state"} <= labels
 
 
-def test_a_release_that_was_never_checked_is_said() -> None:
+def test_an_unchecked_release_is_reported() -> None:
     """A torch newer than all that were checked is simulated, with a note on the prediction."""
     tiny = {
         "model": {"class": "GPT2LMHeadModel", "config": {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64}}

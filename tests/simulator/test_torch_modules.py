@@ -34,7 +34,7 @@ def predicted(part: nn.Module, loss: Callable[..., torch.Tensor], **given: Any) 
     return trainatomy.predict(Net(part, loss), batch=batch, gpu="h200", **{"optimizer": "adamw_torch", **settings})
 
 
-def test_ctc_takes_its_lengths_as_tensors_of_the_host() -> None:
+def test_ctc_accepts_cpu_tensors_as_lengths() -> None:
     def loss(part: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         frames, labels = torch.full((2,), 6), torch.tensor([3, 2])
         return functional.ctc_loss(part(x).log_softmax(-1).transpose(0, 1), y, frames, labels)
@@ -56,17 +56,17 @@ def test_weights_that_are_computed_before_each_forward() -> None:
     assert not part.weight.is_meta
 
 
-def test_a_lazy_module_is_told_to_run_once() -> None:
+def test_a_lazy_module_must_run_once_first() -> None:
     with pytest.raises(WorkloadError, match="lazy modules"):
         predicted(nn.LazyLinear(4), lambda part, x: part(x), x=torch.randn(2, 64))
 
 
-def test_nothing_to_train_is_said() -> None:
+def test_nothing_to_train_is_reported() -> None:
     with pytest.raises(WorkloadError, match="no parameter of Net is trained"):
         predicted(nn.Linear(4, 4).requires_grad_(False), lambda part, x: part(x), x=torch.randn(2, 4))
 
 
-def test_sparse_gradients_hold_rows_and_their_numbers() -> None:
+def test_sparse_gradients_contain_rows_and_indices() -> None:
     part, settings = nn.Embedding(1000, 64, sparse=True), {"optimizer": torch.optim.SparseAdam, "max_grad_norm": 0}
     made = predicted(part, lambda part, x: part(x), x=torch.randint(0, 1000, (2, 64)), **settings)
     assert made.memory.components.optimizer_states == 2 * 1000 * 64 * 4

@@ -31,7 +31,7 @@ def test_a_mask_of_attention_over_a_whole_batch_is_known(world: SimulatedProcess
     assert (attends[:, 0, 0] < 0).nonzero().shape == (0, 2)
 
 
-def test_an_array_of_what_came_to_the_host(world: SimulatedProcess) -> None:
+def test_a_tensor_on_the_cpu_becomes_an_array(world: SimulatedProcess) -> None:
     """As SciPy takes the costs of a detector's matches."""
     assert torch.tensor([3, 4]).to("cuda").cpu().numpy().tolist() == [3, 4]
     assert torch.empty(2, 2, device="cuda").cpu().numpy().tolist() == [[0.0, 0.0], [0.0, 0.0]]
@@ -47,13 +47,13 @@ def test_positions_are_known(world: SimulatedProcess) -> None:
     assert (positions + 3).max().item() == 7
 
 
-def test_what_is_overwritten_in_place_is_followed(world: SimulatedProcess) -> None:
+def test_known_values_follow_in_place_writes(world: SimulatedProcess) -> None:
     labels = torch.tensor([1, 2, 3]).to("cuda")
     labels.add_(4)
     assert labels.sum().item() == 18
 
 
-def test_what_is_overwritten_with_the_unknown_is_forgotten(world: SimulatedProcess) -> None:
+def test_overwriting_with_unknown_values_discards_known_ones(world: SimulatedProcess) -> None:
     labels = torch.tensor([1, 2, 3]).to("cuda")
     labels.copy_(torch.empty(3, device="cuda").argsort())
     assert labels.sum().item() == 0
@@ -65,7 +65,7 @@ def test_equality_of_known_values(world: SimulatedProcess) -> None:
     assert not torch.equal(one, other)
 
 
-def test_a_loss_is_zero_and_a_truth_is_true(world: SimulatedProcess) -> None:
+def test_a_loss_reads_as_zero_and_a_bool_as_true(world: SimulatedProcess) -> None:
     loss = torch.empty(4, device="cuda").mean()
     assert loss.item() == 0.0
     assert float(loss) == 0.0
@@ -87,20 +87,20 @@ def test_nothing_overflows(world: SimulatedProcess, question: Any) -> None:
     assert not bool(question(torch.empty(1, device="cuda")))
 
 
-def test_a_falsehood_dies_with_its_tensor(world: SimulatedProcess) -> None:
+def test_a_known_false_value_expires_with_its_tensor(world: SimulatedProcess) -> None:
     """Another tensor may take the storage's identity; it must not take its answer."""
     for _ in range(50):
         assert not bool(torch.isnan(torch.empty(1, device="cuda")))
         assert bool(torch.empty(1, device="cuda") > 0)
 
 
-def test_tensors_of_the_host_keep_their_values(world: SimulatedProcess) -> None:
+def test_cpu_tensors_keep_their_values(world: SimulatedProcess) -> None:
     assert torch.tensor([2.5]).item() == 2.5
     assert not bool((torch.arange(3) > 1).all())
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_ctc_reads_its_lengths_on_the_host(world: SimulatedProcess, known: bool) -> None:
+def test_ctc_reads_its_lengths_on_the_cpu(world: SimulatedProcess, known: bool) -> None:
     """Alpha has a state for each token of the longest target and one around each.
 
     So has beta while the gradient is computed (LossCTC.cu).
@@ -123,7 +123,7 @@ def test_ctc_reads_its_lengths_on_the_host(world: SimulatedProcess, known: bool)
     assert list(sizes) == ["aten::_ctc_loss", "aten::_ctc_loss_backward (beta)"]
 
 
-def test_a_number_of_the_host_fills_a_tensor_of_the_device(world: SimulatedProcess) -> None:
+def test_a_cpu_scalar_fills_a_gpu_tensor(world: SimulatedProcess) -> None:
     scores = torch.empty(2, 4, device="cuda", requires_grad=True)
     filled = scores.masked_fill(scores > 0, torch.tensor(torch.finfo(torch.float32).min))
     assert filled.is_cuda and filled.shape == (2, 4)
@@ -131,7 +131,7 @@ def test_a_number_of_the_host_fills_a_tensor_of_the_device(world: SimulatedProce
     assert torch.zeros(3, device="cuda").masked_fill_(torch.ones(3, device="cuda").bool(), torch.tensor(1.0)).is_cuda
 
 
-def test_a_tensor_of_the_device_is_not_made_anew(world: SimulatedProcess) -> None:
+def test_a_gpu_tensor_is_not_copied(world: SimulatedProcess) -> None:
     ids = torch.tensor([1, 2, 3]).to("cuda")
     before = len(world.trace.origins)
     same = torch.as_tensor(ids, device="cuda")
@@ -149,7 +149,7 @@ def test_numbers_that_follow_from_a_mask_are_known(world: SimulatedProcess) -> N
     assert mask.float().new_ones(2, 2).sum().item() == 4.0
 
 
-def test_data_is_not_known_though_it_has_a_point(world: SimulatedProcess) -> None:
+def test_floating_point_data_is_not_known(world: SimulatedProcess) -> None:
     pixels = torch.tensor([0.5, 2.0]).to("cuda")
     assert pixels.sum().item() == 0.0
     known = torch.zeros(2, device="cuda")
@@ -157,7 +157,7 @@ def test_data_is_not_known_though_it_has_a_point(world: SimulatedProcess) -> Non
     assert (known + 1).sum().item() == 0.0
 
 
-def test_a_list_of_what_is_known_comes_back_to_the_host(world: SimulatedProcess) -> None:
+def test_a_tensor_of_known_values_can_be_read_as_a_list(world: SimulatedProcess) -> None:
     lengths = torch.tensor([3, 1]).to("cuda")
     assert (lengths + 1).tolist() == [4, 2]
     with pytest.raises(SimulationError, match="cannot be executed without data"):
@@ -165,7 +165,7 @@ def test_a_list_of_what_is_known_comes_back_to_the_host(world: SimulatedProcess)
     assert torch.empty(2, device="cuda").tolist() == [0.0, 0.0]  # as .item() answers
 
 
-def test_large_masks_are_computed_where_somebody_asks_and_as_they_were_then(world: SimulatedProcess) -> None:
+def test_large_masks_are_computed_on_demand_from_their_original_inputs(world: SimulatedProcess) -> None:
     mask = torch.ones(1, 1, 400, 400, dtype=torch.int64)
     mask[..., 7:] = 0
     known = mask.to("cuda")

@@ -68,7 +68,7 @@ def test_a_gpu_without_a_calibration_uses_the_nearest(gpu_id, gpu):
     assert source.startswith(f"calibration of {gpu}") and "extrapolated" in source
 
 
-def test_a_measured_gap_replaces_the_general_one():
+def test_a_measured_nvml_gap_replaces_the_default():
     known = shipped()["h100-sxm"].sections["device"]["waiting"]["gap_us"]
     assert gap_seconds(shipped()["h100-sxm"]) == pytest.approx(known * 1e-6)
     without = replace(shipped()["h100-sxm"], sections={"device": {"waiting": {}}})

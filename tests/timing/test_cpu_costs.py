@@ -51,7 +51,7 @@ def test_a_slower_cpu_makes_a_slower_step(encoder: Operations) -> None:
     assert slow - waits == pytest.approx(2 * (same - waits), rel=1e-6)
 
 
-def test_without_factors_the_cpu_is_otherwise_idle(encoder: Operations) -> None:
+def test_without_factors_the_cpu_counts_as_idle(encoder: Operations) -> None:
     known = reference_host()
     quiet = calibration(dict.fromkeys(PARTS, known.quiet), known.id)
     assert seconds(encoder, None) == pytest.approx(seconds(encoder, quiet))

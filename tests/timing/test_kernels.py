@@ -143,7 +143,7 @@ def test_every_gpu_has_a_cost_for_every_calibrated_call(one):
         assert cost.launches > 0
 
 
-def test_a_slower_card_is_slower():
+def test_a_slower_gpu_takes_longer():
     text = "aten::mm(f16[4096,4096],f16[4096,4096])->f16[4096,4096]"
     by_card = [seconds(text, cost_model_of(find_gpu(name))) for name in ("h200", "a100-40gb", "v100-16gb")]
     assert by_card == sorted(by_card)

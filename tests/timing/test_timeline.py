@@ -113,7 +113,7 @@ def test_streams_are_replayed_like_one_where_only_one_is_used() -> None:
     assert replay(*rows, launch=0.17, reads=(20,)) == replay(*other, launch=0.17, reads=(20,))
 
 
-def test_a_step_without_operations_takes_the_loop_only() -> None:
+def test_a_step_without_operations_takes_only_the_time_of_the_loop() -> None:
     found = replay_step(Operations(), [], [], COSTS, {"step": 2.0, "micro_step": 3.0})
     assert (found.seconds, found.gpu_seconds) == (0.0, 0.0)
 

@@ -128,7 +128,7 @@ _BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_d
          "encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 50, "eos_token_id": 7}  # fmt: skip
 
 
-def test_a_text_ends_where_an_encoder_decoder_that_classifies_looks_for_it(describe: Any) -> None:
+def test_texts_of_classifying_encoder_decoders_end_with_eos(describe: Any) -> None:
     workload = describe("BartForSequenceClassification", model={"config": _BART}, steps=1)
     ends = batch_of(workload)["input_ids"] == 7
     assert ends[:, -1].all() and not ends[:, :-1].any()
@@ -177,7 +177,7 @@ _QWEN_2_5 = {
 }
 
 
-def test_images_are_cut_into_patches_that_stand_in_one_row(describe: Any) -> None:
+def test_images_become_one_row_of_patches(describe: Any) -> None:
     """224 × 224 are 16 × 16 patches of 14 × 14, of which 2 × 2 become one token: what Qwen2-VL's processor makes."""
     batch = batch_of(describe("Qwen3VLForConditionalGeneration", model={"config": _QWEN}))
     tokens = ((2, 64 + 16), torch.int64)
@@ -216,7 +216,7 @@ _DETR = {
 }  # fmt: skip
 
 
-def test_the_objects_of_each_image_stand_apart(describe: Any) -> None:
+def test_each_image_has_its_own_objects(describe: Any) -> None:
     """A list with one dict for each image: ``DetrForObjectDetection.forward``, ``labels``."""
     batch = batch_of(describe("DetrForObjectDetection", model={"config": _DETR}))
     assert shapes(batch) == {"pixel_values": ((2, 3, 640, 640), torch.float32)}
@@ -236,7 +236,7 @@ def test_a_detector_is_trained_and_its_step_predicted(describe: Any, loop: str) 
     assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 
-def test_the_segments_of_each_image_stand_apart(describe: Any) -> None:
+def test_each_image_has_its_own_segments(describe: Any) -> None:
     """Two lists with one tensor for each image: ``Mask2FormerForUniversalSegmentation.forward``."""
     pytest.importorskip("scipy")  # its loss matches segments with it
     backbone = {"model_type": "swin", "depths": [1, 1, 1, 1], "out_features": ["stage1", "stage2", "stage3", "stage4"]}
@@ -246,7 +246,7 @@ def test_the_segments_of_each_image_stand_apart(describe: Any) -> None:
     assert [(tuple(one.shape), one.dtype) for one in batch["class_labels"]] == [((7,), torch.int64)] * 2
 
 
-def test_an_image_stands_before_the_text_and_is_no_label(describe: Any) -> None:
+def test_an_image_precedes_the_text_and_is_not_a_label(describe: Any) -> None:
     batch = batch_of(describe("LlavaForConditionalGeneration", model={"config": _LLAVA}))
     is_image = batch["input_ids"] == 150
     assert is_image[:, :16].all() and not is_image[:, 16:].any()
@@ -277,9 +277,7 @@ def test_samples_are_drawn_from_their_index(describe: Any) -> None:
     assert not torch.equal(dataset[5]["input_ids"], dataset[6]["input_ids"])
 
 
-def test_samples_of_two_steps_come_again_and_hold_no_more_memory_than_allowed(
-    describe: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_of_two_steps_repeat_within_the_memory_bound(describe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = describe("ViTForImageClassification", train={"gradient_accumulation_steps": 3})
     with torch.device("meta"):
         model = build_model(workload)
@@ -292,7 +290,7 @@ def test_samples_of_two_steps_come_again_and_hold_no_more_memory_than_allowed(
     assert len({id(small[index]) for index in range(100)}) == 2
 
 
-def test_masks_and_padding_come_on_request(describe: Any) -> None:
+def test_masks_and_padding_are_optional(describe: Any) -> None:
     plain = {"sequence_length": 16}
     masked = batch_of(describe("LlamaForCausalLM", data={**plain, "attention_mask": True}))
     assert masked["attention_mask"].all()
@@ -351,7 +349,7 @@ def test_a_model_without_configuration_needs_a_factory_for_its_data(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["T5ForConditionalGeneration", "BartForConditionalGeneration"])
-def test_a_smoothed_loss_leaves_the_decoder_its_inputs(describe: Any, name: str) -> None:
+def test_label_smoothing_keeps_the_decoder_inputs(describe: Any, name: str) -> None:
     train = {"label_smoothing_factor": 0.1}
     batch = batch_of(describe(name, train=train))
     assert torch.equal(batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1])
@@ -410,7 +408,7 @@ def test_models_of_several_parts_take_the_batch_that_is_made(name: str, config: 
         assert mapping == before
 
 
-def test_a_pair_of_models_without_configurations_is_the_workloads_fault() -> None:
+def test_an_encoder_decoder_without_configurations_is_a_workload_error() -> None:
     with pytest.raises(WorkloadError, match=r"model\.config: EncoderDecoderConfig refuses these values"):
         build_model(Workload.from_mapping({"model": {"class": "EncoderDecoderModel"}}))
 

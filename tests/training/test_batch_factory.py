@@ -31,7 +31,7 @@ def test_views_packed_samples_and_time_first_are_allowed(describe: Any, shape: t
     assert made(describe, lambda size: {"input_ids": torch.ones(shape, dtype=torch.long)})["input_ids"].shape == shape
 
 
-def test_a_name_that_the_forward_does_not_take_is_refused(describe: Any) -> None:
+def test_a_name_that_the_forward_does_not_accept_is_refused(describe: Any) -> None:
     workload = describe(data={}, train={"per_device_train_batch_size": 2})
     with pytest.raises(FactoryError, match="has 'text', which the forward of Plain does not take: it takes pixels"):
         build_batch(workload, Plain(), lambda size: {"text": torch.ones(size)})

@@ -37,7 +37,7 @@ def test_groups_and_settings_are_the_trainers() -> None:
     assert (without["lr"], without["betas"], without["eps"]) == (0.1, (0.3, 0.999), 0.4)
 
 
-def test_optim_args_come_last_and_hold_tuples() -> None:
+def test_optim_args_apply_last_and_accept_tuples() -> None:
     train = TrainSpec(optim="torch.optim.Adafactor", optim_args="eps=(1e-30, 0.002), lr=0.5,foreach=False")
     group = create_custom(train, Model()).param_groups[0]
     assert (group["eps"], group["lr"], group["foreach"]) == ((1e-30, 0.002), 0.5, False)
@@ -71,7 +71,7 @@ def test_a_class_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("torch.optim.lr_scheduler", WorkloadError, "not a function"),
     ],
 )
-def test_what_cannot_be_found(path: str, error: type[Exception], says: str) -> None:
+def test_unknown_optimizer_classes(path: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         optimizer_class(path)
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_found(path: str, error: type[Exception], says: str) -> N
         ({"optim": "torch.optim.LBFGS"}, None),
     ],
 )
-def test_what_the_class_does_not_take(settings: dict[str, Any], says: str | None) -> None:
+def test_arguments_that_the_class_does_not_accept(settings: dict[str, Any], says: str | None) -> None:
     if says is None:
         assert len(create_custom(TrainSpec(**settings), Model()).param_groups) == 1
         return
@@ -128,5 +128,5 @@ def test_states_are_made_where_the_parameters_went(loop: str) -> None:
     assert found.memory.components.optimizer_states < 2.2 * large
 
 
-def test_torch_is_where_classes_come_from() -> None:
+def test_classes_are_looked_up_in_torch() -> None:
     assert optimizer_class("torch.optim.RMSprop") is torch.optim.RMSprop

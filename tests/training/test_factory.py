@@ -33,7 +33,7 @@ def test_a_module_is_imported_by_its_name(file: Path, monkeypatch: pytest.Monkey
     assert factory.load("user:build", "model.factory")() == 7
 
 
-def test_an_error_shows_the_users_frame_and_not_ours(file: Path) -> None:
+def test_an_error_shows_the_users_frame(file: Path) -> None:
     build = factory.load(f"{file}:broken", "model.factory")
     with pytest.raises(FactoryError) as error, factory.user_code("model.factory: user.py:broken"):
         build()
@@ -65,7 +65,7 @@ def test_an_error_while_importing_is_the_users(tmp_path: Path, source: str, word
         ("no_such_package_anywhere.module:build", "no module"),
     ],
 )
-def test_what_does_not_exist_is_the_workloads_fault(file: Path, reference: str, words: str) -> None:
+def test_missing_names_are_workload_errors(file: Path, reference: str, words: str) -> None:
     with pytest.raises(WorkloadError, match=words):
         factory.load(reference.format(file=file, folder=file.parent), "model.factory")
 

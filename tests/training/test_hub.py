@@ -24,7 +24,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_name_that_cannot_be_one_is_refused(cache: Path) -> None:
+def test_an_invalid_name_is_refused(cache: Path) -> None:
     with pytest.raises(WorkloadError, match="not a name on the hub; hint"):
         hub.fetch_config("google bert!", hint="; hint")
 
@@ -35,7 +35,7 @@ def test_without_network_the_answer_is_quick(cache: Path, monkeypatch: pytest.Mo
         hub.fetch_config("someone/something")
 
 
-def test_what_is_in_the_cache_needs_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_files_need_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "_reachable", lambda endpoint: False)
     snapshot = cache / "models--someone--something" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)

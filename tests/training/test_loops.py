@@ -97,7 +97,7 @@ def test_the_trainer_smooths_labels(describe: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_every_family_takes_two_steps(describe: Any, family: str, loop: str) -> None:
+def test_every_family_runs_two_steps(describe: Any, family: str, loop: str) -> None:
     diary = go(describe(family, loop=loop))
     assert len(diary.losses) == 2
     assert all(torch.isfinite(torch.tensor(diary.losses)))
@@ -106,7 +106,7 @@ def test_every_family_takes_two_steps(describe: Any, family: str, loop: str) -> 
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_observer_hears_of_everything_in_order(describe: Any, loop: str) -> None:
+def test_the_observer_receives_all_events_in_order(describe: Any, loop: str) -> None:
     diary = go(describe(loop=loop, train={"gradient_accumulation_steps": 2}))
     micro = [f"micro {i}{end}" for i in range(2) for end in ("", " end")]
     micro = [*micro[:1], "forward end", *micro[1:3], "forward end", *micro[3:]]
@@ -140,7 +140,7 @@ def test_the_plain_loop_scales_gradients(describe: Any) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("checkpointing", [True, False])
-def test_adapters_learn_and_the_rest_stays(describe: Any, loop: str, checkpointing: bool) -> None:
+def test_adapters_are_updated_and_the_rest_is_not(describe: Any, loop: str, checkpointing: bool) -> None:
     model = {"lora": {"r": 2, "target_modules": ["q_proj"]}}
     train = {"gradient_checkpointing": checkpointing}
     workload = describe("LlamaForCausalLM", loop=loop, model=model, train=train)
@@ -187,7 +187,7 @@ def test_optimizers_are_those_of_the_trainer(
     ],
 )
 @pytest.mark.parametrize("loop", LOOPS)
-def test_what_an_optimizer_lacks_is_told(
+def test_missing_requirements_of_an_optimizer_are_reported(
     describe: Any, monkeypatch: pytest.MonkeyPatch, loop: str, train: Any, error: type[Exception], words: str
 ) -> None:
     monkeypatch.setattr("transformers.trainer_optimizer.is_bitsandbytes_available", lambda: False)
@@ -282,7 +282,7 @@ def test_any_module_that_gives_its_loss_is_trained(user: Path, loop: str, build:
     ("build", "words"),
     [("nothing", "must return the loss"), ("vector", r"shape \(3,\)"), ("broken", r"user\.py:\d+, in <lambda>")],
 )
-def test_a_model_without_a_loss_is_the_users_fault(user: Path, loop: str, build: str, words: str) -> None:
+def test_a_model_without_a_loss_is_a_user_error(user: Path, loop: str, build: str, words: str) -> None:
     with pytest.raises(FactoryError, match=words):
         go(own(user, build, loop=loop))
 
@@ -301,7 +301,7 @@ def test_a_function_can_make_the_batches(describe: Any, sections: Any) -> None:
     assert sizes == [2]
 
 
-def test_what_a_run_needs_can_be_imported_first(describe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_of_a_run_can_be_imported_first(describe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     preload(describe())
     assert "transformers.trainer" in sys.modules
     assert "torch._dynamo" in sys.modules
@@ -411,7 +411,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_plain_loop_keeps_the_models_cache_unless_told_and_the_trainer_drops_it(describe: Any, loop: str) -> None:
+def test_use_cache_is_off_by_default_only_in_the_trainer(describe: Any, loop: str) -> None:
     used = {}
     for setting in (None, False, True):
         workload = describe("GPT2LMHeadModel", loop=loop, train={} if setting is None else {"use_cache": setting})

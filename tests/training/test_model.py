@@ -53,7 +53,7 @@ def test_a_configuration_without_a_head_gets_one(tmp_path: Path, architectures: 
     assert type(on_meta({"model": {"id": str(tmp_path)}})).__name__ == expected
 
 
-def test_overrides_go_by_either_name_and_cut_lists_by_layer(tmp_path: Path) -> None:
+def test_overrides_accept_either_name_and_shorten_lists_by_layer(tmp_path: Path) -> None:
     gpt2 = {"id": "gpt2", "config": {"num_hidden_layers": 3, "hidden_size": 96, "n_head": 4}}
     model = on_meta({"model": gpt2})
     assert len(model.transformer.h) == 3
@@ -91,7 +91,7 @@ def test_attention_and_labels_reach_the_configuration() -> None:
         ({"id": "bert-base-uncased", "lora": {"target_modules": ["q_proj"]}}, ["model.lora", "q_proj"]),
     ],
 )
-def test_a_wrong_description_is_told_apart(model: dict[str, Any], words: list[str]) -> None:
+def test_errors_of_a_description_are_distinguished(model: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(WorkloadError) as error:
         on_meta({"model": model})
     assert all(word in str(error.value) for word in words), error.value
@@ -134,13 +134,13 @@ def test_adapters_are_trained_and_the_rest_is_frozen(describe: Any) -> None:
     assert {parameter.dtype for parameter in trained.values()} == {torch.float32}
 
 
-def test_a_missing_peft_is_told_with_the_command(describe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_peft_is_reported_with_the_install_command(describe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(MissingLibrary, match="pip install peft"):
         build_model(describe("LlamaForCausalLM", model={"lora": {"r": 4}}))
 
 
-def test_a_missing_flash_attention_is_told_with_what_to_use() -> None:
+def test_missing_flash_attention_is_reported_with_an_alternative() -> None:
     with pytest.raises(MissingLibrary, match="sdpa"):
         build_model(Workload.from_mapping({"model": {**SMALL, "attn_implementation": "flash_attention_2"}}))
 
@@ -157,20 +157,20 @@ def stored(folder: Path, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
-def test_weights_have_the_dtype_of_the_checkpoint_and_a_note_says_so(tmp_path: Path, key: str) -> None:
+def test_weights_have_the_dtype_of_the_checkpoint_with_a_note(tmp_path: Path, key: str) -> None:
     model = on_meta({"model": {"id": stored(tmp_path, **{key: "bfloat16"})}})
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     (note,) = model_notes(model)
     assert note.startswith("weights in bfloat16, as the checkpoint stores them")
 
 
-def test_a_named_dtype_is_taken_without_a_note(tmp_path: Path) -> None:
+def test_a_specified_dtype_is_used_without_a_note(tmp_path: Path) -> None:
     model = on_meta({"model": {"id": stored(tmp_path, dtype="bfloat16"), "dtype": "float32"}})
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model_notes(model) == ()
 
 
-def test_a_checkpoint_that_names_no_dtype_is_float32_and_a_note_says_that_this_is_assumed(tmp_path: Path) -> None:
+def test_a_checkpoint_without_dtype_is_assumed_float32_with_a_note(tmp_path: Path) -> None:
     model = on_meta({"model": {"id": stored(tmp_path)}})
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     (note,) = model_notes(model)
@@ -186,7 +186,7 @@ def test_an_override_of_the_configurations_dtype_applies(tmp_path: Path, key: st
         assert {parameter.dtype for parameter in built.parameters()} == {torch.bfloat16}
 
 
-def test_dtypes_that_disagree_or_do_not_exist_are_refused() -> None:
+def test_conflicting_or_unknown_dtypes_are_refused() -> None:
     config = {**SMALL["config"], "dtype": "bfloat16"}
     with pytest.raises(WorkloadError, match=r"model\.config\.dtype: cannot be combined with dtype: float32"):
         Workload.from_mapping({"model": {**SMALL, "dtype": "float32", "config": config}})
@@ -226,7 +226,7 @@ def test_a_quantised_checkpoint_is_refused_by_name(tmp_path: Path, settings: dic
         on_meta({"model": {**SMALL, "config": {**SMALL["config"], "quantization_config": settings}}})
 
 
-def test_freeze_goes_by_pattern(describe: Any) -> None:
+def test_freeze_matches_patterns(describe: Any) -> None:
     model = build_model(describe(model={"freeze": ["*.embeddings.*", "*.layer.0.*"]}))
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     assert frozen
@@ -275,6 +275,6 @@ def test_a_factory_must_return_a_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [-2, "many", 1.5])
-def test_a_number_of_layers_that_cannot_be_is_refused(depth: object) -> None:
+def test_an_impossible_number_of_layers_is_refused(depth: object) -> None:
     with pytest.raises(WorkloadError, match="must be a number of layers"):
         on_meta({"model": {"id": "gpt2", "config": {"n_layer": depth}}})

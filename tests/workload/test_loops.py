@@ -14,7 +14,7 @@ MODEL = {"model": {"class": "BertForMaskedLM"}}
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_names_settings_that_exist_and_says_one_thing_of_each(name: str) -> None:
+def test_loops_list_existing_settings_once_each(name: str) -> None:
     loop, known = LOOPS[name], set(TrainSpec.model_fields)
     assert set(loop.refused) <= known
     assert loop.unused <= known
@@ -52,7 +52,7 @@ def test_only_loops_that_train_are_values_of_the_key() -> None:
         ("logging_nan_inf_filter", False),
     ],
 )
-def test_what_a_plain_loop_cannot_apply_is_refused_by_name(name: str, value: object) -> None:
+def test_settings_that_a_plain_loop_cannot_apply_are_refused_by_name(name: str, value: object) -> None:
     assert set(LOOPS["pytorch"].refused) >= {name}
     with pytest.raises(WorkloadError, match=f"train.{name}"):
         Workload.from_mapping({**MODEL, "loop": "pytorch", "train": {name: value}})

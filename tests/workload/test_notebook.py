@@ -45,7 +45,7 @@ def test_all_rows_are_bert_large_with_512_tokens(era: str) -> None:
     assert len({row.name for row in rows}) == 9
 
 
-def test_the_software_of_its_day() -> None:
+def test_rows_of_2022_use_the_software_of_2022() -> None:
     for row in notebook("2022"):
         assert (row.era, row.gpu, row.model.attn_implementation, row.zero_grad_set_to_none) == (
             "2022",
@@ -57,7 +57,7 @@ def test_the_software_of_its_day() -> None:
         assert row.train.gradient_checkpointing_kwargs == {"use_reentrant": True}
 
 
-def test_today_is_what_a_user_would_write() -> None:
+def test_rows_of_today_are_plain_workloads() -> None:
     assert notebook()[0] == Workload.from_mapping(
         {
             "name": "vanilla",

@@ -93,14 +93,14 @@ def test_configuration_is_laid_over_the_file() -> None:
     assert merge(base, {"config": ["b=3"]}).model.config == {"a": 1, "b": 3}
 
 
-def test_a_card_of_the_file_can_be_changed() -> None:
+def test_the_gpu_of_a_file_can_be_changed() -> None:
     changed = merge(BASE, {"gpu_memory_bytes": "1 TiB"})
     assert changed.resolve_gpu().memory_bytes == 2**40
     assert changed.resolve_gpu().capability == (9, 0)
     assert merge(changed, {"gpu": "t4"}).gpu == "t4"
 
 
-def test_a_factory_takes_the_place_of_what_the_file_names_and_back(
+def test_a_factory_replaces_the_model_of_the_file_and_vice_versa(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -136,7 +136,7 @@ def test_mistakes_name_the_flag(overrides: dict[str, Any], expected: list[str] |
     assert found == expected if expected else found[0].startswith("--gpu: unknown GPU 'h1000'; did you mean h100")
 
 
-def test_without_a_model_the_flags_that_name_one_are_told() -> None:
+def test_a_missing_model_lists_the_flags_that_select_one() -> None:
     (line,) = refusal(None, {"fp16": True})
     assert line.startswith("no model: give --model,")
 

@@ -86,14 +86,14 @@ def test_merge_keys_are_followed(file: Path) -> None:
     assert read(file).model.id == "gpt2"
 
 
-def test_files_of_factories_lie_beside_the_file(file: Path) -> None:
+def test_factory_paths_are_relative_to_the_file(file: Path) -> None:
     file.write_text("model: {factory: 'nets/build.py:net'}\ndata: {factory: package.module:batch}\n")
     workload = read(file)
     assert workload.model.factory == f"{file.parent.resolve()}/nets/build.py:net"
     assert workload.data.factory == "package.module:batch"
 
 
-def test_model_folders_lie_beside_the_file_and_hub_ids_do_not(file: Path) -> None:
+def test_model_folders_are_relative_to_the_file_and_hub_ids_are_not(file: Path) -> None:
     file.write_text("model: {id: ./checkpoint}\n")
     assert read(file).model.id == str(file.parent.resolve() / "checkpoint")
     file.write_text("model: {id: openai-community/gpt2}\n")
@@ -129,7 +129,7 @@ def test_model_folders_lie_beside_the_file_and_hub_ids_do_not(file: Path) -> Non
         (b"PK\x03\x04", "workload.yaml: is not valid YAML text: unacceptable character"),
     ],
 )  # fmt: skip
-def test_mistakes_have_a_place(file: Path, text: str | bytes, message: str) -> None:
+def test_mistakes_have_a_line_number(file: Path, text: str | bytes, message: str) -> None:
     assert refusal(file, text).startswith(message)
 
 
@@ -167,7 +167,7 @@ rows:
 """
 
 
-def test_rows_change_what_stands_above_them(file: Path) -> None:
+def test_rows_override_the_common_settings(file: Path) -> None:
     file.write_text(ROWS)
     first, second = read_all(file)
     assert (first.name, first.train.fp16) == ("plain", True)
@@ -176,7 +176,7 @@ def test_rows_change_what_stands_above_them(file: Path) -> None:
     assert second.where("train", "bf16") == f"{file}:7: train.bf16"
 
 
-def test_rows_with_mistakes_are_all_named(file: Path) -> None:
+def test_all_rows_with_mistakes_are_listed(file: Path) -> None:
     message = refusal(file, ROWS + "  - {steps: 0}\n  - {trian: {}}\n")
     assert message.splitlines() == [
         "workload.yaml:8: rows.2.steps: must be at least 1, found 0",
@@ -184,12 +184,12 @@ def test_rows_with_mistakes_are_all_named(file: Path) -> None:
     ]
 
 
-def test_a_mistake_above_the_rows_is_told_once(file: Path) -> None:
+def test_a_mistake_common_to_all_rows_is_reported_once(file: Path) -> None:
     assert refusal(file, "model: {id: gpt2}\nsteps: 0\nrows: [{name: a}, {name: b}]\n") == (
         "workload.yaml:2: steps: must be at least 1, found 0"
     )
 
 
-def test_several_workloads_are_not_one(file: Path) -> None:
+def test_several_workloads_are_refused_where_one_is_expected(file: Path) -> None:
     assert "describes 2 workloads" in refusal(file, ROWS)
     assert "rows: must be a list of workloads" in refusal(file, "model: {id: gpt2}\nrows: 3\n")

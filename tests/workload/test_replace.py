@@ -92,7 +92,7 @@ def test_a_file_and_flags_are_validated_once(tmp_path: Path, monkeypatch: pytest
     assert second.train.ignored == ("output_dir", "logging_steps")
 
 
-def test_mistakes_of_a_file_and_of_flags_are_told_together(tmp_path: Path) -> None:
+def test_mistakes_of_a_file_and_of_flags_are_reported_together(tmp_path: Path) -> None:
     file = tmp_path / "w.yaml"
     file.write_text("model: {id: gpt2}\ndata: 3\ntrain: {class_: 1, max_grad_norm: big}\n")
     with pytest.raises(WorkloadError) as caught:

@@ -53,7 +53,7 @@ def test_a_workload_is_frozen_and_hashable() -> None:
     assert {workload: 1}[Workload.from_mapping(GPT2)] == 1
 
 
-def test_batch_of_inference_is_that_of_training_unless_it_is_given() -> None:
+def test_inference_uses_the_training_batch_size_by_default() -> None:
     train = {"per_device_train_batch_size": 4}
     assert Workload.from_mapping({**GPT2, "mode": "inference", "train": train}).batch_size == 4
     train["per_device_eval_batch_size"] = 16
@@ -89,7 +89,7 @@ def test_lora_arguments_are_what_differs_from_peft() -> None:
     assert lora.arguments() == {"r": 16, "target_modules": ["q_proj", "v_proj"]}
 
 
-def test_a_card_may_be_changed() -> None:
+def test_a_gpu_can_be_changed() -> None:
     gpu = Workload.from_mapping(
         {**GPT2, "gpu": {"base": "a100-80gb", "memory_bytes": "2 TiB", "context_bytes": 7}}
     ).resolve_gpu()
@@ -143,7 +143,7 @@ def test_a_card_may_be_changed() -> None:
         ({"model": {"id": "x", "lora": {"target_modules": 3}}}, "model.lora.target_modules: must be a string or a list, found 3"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_once_and_by_its_key(sections: dict[str, Any], expected: str) -> None:
+def test_impossible_values_are_refused_once_by_key(sections: dict[str, Any], expected: str) -> None:
     found = refusal(**sections)
     assert len(found) == 1
     assert found[0].startswith(expected)
@@ -202,7 +202,7 @@ SECTIONS = st.fixed_dictionaries(
 
 
 @given(SECTIONS)
-def test_what_is_written_is_read_again(mapping: dict[str, Any]) -> None:
+def test_written_records_can_be_read(mapping: dict[str, Any]) -> None:
     workload = Workload.from_mapping(mapping)
     again = Workload.from_mapping(yaml.safe_load(workload.to_yaml()))
     assert again == workload
@@ -232,7 +232,7 @@ def test_a_description_loads_neither_torch_nor_transformers() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_settings_that_matter_and_are_not_simulated_give_a_note() -> None:
+def test_relevant_settings_that_are_not_simulated_cause_a_note() -> None:
     pasted = {
         "eval_strategy": "steps",
         "eval_on_start": True,

@@ -58,13 +58,13 @@ def test_several_sweeps_are_combined_the_last_changing_fastest() -> None:
     ]
 
 
-def test_two_keys_of_one_mapping_go_together() -> None:
+def test_two_keys_of_one_mapping_are_combined() -> None:
     texts = ["model.config.num_hidden_layers=2,4", "model.config.hidden_size=128"]
     configs = [each.to_mapping()["model"]["config"] for each in sweep([BASE], texts)]
     assert configs == [{"hidden_size": 128, "num_hidden_layers": each} for each in (2, 4)]
 
 
-def test_rows_of_several_workloads_keep_their_names_in_front() -> None:
+def test_rows_of_several_workloads_are_prefixed_with_their_names() -> None:
     names = [each.name for each in sweep([BASE, OTHER], ["fp16=true,false"])]
     assert names == ["base, fp16=true", "base, fp16=false", "gpt2, fp16=true", "gpt2, fp16=false"]
 
@@ -92,7 +92,7 @@ def test_nothing_to_sweep_changes_nothing() -> None:
         (["seed=" + ",".join(map(str, range(40))), "max_steps=" + ",".join(map(str, range(1, 41)))], "1,600"),
     ],
 )
-def test_what_is_wrong_is_named(texts: list[str], said: str) -> None:
+def test_mistakes_are_named(texts: list[str], said: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         sweep([BASE], texts)
     assert said in str(caught.value) and "--sweep" in str(caught.value)

@@ -48,7 +48,7 @@ def test_the_search_finds_the_largest_batch_that_fits(monkeypatch: pytest.Monkey
     assert len(law.asked) < 30
 
 
-def test_where_nothing_fits_there_is_no_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_limit_is_found_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_walls.api, "predict", Line(9000, 1).predict)
     row = next(row for row in plan_walls.grid.rows() if row.name == "bert-base-fp32")
     with pytest.raises(ValueError, match="one sample does not fit 8 GiB"):
@@ -110,7 +110,7 @@ def test_verdicts_are_counted_by_size() -> None:
     assert "(wrong)" in verdicts.details(found)[-1]
 
 
-def test_what_is_predicted_again_stands_beside_what_was_predicted_before() -> None:
+def test_new_predictions_are_compared_with_earlier_ones() -> None:
     found = [wall(True, "completed"), wall(False, "completed"), wall(False, "out of memory")]
     assert verdicts.since(found) == []
     same = {"fits": True, "verdict": "fits", "num_alloc_retries": 0, "without_workspace": 0}
@@ -128,9 +128,7 @@ def test_every_shipped_run_was_predicted_again() -> None:
     assert found and all(each.again is not None for each in found)
 
 
-def test_runs_share_the_gpu_within_its_memory_and_go_on_where_they_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_share_the_gpu_within_its_memory_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     promised: list[int] = []
 
     def fork(job: Any, result: Path, log: Path, prepare: Any) -> processes.Forked:

@@ -108,7 +108,7 @@ def test_the_measurement_is_there_after_the_training(
     assert "optimizer states" in printed and "before the watch" in printed
 
 
-def test_a_training_that_failed_is_settled_when_the_next_begins(gpu: FakeAllocator, tmp_path: Path) -> None:
+def test_a_failed_training_is_analyzed_when_the_next_begins(gpu: FakeAllocator, tmp_path: Path) -> None:
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if not self_stopped:
@@ -125,7 +125,7 @@ def test_a_training_that_failed_is_settled_when_the_next_begins(gpu: FakeAllocat
     assert not gpu.recording
 
 
-def test_out_of_memory_in_the_trainer_is_settled(gpu: FakeAllocator, tmp_path: Path) -> None:
+def test_out_of_memory_in_the_trainer_is_analyzed(gpu: FakeAllocator, tmp_path: Path) -> None:
     class Shrink(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 2:
@@ -143,7 +143,7 @@ def test_out_of_memory_in_the_trainer_is_settled(gpu: FakeAllocator, tmp_path: P
     assert CallbackHandler.on_log.__module__ == "transformers.trainer_callback" and not gpu.recording
 
 
-def test_trouble_of_ours_is_a_warning(gpu: FakeAllocator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_a_warning(gpu: FakeAllocator, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise ValueError("mine")
 

@@ -56,7 +56,7 @@ class FakeClock:
         self._steps += 1
 
 
-def test_the_cost_is_that_of_the_watched_steps_beside_those_around(
+def test_the_overhead_compares_watched_steps_with_their_neighbours(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = FakeClock()
@@ -99,7 +99,7 @@ def small_training() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], Non
     return model, optimizer, step
 
 
-def test_all_ways_take_turns_and_hand_everything_back(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_variants_alternate_and_restore_everything(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = FakeAllocator()
     allocator.install(monkeypatch)
     model, optimizer, step = small_training()
@@ -135,13 +135,13 @@ def test_the_parts_are_those_of_a_watched_step(benchmark: ModuleType, monkeypatc
     assert found.pairs > 0 and found.notes_seconds > 0 and not allocator.recording
 
 
-def test_without_a_gpu_it_says_so(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="finds no GPU"):
         benchmark.main([])
 
 
-def test_its_training_is_one(benchmark: ModuleType) -> None:
+def test_the_training_updates_the_weights(benchmark: ModuleType) -> None:
     from argparse import Namespace
 
     options = Namespace(layers=1, hidden=64, batch=2, length=4)

@@ -165,7 +165,7 @@ def test_recomputation_is_part_of_backward(listener: Listener, reentrant: bool) 
     assert listener.events == ["step 0", *MICRO, *STEP, "end 0"]
 
 
-def test_evaluation_in_between_is_no_step(listener: Listener) -> None:
+def test_evaluation_between_steps_is_not_a_step(listener: Listener) -> None:
     model, optimizer = parts()
     hooks = listened(listener, model, optimizer)
     with torch.no_grad():
@@ -226,7 +226,7 @@ def test_copies_and_pickles_of_a_watched_model_are_silent(listener: Listener) ->
     assert listener.events == []
 
 
-def test_a_model_of_another_is_not_ours(listener: Listener) -> None:
+def test_another_model_is_not_the_watched_one(listener: Listener) -> None:
     model, optimizer = parts()
     other, others = parts()
     hooks = listened(listener, model, optimizer)
@@ -273,7 +273,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4, sa
         optimizer.zero_grad()
 
 
-def test_the_bill_names_what_the_loop_holds(gpu: FakeAllocator) -> None:
+def test_the_breakdown_names_the_tensors_of_the_loop(gpu: FakeAllocator) -> None:
     stranger = torch.ones(1000)
     model = Wide()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -315,7 +315,7 @@ def test_times_and_samples(gpu: FakeAllocator) -> None:
     assert found.timed_step_seconds == (0.5,) * 4
 
 
-def test_out_of_memory_passes_through_and_is_settled(gpu: FakeAllocator) -> None:
+def test_out_of_memory_propagates_and_is_analyzed(gpu: FakeAllocator) -> None:
     model = Wide()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     gpu.limit = gpu.held + 3 * 2**20
@@ -372,7 +372,7 @@ def test_a_long_training_keeps_the_window_of_the_peak(gpu: FakeAllocator, monkey
     assert not any("replay" in note and "allocated:" in note for note in found.notes)
 
 
-def test_the_result_so_far_and_the_end_agree(gpu: FakeAllocator) -> None:
+def test_intermediate_and_final_results_agree(gpu: FakeAllocator) -> None:
     model = Wide()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer) as anatomy:
@@ -399,7 +399,7 @@ def test_watching_allocates_nothing_and_changes_no_result(gpu: FakeAllocator) ->
     assert torch.equal(plain[0], watched[0]) and plain[1] == watched[1]
 
 
-def test_what_the_card_holds_is_told_by_whom(gpu: FakeAllocator, library: FakeNvml) -> None:
+def test_memory_on_the_gpu_is_listed_by_process(gpu: FakeAllocator, library: FakeNvml) -> None:
     alone = utilization()
     assert (alone.others, alone.other_bytes, alone.unlisted_bytes) == (0, 0, 0)
     library.unlisted = 9_240_576
@@ -414,7 +414,7 @@ def test_what_the_card_holds_is_told_by_whom(gpu: FakeAllocator, library: FakeNv
     assert (untold.others, untold.other_bytes, untold.unlisted_bytes) == (2, 3 * MIB + 9_240_576, None)
 
 
-def test_a_page_names_no_process_that_nobody_lists(
+def test_a_page_does_not_list_unknown_processes(
     gpu: FakeAllocator, library: FakeNvml, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     library.unlisted = 9_240_576
@@ -430,7 +430,7 @@ def test_a_page_names_no_process_that_nobody_lists(
 
 
 @pytest.mark.parametrize(("size", "told"), [(9_240_576, "belong to the context"), (3 * 2**30, "not listed")])
-def test_a_watch_says_what_is_not_in_its_bill(
+def test_a_watch_notes_what_its_breakdown_lacks(
     gpu: FakeAllocator, library: FakeNvml, monkeypatch: pytest.MonkeyPatch, size: int, told: str
 ) -> None:
     monkeypatch.setattr(utilization_module, "is_in_container", lambda: True)
@@ -454,7 +454,7 @@ def test_a_model_that_moves_is_looked_for_again(gpu: FakeAllocator) -> None:
     assert lines["parameters"] == 128 * 128 * 4
 
 
-def test_a_step_reads_the_counters_once_an_instant(gpu: FakeAllocator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_read_once_per_point_in_time(gpu: FakeAllocator, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Wide()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer):
@@ -465,6 +465,6 @@ def test_a_step_reads_the_counters_once_an_instant(gpu: FakeAllocator, monkeypat
     assert len(reads) <= 10 * 8 + 2, "eight instants of a step, and the end of the watch"
 
 
-def test_a_live_measurement_has_the_name_that_it_is_given() -> None:
+def test_a_live_measurement_has_the_specified_name() -> None:
     model, optimizer = parts()
     assert LiveMeasurement(model, optimizer, "mine").name == "mine"

@@ -46,7 +46,7 @@ def nvml_library(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     return library
 
 
-def test_a_measurement_holds_what_cuda_and_the_driver_say(nvml_library: FakeNvml) -> None:
+def test_a_measurement_contains_the_figures_of_cuda_and_the_driver(nvml_library: FakeNvml) -> None:
     found = runner.run(Job(TINY))
     assert (found.name, found.status, found.gpu, found.driver) == ("tiny", "completed", "NVIDIA H200", "580.159.04")
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (40 * MIB, 64 * MIB)
@@ -102,7 +102,7 @@ def test_other_errors_are_not_out_of_memory(nvml_library: FakeNvml, monkeypatch:
 
 
 @pytest.mark.parametrize(("refusals", "expected"), [(3, True), (0, False)])
-def test_no_engine_means_no_memory_where_the_allocator_refused(
+def test_cudnn_no_engine_error_after_a_refused_allocation_is_out_of_memory(
     monkeypatch: pytest.MonkeyPatch, refusals: int, expected: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": refusals})
@@ -117,7 +117,7 @@ def test_an_error_of_the_workloads_reaches_the_caller(nvml_library: FakeNvml, tm
         read_result(tmp_path / "result.json")
 
 
-def test_a_pytorch_without_cuda_says_so(nvml_library: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pytorch_build_without_cuda_is_reported(nvml_library: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match=r"finds no GPU.*predict"):
         runner.run(Job(TINY))
@@ -169,7 +169,7 @@ def test_a_trace_that_cannot_be_written_loses_the_trace_only(
     assert any("could not be kept in /tmp/x: No space left on device" in note for note in found.notes)
 
 
-def test_what_was_asked_for_is_read_from_the_message(nvml_library: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_requested_size_is_read_from_the_message(nvml_library: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, observer: Any, **__: object) -> None:
         observer.step_begin(1)
         observer.forward_end()
@@ -184,7 +184,7 @@ def test_what_was_asked_for_is_read_from_the_message(nvml_library: FakeNvml, mon
     assert requested_bytes("out of memory") == 0
 
 
-def test_without_nvml_the_run_goes_on(nvml_library: FakeNvml) -> None:
+def test_without_nvml_the_run_continues(nvml_library: FakeNvml) -> None:
     nvml_library.driver_answers = False
     found = runner.run(Job(TINY, record=True))
     assert (found.driver, found.device_bytes, found.stages[0].device_bytes) == ("unknown", None, None)
@@ -192,7 +192,7 @@ def test_without_nvml_the_run_goes_on(nvml_library: FakeNvml) -> None:
     assert found.memory is not None and found.memory.components.context == 0
 
 
-def test_options_that_pytorch_refuses_are_the_workloads_fault(
+def test_options_that_pytorch_refuses_are_workload_errors(
     nvml_library: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
@@ -203,7 +203,7 @@ def test_options_that_pytorch_refuses_are_the_workloads_fault(
         runner.run(Job({**TINY, "allocator": "expandable_segments:True"}))
 
 
-def test_addresses_of_states_are_taken_again_only_when_they_change(
+def test_addresses_of_states_are_reread_only_when_they_change(
     nvml_library: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorders, "addresses", lambda tensors: [tensor.data_ptr() for tensor in tensors])

@@ -47,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, gpu: Any, machine: Machine) -> list[d
     return options
 
 
-def test_runs_are_compared_kept_and_not_run_twice(
+def test_runs_are_compared_saved_and_not_repeated(
     workloads: Workloads, asked: list[dict[str, Any]], gpu: Any, tmp_path: Path
 ) -> None:
     told: list[Finished] = []
@@ -64,7 +64,7 @@ def test_runs_are_compared_kept_and_not_run_twice(
     assert again.group == found.group and len(again.rows[0].measurements) == 3
 
 
-def test_fresh_and_a_group_of_ones_own(workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path) -> None:
+def test_fresh_and_a_named_group(workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path) -> None:
     first = trainatomy.compare(workloads[:1], measure=True, store=tmp_path, group="mine")
     assert first.group == "mine"
     trainatomy.compare(workloads[:1], measure=True, store=tmp_path, group="mine")
@@ -73,7 +73,7 @@ def test_fresh_and_a_group_of_ones_own(workloads: Workloads, asked: Any, gpu: An
     assert gpu.asked == ["a", "a"]
 
 
-def test_another_card_is_predicted_for_where_it_is_named(workloads: Workloads, asked: Any, tmp_path: Path) -> None:
+def test_the_prediction_uses_another_gpu_on_request(workloads: Workloads, asked: Any, tmp_path: Path) -> None:
     found = trainatomy.compare(workloads[:1], measure=True, store=tmp_path, gpu="a100")
     assert found.rows[0].prediction_error == "not predicted for a100-80gb"
 
@@ -85,9 +85,7 @@ def test_a_run_that_fails_is_a_row(workloads: Workloads, asked: Any, gpu: Any, t
     assert found.rows[1].errors == ("the worker died",)
 
 
-def test_what_was_measured_is_kept_when_it_is_stopped(
-    workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path
-) -> None:
+def test_measurements_are_kept_when_interrupted(workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path) -> None:
     gpu.answers["b"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         trainatomy.compare(workloads, measure=True, store=tmp_path)
@@ -96,7 +94,7 @@ def test_what_was_measured_is_kept_when_it_is_stopped(
     assert gpu.asked == ["b", "c"]
 
 
-def test_a_record_that_cannot_be_kept_is_a_warning(
+def test_a_record_that_cannot_be_saved_is_a_warning(
     workloads: Workloads, asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Store, record: Any) -> str:
@@ -108,7 +106,7 @@ def test_a_record_that_cannot_be_kept_is_a_warning(
     assert found.rows[0].status == "completed"
 
 
-def test_a_card_that_is_not_known_is_a_warning(
+def test_an_unknown_gpu_is_a_warning(
     workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine
 ) -> None:
     monkeypatch.setattr(machines, "this_machine", lambda: replace(machine, gpus=("NVIDIA Test 1",)))
@@ -125,7 +123,7 @@ def test_a_card_that_is_not_known_is_a_warning(
         ({"measure": True, "calibration": "none.json"}, "none.json"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(
+def test_mistakes_are_reported_before_anything_runs(
     workloads: Workloads, asked: Any, gpu: Any, options: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(WorkloadError, match=said):
@@ -133,13 +131,13 @@ def test_what_is_wrong_is_said_before_anything_runs(
     assert gpu.asked == []
 
 
-def test_software_of_another_day_cannot_be_run(asked: Any, gpu: Any, tmp_path: Path) -> None:
+def test_other_library_versions_cannot_be_measured(asked: Any, gpu: Any, tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="era 2022"):
         trainatomy.compare(ready("notebook", "2022"), measure=True, store=tmp_path)
     assert gpu.asked == []
 
 
-def test_published_figures_stand_beside_their_own_rows_only() -> None:
+def test_published_figures_appear_only_for_their_own_rows() -> None:
     today, then = ready("notebook"), ready("notebook", "2022")
     assert [row.memory_bytes for row in published(then).rows] == [
         row.memory_bytes for row in published_beside(today).rows
