@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainatomy.api import calibrate, compare, measure, ops, predict
-    from trainatomy.catalog.architectures import architectures
-    from trainatomy.catalog.gpus import find_gpu, gpus
+    from trainatomy.catalog.architectures import ArchitectureEntry, architectures
+    from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.catalog.gpus import GPU, find_gpu, gpus
     from trainatomy.errors import (
         DeviceError,
         DoesNotFit,
@@ -28,10 +29,15 @@ if TYPE_CHECKING:
     from trainatomy.integrations.watch import Watch, watch
     from trainatomy.records.reading import diff, history, read_record
     from trainatomy.reporters.json import to_json
-    from trainatomy.results.comparison import Comparison
+    from trainatomy.results.comparison import Comparison, ComparisonRow
+    from trainatomy.results.difference import Difference
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.memory import Components, Memory
-    from trainatomy.results.prediction import Prediction
+    from trainatomy.results.operation_breakdown import OperationBreakdown
+    from trainatomy.results.prediction import Fact, Prediction
+    from trainatomy.results.record import History, Record
+    from trainatomy.results.time import Time
+    from trainatomy.runs.comparison import ComparisonInterrupted
     from trainatomy.workload.notebook import notebook
     from trainatomy.workload.reading import read as read_workload
     from trainatomy.workload.schema import Workload
@@ -39,18 +45,29 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "GPU",
     "AnatomyCallback",
+    "ArchitectureEntry",
+    "Calibration",
     "Comparison",
+    "ComparisonInterrupted",
+    "ComparisonRow",
     "Components",
     "DeviceError",
+    "Difference",
     "DoesNotFit",
+    "Fact",
     "FactoryError",
+    "History",
     "Measurement",
     "Memory",
     "MissingLibrary",
     "NetworkError",
+    "OperationBreakdown",
     "Prediction",
+    "Record",
     "SimulationError",
+    "Time",
     "TrainatomyError",
     "Watch",
     "Workload",
@@ -75,33 +92,39 @@ __all__ = [
     "watch",
 ]
 
-_HOMES = {
-    **dict.fromkeys(("predict", "compare", "measure", "ops", "calibrate"), "api"),
-    **dict.fromkeys([name for name in __all__ if name.endswith("Error")], "errors"),
-    **dict.fromkeys(("DoesNotFit", "MissingLibrary"), "errors"),
-    **dict.fromkeys(("Components", "Memory"), "results.memory"),
-    "Measurement": "results.measurement",
-    "Prediction": "results.prediction",
-    **dict.fromkeys(("diff", "history", "read_record"), "records.reading"),
-    **dict.fromkeys(("find_gpu", "gpus"), "catalog.gpus"),
-    **dict.fromkeys(("Watch", "watch"), "integrations.watch"),
-    **dict.fromkeys(("print_gpu_utilization", "print_summary"), "integrations.printing"),
-    "AnatomyCallback": "integrations.callback",
-    "Comparison": "results.comparison",
-    "architectures": "catalog.architectures",
-    "to_json": "reporters.json",
-    "Workload": "workload.schema",
-    "notebook": "workload.notebook",
-    "read_workload": "workload.reading",
+_NAMES_BY_MODULE = {
+    "api": ("calibrate", "compare", "measure", "ops", "predict"),
+    "catalog.architectures": ("ArchitectureEntry", "architectures"),
+    "catalog.calibrations": ("Calibration",),
+    "catalog.gpus": ("GPU", "find_gpu", "gpus"),
+    "errors": ("DoesNotFit", "MissingLibrary", *(name for name in __all__ if name.endswith("Error"))),
+    "integrations.callback": ("AnatomyCallback",),
+    "integrations.printing": ("print_gpu_utilization", "print_summary"),
+    "integrations.watch": ("Watch", "watch"),
+    "records.reading": ("diff", "history", "read_record"),
+    "reporters.json": ("to_json",),
+    "results.comparison": ("Comparison", "ComparisonRow"),
+    "results.difference": ("Difference",),
+    "results.measurement": ("Measurement",),
+    "results.memory": ("Components", "Memory"),
+    "results.operation_breakdown": ("OperationBreakdown",),
+    "results.prediction": ("Fact", "Prediction"),
+    "results.record": ("History", "Record"),
+    "results.time": ("Time",),
+    "runs.comparison": ("ComparisonInterrupted",),
+    "workload.notebook": ("notebook",),
+    "workload.reading": ("read_workload",),
+    "workload.schema": ("Workload",),
 }
-_NAMES_AT_HOME = {"read_workload": "read"}
+_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+_NAMES_IN_MODULE = {"read_workload": "read"}
 
 
 def __getattr__(name: str) -> object:
     """Import the module that defines ``name``; raises ``AttributeError`` for what is not public."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), _NAMES_AT_HOME.get(name, name))
+    value: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), _NAMES_IN_MODULE.get(name, name))
     globals()[name] = value
     return value
 

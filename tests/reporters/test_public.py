@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import inspect
 import subprocess
 import sys
 
@@ -21,6 +24,16 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="predicted"):
         _ = trainatomy.predicted
+
+
+FUNCTIONS = [name for name in trainatomy.__all__ if inspect.isfunction(getattr(trainatomy, name))]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_return_types_of_public_functions_are_public(name: str) -> None:
+    annotation = ast.parse(str(inspect.signature(getattr(trainatomy, name)).return_annotation))
+    named = {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)}
+    assert named - {"Any", *dir(builtins)} <= set(trainatomy.__all__)
 
 
 @pytest.mark.parametrize("statement", ["import trainatomy", "from trainatomy.results.prediction import Prediction"])
