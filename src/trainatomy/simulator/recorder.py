@@ -17,6 +17,7 @@ from trainatomy.operators.registry import libraries_of
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, StreamUse
 from trainatomy.simulator.data_dependent import DataDependentSizes, ScalarReads, assumed_values
 from trainatomy.simulator.inplace import FreshZeros, GradientReferences, is_dense
+from trainatomy.simulator.meta_results import MetaResults
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operations import OperationWriter
 from trainatomy.simulator.storages import Storages
@@ -61,6 +62,7 @@ class Recorder(TorchDispatchMode):
         self.scalars_on_host = False
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
+        self._meta_results = MetaResults()
         self.libraries: set[str] = set()
         self._storages = storages
         self._modules = modules
@@ -196,7 +198,7 @@ class Recorder(TorchDispatchMode):
         if name in _FILLS and isinstance(args[2], torch.Tensor) and not args[2].is_meta:
             func, args = func._overloadpacket.Scalar, (*args[:2], args[2].item())
         try:
-            return func(*args, **kwargs)
+            return self._meta_results.run(func, args, kwargs)
         except NotImplementedError as error:
             if name == "aten::_to_copy" and _goes_to_host(kwargs):
                 copied = self._copy_to_host(args[0], kwargs.get("dtype"))
