@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -34,7 +34,9 @@ class Streams:
         self._count = 1
         self._events = 0
         self._external: dict[int, int] = {}
-        self.stream_class, self.event_class, self.external_class = _classes(self)
+        self.event_class = type("Event", (SimulatedEvent,), {"owner": self})
+        self.stream_class = type("Stream", (SimulatedStream,), {"owner": self})
+        self.external_class = type("ExternalStream", (SimulatedExternalStream, self.stream_class), {})
         self.default = self.stream_class(stream_id=DEFAULT_STREAM)
         self.current: Any = self.default
 
@@ -82,100 +84,99 @@ class StreamContext:
         self._streams.select(self._before.pop())
 
 
-def _classes(owner: Streams) -> tuple[type, type, type]:
-    """Return ``Stream``, ``Event`` and ``ExternalStream`` of one process; libraries make them without arguments."""
+class SimulatedStream:
+    """``torch.cuda.Stream``; libraries make streams without arguments, so ``owner`` is an attribute of a subclass."""
 
-    class Stream:
-        """``torch.cuda.Stream``."""
+    owner: ClassVar[Streams]
 
-        def __init__(
-            self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **options: Any
-        ) -> None:
-            self.stream_id = owner.next_stream() if stream_id is None else stream_id
-            self.cuda_stream = self.native_handle = self._as_parameter_ = self.stream_id
-            self.device, self.device_index, self.device_type = owner.device, owner.device.index, 1
-            self.priority = priority
-            self._contexts: list[StreamContext] = []
+    def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **options: Any) -> None:
+        self.stream_id = self.owner.next_stream() if stream_id is None else stream_id
+        self.cuda_stream = self.native_handle = self._as_parameter_ = self.stream_id
+        self.device, self.device_index, self.device_type = self.owner.device, self.owner.device.index, 1
+        self.priority = priority
+        self._contexts: list[StreamContext] = []
 
-        def __eq__(self, other: object) -> bool:
-            return getattr(other, "stream_id", None) == self.stream_id
+    def __eq__(self, other: object) -> bool:
+        return getattr(other, "stream_id", None) == self.stream_id
 
-        def __hash__(self) -> int:
-            return hash((self.device, self.stream_id))
+    def __hash__(self) -> int:
+        return hash((self.device, self.stream_id))
 
-        def __repr__(self) -> str:
-            return f"<torch.cuda.Stream device={self.device} cuda_stream={self.stream_id:#x}>"
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.stream_id:#x}>"
 
-        def __enter__(self) -> Any:
-            self._contexts.append(StreamContext(owner, self))
-            self._contexts[-1].__enter__()
-            return self
+    def __enter__(self) -> Any:
+        self._contexts.append(StreamContext(self.owner, self))
+        self._contexts[-1].__enter__()
+        return self
 
-        def __exit__(self, *error: Any) -> None:
-            self._contexts.pop().__exit__(*error)
+    def __exit__(self, *error: Any) -> None:
+        self._contexts.pop().__exit__(*error)
 
-        def record_event(self, event: Any = None) -> Any:
-            """Record ``event``, or a new one, and return it."""
-            event = Event() if event is None else event
-            event.record(self)
-            return event
+    def record_event(self, event: Any = None) -> Any:
+        """Record ``event``, or a new one, and return it."""
+        event = self.owner.event_class() if event is None else event
+        event.record(self)
+        return event
 
-        def wait_event(self, event: Any) -> None:
-            """Let what is launched next wait for ``event``; one that was never recorded is over."""
-            if event.number is not None:
-                owner.note("wait", self.stream_id, event.number)
+    def wait_event(self, event: Any) -> None:
+        """Let what is launched next wait for ``event``; one that was never recorded is over."""
+        if event.number is not None:
+            self.owner.note("wait", self.stream_id, event.number)
 
-        def wait_stream(self, stream: Any) -> None:
-            """Let what is launched next wait for everything launched on ``stream`` so far."""
-            self.wait_event(stream.record_event())
+    def wait_stream(self, stream: Any) -> None:
+        """Let what is launched next wait for everything launched on ``stream`` so far."""
+        self.wait_event(stream.record_event())
 
-        def synchronize(self) -> None:
-            """Let the CPU wait for this stream."""
-            owner.note("cpu_wait", self.stream_id, -1)
+    def synchronize(self) -> None:
+        """Let the CPU wait for this stream."""
+        self.owner.note("cpu_wait", self.stream_id, -1)
 
-        def query(self) -> bool:
-            """Return True: everything is done."""
-            return True
+    def query(self) -> bool:
+        """Return True: everything is done."""
+        return True
 
-        def is_capturing(self) -> bool:
-            """Return False: CUDA graphs are not simulated."""
-            return False
+    def is_capturing(self) -> bool:
+        """Return False: CUDA graphs are not simulated."""
+        return False
 
-    class Event:
-        """``torch.cuda.Event``."""
 
-        def __init__(self, *args: Any, **options: Any) -> None:
-            self.number: int | None = None
-            self.device, self.cuda_event = owner.device, 0
-            self._stream = -1
+class SimulatedEvent:
+    """``torch.cuda.Event``, with ``owner`` as in ``SimulatedStream``."""
 
-        def record(self, stream: Any = None) -> None:
-            """Note the event on ``stream``, by default the current one."""
-            self.number = owner.next_event()
-            self._stream = (owner.current if stream is None else stream).stream_id
-            owner.note("record", self._stream, self.number)
+    owner: ClassVar[Streams]
 
-        def wait(self, stream: Any = None) -> None:
-            """Let ``stream``, by default the current one, wait for this event."""
-            (owner.current if stream is None else stream).wait_event(self)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.number: int | None = None
+        self.device, self.cuda_event = self.owner.device, 0
+        self._stream = -1
 
-        def synchronize(self) -> None:
-            """Let the CPU wait for this event."""
-            if self.number is not None:
-                owner.note("cpu_wait", self._stream, self.number)
+    def record(self, stream: Any = None) -> None:
+        """Note the event on ``stream``, by default the current one."""
+        self.number = self.owner.next_event()
+        self._stream = (self.owner.current if stream is None else stream).stream_id
+        self.owner.note("record", self._stream, self.number)
 
-        def query(self) -> bool:
-            """Return True: everything is done."""
-            return True
+    def wait(self, stream: Any = None) -> None:
+        """Let ``stream``, by default the current one, wait for this event."""
+        (self.owner.current if stream is None else stream).wait_event(self)
 
-        def elapsed_time(self, end_event: Any) -> float:
-            """Return 0: nothing runs."""
-            return 0.0
+    def synchronize(self) -> None:
+        """Let the CPU wait for this event."""
+        if self.number is not None:
+            self.owner.note("cpu_wait", self._stream, self.number)
 
-    class ExternalStream(Stream):
-        """``torch.cuda.ExternalStream``: a stream that another library made."""
+    def query(self) -> bool:
+        """Return True: everything is done."""
+        return True
 
-        def __init__(self, stream_ptr: int, device: Any = None, **options: Any) -> None:
-            super().__init__(stream_id=owner.external(int(stream_ptr)))
+    def elapsed_time(self, end_event: Any) -> float:
+        """Return 0: nothing runs."""
+        return 0.0
 
-    return Stream, Event, ExternalStream
+
+class SimulatedExternalStream(SimulatedStream):
+    """``torch.cuda.ExternalStream``: a stream that another library made."""
+
+    def __init__(self, stream_ptr: int, device: Any = None, **options: Any) -> None:
+        super().__init__(stream_id=self.owner.external(int(stream_ptr)))
