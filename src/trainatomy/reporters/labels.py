@@ -47,6 +47,63 @@ BASIS_STYLES = {"measured": "green", "computed": "", "assumed": "yellow"}
 
 DEVICE_TOTAL = "total (as in nvidia-smi)"
 
+SECTIONS = {
+    "peak": "GPU memory at the peak",
+    "measured_peak": "Measured GPU memory at the peak",
+    "measured_failure": "Measured GPU memory at the failure",
+    "predicted_peak": "Predicted GPU memory at the peak (not both records have a measured breakdown)",
+    "ranks": "GPU memory by rank",
+    "counters": "PyTorch's own counters",
+    "modules": "Activations at the peak, by module",
+    "measured_modules": "Measured activations at the peak, by module",
+    "timeline": "Memory allocated over the steps, at the peak of each phase",
+    "stages": "Memory by stage",
+    "totals": "Totals",
+    "measured_totals": "Measured totals",
+    "step_time": "Time per step",
+    "time": "Time",
+    "speed": "Time and throughput",
+    "nvml": "NVML's figures",
+    "other_processes": "Other processes on the GPU",
+    "failure": "What happened",
+    "changes": "What changed",
+    "prediction": "Compared with the prediction",
+    "published": "Compared with published figures",
+    "out_of_memory": "Out of memory",
+    "failed": "Failed",
+    "not_predicted": "Not predicted",
+    "not_measured": "Not measured",
+    "groups": "Operations by group",
+    "group_times": "GPU time by group",
+    "published_shares": "Compared with published shares",
+    "operations": "Heaviest operations",
+    "heavy_modules": "Heaviest modules",
+    "rules": "Rules of the guides, for this model",
+    "shapes": "Matrix products with inefficient shapes",
+    "paddings": "Sizes worth padding",
+    "left_out": "Not included in these figures",
+    "match": "Match between prediction and profile",
+    "facts": "Inputs and their sources",
+    "notes": "Notes",
+}
+"""Titles of the sections of reports."""
+
+COLUMNS = {
+    "measured": "measured",
+    "bytes": "bytes",
+    "predicted": "predicted",
+    "gap": "gap",
+    "of_total": "of total",
+    "gap_of_total": "gap, of total",
+    "device": "in nvidia-smi",
+    "added": "added",
+    "reserved": "reserved by PyTorch",
+    "allocated": "allocated",
+}
+"""Column heads of tables of memory."""
+
+ROOT_MODULE = "(the model itself)"
+
 COUNTERS = {
     "peak_allocated_bytes": "max_memory_allocated",
     "peak_reserved_bytes": "max_memory_reserved",
@@ -69,6 +126,26 @@ FIGURES = {
     "tokens_per_second": "tokens per second",
 }
 """Figures of a measurement, by the names of ``Measurement``."""
+
+NVML_FIGURES = {
+    "nvml_used_bytes": "GPU in use (first version of the call)",
+    "idle_bytes": "before the first tensor: the driver's reservation",
+    "context_bytes": "added by the first tensor: the CUDA context",
+    "process_bytes": "process, as NVML reports it",
+    "uncounted_bytes": "context memory that NVML counts for no process",
+    "device_bytes": "device memory, as in nvidia-smi",
+}
+"""NVML's figures of a measurement, by the names of ``Measurement``."""
+
+TIMES = {
+    "gpu_seconds": "GPU time",
+    "host_seconds": "CPU time",
+    "flop_per_second": "FLOP per second",
+    "model_flop_utilisation": "model FLOP utilisation",
+    "priced_by": "kernel times from",
+    "general_rule_only": "by memory traffic only",
+}
+"""Figures of a predicted step, by the names of ``results.time.Time``."""
 
 SETUP = {"gpu": "GPU", "driver": "driver", "versions": "library versions"}
 """Parts of the setup that two records can differ in, by the names of ``results.difference.About``."""
@@ -108,6 +185,23 @@ GROUPS = {
 """Groups of operators, as named by Ivanov et al. (arXiv 2007.00072)."""
 
 SHORT_GROUPS = {"contraction": "contractions", "normalisation": "normalisations", "elementwise": "element-wise"}
+
+CALIBRATION = {
+    "TFLOP/s": "Arithmetic",
+    "TB/s": "Memory bandwidth",
+    "µs": "Fixed costs",
+    "times the reference host": "CPU",
+}
+"""Titles of the tables of a calibration, by the unit of the findings."""
+
+AXES = {"memory": "GiB of device memory", "throughput": "samples per second"}
+MARKS = {
+    "predicted": "predicted",
+    "published": "published",
+    "total": "total",
+    "out_of_memory": "held when out of memory",
+}
+"""Axes and legends of charts; components are in ``COMPONENTS``."""
 
 INK, MUTED, GRID, PAPER, ALARM = "#1f2933", "#66707d", "#e4e7eb", "#ffffff", "#c0392b"
 THROUGHPUT = "#3d6fa5"

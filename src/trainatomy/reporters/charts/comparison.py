@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from trainatomy.reporters.charts.style import as_bytes, drawing
-from trainatomy.reporters.labels import ALARM, INK, MUTED, PAPER, THROUGHPUT, component
+from trainatomy.reporters.labels import ALARM, AXES, INK, MARKS, MUTED, PAPER, THROUGHPUT, component
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Memory
@@ -106,16 +106,16 @@ def _keys(comparison: Comparison) -> list[Any]:
     mark: dict[str, Any]
     keys: list[Any] = [Patch(color=label.colour, label=label.title) for label in labels]
     if any(row.typical and not row.typical.memory for row in comparison.rows):
-        keys.append(Patch(color=MUTED, label="total"))
+        keys.append(Patch(color=MUTED, label=MARKS["total"]))
     if comparison.measured:
         if comparison.predictions:
             mark = {"color": PAPER, "marker": "D", "markersize": 6, "markeredgecolor": INK}
-            keys.append(Line2D([], [], label="predicted", linestyle="", **mark))
+            keys.append(Line2D([], [], label=MARKS["predicted"], linestyle="", **mark))
         if any(row.ran_out for row in comparison.rows):
-            keys.append(Patch(facecolor=PAPER, edgecolor=ALARM, hatch="////", label="held when out of memory"))
+            keys.append(Patch(facecolor=PAPER, edgecolor=ALARM, hatch="////", label=MARKS["out_of_memory"]))
     if any(row.published for row in comparison.rows):
         mark = {"color": ALARM, "marker": "|", "markersize": 10, "markeredgewidth": 2}
-        keys.append(Line2D([], [], label="published", linestyle="", **mark))
+        keys.append(Line2D([], [], label=MARKS["published"], linestyle="", **mark))
     return keys
 
 
@@ -134,7 +134,7 @@ def _memory(axes: Axes, comparison: Comparison) -> None:
     inches = axes.get_position().width * WIDTH
     widest = max(end * inches / (inches - _label_inches(row)) for row, end in zip(comparison.rows, ends, strict=True))
     axes.set_xlim(0, widest or 1)
-    axes.set_xlabel("GiB of device memory")
+    axes.set_xlabel(AXES["memory"])
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=widest > 7))
 
 
@@ -243,7 +243,7 @@ def _throughput(axes: Axes, rows: tuple[ComparisonRow, ...]) -> None:
             axes.plot(predicted, place, "D", color=PAPER, markeredgecolor=INK, markersize=5.5, zorder=4, clip_on=False)
         furthest = max(furthest, end)
     axes.set_xlim(0, furthest * 1.25 or 1)
-    axes.set_xlabel("samples per second")
+    axes.set_xlabel(AXES["throughput"])
     axes.xaxis.set_major_locator(MaxNLocator(4))
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
+from trainatomy.reporters.labels import CALIBRATION, SECTIONS
 from trainatomy.reporters.text.rendering import bullets, figures, section
 from trainatomy.units import count_of, exact_bytes, human_bytes
 
@@ -21,14 +22,6 @@ if TYPE_CHECKING:
 
 _HUB = "https://huggingface.co/"
 _IDENTITY = frozenset({"id", "name", "device_name", "aliases", "sources", "assumed"})
-
-_CALIBRATION_TITLES = {
-    "TFLOP/s": "Arithmetic",
-    "TB/s": "Memory bandwidth",
-    "µs": "Fixed costs",
-    "times the reference host": "CPU",
-}
-"""Titles of the tables of a calibration, by the unit of the findings."""
 
 
 def gpus_table(gpus: Sequence[GPU]) -> Group:
@@ -116,12 +109,12 @@ def calibration_page(calibration: Calibration, left_out: Sequence[str]) -> Group
     headline = Text(f"{len(calibration.points):,} operations measured", style="bold")
     parts: list[RenderableType] = [headline, Text(setup, style="dim")]
     found = findings(calibration)
-    for unit, title in _CALIBRATION_TITLES.items():
+    for unit, title in CALIBRATION.items():
         rows = [one for one in found if one.unit == unit]
         if rows:
             parts.append(section(title, _findings(rows, unit)))
     if left_out:
-        parts.append(section("Not measured", bullets(tuple(left_out))))
+        parts.append(section(SECTIONS["not_measured"], bullets(tuple(left_out))))
     return Group(*parts)
 
 

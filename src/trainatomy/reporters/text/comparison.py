@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import sentences
-from trainatomy.reporters.labels import STATUS_STYLES, VERDICT_STYLES
+from trainatomy.reporters.labels import SECTIONS, STATUS_STYLES, VERDICT_STYLES
 from trainatomy.reporters.text.prediction import verdict_cell
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, section
 from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
@@ -37,7 +37,7 @@ def _predicted_page(comparison: Comparison) -> Group:
     predictions = comparison.predictions
     gpus = {prediction.gpu.name: prediction.gpu.memory_bytes for prediction in predictions}
     where = "".join(f" on {name} ({human_bytes(memory)})" for name, memory in gpus.items()) if len(gpus) == 1 else ""
-    parts: list[RenderableType] = [Text(f"GPU memory at the peak{where}", style="bold"), Text()]
+    parts: list[RenderableType] = [Text(f"{SECTIONS['peak']}{where}", style="bold"), Text()]
     if not comparison.source:
         parts.append(_predictions(predictions, with_gpu=len(gpus) > 1))
         parts += _remark(comparison)
@@ -126,13 +126,13 @@ def _measured_page(comparison: Comparison) -> Group:
     ]
     if comparison.source:
         source = f"Published: {comparison.source}. {comparison.remark}".rstrip()
-        parts.append(section("Compared with published figures", _measured_and_published(comparison), *_dim(source)))
+        parts.append(section(SECTIONS["published"], _measured_and_published(comparison), *_dim(source)))
     out_of_memory = [(row.name, _out_of_memory(row)) for row in comparison.rows if row.ran_out]
     failed = [(row.name, row.errors[0]) for row in comparison.rows if row.errors]
     unpredicted = [(row.name, row.prediction_error) for row in comparison.rows if row.prediction is None]
-    for title, entries in (("Out of memory", out_of_memory), ("Failed", failed), ("Not predicted", unpredicted)):
+    for name, entries in (("out_of_memory", out_of_memory), ("failed", failed), ("not_predicted", unpredicted)):
         if entries:
-            parts.append(section(title, _explanations(entries)))
+            parts.append(section(SECTIONS[name], _explanations(entries)))
     return Group(*parts)
 
 

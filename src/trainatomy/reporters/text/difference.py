@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import sentences
-from trainatomy.reporters.labels import FIGURES, SETUP, STATUS_STYLES, component
+from trainatomy.reporters.labels import FIGURES, SECTIONS, SETUP, STATUS_STYLES, component
 from trainatomy.reporters.text.rendering import section
 from trainatomy.results.difference import Difference, MemoryChange, SetupChange, SpeedChange
 from trainatomy.results.memory import Instant
@@ -28,24 +28,22 @@ _SAME_SPEED = 0.01
 _LARGE_RATIO = 2
 """Ratio from which it is shown itself, because it is easier to read than a percentage."""
 
-_TITLES = {
-    "measured": "Measured GPU memory at the peak",
-    "predicted": "Predicted GPU memory at the peak (not both records have a measured breakdown)",
-}
+_SOURCE_SECTIONS = {"measured": "measured_peak", "predicted": "predicted_peak"}
 
 
 def difference_page(difference: Difference) -> Group:
     """Return the page of a difference: the answer, changes of the setup, memory and time."""
     parts: list[RenderableType] = [Text(answer(difference), style="bold"), Text(), _records(difference)]
     if difference.changes:
-        parts.append(section("What changed", _setup(difference)))
+        parts.append(section(SECTIONS["changes"], _setup(difference)))
     if difference.source is not None:
-        parts.append(section(_TITLES[difference.source], _breakdown(difference), Text(), _peaks(difference.peaks)))
-    parts.append(section("Measured totals", _figures(difference.figures)))
+        title = SECTIONS[_SOURCE_SECTIONS[difference.source]]
+        parts.append(section(title, _breakdown(difference), Text(), _peaks(difference.peaks)))
+    parts.append(section(SECTIONS["measured_totals"], _figures(difference.figures)))
     if any(_known(change) for change in difference.paces):
-        parts.append(section("Time and throughput", _speeds(difference.paces)))
+        parts.append(section(SECTIONS["speed"], _speeds(difference.paces)))
     if any(_known(change) for change in difference.nvml):
-        parts.append(section("NVML's figures", _figures(difference.nvml)))
+        parts.append(section(SECTIONS["nvml"], _figures(difference.nvml)))
     return Group(*parts)
 
 

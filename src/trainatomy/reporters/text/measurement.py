@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import sentences
-from trainatomy.reporters.labels import FIGURES, STATUS_STYLES
+from trainatomy.reporters.labels import COLUMNS, FIGURES, NVML_FIGURES, SECTIONS, STATUS_STYLES
 from trainatomy.reporters.text.memory import MeasuredBreakdown, modules_table
 from trainatomy.reporters.text.rendering import bullets, figures, grid, section
 from trainatomy.results.measurement import Measurement
@@ -38,22 +38,20 @@ def measurement_page(measurement: Measurement, prediction: Prediction | None) ->
     parts += _failure(measurement)
     if measurement.memory is not None:
         parts.append(_breakdown(measurement, prediction))
-    parts.append(section("Totals", _totals(measurement, prediction)))
+    parts.append(section(SECTIONS["totals"], _totals(measurement, prediction)))
     if measurement.stages:
-        parts.append(section("Memory by stage", _stages(measurement)))
+        parts.append(section(SECTIONS["stages"], _stages(measurement)))
     if measurement.timed_step_seconds:
-        parts.append(section("Time", bullets(_time(measurement))))
+        parts.append(section(SECTIONS["time"], bullets(_time(measurement))))
     if any(value is not None for _, value in _nvml(measurement)):
-        parts.append(section("NVML's figures", _nvml_table(measurement), Text(sentences.NVML, style="dim")))
+        parts.append(section(SECTIONS["nvml"], _nvml_table(measurement), Text(sentences.NVML, style="dim")))
     if measurement.modules and measurement.memory is not None:
         activations = measurement.memory.components.activations
-        parts.append(
-            section("Measured activations at the peak, by module", modules_table(measurement.modules, activations))
-        )
+        parts.append(section(SECTIONS["measured_modules"], modules_table(measurement.modules, activations)))
     if measurement.neighbours:
-        parts.append(section("Other processes on the GPU", _other_processes(measurement)))
+        parts.append(section(SECTIONS["other_processes"], _other_processes(measurement)))
     if measurement.notes:
-        parts.append(section("Notes", bullets(measurement.notes)))
+        parts.append(section(SECTIONS["notes"], bullets(measurement.notes)))
     if measurement.tape_file:
         parts.append(Text(f"\nThe allocation trace is in {measurement.tape_file}."))
     return Group(*parts)
@@ -80,7 +78,7 @@ def _failure(measurement: Measurement) -> list[RenderableType]:
         body.append(Text(sentences.out_of_memory(measurement.out_of_memory, predicted=False)))
     if measurement.message:
         body.append(Text(measurement.message))
-    return [section("What happened", *body)] if body else []
+    return [section(SECTIONS["failure"], *body)] if body else []
 
 
 def _breakdown(measurement: Measurement, prediction: Prediction | None) -> Group:
@@ -97,7 +95,7 @@ def _breakdown(measurement: Measurement, prediction: Prediction | None) -> Group
 
 
 def _totals(measurement: Measurement, prediction: Prediction | None) -> Table:
-    table = figures("", numbers=("measured", "bytes", "predicted", "gap"))
+    table = figures("", numbers=[COLUMNS[name] for name in ("measured", "bytes", "predicted", "gap")])
     for name in _TOTALS:
         measured: int | None = getattr(measurement, name)
         predicted: int | None = getattr(prediction.memory, name) if prediction else None
@@ -110,7 +108,7 @@ def _totals(measurement: Measurement, prediction: Prediction | None) -> Table:
 
 def _stages(measurement: Measurement) -> Table:
     """Return the driver's and PyTorch's figures at each stage, with what the stage added."""
-    table = figures("", numbers=("in nvidia-smi", "added", "reserved by PyTorch", "allocated"))
+    table = figures("", numbers=[COLUMNS[name] for name in ("device", "added", "reserved", "allocated")])
     before: int | None = None
     for stage in measurement.stages:
         held = stage.device_bytes
@@ -153,12 +151,12 @@ def _nvml(measurement: Measurement) -> tuple[tuple[str, int | None], ...]:
     process, device = measurement.process_bytes, measurement.device_bytes
     missing = None if process is None or device is None else device - process
     return (
-        ("GPU in use (first version of the call)", measurement.nvml_used_bytes),
-        ("  before the first tensor: the driver's reservation", measurement.idle_bytes),
-        ("added by the first tensor: the CUDA context", measurement.context_bytes),
-        ("process, as NVML reports it", process),
-        ("context memory that NVML counts for no process", missing if missing and missing > 0 else None),
-        ("device memory, as in nvidia-smi", device),
+        (NVML_FIGURES["nvml_used_bytes"], measurement.nvml_used_bytes),
+        (f"  {NVML_FIGURES['idle_bytes']}", measurement.idle_bytes),
+        (NVML_FIGURES["context_bytes"], measurement.context_bytes),
+        (NVML_FIGURES["process_bytes"], process),
+        (NVML_FIGURES["uncounted_bytes"], missing if missing and missing > 0 else None),
+        (NVML_FIGURES["device_bytes"], device),
     )
 
 

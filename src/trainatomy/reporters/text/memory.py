@@ -9,7 +9,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters.labels import COUNTERS, DEVICE_TOTAL, component
+from trainatomy.reporters.labels import COLUMNS, COUNTERS, DEVICE_TOTAL, ROOT_MODULE, component
 from trainatomy.reporters.text.rendering import bar, grid
 from trainatomy.results.memory import Line, Memory, ModuleActivations, TimelinePoint
 from trainatomy.units import difference, exact_bytes, human_bytes, many, percent, signed_percent
@@ -72,10 +72,10 @@ class MeasuredBreakdown:
         yield table
 
     def _titles(self, wide: bool) -> list[str]:
-        titles = ["measured", "bytes"] if wide else ["measured"]
-        if self.predicted is None:
-            return titles
-        return [*titles, "predicted", "gap", "of total"] if wide else [*titles, "predicted", "gap, of total"]
+        names = ["measured", "bytes"] if wide else ["measured"]
+        if self.predicted is not None:
+            names += ["predicted", "gap", "of_total"] if wide else ["predicted", "gap_of_total"]
+        return [COLUMNS[name] for name in names]
 
     def _fill(self, table: Table, wide: bool) -> None:
         predicted = self.predicted.components if self.predicted else None
@@ -136,7 +136,7 @@ def modules_table(modules: Sequence[ModuleActivations], activations: int, top: i
     ranked = sorted(modules, key=lambda each: -each.activation_bytes)
     for each in ranked[:top]:
         held, tensors = each.activation_bytes, Text(many(each.tensors, "tensor"), style="dim")
-        table.add_row(each.module or "(the model itself)", human_bytes(held), percent(held, activations), tensors)
+        table.add_row(each.module or ROOT_MODULE, human_bytes(held), percent(held, activations), tensors)
     if rest := ranked[top:]:
         held = sum(each.activation_bytes for each in rest)
         tensors = Text(many(sum(each.tensors for each in rest), "tensor"), style="dim")

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters.labels import GROUPS, LIMITS, PHASES, SHORT_GROUPS
+from trainatomy.reporters.labels import GROUPS, LIMITS, PHASES, SECTIONS, SHORT_GROUPS
 from trainatomy.reporters.sentences import claim_sentence, padding_advice
 from trainatomy.reporters.text.rendering import bullets, figures, section
 from trainatomy.results.operation_breakdown import (
@@ -30,26 +30,26 @@ _MOST_SHAPES = 12
 def operations_page(breakdown: OperationBreakdown) -> Group:
     """Return everything in an operation breakdown as a page."""
     parts: list[RenderableType] = [Text(_title(breakdown), style="bold")]
-    parts.append(section("Operations by group", _groups(breakdown.groups)))
+    parts.append(section(SECTIONS["groups"], _groups(breakdown.groups)))
     if breakdown.seconds is not None or breakdown.measured_seconds is not None:
-        parts.append(section("GPU time by group", _times(breakdown.groups)))
+        parts.append(section(SECTIONS["group_times"], _times(breakdown.groups)))
     if breakdown.published is not None:
-        parts.append(section("Compared with published shares", _published(breakdown, breakdown.published)))
-    parts.append(section("Heaviest operations", _heaviest(breakdown)))
+        parts.append(section(SECTIONS["published_shares"], _published(breakdown, breakdown.published)))
+    parts.append(section(SECTIONS["operations"], _heaviest(breakdown)))
     if breakdown.modules:
-        parts.append(section("Heaviest modules", _modules(breakdown)))
+        parts.append(section(SECTIONS["heavy_modules"], _modules(breakdown)))
     if breakdown.claims:
         rules = [claim_sentence(claim) for claim in breakdown.claims]
-        parts.append(section("Rules of the guides, for this model", bullets(rules)))
+        parts.append(section(SECTIONS["rules"], bullets(rules)))
     if breakdown.shapes:
-        parts.append(section("Matrix products with inefficient shapes", _shapes(breakdown.shapes)))
+        parts.append(section(SECTIONS["shapes"], _shapes(breakdown.shapes)))
     if breakdown.paddings:
-        parts.append(section("Sizes worth padding", *_paddings(breakdown)))
-    parts.append(section("Not included in these figures", bullets(_left_out(breakdown))))
+        parts.append(section(SECTIONS["paddings"], *_paddings(breakdown)))
+    parts.append(section(SECTIONS["left_out"], bullets(_left_out(breakdown))))
     if breakdown.joined is not None:
-        parts.append(section("Match between prediction and profile", bullets(_joined(breakdown.joined))))
+        parts.append(section(SECTIONS["match"], bullets(_joined(breakdown.joined))))
     if breakdown.notes:
-        parts.append(section("Notes", bullets(breakdown.notes)))
+        parts.append(section(SECTIONS["notes"], bullets(breakdown.notes)))
     return Group(*parts)
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import sentences
-from trainatomy.reporters.labels import BASIS_STYLES, PHASES, VERDICT_STYLES, component
+from trainatomy.reporters.labels import BASIS_STYLES, PHASES, SECTIONS, TIMES, VERDICT_STYLES, component
 from trainatomy.reporters.text.memory import Breakdown, Timeline, counters, modules_table
 from trainatomy.reporters.text.rendering import bullets, section
 from trainatomy.results.prediction import Fact, Prediction
@@ -25,25 +25,23 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True)))
     if prediction.time is not None:
         parts.append(Text(sentences.step_time(prediction.time, fits=prediction.fits)))
-    parts.append(section(f"{prediction.name}: GPU memory at the peak", Breakdown(memory)))
+    parts.append(section(f"{prediction.name}: {SECTIONS['peak']}", Breakdown(memory)))
     parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
     if prediction.other_ranks:
-        parts.append(section("GPU memory by rank", _ranks(prediction)))
-    parts.append(section("PyTorch's own counters", counters(memory)))
+        parts.append(section(SECTIONS["ranks"], _ranks(prediction)))
+    parts.append(section(SECTIONS["counters"], counters(memory)))
     if prediction.modules:
         table = modules_table(prediction.modules, memory.components.activations)
-        parts.append(section("Activations at the peak, by module", table))
+        parts.append(section(SECTIONS["modules"], table))
     parts.append(section(sentences.bytes_per_parameter(figures), *_parameters(prediction)))
     if prediction.timeline:
-        parts.append(
-            section("Memory allocated over the steps, at the peak of each phase", Timeline(prediction.timeline))
-        )
+        parts.append(section(SECTIONS["timeline"], Timeline(prediction.timeline)))
     if prediction.time is not None:
-        parts.append(section("Time per step", _time(prediction.time)))
+        parts.append(section(SECTIONS["step_time"], _time(prediction.time)))
     if prediction.facts:
-        parts.append(section("Inputs and their sources", _facts(prediction.facts)))
+        parts.append(section(SECTIONS["facts"], _facts(prediction.facts)))
     if prediction.notes:
-        parts.append(section("Notes", bullets(prediction.notes)))
+        parts.append(section(SECTIONS["notes"], bullets(prediction.notes)))
     taken = f"Predicted in {seconds(prediction.seconds_taken)} without a GPU ({sentences.versions(prediction)})."
     return Group(*parts, Text(), Text(taken, style="dim"))
 
@@ -79,20 +77,22 @@ def _time(time: Time) -> Table:
     table.add_column(min_width=22)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
-    table.add_row("GPU time", seconds(time.gpu_seconds), many(time.launches, "kernel"))
+    table.add_row(TIMES["gpu_seconds"], seconds(time.gpu_seconds), many(time.launches, "kernel"))
     for phase, spent in time.phases.items():
         if spent:
             table.add_row(*(Text(cell, style="dim") for cell in (f"  {PHASES.get(phase, phase)}", seconds(spent))))
-    table.add_row("CPU time", seconds(time.host_seconds), f"to launch the kernels, on {time.host}")
-    table.add_row("FLOP per second", flop_of(time.flop_per_second), f"{flop_of(time.flop)}FLOP per step")
+    table.add_row(TIMES["host_seconds"], seconds(time.host_seconds), f"to launch the kernels, on {time.host}")
+    table.add_row(TIMES["flop_per_second"], flop_of(time.flop_per_second), f"{flop_of(time.flop)}FLOP per step")
     if time.model_flop_utilisation is not None:
         share = percent(time.model_flop_utilisation, 1)
-        table.add_row("model FLOP utilisation", share, "MFU: of the data sheet's peak, recomputation not counted")
+        table.add_row(
+            TIMES["model_flop_utilisation"], share, "MFU: of the data sheet's peak, recomputation not counted"
+        )
     if time.attainable_utilisation is not None:
         table.add_row("", percent(time.attainable_utilisation, 1), "of the rate that large matrix products reach")
-    table.add_row("kernel times from", "", time.priced_by)
+    table.add_row(TIMES["priced_by"], "", time.priced_by)
     if time.general_rule_only:
-        table.add_row("by memory traffic only", "", ", ".join(time.general_rule_only))
+        table.add_row(TIMES["general_rule_only"], "", ", ".join(time.general_rule_only))
     return table
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import sentences
-from trainatomy.reporters.labels import FIGURES, STATUS_STYLES, component
+from trainatomy.reporters.labels import COLUMNS, FIGURES, SECTIONS, STATUS_STYLES, component
 from trainatomy.reporters.text.memory import Breakdown
 from trainatomy.reporters.text.rendering import bullets, figures, grid, section
 from trainatomy.results.measurement import Measurement
@@ -85,14 +85,14 @@ def summary_page(measurement: Measurement, prediction: Prediction | None) -> Gro
     if failure is not None:
         parts.append(Text(sentences.out_of_memory(failure, predicted=False)))
     if memory is not None:
-        when = "at the peak" if failure is None else "at the failure"
-        parts.append(section(f"Measured GPU memory {when}", Breakdown(memory)))
+        title = SECTIONS["measured_peak" if failure is None else "measured_failure"]
+        parts.append(section(title, Breakdown(memory)))
         parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
-    parts.append(section("Memory by stage", _stages(measurement)))
+    parts.append(section(SECTIONS["stages"], _stages(measurement)))
     if prediction is not None:
-        parts.append(section("Compared with the prediction", _gaps(measurement, prediction)))
+        parts.append(section(SECTIONS["prediction"], _gaps(measurement, prediction)))
     if measurement.notes:
-        parts.append(section("Notes", bullets(measurement.notes)))
+        parts.append(section(SECTIONS["notes"], bullets(measurement.notes)))
     return Group(*parts)
 
 
@@ -111,7 +111,7 @@ def _stages(measurement: Measurement) -> Table:
 
 
 def _gaps(measurement: Measurement, prediction: Prediction) -> Table:
-    table = figures("", numbers=("measured", "predicted", "gap"))
+    table = figures("", numbers=[COLUMNS[name] for name in ("measured", "predicted", "gap")])
     measured = {} if measurement.memory is None else measurement.memory.components.as_dict()
     rows: list[tuple[str, int | None, int]] = [
         (component(name).title, count, prediction.memory.components[name]) for name, count in measured.items()
