@@ -121,7 +121,7 @@ _NAMES_IN_MODULE = {"read_workload": "read"}
 
 
 def __getattr__(name: str) -> object:
-    """Import the module that defines ``name``; raises ``AttributeError`` for what is not public."""
+    """Import the module that defines ``name``; raises ``AttributeError`` for other names."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), _NAMES_IN_MODULE.get(name, name))

@@ -81,7 +81,7 @@ def grow(first: Block, size: int, claim: Callable[[int], bool]) -> Block | None:
         claim: Asks the driver for bytes; returns False if it refuses.
 
     Returns:
-        The block, or None if the driver refused (what was mapped before stays in the pool).
+        The block, or None if the driver refused (memory mapped before stays in the pool).
     """
     block = first
     if block.state == UNMAPPED and not _map(block, min(block.size, size), claim):

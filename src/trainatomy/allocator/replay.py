@@ -78,7 +78,7 @@ def replay(
         addresses: Placement of segments, by default as the driver's.
 
     Raises:
-        ValueError: The trace frees what is not allocated, or allocates one number twice.
+        ValueError: The trace frees an unallocated number, or allocates one twice.
     """
     driver_calls: list[DriverCall] = []
 

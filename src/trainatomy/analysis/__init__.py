@@ -1,4 +1,4 @@
-"""Analyze what a step holds in memory and what its operations do.  Needs no torch.
+"""Analyze the memory and the operations of a step.  Needs no torch.
 
 memory.py               from an allocation trace to the memory breakdown, the peak and the verdict
 purposes.py             the component that each allocation belongs to

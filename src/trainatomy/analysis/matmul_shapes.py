@@ -127,7 +127,7 @@ def _up(size: int, multiple: int) -> int:
 
 
 def _merged(shapes: list[WastefulShape]) -> list[WastefulShape]:
-    """Merge calls that differ only in what is not shown (addresses, strides)."""
+    """Merge calls that differ only in addresses or strides, which are not shown."""
     found: dict[WastefulShape, WastefulShape] = {}
     for shape in shapes:
         key = replace(shape, calls=0, flop_share=0.0)

@@ -1,4 +1,4 @@
-"""Analyze the memory of an allocation trace: what is held at the peak, by whom, and whether it fits."""
+"""Analyze the memory of an allocation trace: the breakdown at the peak, and whether it fits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def analyze_memory(
         trace: The allocations and frees of a run.
         settings: The allocator's settings (``PYTORCH_CUDA_ALLOC_CONF``).
         gpu_bytes: The GPU's memory.
-        context_bytes: What the CUDA context and the libraries' kernels take of it.
+        context_bytes: Bytes of it that the CUDA context and the libraries' kernels take.
     """
     unlimited = replay(trace, settings, device_bytes=gpu_bytes)
     capacity = gpu_bytes - context_bytes

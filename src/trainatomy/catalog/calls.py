@@ -1,4 +1,4 @@
-"""Text form of an operator call, which calibration files use to name what was timed.
+"""Text form of an operator call, which calibration files use to name the timed calls.
 
 Example: ``aten::mm(bf16[512,1024],bf16[1024,4096|1,1024])->bf16[512,4096];k=v``.
 

@@ -136,9 +136,7 @@ def compare(
     if measure:
         _measure(workloads, predict_options, run_options, plots, records=records, jobs=jobs, json=json, debug=debug)
         return
-    if options := run_options.changed():
-        names = ", ".join(f"--{'records' if name == 'store' else name.replace('_', '-')}" for name in options)
-        raise typer.BadParameter(f"{names} needs --measure: a prediction is the same every time")
+    _refuse_run_options(run_options)
     hidden = skip_unused_imports(workloads, trust_remote_code=trust_remote_code)
     with quiet_libraries(debug=debug), progress(f"simulating {many(len(workloads), 'training')}"):
         from trainatomy import api
@@ -148,6 +146,13 @@ def compare(
     _show(comparison, json=json)
     _note_falling_memory(comparison)
     write_plots(comparison, plots)
+
+
+def _refuse_run_options(options: RunOptions) -> None:
+    """Raise ``BadParameter`` for options that only a measurement can follow."""
+    if changed := options.changed():
+        names = ", ".join(f"--{'records' if name == 'store' else name.replace('_', '-')}" for name in changed)
+        raise typer.BadParameter(f"{names} needs --measure: a prediction is the same every time")
 
 
 def _measure(
@@ -161,7 +166,7 @@ def _measure(
     json: bool,
     debug: bool,
 ) -> None:
-    """Measure and show a comparison; after Ctrl-C show what was measured."""
+    """Measure and show a comparison; after Ctrl-C show the finished runs."""
     from trainatomy.runs.comparison import ComparisonInterrupted
 
     with quiet_libraries(debug=debug), ComparisonProgress() as observer:
@@ -197,7 +202,7 @@ def _exit_code(observer: ComparisonProgress) -> int:
 
 
 def _how_to_continue(comparison: Comparison, observer: ComparisonProgress, options: RunOptions, folder: str) -> str:
-    """Return what is on record after Ctrl-C, and how to continue."""
+    """Return the number of recorded runs after Ctrl-C, and how to continue."""
     done, total = len(observer.finished_runs), len(comparison.rows) * options.repeat
     named = f" with --group {comparison.group} instead of --fresh" if options.fresh else ""
     return (

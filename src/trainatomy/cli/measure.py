@@ -89,7 +89,7 @@ def measure(
 
 
 def _missing_part(measurement: Measurement, components: bool, trace: Path | None) -> TrainatomyError | None:
-    """Return an error for what was requested and is missing; the notes of the page give the reason."""
+    """Return an error for requested results that are missing; the notes of the page give the reason."""
     why = f": {measurement.notes[-1]}" if measurement.notes else ""
     if components and measurement.memory is None and measurement.status == "completed":
         return DeviceError(f"there is no measured memory breakdown{why}")

@@ -32,7 +32,7 @@ def in_run(name: str, help: str, **more: Any) -> Any:
 
 
 def in_output(name: str, help: str, **more: Any) -> Any:
-    """Return an option of the panel "Output": what is shown, and where things are kept."""
+    """Return an option of the panel "Output": contents and destination."""
     return typer.Option(name, help=help, rich_help_panel="Output", show_default=False, **more)
 
 

@@ -67,7 +67,7 @@ class LiveMeasurement:
         self._final: Measurement | None = None
 
     def start(self) -> None:
-        """Start to measure.  What is allocated already is labelled by address, or gets a line of its own."""
+        """Start to measure.  Existing allocations are labelled by address, or get a line of their own."""
         self._device = _device_of(self.model)
         self._before = utilization(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -113,7 +113,7 @@ class LiveMeasurement:
         return self._final
 
     def result(self) -> Measurement:
-        """Return what was measured so far."""
+        """Return the measurement so far."""
         if self._final is not None:
             return self._final
         now, recorder = self._counters(), self.recorder

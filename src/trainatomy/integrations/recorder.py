@@ -3,7 +3,7 @@
 The loop pays for everything here.  A note costs one read of the allocator's counters, which build a dictionary each
 time (some 20 microseconds); so everything at one instant is noted with one read.  Reading the addresses of gradients
 and optimizer states takes thousands of Python calls: they are read only at the end of a step in which the peak rose,
-because only what is held at the peak needs a label.
+because only allocations held at the peak need a label.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Utilization:
 
     Attributes:
         gpu: Product name.
-        used_bytes: NVML's *used* by the first version of the call, which is what the guides print.
+        used_bytes: NVML's *used* by the first version of the call, which the guides print.
         driver_bytes: The driver's own reservation, a part of it.
         process_bytes: Memory of this process.
         other_bytes: Memory of other processes that NVML lists.

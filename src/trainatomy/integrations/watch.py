@@ -78,7 +78,7 @@ class Watch:
                 warnings.warn(f"no anatomy: {type(failure).__name__}: {failure}", RuntimeWarning, stacklevel=3)
 
     def result(self) -> Measurement | None:
-        """Return what was measured so far, or in the end; ``None`` without a GPU."""
+        """Return the measurement so far, or the final one after the end; ``None`` without a GPU."""
         if self.measurement is None and self.live is not None:
             return self.live.result()
         return self.measurement

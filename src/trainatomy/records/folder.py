@@ -134,7 +134,7 @@ class Folder:
 
     @contextmanager
     def _translating_errors(self, what: str, name: str | None = None) -> Iterator[None]:
-        """Turn any exception of the filesystem into a ``TrainatomyError`` that says what was attempted."""
+        """Turn any exception of the filesystem into a ``TrainatomyError`` that names the attempted action."""
         where = self.path if name is None else self.where(name)
         try:
             yield

@@ -53,7 +53,7 @@ class Plan:
 def group_name(title: str, workloads: Sequence[Workload], *, fresh: datetime | None = None) -> str:
     """Return a name such as ``notebook-3fa9c1b7``: the title and a hash of the workloads, their names and their order.
 
-    The number of repeats does not change the name, so that further repeats continue what is on record. With ``fresh``,
+    The number of repeats does not change the name, so that further repeats continue the recorded ones. With ``fresh``,
     a time, the name is new: ``notebook-3fa9c1b7-20261121T122005``.
     """
     content = json.dumps([workload.to_mapping() for workload in workloads], sort_keys=True, default=str)
@@ -94,7 +94,7 @@ class Finished:
 
 
 class RunObserver:
-    """Follows the runs of a comparison; override what is of interest."""
+    """Observer of the runs of a comparison; override the methods of interest."""
 
     def planned(self, plan: Plan) -> None:
         """Called once, when everything was predicted and before the first run."""

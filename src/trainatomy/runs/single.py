@@ -25,7 +25,7 @@ class MeasuredRun:
     """A measured training.
 
     Attributes:
-        measurement: What the GPU said.
+        measurement: The measurement.
         prediction: The prediction of the same step, or None where it failed.
         prediction_error: Why there is no prediction.
         record: Where the record is, or None where it could not be written.

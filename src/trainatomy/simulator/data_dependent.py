@@ -47,7 +47,7 @@ MAX_UNKNOWN_BOOLS = 10_000
 
 
 def assumed_values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-    """Return what a computed tensor is assumed to hold on the host: zeros, expanded from one element.
+    """Return the values that a computed tensor is assumed to have on the host: zeros, expanded from one element.
 
     None for integers and bools, which say how large something is, or how often something runs.
     """

@@ -163,6 +163,23 @@ def _cuda(properties: DeviceProperties, current: CurrentDevice, streams: Streams
         "is_bf16_supported": lambda including_emulation=True: capability >= (8, 0) or including_emulation,
         "mem_get_info": _always((properties.total_memory, properties.total_memory)),
         "get_arch_list": _always([f"sm_{properties.major}{properties.minor}"]),
+        "device": lambda device: DeviceContext(current, device),
+        "device_of": lambda obj: DeviceContext(current, obj),
+        "_DeviceGuard": lambda index: DeviceContext(current, index),
+        "empty_cache": hooks.empty_cache,
+        "get_rng_state": _always(state),
+        "get_rng_state_all": _always([state]),
+        "initial_seed": _always(0),
+        "memory_stats": _always({}),
+        **_cuda_streams(streams),
+        **{name: _always(0) for name in _MEMORY_COUNTERS},
+        **{name: _always(None) for name in _NO_OPS},
+    }
+
+
+def _cuda_streams(streams: Streams) -> dict[str, Any]:
+    """Return the replacements for streams and events in ``torch.cuda``."""
+    return {
         "Stream": streams.stream_class,
         "Event": streams.event_class,
         "ExternalStream": streams.external_class,
@@ -170,18 +187,8 @@ def _cuda(properties: DeviceProperties, current: CurrentDevice, streams: Streams
         "default_stream": lambda device=None: streams.default,
         "set_stream": streams.select,
         "stream": lambda stream: StreamContext(streams, stream),
-        "device": lambda device: DeviceContext(current, device),
-        "device_of": lambda obj: DeviceContext(current, obj),
-        "_DeviceGuard": lambda index: DeviceContext(current, index),
         "synchronize": lambda device=None: streams.synchronize_device(),
-        "empty_cache": hooks.empty_cache,
-        "get_rng_state": _always(state),
-        "get_rng_state_all": _always([state]),
-        "initial_seed": _always(0),
-        "memory_stats": _always({}),
         "is_current_stream_capturing": _always(False),
-        **{name: _always(0) for name in _MEMORY_COUNTERS},
-        **{name: _always(None) for name in _NO_OPS},
     }
 
 

@@ -34,7 +34,7 @@ def explained_failures(
     Args:
         model_name: Name of the model for the message.
         path_of: Returns the path of a module in the model.
-        stage: Returns what the loop is doing ("optimizer", ...).
+        stage: Returns the current stage of the loop ("optimizer", ...).
         own_batch: True if trainatomy made the batch, so that the user could provide another.
     """
     try:
@@ -66,7 +66,7 @@ def _explained(
 
 
 def _advice(error: Exception, frames: list[FrameType], in_module: bool, stage: str, own_batch: bool) -> str:
-    """Return what the user can do about this kind of error."""
+    """Return advice for this kind of error."""
     if isinstance(error, ImportError):
         library = f" (pip install {error.name})" if error.name else ""
         return f"Install the library that is missing{library}."

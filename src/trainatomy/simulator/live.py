@@ -121,7 +121,7 @@ def described(
 
 
 def _check_types(model: Any, batch: Any, optimizer: Any) -> None:
-    """Raise WorkloadError for arguments that are often confused with what is needed."""
+    """Raise WorkloadError for arguments that are often confused with the right ones."""
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise WorkloadError(
             f"predict got the class {model.__name__}, not a module: pass an instance, {model.__name__}(...)"

@@ -34,7 +34,7 @@ class OperationWriter:
         recording: True during the step that is written.
         micro_step: Current micro-batch.
         repeats: Number of micro-batches that the current one stands for.
-        stage: What the loop is doing.
+        stage: Current stage of the loop.
         whole: Name of the operation that the current ones are parts of.
         streams: Streams of the process.
     """
@@ -83,7 +83,7 @@ class OperationWriter:
         self._modules.on_call = None
 
     def skip_placeholder(self) -> None:
-        """Leave out the next ``zeros``: what the Trainer takes for the loss of a micro-batch that was not executed."""
+        """Leave out the next ``zeros``, which the Trainer takes for the loss of a micro-batch that was not executed."""
         self._skips_placeholder = True
 
     def phase(self) -> str:

@@ -1,6 +1,6 @@
 """Devices of tensors: answers when Python asks where a tensor is, and moves between host and GPU.
 
-Handlers run with the simulation's function mode popped, so the calls inside see meta tensors as what they are.
+Handlers run with the simulation's function mode popped, so the calls inside see plain meta tensors.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class SimulatedProcess:
     # -- handlers ------------------------------------------------------------------------------------------------------
 
     def _handlers(self) -> dict[Any, Handler]:
-        """Return what the function mode handles itself.
+        """Return the functions that the function mode handles itself.
 
         That is devices, additions in Python (which are not the autograd engine's), numbers that are assigned (CUDA
         keeps them on the host), and functions that read lengths on the host.

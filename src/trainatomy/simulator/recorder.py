@@ -38,7 +38,7 @@ class Recorder(TorchDispatchMode):
         scalar_reads: Answers where Python reads a value.
         libraries: Names of the CUDA libraries that were loaded so far.
         step: Optimizer step, from 0; -1 before the first.
-        stage: What the loop is doing: load, forward, optimizer, zero_grad or other; "host" while a model is built.
+        stage: Stage of the loop: load, forward, optimizer, zero_grad or other; "host" while a model is built.
         python_adds: True while Python code adds tensors, which the autograd engine's accumulation must not be taken
             for.
         scalars_on_host: True while an assignment converts a number, which CUDA keeps on the host.
@@ -150,7 +150,7 @@ class Recorder(TorchDispatchMode):
         self._known[key] = (number, weakref.ref(storage, died))
 
     def label(self, tensor: torch.Tensor, label: str) -> None:
-        """Note what the allocation behind a tensor holds."""
+        """Label the allocation behind a tensor, unless it has a label."""
         number = self.number_of(tensor)
         if number is not None and number >= 0:
             self.trace.labels.setdefault(number, label)

@@ -49,7 +49,7 @@ class Simulation:
         trainable_parameters: Number of those that are trained.
         steps: Optimizer steps that were executed.
         torch_version: Version of PyTorch that was simulated.
-        libraries: Names of what was loaded into the GPU's context (see ``catalog.gpus.Context``).
+        libraries: Names of the libraries loaded into the GPU's context (see ``catalog.gpus.Context``).
         notes: Sentences about the description for the reader.
         operations: Operations of the last step.
         tokens_per_sample: Tokens that the model reads for each sample, None where it reads none.
@@ -169,7 +169,7 @@ def _execute(
 
 
 def _result(workload: Workload, process: SimulatedProcess, model: nn.Module, steps: int) -> Simulation:
-    """Collect what the run wrote."""
+    """Collect the records of the run."""
     recorder = process.recorder
     version = process.processor.torch_version
     return Simulation(

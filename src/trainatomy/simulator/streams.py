@@ -2,7 +2,7 @@
 
 A stream matters twice: the allocator keeps a pool of blocks for each, and the GPU works on several at once, in an
 order that events decide.  All code runs in the order of the program here; the allocation trace and the operations note
-the stream, and the operations what waits for what.
+the stream, and the operations also note the waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Streams:
     Args:
         device: Device that the streams belong to.
         note: Called with (kind, stream, event) for each synchronisation.  "record": the stream records the event;
-            "wait": what is launched on the stream next waits for the event; "cpu_wait": the CPU waits for the event,
+            "wait": later launches on the stream wait for the event; "cpu_wait": the CPU waits for the event,
             for the stream (event -1) or for all streams (stream -1).  An event has a new number whenever it is
             recorded.
     """
@@ -120,12 +120,12 @@ class SimulatedStream:
         return event
 
     def wait_event(self, event: Any) -> None:
-        """Let what is launched next wait for ``event``; one that was never recorded is over."""
+        """Let later launches wait for ``event``; an event that was never recorded counts as done."""
         if event.number is not None:
             self.owner.note("wait", self.stream_id, event.number)
 
     def wait_stream(self, stream: Any) -> None:
-        """Let what is launched next wait for everything launched on ``stream`` so far."""
+        """Let later launches wait for everything launched on ``stream`` so far."""
         self.wait_event(stream.record_event())
 
     def synchronize(self) -> None:

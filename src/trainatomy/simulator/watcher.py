@@ -70,7 +70,7 @@ class Watcher:
         return left_out
 
     def forward_end(self) -> None:
-        """End the forward pass: what it made and is still held, is held for backward."""
+        """End the forward pass: its results that are still held are held for backward."""
         self._recorder.mark("forward end")
         self._set_stage("other")
 

@@ -34,10 +34,10 @@ class CPUCosts:
         module_call: Calling one module.
         checkpoint: Entering a checkpointed region, in forward and again in backward (states of random generators).
         optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's.
-        step: What a loop (trainer, pytorch, inference) adds to each step.
-        micro_step: What a loop adds to each micro-batch.
-        module_step: What a loop adds to each step for each module (walks over parameters).
-        module_micro_step: What a loop adds to each micro-batch for each module (``model.train()``).
+        step: Time that a loop (trainer, pytorch, inference) adds to each step.
+        micro_step: Time that a loop adds to each micro-batch.
+        module_step: Time that a loop adds to each step for each module (walks over parameters).
+        module_micro_step: Time that a loop adds to each micro-batch for each module (``model.train()``).
         batch_byte: Collating, pinning and copying each byte of a batch to the GPU, by loop.
         read: Waking up after waiting for the GPU.
         launch_delay: From launching a kernel until it can start on an idle GPU.

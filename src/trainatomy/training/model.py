@@ -151,7 +151,7 @@ def _missing(class_name: str, spec: ModelSpec, error: ImportError) -> MissingLib
 
 
 def _complete(config: PreTrainedConfig, class_name: str) -> None:
-    """Set what a forward needs and a tokenizer or ``from_pretrained`` would set, mostly special tokens."""
+    """Set the attributes that a forward needs and a tokenizer or ``from_pretrained`` would set."""
     if class_name.endswith("ForSequenceClassification") and getattr(config, "pad_token_id", None) is None:
         end = getattr(config, "eos_token_id", None)
         config.pad_token_id = end[0] if isinstance(end, list) else end or 0

@@ -1,6 +1,6 @@
 """Create the optimizer that ``train.optim`` names.
 
-A name of the Trainer's gives what the Trainer makes: its classes, its groups, its defaults.  The Trainer passes
+A name of the Trainer's gives the Trainer's own optimizer: its classes, its groups, its defaults.  The Trainer passes
 ``optim_args`` to some optimizers only, and AdamW is not among them.  Here every argument that a class of
 ``torch.optim`` has is passed on, so that ``optim: adamw_torch`` with ``optim_args: "foreach=False"`` is AdamW as a loop
 over parameters.
@@ -81,7 +81,7 @@ def _more(train: TrainSpec, chosen: Any, keywords: dict[str, Any]) -> dict[str, 
 def create_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer over the trainable parameters of ``model``, by its class or by ``Trainer.create_optimizer``.
 
-    There is no Trainer around it: only what that method reads is set.
+    There is no Trainer around it: only the attributes that the method reads are set.
     """
     from transformers import Trainer
 

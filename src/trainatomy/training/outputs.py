@@ -1,4 +1,4 @@
-"""Find the loss in what a model returns."""
+"""Find the loss in the output of a model."""
 
 from __future__ import annotations
 

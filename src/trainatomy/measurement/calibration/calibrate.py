@@ -129,7 +129,7 @@ def groups() -> dict[str, Callable[[], Iterable[Case]]]:
 def kernel_points(
     deadline: float, kernel_names: bool, report: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the points of all groups, and what was left out."""
+    """Return the points of all groups, and the names of cases left out."""
     import torch
 
     from trainatomy.measurement.profiler.calls import CallRecorder, profiled

@@ -1,4 +1,4 @@
-"""Describe what a worker process is to run, and pass its result back: plain values on both sides of the boundary."""
+"""Describe the job of a worker process, and pass its result back: plain values on both sides of the boundary."""
 
 from __future__ import annotations
 

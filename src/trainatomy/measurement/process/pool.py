@@ -200,7 +200,7 @@ class WorkerProcess:
         )
 
     def _last_log_lines(self) -> str:
-        """Return the end of the log, after waiting for what was written before to arrive."""
+        """Return the end of the log, after waiting for earlier output to arrive."""
         is_alive = self._process.poll() is None
         self._threads[-1].join(_LOG_SECONDS if is_alive else _EXIT_SECONDS)
         return indent(self._log)

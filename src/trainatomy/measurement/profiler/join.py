@@ -39,7 +39,7 @@ class _Measured(NamedTuple):
 
 
 def join(operations: Operations, tree: Iterable[Profiled]) -> Profile:
-    """Return GPU seconds of each operation in the profile (mean of its repeats), and what was not matched."""
+    """Return GPU seconds of each operation in the profile (mean of its repeats), and the unmatched calls."""
     kinds = [count(call).kind for call in operations.calls]
     lists = {call.name for call in operations.calls if call.lengths}
     order = [index for index in operations.unrolled() if kinds[operations.operations[index].call] in _PROFILED_KINDS]

@@ -149,7 +149,7 @@ def _breakdown_at_failure(
     failure: Failure,
     segments: Segments,
 ) -> MeasuredBreakdown:
-    """Compute the breakdown of what was held when the last request failed."""
+    """Compute the breakdown of the memory held when the last request failed."""
     refusals = [index for index, event in enumerate(history.events) if event.action == "oom"]
     failed_at = next((note.at for note in history.notes if note.name == "failed"), len(history.events))
     end = refusals[-1] if refusals else failed_at

@@ -47,7 +47,7 @@ def label_remaining(
 
 
 def label_inputs(trace: AllocationTrace, lives: Lifetimes) -> None:
-    """Label as input what is allocated between steps or micro-batches and alive when the next forward begins.
+    """Label as input the memory allocated between steps or micro-batches and alive when the next forward begins.
 
     Considers phase ``other`` only, and keeps existing labels (an optimizer may create its states before the first
     step).
@@ -65,7 +65,7 @@ def label_inputs(trace: AllocationTrace, lives: Lifetimes) -> None:
 
 
 def label_inputs_of_forward(trace: AllocationTrace, lives: Lifetimes) -> None:
-    """Label as input what a forward allocates before its first module call and still holds then.
+    """Label as input the memory that a forward allocates before its first module call and still holds then.
 
     Inference loops move their batch there.  Does nothing for a forward whose modules are unknown.
     """

@@ -11,7 +11,7 @@ cuDNN.
 A convolution does not fail for lack of a workspace: PyTorch catches the error and tries the next of the plans that
 cuDNN's heuristics offer, then those of its fallback list (``try_configs``; see ``trainatomy.allocator.choices``). It
 keeps the first that runs for all calls of the same thread with equal operation, shapes, type, layout, strides, padding,
-dilation and groups. What the next plans allocate is not documented. Assumed: the next one needs no workspace, as
+dilation and groups. The workspaces of the next plans are not documented. Assumed: the next one needs no workspace, as
 implicit products exist for all three operations. This is the optimistic bound: a training that is predicted to run out
 of memory will, and one that is predicted to fit thanks to this rule may still fail or need more retries.
 """

@@ -1,6 +1,6 @@
 """Operations that are one kernel on a GPU and several operators here, recorded as the one.
 
-A kernel that has no implementation for meta tensors is simulated by a few operators that allocate what it does.
+A kernel that has no implementation for meta tensors is simulated by a few operators that allocate the same memory.
 ``one_operation`` around them names the kernel that they stand for.
 """
 

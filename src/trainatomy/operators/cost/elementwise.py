@@ -1,4 +1,4 @@
-"""Kernels whose cost is what they move: elementwise operations, fills, copies between host and GPU.
+"""Kernels whose cost is their memory traffic: elementwise operations, fills, copies between host and GPU.
 
 What one kernel does besides moving (gelu, dropout's random numbers, type conversions), and how much faster the L2 cache
 is than memory, is in the measured efficiency of its family, by size relative to the L2 cache.

@@ -1,4 +1,4 @@
-"""Reductions and normalisations, whose cost is what they move."""
+"""Reductions and normalisations, whose cost is their memory traffic."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A chart of several trainings: memory by component on the left, throughput on the right.
 
-Bars show what was measured where it was, with marks for the predicted and published figures.
+Bars show the measured figures where there are any, with marks for the predicted and published figures.
 """
 
 from __future__ import annotations

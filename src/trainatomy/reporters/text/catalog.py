@@ -100,7 +100,7 @@ def architectures_table(architectures: Sequence[ArchitectureEntry]) -> Group:
 
 
 def calibration_page(calibration: Calibration, left_out: Sequence[str]) -> Group:
-    """Return what a calibration found compared with the GPU's data sheet, and what could not be measured."""
+    """Return the findings of a calibration compared with the GPU's data sheet, and the cases not measured."""
     from trainatomy.timing.findings import findings
 
     where = calibration.environment

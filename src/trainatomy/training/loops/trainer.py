@@ -34,7 +34,7 @@ def train(
 ) -> None:
     """Train ``model`` for ``steps`` optimizer steps with the Trainer: on the CPU, or on the first GPU that it finds.
 
-    The arguments, and what is raised, are those of ``trainatomy.training.run.run``.
+    Arguments and exceptions are those of ``trainatomy.training.run.run``.
     """
     check_checkpointing(model, workload.train)
     samples = workload.batch_size * workload.train.gradient_accumulation_steps * steps
@@ -69,7 +69,7 @@ def _is_transformers_model(model: nn.Module) -> bool:
 
 @contextmanager
 def watched_zero_grad(model: nn.Module, observer: Observer, *, set_to_none: bool) -> Iterator[None]:
-    """Notify ``observer`` when ``model.zero_grad()`` runs, and set what it does with the gradients.
+    """Notify ``observer`` when ``model.zero_grad()`` runs, and choose how it clears gradients.
 
     The Trainer calls it without an argument, which means ``set_to_none=True`` since PyTorch 2.0.
     """
