@@ -132,11 +132,11 @@ def test_the_module_is_not_touched(tagger: nn.Module, batch: Any) -> None:
     tagger.eval()
     tagger.body[0].requires_grad_(False)  # type: ignore[index]
     before, values = seen(tagger), copy.deepcopy(tagger.state_dict())
-    given = {name: tensor.clone() for name, tensor in batch.items()}
+    copies = {name: tensor.clone() for name, tensor in batch.items()}
     trainatomy.predict(tagger, batch=batch, optimizer="adamw_torch", gpu="h100-sxm", bf16=True)
     assert seen(tagger) == before
     assert all(torch.equal(values[name], value) for name, value in tagger.state_dict().items())
-    assert all(torch.equal(given[name], tensor) for name, tensor in batch.items())
+    assert all(torch.equal(copies[name], tensor) for name, tensor in batch.items())
     assert not any(module.training for module in tagger.modules())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in tagger.modules())
     assert tagger(**batch).isfinite()

@@ -52,7 +52,7 @@ def test_a_batch_is_the_batch_that_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "options", "said"),
+    ("what", "options", "message"),
     [
         ("gpt2", {}, "Workload.from_mapping"),
         ("w.yaml", {}, "read_workload"),
@@ -69,8 +69,8 @@ def test_a_batch_is_the_batch_that_is_used() -> None:
         (WORKLOAD, {"batch": 3}, "batch: takes a mapping"),
     ],
 )
-def test_wrong_arguments_are_explained(what: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(WorkloadError, match=said):
+def test_wrong_arguments_are_explained(what: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
         trainatomy.predict(what, **options)
 
 

@@ -51,14 +51,14 @@ def load(name: str) -> Recording:
 
 def _loaded_allocations(events: list[Event], allocated_bytes: int) -> int:
     """How many allocations it takes to reach what PyTorch had allocated right after the model was on the GPU."""
-    twin = CachingAllocator(AllocatorSettings())
+    simulated = CachingAllocator(AllocatorSettings())
     handles: dict[int, int] = {}
     for event in events:
         if event.action == "alloc":
-            handles[event.allocation] = twin.malloc(event.bytes)
+            handles[event.allocation] = simulated.malloc(event.bytes)
         else:
-            twin.free(handles[event.allocation])
-        if twin.allocated_bytes == allocated_bytes:
+            simulated.free(handles[event.allocation])
+        if simulated.allocated_bytes == allocated_bytes:
             return event.allocation + 1
     raise AssertionError("the model never was loaded")
 

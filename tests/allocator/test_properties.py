@@ -29,33 +29,38 @@ STEPS = st.lists(st.tuples(st.sampled_from("aaaffe"), SIZES, st.integers(0, 1), 
 CAPACITIES = st.one_of(st.none(), st.integers(50 * MIB, 400 * MIB))
 
 
-def drive(twin: CachingAllocator, steps: list[tuple[str, int, int, int]]) -> dict[int, tuple[int, int]]:
+def drive(simulated: CachingAllocator, steps: list[tuple[str, int, int, int]]) -> dict[int, tuple[int, int]]:
     """Carry the steps out as far as memory reaches; returns (block, requested) of what is live."""
     live: dict[int, tuple[int, int]] = {}
     for action, size, stream, choice in steps:
         if action == "a":
             try:
-                handle = twin.malloc(size, stream)
+                handle = simulated.malloc(size, stream)
             except OutOfMemory:
                 continue
             assert handle not in live
             if handle:
-                live[handle] = (twin.block_bytes(handle), size)
+                live[handle] = (simulated.block_bytes(handle), size)
         elif action == "f" and live:
             handle = sorted(live)[choice % len(live)]
-            twin.free(handle)
+            simulated.free(handle)
             del live[handle]
         elif action == "e":
-            twin.empty_cache()
+            simulated.empty_cache()
     return live
 
 
-def check(twin: CachingAllocator, live: dict[int, tuple[int, int]]) -> None:
-    segments = twin.snapshot()
-    assert twin.allocated_bytes == sum(block for block, _ in live.values())
-    assert twin.requested_bytes == sum(requested for _, requested in live.values())
-    assert twin.reserved_bytes == sum(segment.size for segment in segments)
-    assert twin.requested_bytes <= twin.allocated_bytes <= twin.reserved_bytes <= twin.peak_reserved_bytes
+def check(simulated: CachingAllocator, live: dict[int, tuple[int, int]]) -> None:
+    segments = simulated.snapshot()
+    assert simulated.allocated_bytes == sum(block for block, _ in live.values())
+    assert simulated.requested_bytes == sum(requested for _, requested in live.values())
+    assert simulated.reserved_bytes == sum(segment.size for segment in segments)
+    assert (
+        simulated.requested_bytes
+        <= simulated.allocated_bytes
+        <= simulated.reserved_bytes
+        <= simulated.peak_reserved_bytes
+    )
     assert all(segment.size % (2 * MIB) == 0 for segment in segments)
     assert all(before.address + before.size <= after.address for before, after in pairwise(segments))
     shown: dict[int, tuple[int, int]] = {}
@@ -71,18 +76,18 @@ def check(twin: CachingAllocator, live: dict[int, tuple[int, int]]) -> None:
 @settings(max_examples=150, deadline=None)
 @given(CONFIGURATIONS, CAPACITIES, STEPS)
 def test_invariants(text: str, capacity: int | None, steps: list[tuple[str, int, int, int]]) -> None:
-    twin = CachingAllocator(AllocatorSettings.parse(text, (2, 13)), capacity)
+    simulated = CachingAllocator(AllocatorSettings.parse(text, (2, 13)), capacity)
     for count in range(1, len(steps) + 1, 7):
-        fresh = CachingAllocator(twin.settings, capacity)
+        fresh = CachingAllocator(simulated.settings, capacity)
         check(fresh, drive(fresh, steps[:count]))
-    live = drive(twin, steps)
-    check(twin, live)
-    assert capacity is None or twin.peak_reserved_bytes <= capacity
+    live = drive(simulated, steps)
+    check(simulated, live)
+    assert capacity is None or simulated.peak_reserved_bytes <= capacity
     for handle in live:
-        twin.free(handle)
-    twin.empty_cache()
-    assert twin.reserved_bytes == twin.allocated_bytes == twin.requested_bytes == 0
-    assert twin.snapshot() == ()
+        simulated.free(handle)
+    simulated.empty_cache()
+    assert simulated.reserved_bytes == simulated.allocated_bytes == simulated.requested_bytes == 0
+    assert simulated.snapshot() == ()
 
 
 @settings(max_examples=50, deadline=None)
@@ -91,13 +96,13 @@ def test_a_request_fails_only_if_reserved_memory_leaves_no_space(
     text: str, steps: list[tuple[str, int, int, int]]
 ) -> None:
     capacity = 120 * MIB
-    twin = CachingAllocator(AllocatorSettings.parse(text, (2, 13)), capacity)
-    drive(twin, steps)
+    simulated = CachingAllocator(AllocatorSettings.parse(text, (2, 13)), capacity)
+    drive(simulated, steps)
     try:
-        twin.malloc(40 * MIB)
+        simulated.malloc(40 * MIB)
     except OutOfMemory as error:
-        page = 20 * MIB if twin.settings.expandable_segments else 0
-        assert error.reserved == twin.reserved_bytes
+        page = 20 * MIB if simulated.settings.expandable_segments else 0
+        assert error.reserved == simulated.reserved_bytes
         assert error.reserved + 40 * MIB + page > error.capacity
 
 
@@ -107,31 +112,31 @@ def test_replay_is_the_allocator_event_by_event(
     text: str, capacity: int | None, steps: list[tuple[str, int, int, int]]
 ) -> None:
     chosen = AllocatorSettings.parse(text, (2, 13))
-    twin = CachingAllocator(chosen, capacity)
+    simulated = CachingAllocator(chosen, capacity)
     trace, handles, sizes, history, failed = AllocationTrace(), {}, [], [], False
     for action, size, stream, choice in steps:
         if action == "a":
             trace.events.append(Event("alloc", len(sizes), size, stream))
             sizes.append(0)
             try:
-                handles[len(sizes) - 1] = handle = twin.malloc(size, stream)
-                sizes[-1] = twin.block_bytes(handle)
+                handles[len(sizes) - 1] = handle = simulated.malloc(size, stream)
+                sizes[-1] = simulated.block_bytes(handle)
             except OutOfMemory:
                 failed = True
         elif action == "f" and handles:
             allocation = sorted(handles)[choice % len(handles)]
             trace.events.append(Event("free", allocation, 0, stream))
-            twin.free(handles.pop(allocation))
+            simulated.free(handles.pop(allocation))
         else:
             trace.events.append(Event("empty_cache", -1, 0))
-            twin.empty_cache()
-        history.append((twin.allocated_bytes, twin.reserved_bytes))
+            simulated.empty_cache()
+        history.append((simulated.allocated_bytes, simulated.reserved_bytes))
         if failed:
             break
     result = replay(trace, chosen, capacity)
     assert list(result.block_bytes) == sizes
     assert list(zip(result.allocated_bytes, result.reserved_bytes, strict=True)) == history
-    assert result.peak_allocated_bytes == twin.peak_allocated_bytes
+    assert result.peak_allocated_bytes == simulated.peak_allocated_bytes
     assert (result.out_of_memory is not None) == failed
     if history:
         assert result.peak_allocated_at == [now for now, _ in history].index(result.peak_allocated_bytes)

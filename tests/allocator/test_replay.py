@@ -77,15 +77,15 @@ class Journal:
 
 
 @pytest.mark.parametrize(
-    ("labels", "told"),
+    ("labels", "expected"),
     [
         ({2: "cublas_workspace", 4: "cublas_workspace"}, [12, "kernels", 14, "handle", 16, 18, "handle", 20]),
         ({}, [12, "kernels", "handle", 14, 16, 18, 20]),
     ],
 )
-def test_addresses_depend_on_when_libraries_load(labels: dict[int, str], told: list[str | int]) -> None:
+def test_addresses_depend_on_when_libraries_load(labels: dict[int, str], expected: list[str | int]) -> None:
     events = [Event("alloc", n, (12 + 2 * n) * MIB) for n in range(5)]
     origins = [Origin("", "", "load" if n == 0 else "forward", 0) for n in range(5)]
     journal = Journal()
     replay(AllocationTrace(events, origins, labels), DEFAULT, addresses=journal)
-    assert journal.notes == told
+    assert journal.notes == expected

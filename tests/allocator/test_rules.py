@@ -14,10 +14,10 @@ def allocator(text: str = "", capacity: int | None = None, device: int | None = 
 
 def test_zero_bytes_allocate_nothing() -> None:
     """``NativeCachingAllocator::allocate`` calls malloc only for a size other than 0; free ignores a null pointer."""
-    twin = allocator()
-    assert twin.malloc(0) == 0
-    twin.free(0)
-    assert twin.block_bytes(0) == twin.reserved_bytes == twin.allocated_bytes == 0
+    simulated = allocator()
+    assert simulated.malloc(0) == 0
+    simulated.free(0)
+    assert simulated.block_bytes(0) == simulated.reserved_bytes == simulated.allocated_bytes == 0
 
 
 @pytest.mark.parametrize("size", [-1, -512])
@@ -27,20 +27,24 @@ def test_negative_sizes_are_refused(size: int) -> None:
 
 
 def test_freeing_twice_is_refused() -> None:
-    twin = allocator()
-    handle = twin.malloc(10)
-    twin.free(handle)
+    simulated = allocator()
+    handle = simulated.malloc(10)
+    simulated.free(handle)
     with pytest.raises(ValueError, match="not allocated"):
-        twin.free(handle)
+        simulated.free(handle)
 
 
 def test_statistics() -> None:
-    twin = allocator()
-    handle = twin.malloc(1000)
-    assert (twin.requested_bytes, twin.allocated_bytes, twin.reserved_bytes) == (1000, 1024, 2 * MIB)
-    twin.free(handle)
-    assert (twin.requested_bytes, twin.allocated_bytes, twin.reserved_bytes) == (0, 0, 2 * MIB)
-    assert (twin.peak_requested_bytes, twin.peak_allocated_bytes, twin.peak_reserved_bytes) == (1000, 1024, 2 * MIB)
+    simulated = allocator()
+    handle = simulated.malloc(1000)
+    assert (simulated.requested_bytes, simulated.allocated_bytes, simulated.reserved_bytes) == (1000, 1024, 2 * MIB)
+    simulated.free(handle)
+    assert (simulated.requested_bytes, simulated.allocated_bytes, simulated.reserved_bytes) == (0, 0, 2 * MIB)
+    assert (simulated.peak_requested_bytes, simulated.peak_allocated_bytes, simulated.peak_reserved_bytes) == (
+        1000,
+        1024,
+        2 * MIB,
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,145 +56,145 @@ def test_statistics() -> None:
     ],
 )
 def test_should_split(first: int, second: int, block: int) -> None:
-    twin = allocator()
-    twin.free(twin.malloc(first))
-    handle = twin.malloc(second)
-    assert twin.block_bytes(handle) == twin.allocated_bytes == block
+    simulated = allocator()
+    simulated.free(simulated.malloc(first))
+    handle = simulated.malloc(second)
+    assert simulated.block_bytes(handle) == simulated.allocated_bytes == block
 
 
 def test_small_pool_splits_down_to_512() -> None:
-    twin = allocator()
-    handles = [twin.malloc(512) for _ in range(2 * MIB // 512)]
-    assert twin.reserved_bytes == 2 * MIB
+    simulated = allocator()
+    handles = [simulated.malloc(512) for _ in range(2 * MIB // 512)]
+    assert simulated.reserved_bytes == 2 * MIB
     assert handles == list(range(handles[0], handles[0] + 2 * MIB, 512))
-    twin.malloc(1)
-    assert twin.reserved_bytes == 4 * MIB
+    simulated.malloc(1)
+    assert simulated.reserved_bytes == 4 * MIB
 
 
 def test_best_fit_takes_the_smallest_then_the_lowest() -> None:
-    twin = allocator()
-    held = [twin.malloc(size * MIB) for size in (40, 30, 30, 60)]
+    simulated = allocator()
+    held = [simulated.malloc(size * MIB) for size in (40, 30, 30, 60)]
     for handle in held:
-        twin.free(handle)
-    assert twin.malloc(29 * MIB + MIB // 2) == min(held[1], held[2])
-    assert twin.malloc(31 * MIB) == held[0]
+        simulated.free(handle)
+    assert simulated.malloc(29 * MIB + MIB // 2) == min(held[1], held[2])
+    assert simulated.malloc(31 * MIB) == held[0]
 
 
 def test_only_the_best_fit_is_tried() -> None:
     """``get_free_block``: a request below max_split_size must not take a block above it, and no other is looked for."""
-    twin = allocator("max_split_size_mb:32")
-    twin.free(twin.malloc(64 * MIB))
-    twin.malloc(24 * MIB)
-    assert twin.reserved_bytes == (64 + 24) * MIB
+    simulated = allocator("max_split_size_mb:32")
+    simulated.free(simulated.malloc(64 * MIB))
+    simulated.malloc(24 * MIB)
+    assert simulated.reserved_bytes == (64 + 24) * MIB
 
 
 @pytest.mark.parametrize(("request_mib", "reserved_mib"), [(81, 100), (80, 180), (100, 100)])
 def test_oversize_requests_waste_less_than_a_large_segment(request_mib: int, reserved_mib: int) -> None:
-    twin = allocator("max_split_size_mb:32")
-    twin.free(twin.malloc(100 * MIB))
-    handle = twin.malloc(request_mib * MIB)
-    assert twin.reserved_bytes == reserved_mib * MIB
-    assert twin.block_bytes(handle) == (100 * MIB if reserved_mib == 100 else 80 * MIB)
+    simulated = allocator("max_split_size_mb:32")
+    simulated.free(simulated.malloc(100 * MIB))
+    handle = simulated.malloc(request_mib * MIB)
+    assert simulated.reserved_bytes == reserved_mib * MIB
+    assert simulated.block_bytes(handle) == (100 * MIB if reserved_mib == 100 else 80 * MIB)
 
 
 def test_max_non_split_rounding() -> None:
-    twin = allocator("max_split_size_mb:32,max_non_split_rounding_mb:40")
-    twin.free(twin.malloc(100 * MIB))
-    twin.malloc(61 * MIB)
-    assert twin.reserved_bytes == 100 * MIB
+    simulated = allocator("max_split_size_mb:32,max_non_split_rounding_mb:40")
+    simulated.free(simulated.malloc(100 * MIB))
+    simulated.malloc(61 * MIB)
+    assert simulated.reserved_bytes == 100 * MIB
 
 
 def test_streams_do_not_share_blocks() -> None:
-    twin = allocator()
-    twin.free(twin.malloc(1, stream=1))
-    twin.malloc(1, stream=2)
-    assert twin.reserved_bytes == 4 * MIB
+    simulated = allocator()
+    simulated.free(simulated.malloc(1, stream=1))
+    simulated.malloc(1, stream=2)
+    assert simulated.reserved_bytes == 4 * MIB
 
 
 def test_free_merges_with_both_neighbours() -> None:
-    twin = allocator()
-    held = [twin.malloc(512 * 1024) for _ in range(4)]
+    simulated = allocator()
+    held = [simulated.malloc(512 * 1024) for _ in range(4)]
     for index in (0, 2, 1, 3):
-        twin.free(held[index])
-    (segment,) = twin.snapshot()
+        simulated.free(held[index])
+    (segment,) = simulated.snapshot()
     assert [block.size for block in segment.blocks] == [2 * MIB]
 
 
 def test_empty_cache_keeps_segments_in_use() -> None:
-    twin = allocator()
-    kept = twin.malloc(1)
-    twin.free(twin.malloc(30 * MIB))
-    assert twin.reserved_bytes == 32 * MIB
-    twin.empty_cache()
-    assert twin.reserved_bytes == 2 * MIB
-    twin.free(kept)
-    twin.empty_cache()
-    assert twin.reserved_bytes == 0
-    assert twin.snapshot() == ()
+    simulated = allocator()
+    kept = simulated.malloc(1)
+    simulated.free(simulated.malloc(30 * MIB))
+    assert simulated.reserved_bytes == 32 * MIB
+    simulated.empty_cache()
+    assert simulated.reserved_bytes == 2 * MIB
+    simulated.free(kept)
+    simulated.empty_cache()
+    assert simulated.reserved_bytes == 0
+    assert simulated.snapshot() == ()
 
 
 def test_a_full_gpu_releases_what_is_cached() -> None:
-    twin = allocator(capacity=100 * MIB)
-    twin.free(twin.malloc(60 * MIB))
-    twin.malloc(70 * MIB)
-    assert (twin.num_alloc_retries, twin.reserved_bytes) == (1, 70 * MIB)
+    simulated = allocator(capacity=100 * MIB)
+    simulated.free(simulated.malloc(60 * MIB))
+    simulated.malloc(70 * MIB)
+    assert (simulated.num_alloc_retries, simulated.reserved_bytes) == (1, 70 * MIB)
 
 
 def test_out_of_memory() -> None:
-    twin = allocator(capacity=100 * MIB)
-    twin.malloc(60 * MIB)
+    simulated = allocator(capacity=100 * MIB)
+    simulated.malloc(60 * MIB)
     with pytest.raises(OutOfMemory) as caught:
-        twin.malloc(41 * MIB)
+        simulated.malloc(41 * MIB)
     error = caught.value
     assert (error.requested, error.segment) == (41 * MIB, 42 * MIB)
     assert (error.allocated, error.reserved, error.capacity) == (60 * MIB, 60 * MIB, 100 * MIB)
-    assert (twin.num_ooms, twin.num_alloc_retries) == (1, 1)
-    twin.malloc(40 * MIB)
-    assert twin.reserved_bytes == 100 * MIB
+    assert (simulated.num_ooms, simulated.num_alloc_retries) == (1, 1)
+    simulated.malloc(40 * MIB)
+    assert simulated.reserved_bytes == 100 * MIB
 
 
 def test_one_oversize_block_is_enough() -> None:
     """``release_available_cached_blocks``: the smallest oversize block that fits goes, no retry is counted."""
-    twin = allocator("max_split_size_mb:32", capacity=200 * MIB)
-    held = [twin.malloc(size * MIB) for size in (90, 70, 40)]
+    simulated = allocator("max_split_size_mb:32", capacity=200 * MIB)
+    held = [simulated.malloc(size * MIB) for size in (90, 70, 40)]
     for handle in held:
-        twin.free(handle)
-    twin.malloc(50 * MIB)  # 70 is 20 larger: not taken, but freed
-    assert (twin.num_alloc_retries, twin.reserved_bytes) == (0, (90 + 40 + 50) * MIB)
+        simulated.free(handle)
+    simulated.malloc(50 * MIB)  # 70 is 20 larger: not taken, but freed
+    assert (simulated.num_alloc_retries, simulated.reserved_bytes) == (0, (90 + 40 + 50) * MIB)
 
 
 def test_several_oversize_blocks_from_the_largest_on() -> None:
-    twin = allocator("max_split_size_mb:32", capacity=200 * MIB)
-    held = [twin.malloc(size * MIB) for size in (50, 60, 40, 50)]
+    simulated = allocator("max_split_size_mb:32", capacity=200 * MIB)
+    held = [simulated.malloc(size * MIB) for size in (50, 60, 40, 50)]
     for handle in held:
-        twin.free(handle)
-    twin.malloc(110 * MIB)
-    assert (twin.num_alloc_retries, twin.reserved_bytes) == (0, (40 + 50 + 110) * MIB)
+        simulated.free(handle)
+    simulated.malloc(110 * MIB)
+    assert (simulated.num_alloc_retries, simulated.reserved_bytes) == (0, (40 + 50 + 110) * MIB)
 
 
 def test_memory_fraction_bounds_what_is_reserved() -> None:
-    twin = allocator("per_process_memory_fraction:0.5", capacity=200 * MIB)
-    twin.malloc(100 * MIB)
+    simulated = allocator("per_process_memory_fraction:0.5", capacity=200 * MIB)
+    simulated.malloc(100 * MIB)
     with pytest.raises(OutOfMemory) as caught:
-        twin.malloc(1)
+        simulated.malloc(1)
     assert caught.value.capacity == 100 * MIB
 
 
 def test_garbage_collection_frees_the_blocks_not_used_for_longest() -> None:
     """``garbage_collect_cached_blocks``: blocks of at least average age, counted in searches of the large pool."""
-    twin = allocator("garbage_collection_threshold:0.5,per_process_memory_fraction:0.9", capacity=1000 * MIB)
-    used, unused = twin.malloc(300 * MIB), twin.malloc(250 * MIB)
-    twin.free(unused)
-    twin.free(used)
+    simulated = allocator("garbage_collection_threshold:0.5,per_process_memory_fraction:0.9", capacity=1000 * MIB)
+    used, unused = simulated.malloc(300 * MIB), simulated.malloc(250 * MIB)
+    simulated.free(unused)
+    simulated.free(used)
     for _ in range(5):
-        twin.free(twin.malloc(290 * MIB))
-    twin.malloc(310 * MIB)  # 550 are reserved, 100 above the threshold
-    assert twin.reserved_bytes == (300 + 310) * MIB
-    assert twin.num_alloc_retries == 0
+        simulated.free(simulated.malloc(290 * MIB))
+    simulated.malloc(310 * MIB)  # 550 are reserved, 100 above the threshold
+    assert simulated.reserved_bytes == (300 + 310) * MIB
+    assert simulated.num_alloc_retries == 0
 
 
 def test_garbage_collection_needs_a_fraction() -> None:
-    twin = allocator("garbage_collection_threshold:0.1", capacity=1000 * MIB)
-    twin.free(twin.malloc(300 * MIB))
-    twin.malloc(310 * MIB)
-    assert twin.reserved_bytes == 610 * MIB
+    simulated = allocator("garbage_collection_threshold:0.1", capacity=1000 * MIB)
+    simulated.free(simulated.malloc(300 * MIB))
+    simulated.malloc(310 * MIB)
+    assert simulated.reserved_bytes == 610 * MIB

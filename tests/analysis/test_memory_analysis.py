@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces_by_hand import GIB, KIB, MIB, Hand, one_step
+from traces_by_hand import GIB, KIB, MIB, TraceBuilder, one_step
 
 import trainatomy
 import trainatomy.api
@@ -52,9 +52,9 @@ def test_memory_breakdown_of_one_step() -> None:
 
 
 def test_blocks_are_counted_not_requests() -> None:
-    hand = Hand()
-    hand.take(1, "load", "weight")
-    memory = analyze_memory(hand.trace, DEFAULT, GIB, 0).memory
+    builder = TraceBuilder()
+    builder.allocate(1, "load", "weight")
+    memory = analyze_memory(builder.trace, DEFAULT, GIB, 0).memory
     assert (memory.peak_requested_bytes, memory.components.weights, memory.components.cache) == (1, 512, 2 * MIB - 512)
 
 
@@ -66,12 +66,12 @@ def test_an_empty_trace_holds_only_the_context() -> None:
 
 
 def too_much() -> AllocationTrace:
-    hand = Hand()
-    hand.take(400 * MIB, "load", "weight")
-    hand.mark("loaded")
-    hand.take(200 * MIB, "forward", module="encoder", step=1)
-    hand.take(600 * MIB, "backward", module="head", step=1)
-    return hand.trace
+    builder = TraceBuilder()
+    builder.allocate(400 * MIB, "load", "weight")
+    builder.mark("loaded")
+    builder.allocate(200 * MIB, "forward", module="encoder", step=1)
+    builder.allocate(600 * MIB, "backward", module="head", step=1)
+    return builder.trace
 
 
 def test_out_of_memory_names_the_place_and_shows_the_whole_training() -> None:
@@ -97,10 +97,10 @@ def test_nothing_fits_if_the_context_exceeds_the_gpu() -> None:
 
 
 def test_a_training_that_needs_retries_is_tight() -> None:
-    hand = Hand()
-    hand.give(hand.take(400 * MIB))
-    hand.take(500 * MIB)
-    roomy, scarce = (analyze_memory(hand.trace, DEFAULT, gpu, 0) for gpu in (GIB, 600 * MIB))
+    builder = TraceBuilder()
+    builder.free(builder.allocate(400 * MIB))
+    builder.allocate(500 * MIB)
+    roomy, scarce = (analyze_memory(builder.trace, DEFAULT, gpu, 0) for gpu in (GIB, 600 * MIB))
     assert verdict(roomy.memory, GIB, None) == "fits"
     assert (scarce.out_of_memory, scarce.memory.num_alloc_retries) == (None, 1)
     assert scarce.memory.peak_reserved_bytes == 500 * MIB  # the first segment went back to the driver
@@ -108,17 +108,17 @@ def test_a_training_that_needs_retries_is_tight() -> None:
 
 
 def test_a_training_may_fit_because_a_library_skips_a_workspace() -> None:
-    hand = Hand()
-    hand.take(300 * MIB, "load", "weight")
+    builder = TraceBuilder()
+    builder.allocate(300 * MIB, "load", "weight")
     for step in range(2):
-        workspace = hand.take(200 * MIB, "backward", step=step)
-        hand.trace.choices[workspace] = 0
-        hand.give(workspace)
-    analysis = analyze_memory(hand.trace, DEFAULT, 400 * MIB, 0)
+        workspace = builder.allocate(200 * MIB, "backward", step=step)
+        builder.trace.choices[workspace] = 0
+        builder.free(workspace)
+    analysis = analyze_memory(builder.trace, DEFAULT, 400 * MIB, 0)
     assert (analysis.out_of_memory, analysis.skipped_workspaces) == (None, (2,))  # of the last step
     assert analysis.memory.peak_allocated_bytes == analysis.memory.peak_requested_bytes == 300 * MIB
     assert verdict(analysis.memory, 400 * MIB, None) == "tight"
-    assert analyze_memory(hand.trace, DEFAULT, 500 * MIB, 0).skipped_workspaces == ()
+    assert analyze_memory(builder.trace, DEFAULT, 500 * MIB, 0).skipped_workspaces == ()
 
 
 def test_tight_is_a_share_of_the_gpus_memory() -> None:
@@ -132,20 +132,22 @@ def test_tight_is_a_share_of_the_gpus_memory() -> None:
 @st.composite
 def traces(draw: Any) -> AllocationTrace:
     """Generate any order of allocations, frees and marks, with any labels."""
-    hand, held = Hand(), []
+    builder, held = TraceBuilder(), []
     sizes = st.integers(0, 4 * KIB) | st.integers(0, 30 * MIB)
     labels = st.none() | st.sampled_from([*LABELLED, "a workspace"])
     for action in draw(st.lists(st.sampled_from("tttggme"), max_size=50)):
         if action == "t":
             phase = draw(st.sampled_from(PHASES))
-            held.append(hand.take(draw(sizes), phase, draw(labels), draw(st.sampled_from(["", "h.0", "h.1.mlp"]))))
+            held.append(
+                builder.allocate(draw(sizes), phase, draw(labels), draw(st.sampled_from(["", "h.0", "h.1.mlp"])))
+            )
         elif action == "g" and held:
-            hand.give(held.pop(draw(st.integers(0, len(held) - 1))))
+            builder.free(held.pop(draw(st.integers(0, len(held) - 1))))
         elif action == "m":
-            hand.mark(draw(st.sampled_from(MARKS)))
+            builder.mark(draw(st.sampled_from(MARKS)))
         elif action == "e":
-            hand.empty_cache()
-    return hand.trace
+            builder.empty_cache()
+    return builder.trace
 
 
 @given(traces(), st.sampled_from(["", "expandable_segments:True", "roundup_power2_divisions:4"]), st.integers(1, 400))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from traces_by_hand import MIB, Hand, one_step
+from traces_by_hand import MIB, TraceBuilder, one_step
 
 from trainatomy.analysis.memory import (
     COMPONENTS,
@@ -19,11 +19,11 @@ from trainatomy.results.memory import Line, ModuleActivations
 
 
 def test_live_after_an_event_includes_the_event() -> None:
-    hand = Hand()
-    first, second = hand.take(512), hand.take(512)
-    hand.give(first)
-    hand.empty_cache()
-    assert [held_after(hand.trace, event) for event in range(-1, 4)] == [[], [0], [0, 1], [second], [second]]
+    builder = TraceBuilder()
+    first, second = builder.allocate(512), builder.allocate(512)
+    builder.free(first)
+    builder.empty_cache()
+    assert [held_after(builder.trace, event) for event in range(-1, 4)] == [[], [0], [0, 1], [second], [second]]
 
 
 def test_components_sum_to_the_live_bytes() -> None:
@@ -38,7 +38,7 @@ def test_components_sum_to_the_live_bytes() -> None:
 
 
 def test_lines_are_ordered_by_component_and_size() -> None:
-    hand = Hand()
+    builder = TraceBuilder()
     for size, label in [
         (512, "input"),
         (1024, "buffer"),
@@ -46,8 +46,8 @@ def test_lines_are_ordered_by_component_and_size() -> None:
         (2048, "weight"),
         (8192, "cublas_workspace"),
     ]:
-        hand.take(size, "load", label)
-    kinds = purposes(hand.trace, lifetimes(hand.trace))
+        builder.allocate(size, "load", label)
+    kinds = purposes(builder.trace, lifetimes(builder.trace))
     assert breakdown_lines(range(5), kinds, [512, 1024, 4096, 2048, 8192]) == (
         Line("weights", "parameters", 6144, 2),
         Line("weights", "buffers", 1024, 1),

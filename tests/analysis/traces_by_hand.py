@@ -7,13 +7,15 @@ from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
-class Hand:
+class TraceBuilder:
     """Builds an allocation trace by hand."""
 
     def __init__(self) -> None:
         self.trace = AllocationTrace()
 
-    def take(self, size: int, phase: str = "forward", label: str | None = None, module: str = "", step: int = 0) -> int:
+    def allocate(
+        self, size: int, phase: str = "forward", label: str | None = None, module: str = "", step: int = 0
+    ) -> int:
         """Record an allocation of ``size`` bytes and return its number."""
         number = len(self.trace.origins)
         self.trace.origins.append(Origin("aten::empty", module, phase, step))
@@ -22,7 +24,7 @@ class Hand:
             self.trace.labels[number] = label
         return number
 
-    def give(self, *numbers: int) -> None:
+    def free(self, *numbers: int) -> None:
         """Record that allocations are freed."""
         self.trace.events += [Event("free", number, 0) for number in numbers]
 
@@ -36,22 +38,22 @@ class Hand:
 
 def one_step() -> tuple[AllocationTrace, dict[str, int]]:
     """Return the trace of a step (weights, forward, backward, states) and its allocation numbers by name."""
-    hand = Hand()
-    numbers = {"weight": hand.take(4 * MIB, "load", "weight")}
-    hand.mark("loaded")
-    numbers["kept by the loop"] = hand.take(1 * KIB, "other")
-    numbers["input"] = hand.take(2 * KIB, "other", "input")
-    hand.mark("forward")
-    numbers["passing"] = hand.take(2 * MIB, module="encoder.layer.0")
-    numbers["saved"] = hand.take(6 * MIB, module="encoder.layer.0.output")
-    numbers["saved too"] = hand.take(2 * MIB, module="encoder.layer.1.output")
-    hand.give(numbers["passing"])
-    hand.mark("forward end")
-    numbers["gradient"] = hand.take(4 * MIB, "backward", "gradient")
-    numbers["backward"] = hand.take(8 * MIB, "backward")
-    hand.give(numbers["backward"], numbers["saved"], numbers["saved too"])
-    hand.mark("backward end")
-    numbers["state"] = hand.take(4 * MIB, "optimizer", "optimizer_state")
-    numbers["optimizer"] = hand.take(1 * MIB, "optimizer")
-    hand.give(numbers["optimizer"])
-    return hand.trace, numbers
+    builder = TraceBuilder()
+    numbers = {"weight": builder.allocate(4 * MIB, "load", "weight")}
+    builder.mark("loaded")
+    numbers["kept by the loop"] = builder.allocate(1 * KIB, "other")
+    numbers["input"] = builder.allocate(2 * KIB, "other", "input")
+    builder.mark("forward")
+    numbers["passing"] = builder.allocate(2 * MIB, module="encoder.layer.0")
+    numbers["saved"] = builder.allocate(6 * MIB, module="encoder.layer.0.output")
+    numbers["saved too"] = builder.allocate(2 * MIB, module="encoder.layer.1.output")
+    builder.free(numbers["passing"])
+    builder.mark("forward end")
+    numbers["gradient"] = builder.allocate(4 * MIB, "backward", "gradient")
+    numbers["backward"] = builder.allocate(8 * MIB, "backward")
+    builder.free(numbers["backward"], numbers["saved"], numbers["saved too"])
+    builder.mark("backward end")
+    numbers["state"] = builder.allocate(4 * MIB, "optimizer", "optimizer_state")
+    numbers["optimizer"] = builder.allocate(1 * MIB, "optimizer")
+    builder.free(numbers["optimizer"])
+    return builder.trace, numbers

@@ -98,7 +98,7 @@ def test_published_sizes(published, hub_id):
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("name", "found"),
     [
         ("bert-large-uncased", "google-bert/bert-large-uncased"),
         ("gpt2", "openai-community/gpt2"),
@@ -108,8 +108,8 @@ def test_published_sizes(published, hub_id):
         ("t5-base", "google-t5/t5-base"),
     ],
 )
-def test_short_old_and_chat_names(asked, found):
-    entry = architecture(asked)
+def test_short_old_and_chat_names(name, found):
+    entry = architecture(name)
     assert entry is not None and entry.hub_id == found
 
 

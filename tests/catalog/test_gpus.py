@@ -59,7 +59,7 @@ def test_numbers_are_plausible_and_consistent(one):
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("name", "found"),
     [
         ("v100-16gb", "v100-16gb"),
         ("V100 16GB", "v100-16gb"),
@@ -72,8 +72,8 @@ def test_numbers_are_plausible_and_consistent(one):
         ("A100", "a100-80gb"),
     ],
 )
-def test_names_are_found_however_written(asked, found):
-    assert find_gpu(asked).id == found
+def test_names_are_found_however_written(name, found):
+    assert find_gpu(name).id == found
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)

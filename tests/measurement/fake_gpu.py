@@ -39,7 +39,7 @@ class FakeNvml:
     unreadable: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     opened: int = 0
-    asked: list[int] = field(default_factory=list)
+    opened_handles: list[int] = field(default_factory=list)
     NVMLError: type[Exception] = FakeNvmlError
     nvmlMemory_v2: int = 2  # noqa: N815
 
@@ -82,7 +82,7 @@ class FakeNvml:
         return "NVIDIA H200" if handle < 100 else "NVIDIA H200 MIG 1g.18gb"
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:  # noqa: N802
-        self.asked.append(handle)
+        self.opened_handles.append(handle)
         if handle in self.unreadable:
             raise FakeNvmlError("Insufficient Permissions")
         used = self.used + self.unlisted + sum(size or 0 for size in self.others.values())

@@ -50,12 +50,12 @@ def counted(allocated: int = 62 * MIB, reserved: int = 80 * MIB, device: int | N
     return MeasuredTotals(allocated, reserved, device, 10 * MIB, 0)
 
 
-def bill(totals: MeasuredTotals) -> MeasuredBreakdown:
+def breakdown(totals: MeasuredTotals) -> MeasuredBreakdown:
     return measured_breakdown(history(), SETUP, totals, (0,))
 
 
 def test_every_byte_has_its_component_and_the_counters_give_the_totals() -> None:
-    found = bill(counted())
+    found = breakdown(counted())
     parts = found.memory.components
     assert (parts.weights, parts.gradients, parts.activations) == (10 * MIB, 10 * MIB, 40 * MIB)
     assert parts.functionality == 2 * MIB  # the batch
@@ -65,16 +65,16 @@ def test_every_byte_has_its_component_and_the_counters_give_the_totals() -> None
 
 
 def test_unexplained_memory_is_a_line_with_a_note() -> None:
-    found = bill(counted(allocated=63 * MIB))
+    found = breakdown(counted(allocated=63 * MIB))
     assert found.memory.components.total_bytes == 600 * MIB
     assert found.memory.lines[-1].name == UNEXPLAINED and found.memory.lines[-1].bytes == MIB
     assert any("peak allocated" in note for note in found.notes)
     exact = replace(counted(), peak_reserved_bytes=found.memory.peak_reserved_bytes)
-    assert not any("peak allocated" in note for note in bill(exact).notes)
+    assert not any("peak allocated" in note for note in breakdown(exact).notes)
 
 
 def test_without_driver_figures_there_is_a_note_but_no_context() -> None:
-    found = bill(counted(device=None))
+    found = breakdown(counted(device=None))
     assert found.memory.components.context == 0
     assert any("the breakdown has no CUDA context" in note for note in found.notes)
 
@@ -115,7 +115,9 @@ CONTROL = replace(
 
 
 def test_two_runs_are_one_measurement_with_the_totals_of_the_control_run() -> None:
-    recorded = replace(CONTROL, memory=bill(counted()).memory, device_bytes=602 * MIB, step_seconds=0.21, notes=("a",))
+    recorded = replace(
+        CONTROL, memory=breakdown(counted()).memory, device_bytes=602 * MIB, step_seconds=0.21, notes=("a",)
+    )
     found = merge_runs(replace(CONTROL, notes=("a",)), recorded)
     assert (found.step_seconds, found.recorded_step_seconds, found.device_bytes) == (0.2, 0.21, 600 * MIB)
     assert found.memory is not None and found.memory.components.total_bytes == 600 * MIB
@@ -123,7 +125,7 @@ def test_two_runs_are_one_measurement_with_the_totals_of_the_control_run() -> No
 
 
 def test_runs_that_end_differently_have_no_common_breakdown() -> None:
-    recorded = replace(CONTROL, memory=bill(counted()).memory, status="out of memory")
+    recorded = replace(CONTROL, memory=breakdown(counted()).memory, status="out of memory")
     found = merge_runs(CONTROL, recorded)
     assert (found.status, found.memory) == ("completed", None)
     assert "memory is barely sufficient" in found.notes[-1]

@@ -49,7 +49,7 @@ T5 = {"class": "T5ForConditionalGeneration", "config": {"d_model": 32, "num_laye
 RESNET = {"class": "ResNetForImageClassification", "config": {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 8, 8, 8]}}
 
 
-class Noting(Watcher):
+class NoteTaker(Watcher):
     """Takes the notes of a ``RunRecorder`` in a simulated run; an address is an allocation's number, from 1."""
 
     def __init__(self, recorder: Any, steps: int) -> None:
@@ -96,8 +96,8 @@ class Noting(Watcher):
 def noted(method: str, name: str) -> Callable[..., None]:
     """Return a method that passes the loop's event on and notes it as ``name``."""
 
-    def signal(self: Noting, *arguments: int) -> None:
-        getattr(super(Noting, self), method)(*arguments)
+    def signal(self: NoteTaker, *arguments: int) -> None:
+        getattr(super(NoteTaker, self), method)(*arguments)
         self.take(name)
 
     return signal
@@ -112,15 +112,15 @@ SIGNALS = {
     "zero_grad_end": "zero_grad end",
 }
 for method, name in SIGNALS.items():
-    setattr(Noting, method, noted(method, name))
+    setattr(NoteTaker, method, noted(method, name))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[AllocationTrace, AllocationTrace]:
     """Return the simulated trace with its own labels, and the same events read as a real history."""
-    watchers: list[Noting] = []
+    watchers: list[NoteTaker] = []
 
-    def watcher(recorder: Any, steps: int) -> Noting:
-        watchers.append(Noting(recorder, steps))
+    def watcher(recorder: Any, steps: int) -> NoteTaker:
+        watchers.append(NoteTaker(recorder, steps))
         return watchers[-1]
 
     monkeypatch.setattr(simulate, "Watcher", watcher)
@@ -181,7 +181,7 @@ def test_a_measured_trace_has_the_labels_of_a_simulated_one(monkeypatch: pytest.
     ]
 
 
-def hand_made() -> AllocationTrace:
+def handwritten_trace() -> AllocationTrace:
     """Two steps that are alike, with a batch before each and a workspace in forward and in backward."""
     trace = AllocationTrace()
 
@@ -211,19 +211,19 @@ def hand_made() -> AllocationTrace:
 
 
 def test_workspaces_are_the_first_of_their_size_on_each_thread_that_stay() -> None:
-    trace = hand_made()
+    trace = handwritten_trace()
     labels.label_workspaces(trace, lifetimes(trace), "cublas_workspace", 1000)
     assert trace.labels == {1: "cublas_workspace", 2: "cublas_workspace"}
 
 
 def test_inputs_arrive_between_steps_and_exist_in_forward() -> None:
-    trace = hand_made()
+    trace = handwritten_trace()
     labels.label_inputs(trace, lifetimes(trace))
     assert trace.labels == {0: "input", 5: "input"}
 
 
 def test_a_step_that_repeats_a_followed_one_gets_its_modules_and_marks() -> None:
-    trace = hand_made()
+    trace = handwritten_trace()
     trace.origins[1] = trace.origins[1]._replace(module="layer")
     trace.labels[1] = "weight_copy"
     again = next(mark.event for mark in trace.marks if mark.name == "forward end")
@@ -243,7 +243,7 @@ def longer(trace: AllocationTrace, number: int, size: int) -> None:
 
 
 def test_a_longer_batch_is_the_same_pass() -> None:
-    trace = hand_made()
+    trace = handwritten_trace()
     trace.origins[1] = trace.origins[1]._replace(module="layer")
     longer(trace, 6, 2000)
     assert labels.attribute_repeated_passes(trace, [0]) == ()
@@ -251,7 +251,7 @@ def test_a_longer_batch_is_the_same_pass() -> None:
 
 
 def test_a_copy_of_a_weight_is_as_large_in_every_pass() -> None:
-    trace = hand_made()
+    trace = handwritten_trace()
     trace.labels[1] = "weight_copy"
     longer(trace, 6, 2000)
     assert labels.attribute_repeated_passes(trace, [0]) == (1,)
@@ -259,7 +259,7 @@ def test_a_copy_of_a_weight_is_as_large_in_every_pass() -> None:
 
 
 def test_a_step_with_a_unique_pass_is_reported() -> None:
-    trace = hand_made()
+    trace = handwritten_trace()
     begin = next(index for index, event in enumerate(trace.events) if event.allocation == 6)
     trace.origins.append(Origin("", "", "forward", 1))
     trace.events.insert(begin, Event("alloc", len(trace.origins) - 1, 64))
@@ -268,7 +268,7 @@ def test_a_step_with_a_unique_pass_is_reported() -> None:
 
 
 def test_an_interrupted_pass_is_labelled_up_to_its_end() -> None:
-    trace = hand_made()
+    trace = handwritten_trace()
     trace.origins[1] = trace.origins[1]._replace(module="layer")
     trace.labels[1] = "weight_copy"
     again = next(index for index, event in enumerate(trace.events) if event.allocation == 6)

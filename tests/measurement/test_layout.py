@@ -95,11 +95,13 @@ def test_a_watch_that_begins_in_the_middle_is_exact(
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (memory.peak, memory.peak_reserved)
     assert (found.allocated_bytes[-1], found.reserved_bytes[-1]) == (memory.allocated, memory.reserved)
     totals = MeasuredTotals(memory.peak, memory.peak_reserved, None, None, 0)
-    bill = measured_breakdown(history, AllocatorSetup(settings, NO_WORKSPACES), totals, (), segments=window.segments)
-    parts = bill.memory.components.as_dict()
+    breakdown = measured_breakdown(
+        history, AllocatorSetup(settings, NO_WORKSPACES), totals, (), segments=window.segments
+    )
+    parts = breakdown.memory.components.as_dict()
     assert sum(parts.values()) == memory.peak_reserved and parts["cache"] == memory.peak_reserved - memory.peak
-    assert UNEXPLAINED not in {line.name for line in bill.memory.lines}
-    assert sum(line.bytes for line in bill.memory.lines) == memory.peak
+    assert UNEXPLAINED not in {line.name for line in breakdown.memory.lines}
+    assert sum(line.bytes for line in breakdown.memory.lines) == memory.peak
 
 
 @pytest.mark.parametrize("seed", range(4))

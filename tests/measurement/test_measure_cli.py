@@ -28,22 +28,22 @@ WORKLOAD = "model: {class: GPT2LMHeadModel, config: {n_layer: 1, n_embd: 8, n_he
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def measure_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """The arguments that reach ``api.measure``; its ``answer`` is returned."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINATOMY_RECORDS", str(tmp_path / "records"))
     monkeypatch.setattr(machine, "this_machine", lambda: machine.Machine(("NVIDIA H200",), "580"))
     Path("w.yaml").write_text(WORKLOAD)
-    given: dict[str, Any] = {"answer": FULL}
+    call: dict[str, Any] = {"answer": FULL}
 
     def measure(workload: Any, **options: Any) -> Measurement:
-        given.update(options, workload=workload)
+        call.update(options, workload=workload)
         options["progress"](Progress("control", "training", 1, 9, GIB))
-        answer: Measurement = given["answer"]
+        answer: Measurement = call["answer"]
         return answer
 
     monkeypatch.setattr(trainatomy.api, "measure", measure)
-    return given
+    return call
 
 
 def records() -> list[Any]:
@@ -51,11 +51,11 @@ def records() -> list[Any]:
 
 
 def test_the_measured_breakdown_is_shown_with_the_prediction_and_saved(
-    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    measure_call: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["measure", "w.yaml", "--time-limit", "9"]) == 0
     captured = capsys.readouterr()
-    assert (asked["time_limit"], asked["components"], asked["workload"].gpu) == (9.0, True, "h200")
+    assert (measure_call["time_limit"], measure_call["components"], measure_call["workload"].gpu) == (9.0, True, "h200")
     assert "completed: tiny" in captured.out.splitlines()[0]
     assert "16-bit copies kept by autocast" in captured.out
     assert "control run: training (1.00 GiB on the GPU)" in captured.err
@@ -66,26 +66,26 @@ def test_the_measured_breakdown_is_shown_with_the_prediction_and_saved(
 
 
 def test_json_contains_the_difference_of_each_component(
-    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    measure_call: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["measure", "w.yaml", "--json", "--gpu", "t4", "--no-components"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (asked["components"], asked["workload"].gpu) == (False, "t4")
+    assert (measure_call["components"], measure_call["workload"].gpu) == (False, "t4")
     predicted = found["prediction"]["memory"]["components"]["weights"]
     assert found["gap"]["components"]["weights"] == pytest.approx((predicted - GIB) / (8 * GIB))
 
 
-def test_out_of_memory_is_a_result(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_is_a_result(measure_call: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     point = OutOfMemoryPoint(Instant(1, "backward", "", ""), 2 * GIB, 7 * GIB, 8 * GIB)
-    asked["answer"] = replace(FULL, status="out of memory", out_of_memory=point, message="CUDA out of memory.")
+    measure_call["answer"] = replace(FULL, status="out of memory", out_of_memory=point, message="CUDA out of memory.")
     assert main(["measure", "w.yaml"]) == 0
-    said = capsys.readouterr().out
-    assert "2.00 GiB requested with 7.00 GiB" in said
-    assert "At the failure, in step 2, backward" in said
+    text = capsys.readouterr().out
+    assert "2.00 GiB requested with 7.00 GiB" in text
+    assert "At the failure, in step 2, backward" in text
 
 
 def test_unpredictable_rows_are_measured(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measure_call: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise SimulationError("aten::nonzero")
@@ -97,7 +97,7 @@ def test_unpredictable_rows_are_measured(
 
 
 @pytest.mark.parametrize(
-    ("answer", "arguments", "code", "said"),
+    ("answer", "arguments", "code", "text"),
     [
         (
             replace(FULL, memory=None, notes=("the recorded run failed",)),
@@ -111,30 +111,30 @@ def test_unpredictable_rows_are_measured(
     ],
 )
 def test_missing_parts_are_reported_after_the_result(
-    asked: dict[str, Any],
+    measure_call: dict[str, Any],
     capsys: pytest.CaptureFixture[str],
     answer: Measurement,
     arguments: list[str],
     code: int,
-    said: str,
+    text: str,
 ) -> None:
-    asked["answer"] = answer
+    measure_call["answer"] = answer
     assert main(["measure", "w.yaml", *arguments]) == code
     captured = capsys.readouterr()
-    assert "completed: tiny" in captured.out and said in captured.err
+    assert "completed: tiny" in captured.out and text in captured.err
     assert len(records()) == 1
 
 
 def test_an_unwritable_record_folder_is_reported_first(
-    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    measure_call: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("file").write_text("")
     assert main(["measure", "w.yaml", "--records", "file/records"]) == 1
-    assert "workload" not in asked and "file" in capsys.readouterr().err
+    assert "workload" not in measure_call and "file" in capsys.readouterr().err
 
 
 def test_a_disk_that_is_full_at_the_end_loses_nothing(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measure_call: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from trainatomy.errors import TrainatomyError
     from trainatomy.records.store import Store
@@ -149,7 +149,7 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing(
 
 
 def test_without_a_gpu_nothing_is_predicted(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measure_call: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def none() -> NoReturn:
         raise DeviceError("no GPU here")

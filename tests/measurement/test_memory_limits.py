@@ -18,15 +18,15 @@ from test_processes import MEMORY
 from test_report import MIB
 
 
-class Line:
+class LinearTraining:
     """A training that takes ``base`` and ``step`` for each sample, MiB; fits what is left after 100 of context."""
 
     def __init__(self, base: int, step: int) -> None:
-        self.base, self.step, self.asked = base, step, list[int]()
+        self.base, self.step, self.batches = base, step, list[int]()
 
     def predict(self, workload: Any) -> Any:
         batch = workload.train.per_device_train_batch_size
-        self.asked.append(batch)
+        self.batches.append(batch)
         size, room = (self.base + self.step * batch) * MIB, workload.gpu.memory_bytes
         components = SimpleNamespace(context=100 * MIB)
         memory = replace(MEMORY, peak_reserved_bytes=size - 100 * MIB, device_bytes=size, components=components)  # type: ignore[arg-type]
@@ -35,8 +35,8 @@ class Line:
 
 @pytest.mark.parametrize(("base", "step"), [(500, 3), (4000, 700), (7000, 1100)])
 def test_the_search_finds_the_largest_batch_that_fits(monkeypatch: pytest.MonkeyPatch, base: int, step: int) -> None:
-    law = Line(base, step)
-    monkeypatch.setattr(plan_walls.api, "predict", law.predict)
+    training = LinearTraining(base, step)
+    monkeypatch.setattr(plan_walls.api, "predict", training.predict)
     row = next(row for row in plan_walls.grid.rows() if row.name == "bert-base-fp32")
     search = Search(row, "2.11.0")
     for size in (8, 80):
@@ -45,11 +45,11 @@ def test_the_search_finds_the_largest_batch_that_fits(monkeypatch: pytest.Monkey
         assert (above.batch, beyond.batch) == (at.batch + 1, at.batch + 2)
         assert (at.predicted["fits"], above.predicted["fits"]) == (True, False)
         assert at.capacity_bytes == (size * 1024 - 100) * MIB
-    assert len(law.asked) < 30
+    assert len(training.batches) < 30
 
 
 def test_no_memory_limit_is_found_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_walls.api, "predict", Line(9000, 1).predict)
+    monkeypatch.setattr(plan_walls.api, "predict", LinearTraining(9000, 1).predict)
     row = next(row for row in plan_walls.grid.rows() if row.name == "bert-base-fp32")
     with pytest.raises(ValueError, match="one sample does not fit 8 GiB"):
         Search(row, "2.11.0").plan(8)
@@ -88,7 +88,7 @@ def test_the_limit_is_the_capacity_to_the_byte(monkeypatch: pytest.MonkeyPatch) 
     assert granted == sizes
 
 
-def wall(fits: bool, status: str, retries: int = 0, predicted_retries: int = 0) -> verdicts.Wall:
+def outcome(fits: bool, status: str, retries: int = 0, predicted_retries: int = 0) -> verdicts.Wall:
     """A run with this prediction and this end."""
     predicted = {"fits": fits, "verdict": "fits", "reserved": 5, "num_alloc_retries": predicted_retries}
     planned = Planned("row", 8, 3, 0, {}, 10, predicted, False)
@@ -99,11 +99,11 @@ def wall(fits: bool, status: str, retries: int = 0, predicted_retries: int = 0) 
 
 def test_verdicts_are_counted_by_size() -> None:
     found = [
-        wall(True, "completed"),
-        wall(True, "completed", 2, 1),
-        wall(False, "out of memory"),
-        wall(True, "out of memory"),
-        wall(False, "completed"),
+        outcome(True, "completed"),
+        outcome(True, "completed", 2, 1),
+        outcome(False, "out of memory"),
+        outcome(True, "out of memory"),
+        outcome(False, "completed"),
     ]
     assert verdicts.by_size(found)[2] == "| 8 GiB | 1 | 5 | 2 | 3 | 1 | 1 | 1 of 2 | 1 of 2 |"
     assert "the verdict was right in 3" in verdicts.sentence(found)
@@ -111,7 +111,7 @@ def test_verdicts_are_counted_by_size() -> None:
 
 
 def test_new_predictions_are_compared_with_earlier_ones() -> None:
-    found = [wall(True, "completed"), wall(False, "completed"), wall(False, "out of memory")]
+    found = [outcome(True, "completed"), outcome(False, "completed"), outcome(False, "out of memory")]
     assert verdicts.since(found) == []
     same = {"fits": True, "verdict": "fits", "num_alloc_retries": 0, "without_workspace": 0}
     later = {"fits": True, "verdict": "tight", "num_alloc_retries": 4, "without_workspace": 1}
@@ -132,7 +132,7 @@ def test_runs_share_the_gpu_within_its_memory_and_resume(tmp_path: Path, monkeyp
     promised: list[int] = []
 
     def fork(job: Any, result: Path, log: Path, prepare: Any) -> processes.Forked:
-        promised.append(sum(planned.size_gib for planned, _ in campaign.running.values()))
+        promised.append(sum(planned.size_gib for planned, _ in comparison.running.values()))
         assert not job.alone and job.steps == job.workload["steps"]
         processes.write_result(result, replace(RESULT, status="out of memory" if "4" in result.name else "completed"))
         return processes.Forked(0, _status=0)
@@ -142,12 +142,15 @@ def test_runs_share_the_gpu_within_its_memory_and_resume(tmp_path: Path, monkeyp
     for _ in range(2):
         options = walls.parse(["--out", str(tmp_path), "--jobs", "3"])
         todo = walls.waiting(plan, tmp_path, None)
-        campaign = walls.Walls(tmp_path, tmp_path, options.plan, todo, 100 * 2**30, options)
-        campaign.run()
+        comparison = walls.Walls(tmp_path, tmp_path, options.plan, todo, 100 * 2**30, options)
+        comparison.run()
     assert len(promised) == len(plan) and max(promised) < 100 - 8
-    assert promised[0] == 0 and campaign.failed == []
+    assert promised[0] == 0 and comparison.failed == []
     (tmp_path / "walls.jsonl").rename(tmp_path / "walls-h200.jsonl")
     found = verdicts.read(tmp_path)
-    assert [(wall.planned.size_gib, wall.planned.above) for wall in found[:2]] == [(80, 0), (16, 0)]  # not two of 80
-    assert {wall.planned.name for wall in found} == {planned.name for planned in plan}
-    assert any(wall.is_right for wall in found) and not all(wall.is_right for wall in found)
+    assert [(outcome.planned.size_gib, outcome.planned.above) for outcome in found[:2]] == [
+        (80, 0),
+        (16, 0),
+    ]  # not two of 80
+    assert {outcome.planned.name for outcome in found} == {planned.name for planned in plan}
+    assert any(outcome.is_right for outcome in found) and not all(outcome.is_right for outcome in found)

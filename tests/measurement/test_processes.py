@@ -88,7 +88,7 @@ def test_jobs_that_a_fork_cannot_measure_are_not_forked(workload: dict[str, obje
     assert processes.can_fork(Job(workload)) is may
 
 
-class Campaigns:
+class GridRuns:
     """Runs campaigns whose workers answer at once; ``started``: names and whether they were alone; ``jobs``: all."""
 
     def __init__(self, folder: Path, answers: dict[str, list[Measurement | None]]) -> None:
@@ -110,25 +110,25 @@ class Campaigns:
         arguments = arguments if record else (*arguments, "--no-record")
         options = measure_grid.parse(["--out", str(self.folder), "--names", ",".join(NAMES), "--jobs", "2", *arguments])
         beside, alone = (deque(row for row in options.rows if row.alone is want) for want in (False, True))
-        campaign = measure_grid.Campaign(options, True, beside, alone)
-        campaign.run()
-        return campaign
+        grid_run = measure_grid.Campaign(options, True, beside, alone)
+        grid_run.run()
+        return grid_run
 
     def lines(self, name: str) -> list[dict[str, object]]:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
 
 @pytest.fixture
-def campaigns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaigns:
-    made = Campaigns(tmp_path, {})
+def grid_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GridRuns:
+    made = GridRuns(tmp_path, {})
     monkeypatch.setattr(processes, "fork", made.fork)
     return made
 
 
-def test_exclusive_rows_run_last_and_results_contain_the_draw(campaigns: Campaigns) -> None:
-    campaigns.run()
-    assert campaigns.started == [(name, name == "bert-large-fp32") for name in NAMES]
-    lines = campaigns.lines("measured.jsonl")
+def test_exclusive_rows_run_last_and_results_contain_the_draw(grid_runs: GridRuns) -> None:
+    grid_runs.run()
+    assert grid_runs.started == [(name, name == "bert-large-fp32") for name in NAMES]
+    lines = grid_runs.lines("measured.jsonl")
     assert {str(line["name"]): line["held_out"] for line in lines} == {name: grid.is_held_out(name) for name in NAMES}
     assert all(line["workload"] == dict(row(str(line["name"])).mapping) for line in lines)
 
@@ -138,56 +138,56 @@ def row(name: str) -> grid.Row:
     return next(row for row in grid.rows() if row.name == name)
 
 
-def test_measured_rows_are_not_measured_again(campaigns: Campaigns) -> None:
-    campaigns.run("--only", "heldout")
-    campaigns.run()
-    assert sorted(name for name, _ in campaigns.started) == sorted(NAMES)
+def test_measured_rows_are_not_measured_again(grid_runs: GridRuns) -> None:
+    grid_runs.run("--only", "heldout")
+    grid_runs.run()
+    assert sorted(name for name, _ in grid_runs.started) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("change", [{"status": "out of memory"}, {"num_alloc_retries": 2}])
-def test_out_of_memory_on_a_shared_gpu_is_retried_alone(campaigns: Campaigns, change: dict[str, object]) -> None:
-    campaigns.answers["gpt2-eager"] = [replace(RESULT, **change), RESULT]  # type: ignore[arg-type]
-    campaigns.run()
-    assert campaigns.started[-1] == ("gpt2-eager", True)
-    assert [line["status"] for line in campaigns.lines("measured.jsonl")] == ["completed"] * 4
+def test_out_of_memory_on_a_shared_gpu_is_retried_alone(grid_runs: GridRuns, change: dict[str, object]) -> None:
+    grid_runs.answers["gpt2-eager"] = [replace(RESULT, **change), RESULT]  # type: ignore[arg-type]
+    grid_runs.run()
+    assert grid_runs.started[-1] == ("gpt2-eager", True)
+    assert [line["status"] for line in grid_runs.lines("measured.jsonl")] == ["completed"] * 4
 
 
-def test_a_worker_without_a_result_is_a_failure_with_its_last_lines(campaigns: Campaigns) -> None:
-    campaigns.answers["bert-base-mlm"] = [None]
-    assert campaigns.run().failed == ["bert-base-mlm"]
-    (line,) = campaigns.lines("failed.jsonl")
+def test_a_worker_without_a_result_is_a_failure_with_its_last_lines(grid_runs: GridRuns) -> None:
+    grid_runs.answers["bert-base-mlm"] = [None]
+    assert grid_runs.run().failed == ["bert-base-mlm"]
+    (line,) = grid_runs.lines("failed.jsonl")
     assert line["name"] == "bert-base-mlm" and "last words" in str(line["message"])
 
 
-def test_a_row_runs_once_for_time_and_once_for_components(campaigns: Campaigns) -> None:
+def test_a_row_runs_once_for_time_and_once_for_components(grid_runs: GridRuns) -> None:
     recorded = replace(RESULT, memory=MEMORY, recorded_step_seconds=0.2, peak_allocated_bytes=11)
-    campaigns.answers["bert-large-fp32"] = [RESULT, recorded]
-    campaigns.run(record=True)
-    control, record = campaigns.jobs[-2:]
+    grid_runs.answers["bert-large-fp32"] = [RESULT, recorded]
+    grid_runs.run(record=True)
+    control, record = grid_runs.jobs[-2:]
     assert (control.recorded, control.steps, record.recorded, record.steps) == (False, 8, True, 4)
-    line = campaigns.lines("measured.jsonl")[-1]
+    line = grid_runs.lines("measured.jsonl")[-1]
     assert (line["peak_allocated_bytes"], line["step_seconds"], line["recorded_step_seconds"]) == (10, 0.1, 0.2)
     assert line["memory"] == json.loads(json.dumps(asdict(MEMORY)))
     assert line["notes"] == ["allocated 11 B at the peak of the recorded run"]
-    assert sorted(path.name for path in campaigns.folder.iterdir()) == ["measured.jsonl"]
+    assert sorted(path.name for path in grid_runs.folder.iterdir()) == ["measured.jsonl"]
 
 
-def test_both_float16_runs_are_long_enough_for_the_loss_scale_to_stabilize(campaigns: Campaigns) -> None:
-    campaigns.run(record=True)
-    assert {job.steps for job in campaigns.jobs if job.workload["name"] == "bert-base-fp16"} == {8, 10}
+def test_both_float16_runs_are_long_enough_for_the_loss_scale_to_stabilize(grid_runs: GridRuns) -> None:
+    grid_runs.run(record=True)
+    assert {job.steps for job in grid_runs.jobs if job.workload["name"] == "bert-base-fp16"} == {8, 10}
 
 
-def test_the_control_run_is_kept_if_the_recorded_run_fails(campaigns: Campaigns) -> None:
-    campaigns.answers["gpt2-eager"] = [RESULT, None]
-    assert campaigns.run(record=True).failed == ["gpt2-eager"]
-    (line,) = campaigns.lines("failed.jsonl")
+def test_the_control_run_is_kept_if_the_recorded_run_fails(grid_runs: GridRuns) -> None:
+    grid_runs.answers["gpt2-eager"] = [RESULT, None]
+    assert grid_runs.run(record=True).failed == ["gpt2-eager"]
+    (line,) = grid_runs.lines("failed.jsonl")
     assert (line["name"], line["part"]) == ("gpt2-eager", "record")
-    assert "gpt2-eager" in [line["name"] for line in campaigns.lines("measured.jsonl")]
+    assert "gpt2-eager" in [line["name"] for line in grid_runs.lines("measured.jsonl")]
 
 
-def test_no_row_starts_after_the_time_limit(campaigns: Campaigns) -> None:
-    assert campaigns.run("--time-limit", "-1").done == []
-    assert campaigns.started == []
+def test_no_row_starts_after_the_time_limit(grid_runs: GridRuns) -> None:
+    assert grid_runs.run("--time-limit", "-1").done == []
+    assert grid_runs.started == []
 
 
 def test_runs_are_compared_where_both_could_read() -> None:

@@ -199,14 +199,14 @@ def test_real_events_of_this_machine() -> None:
 
 
 def test_the_step_after_the_warm_up_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("synchronize"))
-    profiler: Any = SimpleNamespace(start=lambda: told.append("start"), stop=lambda: told.append("stop"))
+    order: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("synchronize"))
+    profiler: Any = SimpleNamespace(start=lambda: order.append("start"), stop=lambda: order.append("stop"))
     observer = ProfiledStep(profiler, 2)
     for step in range(4):
-        told.append(str(step))
+        order.append(str(step))
         observer.step_end(step)
-    assert told == ["0", "1", "synchronize", "start", "2", "synchronize", "stop", "3"]
+    assert order == ["0", "1", "synchronize", "start", "2", "synchronize", "stop", "3"]
 
 
 def _workload() -> Workload:
@@ -215,9 +215,9 @@ def _workload() -> Workload:
 
 def test_runs_in_a_separate_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def ran(command: list[str], **_: object) -> Any:
-        asked, answered = map(Path, command[-2:])
-        assert json.loads(asked.read_text())["model"]["id"] == "google-bert/bert-base-uncased"
-        answered.write_text(json.dumps([mm(1.0, (8, 4))]))
+        workload_file, result_file = map(Path, command[-2:])
+        assert json.loads(workload_file.read_text())["model"]["id"] == "google-bert/bert-base-uncased"
+        result_file.write_text(json.dumps([mm(1.0, (8, 4))]))
         return SimpleNamespace(returncode=0, stderr="")
 
     monkeypatch.setattr(subprocess, "run", ran)

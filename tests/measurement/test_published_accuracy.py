@@ -124,15 +124,15 @@ ABOUT = About("Tool", ("pytest",), "allocated", "by asking")
 def test_other_tools_and_trainatomy_are_compared_on_the_same_rows() -> None:
     rows = [Outcome(name, "tuning", {"allocated": 100 + index}, {"allocated": 100}) for index, name in enumerate("abc")]
     again = Outcome("a", "H100", {"allocated": 1}, {"allocated": 100})
-    said = Said(ABOUT, "2026-11-21", {}, 0.1, {"a": 150, "c": 80, "gone": 1}, {"b": "NoAnswer: too new"})
+    answers_of_tool = Said(ABOUT, "2026-11-21", {}, 0.1, {"a": 150, "c": 80, "gone": 1}, {"b": "NoAnswer: too new"})
     run = Run({}, "", [*rows, again])
-    them, us = rivalry.contenders(run, [said])[3:]
-    assert (them.asked, list(them.errors)) == (3, pytest.approx([0.5, -0.2]))
-    assert (us.asked, list(us.errors)) == (2, pytest.approx([0, 0.02]))
+    other, own = rivalry.contenders(run, [answers_of_tool])[3:]
+    assert (other.asked, list(other.errors)) == (3, pytest.approx([0.5, -0.2]))
+    assert (own.asked, list(own.errors)) == (2, pytest.approx([0, 0.02]))
     assert "| Tool | allocated | 2 of 3 | 35.000 % | 50.000 % | 50.000 % | 1 | -20.000 % |" in rivalry.comparison(
-        run, [said]
+        run, [answers_of_tool]
     )
-    assert rivalry.about([said])[1] == "  No answer: 1 × too new."
+    assert rivalry.about([answers_of_tool])[1] == "  No answer: 1 × too new."
 
 
 def test_any_exception_of_another_tool_counts_as_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,10 +144,10 @@ def test_any_exception_of_another_tool_counts_as_no_answer(tmp_path: Path, monke
     module: Any = SimpleNamespace(ABOUT=ABOUT, answer=answer, __name__="rivals.tool")
     options = run_rivals.argparse.Namespace(device=None, jobs=2, row_limit=30, time_limit=30)
     found = run_rivals.ask_all([module], [{"name": "a"}, {"name": "b"}], options)
-    said = run_rivals.said(module, {name: answers["rivals.tool"] for name, answers in found.items()})
-    assert (said.answers, said.no_answers) == ({"a": 7}, {"b": "NoAnswer: not my kind"})
-    run_rivals.write(said, tmp_path / "tool.json")
-    assert run_rivals.kept(tmp_path) == [said]
+    answers_of_tool = run_rivals.said(module, {name: answers["rivals.tool"] for name, answers in found.items()})
+    assert (answers_of_tool.answers, answers_of_tool.no_answers) == ({"a": 7}, {"b": "NoAnswer: not my kind"})
+    run_rivals.write(answers_of_tool, tmp_path / "tool.json")
+    assert run_rivals.kept(tmp_path) == [answers_of_tool]
 
 
 def test_another_tool_that_times_out_gives_no_answer() -> None:
@@ -161,10 +161,10 @@ def test_another_tool_that_times_out_gives_no_answer() -> None:
 
 def test_shipped_answers_of_other_tools_are_for_measured_rows() -> None:
     names = {row["name"] for row in run_rivals.rows()}
-    for said in run_rivals.kept():
-        assert said.answers.keys() | said.no_answers.keys() == names, said.about.tool
-        assert said.versions.keys() == set(said.about.packages)
-        assert said.about.figure in outcomes.FIGURES
+    for answers_of_tool in run_rivals.kept():
+        assert answers_of_tool.answers.keys() | answers_of_tool.no_answers.keys() == names, answers_of_tool.about.tool
+        assert answers_of_tool.versions.keys() == set(answers_of_tool.about.packages)
+        assert answers_of_tool.about.figure in outcomes.FIGURES
 
 
 def test_mem_tracker_runs_in_a_loop_with_accumulation() -> None:
@@ -177,9 +177,9 @@ def test_mem_tracker_runs_in_a_loop_with_accumulation() -> None:
         "train": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
         "data": {"sequence_length": 16},
     }
-    asked = line("x", allocated=1) | {"workload": workload, "versions": {"torch": "2.11.0"}}
+    row = line("x", allocated=1) | {"workload": workload, "versions": {"torch": "2.11.0"}}
     parameters = 1000 * 64 + 512 * 64 + 2 * (4 * 64 * 64 + 2 * 64 * 128)
-    assert 16 * parameters < mem_tracker.answer(asked, "cpu") < 40 * parameters
+    assert 16 * parameters < mem_tracker.answer(row, "cpu") < 40 * parameters
 
 
 # Components

@@ -41,7 +41,7 @@ def line(name: str, *, allocated: int, held_out: bool = True, **changes: Any) ->
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Workload]:
+def predicted_workloads(monkeypatch: pytest.MonkeyPatch) -> list[Workload]:
     """Lets every prediction say 100 MiB, and keeps what was asked."""
     found: list[Workload] = []
 
@@ -56,14 +56,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Workload]:
     return found
 
 
-def test_a_prediction_uses_the_measured_gpu_and_software(asked: list[Workload]) -> None:
+def test_a_prediction_uses_the_measured_gpu_and_software(predicted_workloads: list[Workload]) -> None:
     found = outcomes.outcome(line("x", allocated=80), "h100")
-    assert (asked[0].gpu, asked[0].software.torch) == ("h100", "2.11.0")
+    assert (predicted_workloads[0].gpu, predicted_workloads[0].software.torch) == ("h100", "2.11.0")
     assert found.error("allocated") == pytest.approx(0.25)
     assert found.error("reserved") == 0
 
 
-def test_the_process_figure_excludes_the_nvml_gap_on_a_shared_gpu(asked: list[Workload]) -> None:
+def test_the_process_figure_excludes_the_nvml_gap_on_a_shared_gpu(predicted_workloads: list[Workload]) -> None:
     shortfall = outcomes.cards()[CARD]["process_shortfall_bytes"]
     shared = line("x", allocated=80, process_bytes=70 * MIB - shortfall, nvml_used_bytes=None, idle_bytes=None)
     assert outcomes.outcome(shared).error("device") == 0
@@ -72,19 +72,19 @@ def test_the_process_figure_excludes_the_nvml_gap_on_a_shared_gpu(asked: list[Wo
     assert outcomes.outcome(shared | {"gpu": "another"}, "h100").error("device") is None
 
 
-def test_a_row_that_cannot_be_predicted_stays_in_the_report(asked: list[Workload]) -> None:
+def test_a_row_that_cannot_be_predicted_stays_in_the_report(predicted_workloads: list[Workload]) -> None:
     found = outcomes.outcome(line("impossible", allocated=80))
     assert found.problem == "SimulationError: aten.nonzero needs data"
     assert "SimulationError" in tables.details([found])[-1]
     assert tables.summary([found])[2:] == []
 
 
-def test_the_summary_counts_exact_and_too_low(asked: list[Workload]) -> None:
+def test_the_summary_counts_exact_and_too_low(predicted_workloads: list[Workload]) -> None:
     found = [outcomes.outcome(line(str(size), allocated=size)) for size in (100, 80, 200)]
     assert tables.summary(found)[2] == "| allocated | 3 | 25.000 % | 50.000 % | 50.000 % | 1 | -50.000 % | 1 |"
 
 
-def test_held_out_and_tuned_rows_are_apart(asked: list[Workload]) -> None:
+def test_held_out_and_tuned_rows_are_apart(predicted_workloads: list[Workload]) -> None:
     lines = [
         line("a", allocated=100),
         line("b", allocated=100, held_out=False),
@@ -97,7 +97,7 @@ def test_held_out_and_tuned_rows_are_apart(asked: list[Workload]) -> None:
     assert "| Bert | 1 | 0.000 % | 0.000 % | 0.000 % | 0 | 0.000 % |" in text
 
 
-def test_running_out_of_memory_is_shown(asked: list[Workload]) -> None:
+def test_running_out_of_memory_is_shown(predicted_workloads: list[Workload]) -> None:
     assert outcomes.outcome(line("x", allocated=80, status="out of memory")).problem == "out of memory"
 
 
@@ -109,7 +109,7 @@ def test_a_saved_run_can_be_read_back(tmp_path: Path) -> None:
     assert outcomes.read(tmp_path / "errors.json") == run
 
 
-def test_a_step_is_compared_with_each_measurement_session(asked: list[Workload]) -> None:
+def test_a_step_is_compared_with_each_measurement_session(predicted_workloads: list[Workload]) -> None:
     alone = line("x", allocated=80, step_seconds=0.125) | {
         "alone": True,
         "occasion": "slow",
@@ -123,7 +123,7 @@ def test_a_step_is_compared_with_each_measurement_session(asked: list[Workload])
     assert not replace(step, measured={"quick": 0.16}).holds("quick")
 
 
-def test_times_measured_on_a_shared_gpu_do_not_count(asked: list[Workload]) -> None:
+def test_times_measured_on_a_shared_gpu_do_not_count(predicted_workloads: list[Workload]) -> None:
     step = outcomes.outcome(line("x", allocated=80, step_seconds=0.1)).step
     assert step is not None and step.measured == {}
     ran_out = line("x", allocated=80, step_seconds=0.1, status="out of memory") | {"alone": True}

@@ -22,7 +22,7 @@ class LateEvent(FakeEvent):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
+def stopwatch(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
     monkeypatch.setattr(torch.cuda, "Event", LateEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(FakeEvent, "count", 0)
@@ -30,33 +30,33 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
     return Stopwatch()
 
 
-def test_a_step_is_read_once_the_gpu_has_passed_its_end(clock: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock.tick()
-    clock.finish()
-    assert clock.seconds == []
+def test_a_step_is_read_once_the_gpu_has_passed_its_end(stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopwatch.tick()
+    stopwatch.finish()
+    assert stopwatch.seconds == []
     for _ in range(3):
-        clock.tick()
-    assert clock.seconds == []
+        stopwatch.tick()
+    assert stopwatch.seconds == []
     monkeypatch.setattr(LateEvent, "passed", 3)
-    clock.tick()
-    assert clock.seconds == [0.5, 0.5]
+    stopwatch.tick()
+    assert stopwatch.seconds == [0.5, 0.5]
     monkeypatch.setattr(LateEvent, "passed", 5)
-    clock.finish()
-    assert clock.seconds == [0.5] * 4
+    stopwatch.finish()
+    assert stopwatch.seconds == [0.5] * 4
 
 
-def test_after_an_error_of_cudas_what_was_read_stays(clock: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_of_cudas_what_was_read_stays(stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LateEvent, "passed", 2)
     for _ in range(3):
-        clock.tick()
+        stopwatch.tick()
     monkeypatch.setattr(LateEvent, "broken", True)
-    clock.finish()
-    assert clock.seconds == [0.5]
+    stopwatch.finish()
+    assert stopwatch.seconds == [0.5]
 
 
 @pytest.mark.parametrize("device", [None, 1])
 def test_timestamps_are_those_of_the_working_gpu(
-    clock: Stopwatch, monkeypatch: pytest.MonkeyPatch, device: int | None
+    stopwatch: Stopwatch, monkeypatch: pytest.MonkeyPatch, device: int | None
 ) -> None:
     stamp = LateEvent(enable_timing=True)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: stamp)

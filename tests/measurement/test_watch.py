@@ -88,7 +88,7 @@ def listener() -> Listener:
     return Listener()
 
 
-def listened(listener: Listener, model: nn.Module, optimizer: Any) -> LoopHooks:
+def attach_hooks(listener: Listener, model: nn.Module, optimizer: Any) -> LoopHooks:
     hooks = LoopHooks(model, optimizer, listener)
     hooks.attach()
     return hooks
@@ -104,7 +104,7 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def test_a_plain_loop(listener: Listener) -> None:
     model, optimizer = parts()
-    hooks = listened(listener, model, optimizer)
+    hooks = attach_hooks(listener, model, optimizer)
     for _ in range(2):
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
@@ -116,7 +116,7 @@ def test_a_plain_loop(listener: Listener) -> None:
 
 def test_gradients_may_be_zeroed_first(listener: Listener) -> None:
     model, optimizer = parts()
-    hooks = listened(listener, model, optimizer)
+    hooks = attach_hooks(listener, model, optimizer)
     for _ in range(2):
         model.zero_grad()
         model(torch.ones(3, 4)).sum().backward()
@@ -129,7 +129,7 @@ def test_gradients_may_be_zeroed_first(listener: Listener) -> None:
 
 def test_accumulation_and_clipping_are_one_step(listener: Listener) -> None:
     model, optimizer = parts()
-    hooks = listened(listener, model, optimizer)
+    hooks = attach_hooks(listener, model, optimizer)
     for _ in range(3):
         (model(torch.ones(2, 4)).sum() / 3).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -142,7 +142,7 @@ def test_accumulation_and_clipping_are_one_step(listener: Listener) -> None:
 
 def test_a_step_that_the_scaler_skips_is_a_step(listener: Listener) -> None:
     model, optimizer = parts()
-    hooks = listened(listener, model, optimizer)
+    hooks = attach_hooks(listener, model, optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for factor in (float("inf"), 1.0):
         scaler.scale(model(torch.ones(2, 4)).sum() * factor).backward()
@@ -158,7 +158,7 @@ def test_a_step_that_the_scaler_skips_is_a_step(listener: Listener) -> None:
 def test_recomputation_is_part_of_backward(listener: Listener, reentrant: bool) -> None:
     model = Checkpointed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hooks = listened(listener, model, optimizer)
+    hooks = attach_hooks(listener, model, optimizer)
     model(torch.ones(2, 4), reentrant=reentrant).sum().backward()
     optimizer.step()
     hooks.detach()
@@ -167,7 +167,7 @@ def test_recomputation_is_part_of_backward(listener: Listener, reentrant: bool) 
 
 def test_evaluation_between_steps_is_not_a_step(listener: Listener) -> None:
     model, optimizer = parts()
-    hooks = listened(listener, model, optimizer)
+    hooks = attach_hooks(listener, model, optimizer)
     with torch.no_grad():
         model(torch.ones(2, 4))
     model(torch.ones(2, 4)).sum().backward()
@@ -181,7 +181,7 @@ def test_evaluation_between_steps_is_not_a_step(listener: Listener) -> None:
 
 def test_inference_is_a_step_for_each_forward(listener: Listener) -> None:
     model, _ = parts()
-    hooks = listened(listener, model, None)
+    hooks = attach_hooks(listener, model, None)
     with torch.no_grad():
         model(torch.ones(2, 4))
         model(torch.ones(2, 4))
@@ -194,7 +194,7 @@ def test_the_accelerate_loop_with_wrapped_model_and_optimizer(listener: Listener
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer = accelerator.prepare(*parts())
-    hooks = listened(listener, model, optimizer)
+    hooks = attach_hooks(listener, model, optimizer)
     for _ in range(4):
         with accelerator.accumulate(model):
             accelerator.backward(model(torch.ones(2, 4)).sum())
@@ -208,7 +208,7 @@ def test_the_accelerate_loop_with_wrapped_model_and_optimizer(listener: Listener
 def test_everything_is_handed_back() -> None:
     model, optimizer = parts()
     functions = torch.autograd.backward, nn.Module.zero_grad, torch.optim.Optimizer.zero_grad
-    hooks = listened(Listener(), model, optimizer)
+    hooks = attach_hooks(Listener(), model, optimizer)
     assert torch.autograd.backward is not functions[0]
     hooks.detach()
     assert (torch.autograd.backward, nn.Module.zero_grad, torch.optim.Optimizer.zero_grad) == functions
@@ -218,7 +218,7 @@ def test_everything_is_handed_back() -> None:
 
 def test_copies_and_pickles_of_a_watched_model_are_silent(listener: Listener) -> None:
     model, optimizer = parts()
-    hooks = listened(listener, model, optimizer)
+    hooks = attach_hooks(listener, model, optimizer)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         other(torch.ones(2, 4))
         other.zero_grad()
@@ -229,7 +229,7 @@ def test_copies_and_pickles_of_a_watched_model_are_silent(listener: Listener) ->
 def test_another_model_is_not_the_watched_one(listener: Listener) -> None:
     model, optimizer = parts()
     other, others = parts()
-    hooks = listened(listener, model, optimizer)
+    hooks = attach_hooks(listener, model, optimizer)
     others.zero_grad()
     other.zero_grad()
     hooks.detach()
@@ -429,9 +429,9 @@ def test_a_page_does_not_list_unknown_processes(
     assert "other processes (1)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("size", "told"), [(9_240_576, "belong to the context"), (3 * 2**30, "not listed")])
+@pytest.mark.parametrize(("size", "text"), [(9_240_576, "belong to the context"), (3 * 2**30, "not listed")])
 def test_a_watch_notes_what_its_breakdown_lacks(
-    gpu: FakeAllocator, library: FakeNvml, monkeypatch: pytest.MonkeyPatch, size: int, told: str
+    gpu: FakeAllocator, library: FakeNvml, monkeypatch: pytest.MonkeyPatch, size: int, text: str
 ) -> None:
     monkeypatch.setattr(utilization_module, "is_in_container", lambda: True)
     library.unlisted = size
@@ -439,7 +439,7 @@ def test_a_watch_notes_what_its_breakdown_lacks(
     with watch(model, torch.optim.SGD(model.parameters(), lr=0.1)) as anatomy:
         pass
     assert anatomy.measurement is not None
-    assert any(told in note for note in anatomy.measurement.notes)
+    assert any(text in note for note in anatomy.measurement.notes)
     assert anatomy.measurement.context_bytes == CONTEXT_BYTES
 
 

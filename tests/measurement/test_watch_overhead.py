@@ -59,10 +59,10 @@ class FakeClock:
 def test_the_overhead_compares_watched_steps_with_their_neighbours(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = FakeClock()
-    monkeypatch.setattr(benchmark.time, "perf_counter", lambda: host.now)
-    ways = {benchmark.UNWATCHED: nullcontext, "watch": host.watched}
-    rounds = benchmark.measure(host.step, ways, 20, 10, lambda: None)
+    clock = FakeClock()
+    monkeypatch.setattr(benchmark.time, "perf_counter", lambda: clock.now)
+    ways = {benchmark.UNWATCHED: nullcontext, "watch": clock.watched}
+    rounds = benchmark.measure(clock.step, ways, 20, 10, lambda: None)
     found = benchmark.cost("watch", rounds)
     assert found.overhead == pytest.approx(0.02) and found.first == pytest.approx(0.5)
     assert found.interval == pytest.approx((0.02, 0.02)) and found.verdict == "kept"
@@ -120,8 +120,8 @@ def test_by_its_parts_it_counts_what_is_written_and_noted(
     found = benchmark.Parts(1000, 2e-7, 1e-4)
     assert found.seconds == pytest.approx(3e-4)
     rounds = [{name: benchmark.Stretch((0.03,) * 2, (0.03,) * 6) for name in (benchmark.UNWATCHED, "watch")}]
-    said = benchmark.report(rounds, ["watch"], found).splitlines()[-1]
-    assert "0.30 ms of a step, 1.00%" in said and "1,000 allocations and releases at 200 ns" in said
+    last_line = benchmark.report(rounds, ["watch"], found).splitlines()[-1]
+    assert "0.30 ms of a step, 1.00%" in last_line and "1,000 allocations and releases at 200 ns" in last_line
 
 
 def test_the_parts_are_those_of_a_watched_step(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,20 +89,20 @@ def sample(kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def asked(line: dict[str, Any]) -> Convolution:
+def convolution_of(line: dict[str, Any]) -> Convolution:
     """The convolution of a line; a transposed one as the one that it is the gradient of."""
     data = (line["batch"], line["inside"], *line["places"])
     output, ends = tuple(line["output"]), (line["outside"], line["inside"])
     if line["transposed"]:
         data, output, ends = output, data, ends[::-1]
     weight = (ends[0], ends[1] // line["groups"], *line["kernel"])
-    told = [line["stride"], line["padding"], line["dilation"]]
+    settings = [line["stride"], line["padding"], line["dilation"]]
     if len(data) == 3:
         data, weight, output = (torch.Size((*shape[:2], 1, *shape[2:])) for shape in (data, weight, output))
-        told = [[neutral, *values] for neutral, values in zip((1, 0, 1), told, strict=True)]
+        settings = [[neutral, *values] for neutral, values in zip((1, 0, 1), settings, strict=True)]
     shapes = torch.Size(data), torch.Size(weight), torch.Size(output)
     how = line["groups"], line["transposed"], line["last"]
-    return Convolution(*shapes, getattr(torch, line["dtype"]), told[0], told[1], told[2], *how, 132)
+    return Convolution(*shapes, getattr(torch, line["dtype"]), settings[0], settings[1], settings[2], *how, 132)
 
 
 def test_random_convolutions_match_as_often_as_documented() -> None:
@@ -111,7 +111,7 @@ def test_random_convolutions_match_as_often_as_documented() -> None:
     lines = sample("convolution")
     for line in lines:
         for kind in KINDS:
-            found = workspace(swapped.get(kind, kind) if line["transposed"] else kind, asked(line))
+            found = workspace(swapped.get(kind, kind) if line["transposed"] else kind, convolution_of(line))
             exact += found == line[kind]
             missed += abs(found - line[kind])
             taken += line[kind]

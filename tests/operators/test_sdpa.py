@@ -28,27 +28,27 @@ def heads(number: int, dtype: torch.dtype, dim: int = 64, length: int = 128) -> 
     return torch.empty(2, length, number, dim, dtype=dtype, device="meta").transpose(1, 2)
 
 
-def choose(processor: Processor, dtype: torch.dtype, flags: SdpFlags | None = None, **given: Any) -> str:
-    dim, length = given.get("dim", 64), given.get("length", 128)
+def choose(processor: Processor, dtype: torch.dtype, flags: SdpFlags | None = None, **options: Any) -> str:
+    dim, length = options.get("dim", 64), options.get("length", 128)
     query = heads(8, dtype, dim, length)
-    key = heads(given.get("key_heads", 8), dtype, dim, given.get("key_length", length))
+    key = heads(options.get("key_heads", 8), dtype, dim, options.get("key_length", length))
     return choose_sdpa(
         query,
         key,
         torch.empty_like(key),
-        given.get("mask"),
-        given.get("dropout", 0.0),
-        given.get("is_causal", False),
+        options.get("mask"),
+        options.get("dropout", 0.0),
+        options.get("is_causal", False),
         None,
-        given.get("key_heads", 8) != 8,
+        options.get("key_heads", 8) != 8,
         processor,
-        given.get("requires_grad", True),
+        options.get("requires_grad", True),
         flags or SdpFlags(),
     )
 
 
 @pytest.mark.parametrize(
-    ("expected", "processor", "dtype", "given"),
+    ("expected", "processor", "dtype", "options"),
     [
         ("cudnn", H200, FP16, {"dropout": 0.1}),
         ("cudnn", B200, BF16, {}),
@@ -85,8 +85,8 @@ def choose(processor: Processor, dtype: torch.dtype, flags: SdpFlags | None = No
         ("flash", H200, FP16, {"key_length": 1}),
     ],
 )
-def test_choice(expected: str, processor: Processor, dtype: torch.dtype, given: dict[str, Any]) -> None:
-    assert choose(processor, dtype, **given) == expected
+def test_choice(expected: str, processor: Processor, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    assert choose(processor, dtype, **options) == expected
 
 
 def test_switches() -> None:
@@ -118,10 +118,10 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def run(processor: Processor, query: torch.Tensor, key: torch.Tensor, **given: Any) -> tuple[list[str], torch.Tensor]:
+def run(processor: Processor, query: torch.Tensor, key: torch.Tensor, **options: Any) -> tuple[list[str], torch.Tensor]:
     inputs = [query.requires_grad_(), key.requires_grad_(), torch.empty_like(key).requires_grad_()]
     with Operators() as seen:
-        out = sdpa(*inputs, processor=processor, flags=given.pop("flags", SdpFlags()), **given)
+        out = sdpa(*inputs, processor=processor, flags=options.pop("flags", SdpFlags()), **options)
         out.sum().backward()
     for tensor in inputs:
         assert tensor.grad is not None

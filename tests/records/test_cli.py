@@ -58,7 +58,7 @@ def test_diff(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["show", "nothing", *RECORDS], "error: There is no record 'nothing' in "),
         (["show", "2026", *RECORDS], "matches 3 records"),
@@ -68,11 +68,11 @@ def test_diff(capsys: pytest.CaptureFixture[str]) -> None:
         (["show", f"{DATA}/../test_cli.py"], "There is no file"),
     ],
 )
-def test_errors_go_to_stderr(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_go_to_stderr(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert said in err
+    assert message in err
     assert "Traceback" not in err
 
 

@@ -25,12 +25,12 @@ def measured(record: Record, **changes: object) -> Record:
     return replace(record, measurement=replace(record.measurement, **changes))  # type: ignore[arg-type]
 
 
-def with_bill(record: Record, *lines: Line, activations: int) -> Record:
+def with_breakdown(record: Record, *lines: Line, activations: int) -> Record:
     """Return the record with these measured activations and lines."""
     assert record.prediction is not None
     memory: Memory = record.prediction.memory
-    bill = replace(memory, components=replace(memory.components, activations=activations), lines=lines)
-    return measured(record, memory=bill)
+    breakdown = replace(memory, components=replace(memory.components, activations=activations), lines=lines)
+    return measured(record, memory=breakdown)
 
 
 def test_changed_settings_are_listed_by_key(vanilla: Record, checkpointed: Record) -> None:
@@ -75,7 +75,7 @@ def test_the_breakdown_has_one_source(vanilla: Record, checkpointed: Record) -> 
     assert vanilla.prediction is not None and checkpointed.prediction is not None
     total = sum(shift.change or 0 for shift in predicted.components)
     assert total == checkpointed.prediction.memory.device_bytes - vanilla.prediction.memory.device_bytes
-    one, two = with_bill(vanilla, activations=5 * GIB), with_bill(checkpointed, activations=2 * GIB)
+    one, two = with_breakdown(vanilla, activations=5 * GIB), with_breakdown(checkpointed, activations=2 * GIB)
     both = difference(one, two)
     assert both.source == "measured"
     assert {shift.component: shift.change for shift in both.components}["activations"] == -3 * GIB
@@ -85,10 +85,10 @@ def test_the_breakdown_has_one_source(vanilla: Record, checkpointed: Record) -> 
 
 
 def test_lines_that_differ_largest_first(vanilla: Record) -> None:
-    first = with_bill(
+    first = with_breakdown(
         vanilla, Line("weights", "parameters", 7, 1), Line("activations", "a", 10, 1), Line("activations", "b", 5, 1),
         Line("activations", "same", 3, 1), activations=GIB)  # fmt: skip
-    second = with_bill(
+    second = with_breakdown(
         vanilla, Line("activations", "a", 12, 1), Line("activations", "same", 3, 1), Line("weights", "copies", 1, 1),
         Line("weights", "copies", 1, 1), activations=GIB)  # fmt: skip
     lines = [(line.component, line.name, line.before, line.after) for line in difference(first, second).lines]
@@ -130,11 +130,11 @@ def test_the_answer(vanilla: Record, checkpointed: Record, fp16: Record, failed:
 
 
 def test_the_answer_names_its_source_and_all_differences(vanilla: Record, fp16: Record) -> None:
-    one = with_bill(vanilla, activations=5 * GIB)
-    two = measured(with_bill(fp16, activations=2 * GIB), gpu="NVIDIA H100", versions={"torch": "2.13.0"})
-    said = answer(difference(one, two))
-    assert ": activations -3.00 GiB, weights" in said
-    assert said.endswith("changed: train.fp16: false → true; also different: GPU, library versions.")
+    one = with_breakdown(vanilla, activations=5 * GIB)
+    two = measured(with_breakdown(fp16, activations=2 * GIB), gpu="NVIDIA H100", versions={"torch": "2.13.0"})
+    sentence = answer(difference(one, two))
+    assert ": activations -3.00 GiB, weights" in sentence
+    assert sentence.endswith("changed: train.fp16: false → true; also different: GPU, library versions.")
 
 
 def test_the_answer_with_little_information(vanilla: Record) -> None:
@@ -201,8 +201,8 @@ def test_columns_with_one_common_value_are_left_out(
 def test_skipped_files_and_empty_histories_are_reported() -> None:
     empty = render(history_page(History("runs", (), ())))
     assert empty == "No matching records in runs; `trainatomy measure` writes them.\n"
-    told = render(history_page(History("runs", (), (Skipped("runs/a.json", "empty file"),))))
-    assert "Not read: 1 file in the folder" in told and "runs/a.json: empty file" in told
+    page = render(history_page(History("runs", (), (Skipped("runs/a.json", "empty file"),))))
+    assert "Not read: 1 file in the folder" in page and "runs/a.json: empty file" in page
 
 
 def test_json_adds_the_changes(vanilla: Record, fp16: Record) -> None:

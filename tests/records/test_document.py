@@ -78,7 +78,7 @@ def _version(number: str) -> Callable[[dict[str, Any]], object]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (_version("2"), "a record of version 2, and this trainatomy reads version 1.*pip install --upgrade"),
         (_version("0"), "version '0', which no trainatomy has written"),
@@ -90,16 +90,16 @@ def _version(number: str) -> Callable[[dict[str, Any]], object]:
     ],
 )
 def test_another_version_and_damage_are_named(
-    spoil: Callable[[dict[str, Any]], object], said: str, vanilla: Record
+    spoil: Callable[[dict[str, Any]], object], message: str, vanilla: Record
 ) -> None:
     content = json.loads(to_document(vanilla))
     spoil(content)
-    with pytest.raises(TrainatomyError, match=said):
+    with pytest.raises(TrainatomyError, match=message):
         from_document(json.dumps(content).encode())
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"", "empty file"),
         (b'{"schema": "traina', "not JSON"),
@@ -108,8 +108,8 @@ def test_another_version_and_damage_are_named(
         (b"[1, 2]", "it names no schema"),
     ],
 )
-def test_a_file_without_a_json_object_is_reported(data: bytes, said: str) -> None:
-    with pytest.raises(TrainatomyError, match=said):
+def test_a_file_without_a_json_object_is_reported(data: bytes, message: str) -> None:
+    with pytest.raises(TrainatomyError, match=message):
         from_document(data)
 
 

@@ -30,21 +30,21 @@ def test_two_writers_killed_at_work(tmp_path: Path, patience: float) -> None:
     data = str(Path(__file__).parent / "data")
     command = [sys.executable, "-c", WRITER, data, str(tmp_path)]
     writers = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("000a", "000b")]
-    said: list[str] = []
+    reported: list[str] = []
     for writer in writers:
         assert writer.stdout is not None
-        said.append(writer.stdout.readline().strip())
+        reported.append(writer.stdout.readline().strip())
     time.sleep(patience)
     for writer in writers:
         writer.kill()
     for writer in writers:
         rest, _ = writer.communicate()
-        said += [line for line in rest.split("\n")[:-1] if line]
+        reported += [line for line in rest.split("\n")[:-1] if line]
         assert writer.returncode == -signal.SIGKILL
     history = Store(tmp_path).history()
     assert history.skipped == ()
-    assert set(said) <= {row.id for row in history.records}
-    assert len(said) >= 2
+    assert set(reported) <= {row.id for row in history.records}
+    assert len(reported) >= 2
     assert all(len(Store(tmp_path).read(row.id).command) == 300_000 for row in history.records[-3:])
 
 

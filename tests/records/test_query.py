@@ -55,7 +55,7 @@ def test_conditions(four: Store, query: Query, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("conditions", "message"),
     [
         ({"where": ("train.bf61=true",)}, "'train.bf61' is not a setting of a workload; did you mean train.bf16"),
         ({"where": ("train.bf16",)}, "is not a condition: write KEY=VALUE"),
@@ -64,9 +64,9 @@ def test_conditions(four: Store, query: Query, names: list[str]) -> None:
         ({"last": 0}, "last must be 1 or more"),
     ],
 )
-def test_invalid_queries_are_reported_before_reading_anything(asked: dict[str, object], said: str) -> None:
-    with pytest.raises(TrainatomyError, match=said):
-        Query(**asked)  # type: ignore[arg-type]
+def test_invalid_queries_are_reported_before_reading_anything(conditions: dict[str, object], message: str) -> None:
+    with pytest.raises(TrainatomyError, match=message):
+        Query(**conditions)  # type: ignore[arg-type]
 
 
 def test_a_workload_of_another_version_is_queried_by_its_own_keys(store: Store, vanilla: Record) -> None:
@@ -94,7 +94,7 @@ def test_a_reference_with_one_match(text: str, index: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "20261121",
@@ -108,8 +108,8 @@ def test_a_reference_with_one_match(text: str, index: int) -> None:
         ("last~3", "There is no last~3: runs has 3 records"),
     ],
 )
-def test_a_reference_with_no_or_several_matches(text: str, said: str) -> None:
-    with pytest.raises(TrainatomyError, match=said):
+def test_a_reference_with_no_or_several_matches(text: str, message: str) -> None:
+    with pytest.raises(TrainatomyError, match=message):
         resolve(text, IDS, "runs")
 
 

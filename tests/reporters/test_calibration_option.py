@@ -80,18 +80,18 @@ def test_every_row_of_a_comparison_uses_the_calibration(
 def test_an_unusable_calibration_is_refused(
     command: str, calibration: Callable[..., str], rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def said(file: str) -> str:
+    def error_of(file: str) -> str:
         arguments = [rows, "--gpu", "h200"] if command == "compare" else TINY
         assert main([command, *arguments, "--calibration", file]) == WorkloadError.exit_code
         captured = capsys.readouterr()
         assert captured.out == ""
         return captured.err
 
-    assert "No such file" in said(str(tmp_path / "none.json"))
-    assert "directory" in said(str(tmp_path))
-    assert "not a file that `trainatomy calibrate` wrote" in said(rows)
-    assert "trainatomy/calibration/7" in said(calibration(schema="trainatomy/calibration/7"))
-    text = said(calibration("NVIDIA A100-SXM4-80GB", (8, 0)))
+    assert "No such file" in error_of(str(tmp_path / "none.json"))
+    assert "directory" in error_of(str(tmp_path))
+    assert "not a file that `trainatomy calibrate` wrote" in error_of(rows)
+    assert "trainatomy/calibration/7" in error_of(calibration(schema="trainatomy/calibration/7"))
+    text = error_of(calibration("NVIDIA A100-SXM4-80GB", (8, 0)))
     assert "NVIDIA A100-SXM4-80GB (compute capability 8.0)" in text and "H200" in text and "gpu a100-80gb" in text
 
 
@@ -107,6 +107,6 @@ def test_a_calibration_path_and_its_loaded_value_are_equivalent_in_python(calibr
 
     file = calibration()
     small = trainatomy.notebook()[0].model_copy(update={"gpu": "t4"})
-    for given in (file, Path(file), load(Path(file))):
+    for value in (file, Path(file), load(Path(file))):
         with pytest.raises(WorkloadError, match=r"NVIDIA H200.*for T4"):
-            trainatomy.predict(small, calibration=given)
+            trainatomy.predict(small, calibration=value)

@@ -64,10 +64,10 @@ def test_components_are_stacked_to_the_device_memory(measured: Comparison, predi
 def test_out_of_memory_shows_the_live_memory(measured: Comparison) -> None:
     with drawing():
         page = figure(measured)
-        said = texts(page)
+        drawn_texts = texts(page)
     assert widths(page, 0, 1) == [6.0]
-    assert "out of memory" in said and "300 MiB requested" in said
-    assert widths(page, 0, 2) == [] and "failed" in said
+    assert "out of memory" in drawn_texts and "300 MiB requested" in drawn_texts
+    assert widths(page, 0, 2) == [] and "failed" in drawn_texts
 
 
 def test_throughput_is_shown(measured: Comparison) -> None:
@@ -82,9 +82,9 @@ def test_predictions_need_no_second_panel(prediction: Prediction, too_big: Predi
     published = ComparisonRow("known", {}, prediction, published=PublishedFigures(9 * GIB))
     with drawing():
         page = figure(Comparison((published, ComparisonRow("too big", {}, too_big)), source="a guide"))
-        said = texts(page)
+        drawn_texts = texts(page)
     assert len(page.axes) == 1
-    assert "does not fit" in said and "published 9.00 GiB" in said
+    assert "does not fit" in drawn_texts and "published 9.00 GiB" in drawn_texts
 
 
 def test_the_predicted_throughput_is_marked_or_shown(

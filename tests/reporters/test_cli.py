@@ -26,7 +26,7 @@ TINY = ["--model-class", "GPT2LMHeadModel", "--config", "n_layer=1"]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, prediction: Prediction) -> list[Any]:
+def predicted_workloads(monkeypatch: pytest.MonkeyPatch, prediction: Prediction) -> list[Any]:
     """The workloads that reach ``trainatomy.api``, which answers with a made-up prediction."""
     seen: list[Any] = []
 
@@ -83,7 +83,7 @@ def test_help_cuts_no_name(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert "output-dir" not in text
 
 
-def test_the_application_runs_under_typers_runner(asked: list[Any], workload: str) -> None:
+def test_the_application_runs_under_typers_runner(predicted_workloads: list[Any], workload: str) -> None:
     result = CliRunner().invoke(app(), ["predict", workload, "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["fits"] is True
@@ -97,14 +97,14 @@ def test_the_application_runs_under_typers_runner(asked: list[Any], workload: st
         "--per_device_train_batch_size 3 --fp16",
     ],
 )
-def test_options_override_the_file(spelling: str, workload: str, asked: list[Any]) -> None:
+def test_options_override_the_file(spelling: str, workload: str, predicted_workloads: list[Any]) -> None:
     assert main(["predict", workload, *spelling.split()]) == 0
-    train = asked[0].train
+    train = predicted_workloads[0].train
     assert (train.per_device_train_batch_size, train.fp16, train.bf16) == (3, True, False)
-    assert asked[0].gpu == "t4"
+    assert predicted_workloads[0].gpu == "t4"
 
 
-def test_options_alone_describe_a_training(asked: list[Any]) -> None:
+def test_options_alone_describe_a_training(predicted_workloads: list[Any]) -> None:
     assert (
         main(
             [
@@ -123,11 +123,13 @@ def test_options_alone_describe_a_training(asked: list[Any]) -> None:
         )
         == 0
     )
-    assert asked[0].model.config == {"n_layer": 1, "n_head": 4}
-    assert asked[0].train.optim == "adafactor"
+    assert predicted_workloads[0].model.config == {"n_layer": 1, "n_head": 4}
+    assert predicted_workloads[0].train.optim == "adafactor"
 
 
-def test_stdout_contains_only_json(workload: str, asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_stdout_contains_only_json(
+    workload: str, predicted_workloads: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["predict", workload, "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["schema"] == "trainatomy/prediction/1"
@@ -135,14 +137,14 @@ def test_stdout_contains_only_json(workload: str, asked: list[Any], capsys: pyte
 
 
 def test_compare_keeps_the_order(
-    workload: str, tmp_path: Path, asked: list[Any], capsys: pytest.CaptureFixture[str]
+    workload: str, tmp_path: Path, predicted_workloads: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = tmp_path / "rows.yaml"
     rows.write_text("model: {class: GPT2LMHeadModel}\nrows: [{name: a}, {name: b}]\n")
     assert main(["compare", str(rows), workload, "--json", "--gpu", "h100"]) == 0
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 3
-    assert [each.name for each in asked] == ["a", "b", None]
-    assert {each.gpu for each in asked} == {"h100"}
+    assert [each.name for each in predicted_workloads] == ["a", "b", None]
+    assert {each.gpu for each in predicted_workloads} == {"h100"}
 
 
 @pytest.mark.parametrize(
@@ -155,14 +157,21 @@ def test_compare_keeps_the_order(
     ],
 )
 def test_the_notebook(
-    options: list[str], gpu: str, era: str | None, published: bool, asked: list[Any], capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    gpu: str,
+    era: str | None,
+    published: bool,
+    predicted_workloads: list[Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["compare", "notebook", *options, "--json"]) == 0
-    assert [(each.gpu, each.era) for each in asked] == [(gpu, era)] * 9
+    assert [(each.gpu, each.era) for each in predicted_workloads] == [(gpu, era)] * 9
     assert (json.loads(capsys.readouterr().out)["published"] is not None) is published
 
 
-def test_published_figures_are_shown_for_the_notebook(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_figures_are_shown_for_the_notebook(
+    predicted_workloads: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compare", "notebook"]) == 0
     out = capsys.readouterr().out
     assert "14949" in out and "5363" in out
@@ -193,7 +202,7 @@ def test_gpus_and_models(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["predikt"], 2, "Did you mean 'predict'"),
         (["predict", "--fp17", *TINY], 2, "--fp16"),
@@ -212,12 +221,12 @@ def test_gpus_and_models(capsys: pytest.CaptureFixture[str]) -> None:
         (["gpus", "h1000"], 2, "h100"),
     ],
 )
-def test_bad_input(arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == code
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("error: ")
-    assert said in captured.err
+    assert message in captured.err
     assert "Traceback" not in captured.err
 
 
@@ -243,8 +252,8 @@ def test_a_bug_is_one_line_without_debug(
 ) -> None:
     failing(monkeypatch, ZeroDivisionError("division by zero"))
     assert main(["predict", workload]) == 70
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "ZeroDivisionError: division by zero" in said and "--debug" in said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "ZeroDivisionError: division by zero" in message and "--debug" in message
     for arguments in (["--debug", "predict", workload], ["predict", workload, "--debug"]):
         assert main(arguments) == 70
         assert "Traceback" in capsys.readouterr().err

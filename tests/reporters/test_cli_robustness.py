@@ -23,7 +23,7 @@ GPT2 = ["predict", "--model", "gpt2"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["predict", "gpt2"], "gpt2: no such file; for a model of that name write --model gpt2"),
         (["predict", "train.py"], "--model-factory train.py:FUNCTION"),
@@ -38,11 +38,11 @@ GPT2 = ["predict", "--model", "gpt2"]
     ],
 )
 def test_common_mistakes_get_a_helpful_message(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and said in captured.err
+    assert captured.out == "" and message in captured.err
 
 
 @pytest.mark.parametrize(("redirection", "code"), [(">&-", 0), ("> /dev/full", 1)])

@@ -32,7 +32,7 @@ ROWS = "model: {class: GPT2LMHeadModel}\nrows: [{name: a}, {name: b, loop: pytor
 class Script:
     """What runs and predictions answer by name; ``asked``: every run, in order."""
 
-    asked: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
     runs: dict[str, list[Any]] = field(default_factory=dict)
     predictions: dict[str, Exception] = field(default_factory=dict)
     workloads: list[Any] = field(default_factory=list)
@@ -48,7 +48,7 @@ def script(monkeypatch: pytest.MonkeyPatch, prediction: Prediction, measurement:
         return replace(prediction, name=workload.name, workload=workload.to_mapping())
 
     def measure(workload: Any, **options: Any) -> Measurement:
-        script.asked.append(workload.name)
+        script.started.append(workload.name)
         script.workloads.append(workload)
         made = replace(
             measurement,
@@ -95,11 +95,11 @@ Compare = Callable[..., tuple[int, str, str]]
 def test_the_notebook_is_measured_with_the_installed_software_and_gpu(script: Script, compare: Compare) -> None:
     code, out, err = compare("notebook")
     assert code == 0
-    assert len(script.asked) == 9 and len(set(script.asked)) == 9
+    assert len(script.started) == 9 and len(set(script.started)) == 9
     assert {(each.era, each.gpu) for each in script.workloads} == {(None, "h200")}
     assert "512" in out and "32.0 s" in out  # at 16 samples a second
     beside = out.partition("Compared with published figures")[2]
-    assert all(said in beside for said in ("14.6 GiB", "57.8 s", "Hugging Face", "V100 16 GB", "2022-01-11"))
+    assert all(text in beside for text in ("14.6 GiB", "57.8 s", "Hugging Face", "V100 16 GB", "2022-01-11"))
     assert err.count("8.00 GiB, 250 ms per step") == 9
 
 
@@ -115,10 +115,10 @@ def test_repeats_yield_median_and_spread(script: Script, compare: Compare, rows:
     script.runs["a"] = [{"step_seconds": each} for each in (0.2, 0.5, 0.3)]
     code, out, _ = compare(rows, "--repeat", "3")
     assert code == 0
-    assert script.asked == ["a", "b", "c"] * 3
+    assert script.started == ["a", "b", "c"] * 3
     assert "300 ms" in out and "200–500 ms" in out
     code, out, _ = compare(rows, "--repeat", "3", "--json")
-    assert len(script.asked) == 9
+    assert len(script.started) == 9
     first = json.loads(out)["rows"][0]
     assert first["measured"]["step_seconds"] == {"median": 0.3, "least": 0.2, "most": 0.5, "count": 3}
     assert len(first["measurements"]) == 3
@@ -132,22 +132,22 @@ def test_ctrl_c_keeps_measured_runs_and_explains_how_to_resume(
     assert code == 130
     assert "not measured" in out and "8.00 GiB" in out
     assert "2 of 3" in err and str(tmp_path / "records") in err and "same command" in err
-    script.asked.clear()
+    script.started.clear()
     code, out, err = compare(rows)
-    assert (code, script.asked) == (0, ["c"])
+    assert (code, script.started) == (0, ["c"])
     assert err.count("from its record") == 2
 
 
 def test_fresh_runs_everything_and_can_be_resumed(script: Script, compare: Compare, rows: str) -> None:
     compare(rows)
-    script.asked.clear()
+    script.started.clear()
     script.runs["b"] = [KeyboardInterrupt()]
     code, _, err = compare(rows, "--fresh")
-    assert (code, script.asked) == (130, ["a", "b"])
+    assert (code, script.started) == (130, ["a", "b"])
     group = err.partition("--group ")[2].split()[0]
-    script.asked.clear()
+    script.started.clear()
     assert compare(rows, "--group", group)[0] == 0
-    assert script.asked == ["b", "c"]
+    assert script.started == ["b", "c"]
 
 
 def test_out_of_memory_is_a_row_with_live_and_requested_bytes(script: Script, compare: Compare, rows: str) -> None:
@@ -168,14 +168,14 @@ def test_a_failed_run_is_a_row_and_the_others_continue(script: Script, compare: 
     script.runs["b"] = [MissingLibrary("pip install bitsandbytes")]
     code, out, _ = compare(rows)
     assert code == DeviceError.exit_code
-    assert script.asked == ["a", "b", "c"]
+    assert script.started == ["a", "b", "c"]
     assert "killed by signal 9" in out and "pip install bitsandbytes" in out
 
 
 def test_unpredictable_workloads_can_be_measured(script: Script, compare: Compare, rows: str) -> None:
     script.predictions["b"] = SimulationError("an operation needs data")
     code, out, _ = compare(rows)
-    assert (code, script.asked) == (0, ["a", "b", "c"])
+    assert (code, script.started) == (0, ["a", "b", "c"])
     assert "an operation needs data" in out
 
 
@@ -223,7 +223,7 @@ def test_a_sweep_is_measured_too(script: Script, compare: Compare, rows: str) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (["--era", "2022"], "2022"),
         (["--sweep", "nonsense=1"], "nonsense"),
@@ -233,11 +233,11 @@ def test_a_sweep_is_measured_too(script: Script, compare: Compare, rows: str) ->
     ],
 )
 def test_mistakes_are_reported_before_anything_runs(
-    script: Script, compare: Compare, arguments: list[str], said: str
+    script: Script, compare: Compare, arguments: list[str], text: str
 ) -> None:
     code, out, err = compare("notebook", *arguments)
-    assert (code, out, script.asked) == (2, "", [])
-    assert said in err
+    assert (code, out, script.started) == (2, "", [])
+    assert text in err
 
 
 def test_without_a_gpu(
@@ -248,7 +248,7 @@ def test_without_a_gpu(
 
     monkeypatch.setattr(trainatomy.runs.machine, "this_machine", none)
     code, out, err = compare(rows)
-    assert (code, out, script.asked) == (7, "", [])
+    assert (code, out, script.started) == (7, "", [])
     assert "No NVIDIA driver" in err
     assert not (tmp_path / "records").exists()
 
@@ -258,7 +258,7 @@ def test_an_unwritable_record_folder_is_refused_at_once(
 ) -> None:
     (tmp_path / "records").write_text("a file")
     code, _, err = compare(rows)
-    assert (code, script.asked) == (1, [])
+    assert (code, script.started) == (1, [])
     assert "records" in err
 
 
@@ -272,8 +272,8 @@ def test_predictions_are_swept_and_drawn(
     script: Script, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chart = tmp_path / "chart.svg"
-    given = ["--sweep", "per_device_train_batch_size=1,2", "--sweep", "bf16=true,false", "--plot", str(chart)]
-    assert main(["compare", rows, *given, "--json"]) == 0
+    options = ["--sweep", "per_device_train_batch_size=1,2", "--sweep", "bf16=true,false", "--plot", str(chart)]
+    assert main(["compare", rows, *options, "--json"]) == 0
     names = [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]]
     assert len(names) == 12 and names[1] == "a, per_device_train_batch_size=1, bf16=false"
     assert "<svg" in chart.read_text("utf-8")

@@ -51,12 +51,12 @@ def measurement_of(workload: Workload, **changes: object) -> Measurement:
 class FakeGpu:
     """Counts what it is asked to run; ``answers`` by name: a measurement, or what is raised instead, once."""
 
-    asked: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
     answers: dict[str, Measurement | BaseException] = field(default_factory=dict)
 
     def __call__(self, workload: Workload) -> Measurement:
         name = workload.name or ""
-        self.asked.append(name)
+        self.started.append(name)
         answer = self.answers.pop(name, None)
         if isinstance(answer, BaseException):
             raise answer

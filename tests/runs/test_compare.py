@@ -30,15 +30,15 @@ def workloads(plan_of: Callable[..., Plan]) -> Workloads:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, gpu: Any, machine: Machine) -> list[dict[str, Any]]:
+def measure_options(monkeypatch: pytest.MonkeyPatch, gpu: Any, machine: Machine) -> list[dict[str, Any]]:
     """What ``measure`` is asked besides the workload; predictions fail, since they are not what is tested."""
     options: list[dict[str, Any]] = []
 
-    def measure(workload: Workload, **given: Any) -> Any:
-        options.append({"gpu": workload.gpu, **given})
+    def measure(workload: Workload, **keywords: Any) -> Any:
+        options.append({"gpu": workload.gpu, **keywords})
         return gpu(workload)
 
-    def predict(workload: Workload, **given: Any) -> Any:
+    def predict(workload: Workload, **keywords: Any) -> Any:
         raise SimulationError(f"not predicted for {workload.resolve_gpu().id}")
 
     monkeypatch.setattr(real_gpu, "measure", measure)
@@ -48,54 +48,58 @@ def asked(monkeypatch: pytest.MonkeyPatch, gpu: Any, machine: Machine) -> list[d
 
 
 def test_runs_are_compared_saved_and_not_repeated(
-    workloads: Workloads, asked: list[dict[str, Any]], gpu: Any, tmp_path: Path
+    workloads: Workloads, measure_options: list[dict[str, Any]], gpu: Any, tmp_path: Path
 ) -> None:
-    told: list[Finished] = []
-    found = trainatomy.compare(workloads, measure=True, repeat=2, store=tmp_path, time_limit=60.0, progress=told.append)
-    assert gpu.asked == ["a", "b", "c"] * 2
-    assert {(each["gpu"], each["time_limit"]) for each in asked} == {("h200", 60.0)}
+    finished: list[Finished] = []
+    found = trainatomy.compare(
+        workloads, measure=True, repeat=2, store=tmp_path, time_limit=60.0, progress=finished.append
+    )
+    assert gpu.started == ["a", "b", "c"] * 2
+    assert {(each["gpu"], each["time_limit"]) for each in measure_options} == {("h200", 60.0)}
     assert [row.status for row in found.rows] == ["completed"] * 3
     assert found.repeats == 2 and all(len(row.measurements) == 2 for row in found.rows)
     assert {row.prediction_error for row in found.rows} == {"not predicted for h200"}
-    assert [(each.row, each.repeat) for each in told] == [(row, repeat) for repeat in (0, 1) for row in range(3)]
+    assert [(each.row, each.repeat) for each in finished] == [(row, repeat) for repeat in (0, 1) for row in range(3)]
     assert {each.group for each in Store(tmp_path).list()} == {found.group}
     again = trainatomy.compare(workloads, measure=True, repeat=3, store=Store(tmp_path))
-    assert gpu.asked == ["a", "b", "c"] * 3
+    assert gpu.started == ["a", "b", "c"] * 3
     assert again.group == found.group and len(again.rows[0].measurements) == 3
 
 
-def test_fresh_and_a_named_group(workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path) -> None:
+def test_fresh_and_a_named_group(workloads: Workloads, measure_options: Any, gpu: Any, tmp_path: Path) -> None:
     first = trainatomy.compare(workloads[:1], measure=True, store=tmp_path, group="mine")
     assert first.group == "mine"
     trainatomy.compare(workloads[:1], measure=True, store=tmp_path, group="mine")
-    assert gpu.asked == ["a"]
+    assert gpu.started == ["a"]
     assert trainatomy.compare(workloads[:1], measure=True, store=tmp_path, fresh=True).group.startswith("comparison-")
-    assert gpu.asked == ["a", "a"]
+    assert gpu.started == ["a", "a"]
 
 
-def test_the_prediction_uses_another_gpu_on_request(workloads: Workloads, asked: Any, tmp_path: Path) -> None:
+def test_the_prediction_uses_another_gpu_on_request(workloads: Workloads, measure_options: Any, tmp_path: Path) -> None:
     found = trainatomy.compare(workloads[:1], measure=True, store=tmp_path, gpu="a100")
     assert found.rows[0].prediction_error == "not predicted for a100-80gb"
 
 
-def test_a_run_that_fails_is_a_row(workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path) -> None:
+def test_a_run_that_fails_is_a_row(workloads: Workloads, measure_options: Any, gpu: Any, tmp_path: Path) -> None:
     gpu.answers["b"] = DeviceError("the worker died")
     found = trainatomy.compare(workloads, measure=True, store=tmp_path)
     assert [row.status for row in found.rows] == ["completed", "failed", "completed"]
     assert found.rows[1].errors == ("the worker died",)
 
 
-def test_measurements_are_kept_when_interrupted(workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path) -> None:
+def test_measurements_are_kept_when_interrupted(
+    workloads: Workloads, measure_options: Any, gpu: Any, tmp_path: Path
+) -> None:
     gpu.answers["b"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         trainatomy.compare(workloads, measure=True, store=tmp_path)
-    gpu.asked.clear()
+    gpu.started.clear()
     assert trainatomy.compare(workloads, measure=True, store=tmp_path).measured
-    assert gpu.asked == ["b", "c"]
+    assert gpu.started == ["b", "c"]
 
 
 def test_a_record_that_cannot_be_saved_is_a_warning(
-    workloads: Workloads, asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workloads: Workloads, measure_options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Store, record: Any) -> str:
         raise TrainatomyError("no space left")
@@ -107,7 +111,12 @@ def test_a_record_that_cannot_be_saved_is_a_warning(
 
 
 def test_an_unknown_gpu_is_a_warning(
-    workloads: Workloads, asked: Any, gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine
+    workloads: Workloads,
+    measure_options: Any,
+    gpu: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: Machine,
 ) -> None:
     monkeypatch.setattr(machines, "this_machine", lambda: replace(machine, gpus=("NVIDIA Test 1",)))
     with pytest.warns(UserWarning, match="NVIDIA Test 1 is not a known GPU; predictions are for h200"):
@@ -115,7 +124,7 @@ def test_an_unknown_gpu_is_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"repeat": 3}, "repeat: needs measure=True"),
         ({"store": "runs", "time_limit": 5.0}, "store, time_limit"),
@@ -124,17 +133,17 @@ def test_an_unknown_gpu_is_a_warning(
     ],
 )
 def test_mistakes_are_reported_before_anything_runs(
-    workloads: Workloads, asked: Any, gpu: Any, options: dict[str, Any], said: str, tmp_path: Path
+    workloads: Workloads, measure_options: Any, gpu: Any, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(WorkloadError, match=said):
+    with pytest.raises(WorkloadError, match=message):
         trainatomy.compare(workloads, **({"store": tmp_path} if options.get("measure") else {}), **options)
-    assert gpu.asked == []
+    assert gpu.started == []
 
 
-def test_other_library_versions_cannot_be_measured(asked: Any, gpu: Any, tmp_path: Path) -> None:
+def test_other_library_versions_cannot_be_measured(measure_options: Any, gpu: Any, tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="era 2022"):
         trainatomy.compare(ready("notebook", "2022"), measure=True, store=tmp_path)
-    assert gpu.asked == []
+    assert gpu.started == []
 
 
 def test_published_figures_appear_only_for_their_own_rows() -> None:

@@ -69,8 +69,8 @@ if __name__ == "__main__":
 def test_output_of_processes_goes_to_stderr(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONUNBUFFERED": ""}
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True, env=environment
     )
-    assert said.stdout == ""
-    assert sorted(said.stderr.split()) == ["one", "other"]
+    assert completed.stdout == ""
+    assert sorted(completed.stderr.split()) == ["one", "other"]

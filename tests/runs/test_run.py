@@ -24,7 +24,7 @@ def everything(plan: Plan, store: Any, machine: Machine, gpu: Any) -> list[Finis
 
 def test_every_row_once_then_every_row_again(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     done = everything(plan_of("a", "b", repeats=2), store, machine, gpu)
-    assert gpu.asked == ["a", "b", "a", "b"]
+    assert gpu.started == ["a", "b", "a", "b"]
     assert [(each.row, each.repeat) for each in done] == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
@@ -46,9 +46,9 @@ def test_an_interrupted_comparison_resumes(
     with pytest.raises(type(stopped_by)):
         everything(plan_of(), store, machine, gpu)
     assert [each.name for each in store.list()] == ["a"]
-    gpu.asked.clear()
+    gpu.started.clear()
     done = everything(plan_of(), store, machine, gpu)
-    assert gpu.asked == ["b", "c"]
+    assert gpu.started == ["b", "c"]
     assert [each.from_record for each in done] == [True, False, False]
     assert done[0].measurement is not None and done[0].measurement.name == "a"
 
@@ -56,7 +56,7 @@ def test_an_interrupted_comparison_resumes(
 def test_more_repeats_continue_from_existing_runs(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     everything(plan_of("a"), store, machine, gpu)
     done = everything(plan_of("a", repeats=3), store, machine, gpu)
-    assert gpu.asked == ["a"] * 3
+    assert gpu.started == ["a"] * 3
     assert [each.from_record for each in done] == [True, False, False]
 
 
@@ -70,42 +70,42 @@ def test_a_record_of_another_machine_is_not_reused(
 ) -> None:
     everything(plan_of("a"), store, machine, gpu)
     everything(plan_of("a"), store, other, gpu)
-    assert gpu.asked == ["a", "a"]
+    assert gpu.started == ["a", "a"]
 
 
 def test_a_record_of_other_software_is_not_reused(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     plan = plan_of("a")
     gpu.answers["a"] = replace(gpu(plan.workloads[0]), versions={"torch": "2.9.1"})
     everything(plan, store, machine, gpu)
-    gpu.asked.clear()
+    gpu.started.clear()
     everything(plan, store, machine, gpu)
-    assert gpu.asked == ["a"]
+    assert gpu.started == ["a"]
 
 
 def test_another_group_is_a_separate_comparison(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     everything(plan_of("a"), store, machine, gpu)
     everything(replace(plan_of("a"), group="another"), store, machine, gpu)
-    assert gpu.asked == ["a", "a"]
+    assert gpu.started == ["a", "a"]
 
 
 def test_out_of_memory_is_a_saved_result(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     plan = plan_of()
     gpu.answers["b"] = replace(gpu(plan.workloads[1]), status="out of memory", message="CUDA out of memory.")
     everything(plan, store, machine, gpu)
-    gpu.asked.clear()
+    gpu.started.clear()
     done = everything(plan, store, machine, gpu)
-    assert gpu.asked == []
+    assert gpu.started == []
     assert done[1].measurement is not None and done[1].measurement.status == "out of memory"
 
 
 def test_a_failure_stops_nothing_and_is_tried_again(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     gpu.answers["a"] = DeviceError("the worker died")
     done = everything(plan_of(), store, machine, gpu)
-    assert gpu.asked == ["a", "b", "c"]
+    assert gpu.started == ["a", "b", "c"]
     assert [str(each.error) for each in done] == ["the worker died", "None", "None"]
-    gpu.asked.clear()
+    gpu.started.clear()
     assert everything(plan_of(), store, machine, gpu)[0].measurement is not None
-    assert gpu.asked == ["a"]
+    assert gpu.started == ["a"]
 
 
 def test_a_bug_is_not_reported_as_a_failed_run(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
@@ -129,7 +129,7 @@ def test_a_full_disk_costs_the_record_and_not_the_measurement(plan_of: PlanOf, m
 
 def test_runs_are_announced(plan_of: PlanOf, store: Store, machine: Machine, gpu: Any) -> None:
     everything(plan_of("a"), store, machine, gpu)
-    said: list[tuple[int, int]] = []
-    rest = run(plan_of(), [None] * 3, store, machine, gpu, starting=lambda row, repeat: said.append((row, repeat)))
+    begun: list[tuple[int, int]] = []
+    rest = run(plan_of(), [None] * 3, store, machine, gpu, starting=lambda row, repeat: begun.append((row, repeat)))
     assert len(list(rest)) == 3
-    assert said == [(1, 0), (2, 0)]
+    assert begun == [(1, 0), (2, 0)]

@@ -23,7 +23,7 @@ def closed() -> SimulatedProcess:
 
 
 @pytest.fixture
-def world(closed: SimulatedProcess) -> Iterator[SimulatedProcess]:
+def process(closed: SimulatedProcess) -> Iterator[SimulatedProcess]:
     """Open a simulated process while the test runs."""
     with closed.open():
         yield closed

@@ -25,12 +25,12 @@ def autocast(dtype: torch.dtype = HALF, **options: Any) -> torch.autocast:
     return torch.autocast("cuda", dtype=dtype, **options)
 
 
-def casts(world: SimulatedProcess, start: int) -> list[int]:
+def casts(process: SimulatedProcess, start: int) -> list[int]:
     """Bytes of the copies that were made since event ``start``."""
-    origins = world.trace.origins
+    origins = process.trace.origins
     return [
         event.bytes
-        for event in world.trace.events[start:]
+        for event in process.trace.events[start:]
         if event.action == "alloc" and origins[event.allocation].operation in ("aten::_to_copy", "aten::to")
     ]
 
@@ -48,7 +48,7 @@ def casts(world: SimulatedProcess, start: int) -> list[int]:
         lambda a: F.conv1d(a[None], a[:, :, None]),
     ],
 )
-def test_products_are_in_lower_precision(world: SimulatedProcess, function: Any, dtype: torch.dtype) -> None:
+def test_products_are_in_lower_precision(process: SimulatedProcess, function: Any, dtype: torch.dtype) -> None:
     with autocast(dtype):
         assert function(made(8, 8)).dtype == dtype
     assert function(made(8, 8)).dtype == torch.float32
@@ -71,19 +71,19 @@ def test_products_are_in_lower_precision(world: SimulatedProcess, function: Any,
         lambda a: F.cross_entropy(a, torch.zeros(8, dtype=torch.long, device="cuda")),
     ],
 )
-def test_functions_that_need_range_run_in_fp32(world: SimulatedProcess, function: Any) -> None:
+def test_functions_that_need_range_run_in_fp32(process: SimulatedProcess, function: Any) -> None:
     with autocast():
         assert function(made(8, 8, dtype=HALF)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("function", [torch.relu, torch.tanh, F.gelu, lambda a: a + a, lambda a: a.mean()])
-def test_everything_else_keeps_its_type(world: SimulatedProcess, function: Any) -> None:
+def test_everything_else_keeps_its_type(process: SimulatedProcess, function: Any) -> None:
     with autocast():
         assert function(made(8, 8)).dtype == torch.float32
         assert function(made(8, 8, dtype=HALF)).dtype == HALF
 
 
-def test_the_widest_type_wins_where_types_must_agree(world: SimulatedProcess) -> None:
+def test_the_widest_type_wins_where_types_must_agree(process: SimulatedProcess) -> None:
     with autocast():
         wide, narrow = made(8), made(8, dtype=HALF)
         assert torch.dot(wide, narrow).dtype == torch.float32
@@ -91,42 +91,42 @@ def test_the_widest_type_wins_where_types_must_agree(world: SimulatedProcess) ->
         assert torch.addcmul(narrow, wide, narrow).dtype == torch.float32
 
 
-def test_a_requested_dtype_is_used(world: SimulatedProcess) -> None:
+def test_a_requested_dtype_is_used(process: SimulatedProcess) -> None:
     with autocast():
         assert F.softmax(made(8, dtype=HALF), -1, dtype=torch.bfloat16).dtype == torch.bfloat16
         assert made(8, dtype=HALF).sum(dtype=HALF).dtype == HALF
 
 
-def test_autocast_leaves_integers_doubles_and_cpu_tensors_alone(world: SimulatedProcess) -> None:
+def test_autocast_leaves_integers_doubles_and_cpu_tensors_alone(process: SimulatedProcess) -> None:
     with autocast():
         assert torch.mm(made(8, 8, dtype=torch.float64), made(8, 8, dtype=torch.float64)).dtype == torch.float64
         assert made(8, dtype=torch.int64).sum().dtype == torch.int64
         assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.float32
 
 
-def test_weights_are_copied_once_and_labelled(world: SimulatedProcess) -> None:
+def test_weights_are_copied_once_and_labelled(process: SimulatedProcess) -> None:
     weight = nn.Parameter(made(64, 64))
     with autocast():
-        start = len(world.trace.events)
+        start = len(process.trace.events)
         first, second = F.linear(made(8, 64), weight), F.linear(made(8, 64), weight)
         assert first.dtype == second.dtype == HALF
-        assert sorted(casts(world, start)) == [1024, 1024, 8192]
-    assert [world.trace.labels[n] for n in world.trace.labels].count("weight_copy") == 1
+        assert sorted(casts(process, start)) == [1024, 1024, 8192]
+    assert [process.trace.labels[n] for n in process.trace.labels].count("weight_copy") == 1
 
 
-def test_cached_casts_are_freed_when_the_outermost_context_ends(world: SimulatedProcess) -> None:
+def test_cached_casts_are_freed_when_the_outermost_context_ends(process: SimulatedProcess) -> None:
     weight = nn.Parameter(made(64, 64))
     with autocast():
         with autocast():
             F.linear(made(8, 64), weight)
-        inside = {e.allocation for e in world.trace.events if e.action == "free"}
-    (copy,) = world.trace.labels
+        inside = {e.allocation for e in process.trace.events if e.action == "free"}
+    (copy,) = process.trace.labels
     assert copy not in inside
-    assert copy in {e.allocation for e in world.trace.events if e.action == "free"}
-    start = len(world.trace.events)
+    assert copy in {e.allocation for e in process.trace.events if e.action == "free"}
+    start = len(process.trace.events)
     with autocast():
         F.linear(made(8, 64), weight)
-    assert 8192 in casts(world, start)
+    assert 8192 in casts(process, start)
 
 
 @pytest.mark.parametrize(
@@ -137,46 +137,46 @@ def test_cached_casts_are_freed_when_the_outermost_context_ends(world: Simulated
         lambda: nn.Parameter(made(64, 64)) * 2,  # no leaf
     ],
 )
-def test_only_leaves_that_need_gradients_are_kept(world: SimulatedProcess, weight: Any) -> None:
+def test_only_leaves_that_need_gradients_are_kept(process: SimulatedProcess, weight: Any) -> None:
     tensor = weight()
     with autocast():
-        start = len(world.trace.events)
+        start = len(process.trace.events)
         F.linear(made(8, 64), tensor)
         F.linear(made(8, 64), tensor)
-        assert casts(world, start).count(8192) == 2
-    assert "weight_copy" not in world.trace.labels.values()
+        assert casts(process, start).count(8192) == 2
+    assert "weight_copy" not in process.trace.labels.values()
 
 
-def test_the_cache_can_be_switched_off(world: SimulatedProcess) -> None:
+def test_the_cache_can_be_switched_off(process: SimulatedProcess) -> None:
     weight = nn.Parameter(made(64, 64))
     with autocast(cache_enabled=False):
-        start = len(world.trace.events)
+        start = len(process.trace.events)
         F.linear(made(8, 64), weight)
         F.linear(made(8, 64), weight)
-        assert casts(world, start).count(8192) == 2
+        assert casts(process, start).count(8192) == 2
 
 
-def test_casts_are_made_last_argument_first(world: SimulatedProcess) -> None:
+def test_casts_are_made_last_argument_first(process: SimulatedProcess) -> None:
     with autocast():
-        start = len(world.trace.events)
+        start = len(process.trace.events)
         F.linear(made(8, 64), made(32, 64), made(32))
-        assert casts(world, start) == [64, 4096, 1024]
+        assert casts(process, start) == [64, 4096, 1024]
 
 
-def test_nothing_is_cast_inside_a_function_that_is_listed(world: SimulatedProcess) -> None:
+def test_nothing_is_cast_inside_a_function_that_is_listed(process: SimulatedProcess) -> None:
     """Attention by products widens 16 bits to 32 itself, and its products stay so: autocast is excluded there."""
     with autocast(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         query = nn.Parameter(made(1, 2, 8, 16))
-        start = len(world.trace.events)
+        start = len(process.trace.events)
         F.scaled_dot_product_attention(query, query, query)
-    origins = world.trace.origins
-    fresh = [event for event in world.trace.events[start:] if event.action == "alloc"]
+    origins = process.trace.origins
+    fresh = [event for event in process.trace.events[start:] if event.action == "alloc"]
     products = [e.bytes for e in fresh if origins[e.allocation].operation == "aten::bmm"]
     assert products == [2 * 8 * 8 * 4, 2 * 8 * 16 * 4]
-    assert (fresh[0].bytes, world.trace.labels[fresh[0].allocation]) == (512, "weight_copy")
+    assert (fresh[0].bytes, process.trace.labels[fresh[0].allocation]) == (512, "weight_copy")
 
 
-def test_disabled_inside_is_disabled(world: SimulatedProcess) -> None:
+def test_disabled_inside_is_disabled(process: SimulatedProcess) -> None:
     with autocast(), torch.autocast("cuda", enabled=False):
         assert torch.mm(made(8, 8), made(8, 8)).dtype == torch.float32
 

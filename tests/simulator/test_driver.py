@@ -56,7 +56,7 @@ def test_everything_is_put_back(closed: SimulatedProcess, fails: bool) -> None:
     assert torch.overrides._get_current_function_mode() is None
 
 
-def test_the_gpu_is_the_requested_one(world: SimulatedProcess) -> None:
+def test_the_gpu_is_the_requested_one(process: SimulatedProcess) -> None:
     assert torch.cuda.get_device_name() == "NVIDIA H200"
     assert torch.cuda.get_device_capability() == (9, 0)
     properties = torch.cuda.get_device_properties(0)
@@ -66,7 +66,7 @@ def test_the_gpu_is_the_requested_one(world: SimulatedProcess) -> None:
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
 
 
-def test_libraries_may_use_streams_and_events(world: SimulatedProcess) -> None:
+def test_libraries_may_use_streams_and_events(process: SimulatedProcess) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()

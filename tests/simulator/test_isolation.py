@@ -147,7 +147,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def leave() -> None:
+def exit_process() -> None:
     sys.exit(3)
 
 
@@ -155,7 +155,7 @@ def fail() -> None:
     torch.empty(3, device="cuda").nonzero()
 
 
-def unsettle() -> None:
+def change_global_state() -> None:
     """Change everything that training code is known to change."""
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     torch.backends.cuda.enable_flash_sdp(False)
@@ -202,7 +202,7 @@ def test_a_prediction_leaves_nothing_behind(loop: str, train: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     ("in_forward", "raised"),
-    [(fail, SimulationError), (interrupt, KeyboardInterrupt), (leave, (SystemExit, FactoryError))],
+    [(fail, SimulationError), (interrupt, KeyboardInterrupt), (exit_process, (SystemExit, FactoryError))],
 )
 def test_a_failure_leaves_nothing_behind(in_forward: Callable[[], object], raised: Any) -> None:
     before = snapshot()
@@ -213,7 +213,7 @@ def test_a_failure_leaves_nothing_behind(in_forward: Callable[[], object], raise
 
 def test_changes_by_a_training_are_restored() -> None:
     before = snapshot()
-    predict_net(unsettle)
+    predict_net(change_global_state)
     assert differing(before, snapshot()) == {}
 
 

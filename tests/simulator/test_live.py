@@ -40,9 +40,9 @@ def batch(rows: int) -> dict[str, torch.Tensor]:
     ],
 )
 def test_meaningless_input_is_an_error(arguments: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"model": Net(), "batch": batch(256), "optimizer": None, "gpu": None, "train": {}}
+    defaults: dict[str, Any] = {"model": Net(), "batch": batch(256), "optimizer": None, "gpu": None, "train": {}}
     with pytest.raises(WorkloadError, match=message):
-        described(**{**given, **arguments})
+        described(**{**defaults, **arguments})
 
 
 def test_a_batch_function_must_return_the_requested_size() -> None:

@@ -247,8 +247,8 @@ def test_only_the_last_step_is_kept_and_no_tensor_is_kept_alive(from_factory: Fa
     assert [two.calls[o.call] for o in two.operations] == [three.calls[o.call] for o in three.operations]
 
 
-def test_a_call_records_which_arguments_are_the_same_tensor(world: Any) -> None:
-    writer = world.recorder.operations
+def test_a_call_records_which_arguments_are_the_same_tensor(process: Any) -> None:
+    writer = process.recorder.operations
     writer.start(0)
     x = torch.ones(4, 4, device="cuda")
     x * x

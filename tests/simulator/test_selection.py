@@ -9,12 +9,12 @@ from trainatomy.errors import SimulationError
 from trainatomy.simulator.process import SimulatedProcess
 
 
-def _allocated(world: SimulatedProcess, operation: str) -> list[int]:
-    trace = world.trace
+def _allocated(process: SimulatedProcess, operation: str) -> list[int]:
+    trace = process.trace
     return [e.bytes for e in trace.events if e.action == "alloc" and trace.origins[e.allocation].operation == operation]
 
 
-def test_a_known_mask_selects_as_many_rows_as_it_has_ones(world: SimulatedProcess) -> None:
+def test_a_known_mask_selects_as_many_rows_as_it_has_ones(process: SimulatedProcess) -> None:
     mask = torch.tensor([[True, False, True], [False, False, True]]).to("cuda")
     scores = torch.randn(2, 3, 5, device="cuda")
     assert scores[mask].shape == (3, 5)
@@ -24,12 +24,12 @@ def test_a_known_mask_selects_as_many_rows_as_it_has_ones(world: SimulatedProces
     assert scores.shape == (2, 3, 5)
 
 
-def test_a_mask_made_from_data_on_the_device_is_known(world: SimulatedProcess) -> None:
+def test_a_mask_made_from_data_on_the_device_is_known(process: SimulatedProcess) -> None:
     mask = torch.tensor([True, False, True], device="cuda")
     assert torch.randn(3, 4, device="cuda")[mask].shape == (2, 4)
 
 
-def test_a_known_mask_is_known_in_backward_too(world: SimulatedProcess) -> None:
+def test_a_known_mask_is_known_in_backward_too(process: SimulatedProcess) -> None:
     mask = torch.tensor([True, False, True, True]).to("cuda")
     scores = torch.randn(4, 8, device="cuda", requires_grad=True)
     scores[mask].sum().backward()
@@ -37,35 +37,35 @@ def test_a_known_mask_is_known_in_backward_too(world: SimulatedProcess) -> None:
     assert scores.grad.shape == (4, 8)
 
 
-def test_a_mask_of_computed_values_is_refused(world: SimulatedProcess) -> None:
+def test_a_mask_of_computed_values_is_refused(process: SimulatedProcess) -> None:
     scores = torch.randn(4, 8, device="cuda")
     with pytest.raises(SimulationError, match=r"aten::index in the training loop"):
         scores[scores > 0]
 
 
-def test_a_gradient_is_scattered_into_the_zeros_themselves(world: SimulatedProcess) -> None:
+def test_a_gradient_is_scattered_into_the_zeros_themselves(process: SimulatedProcess) -> None:
     table = torch.randn(100, 64, device="cuda", requires_grad=True)
     table.gather(1, torch.zeros(100, 4, dtype=torch.long, device="cuda")).sum().backward()
-    assert _allocated(world, "aten::new_zeros") == [100 * 64 * 4]
-    assert _allocated(world, "aten::scatter_add") == []
+    assert _allocated(process, "aten::new_zeros") == [100 * 64 * 4]
+    assert _allocated(process, "aten::scatter_add") == []
 
 
-def test_rolling_two_dimensions_allocates_a_tensor_for_each(world: SimulatedProcess) -> None:
+def test_rolling_two_dimensions_allocates_a_tensor_for_each(process: SimulatedProcess) -> None:
     torch.roll(torch.randn(2, 8, 8, device="cuda"), (1, 1), (1, 2))
-    assert _allocated(world, "aten::roll") == [512]
-    assert _allocated(world, "aten::roll (rolled 0)") == [512]
+    assert _allocated(process, "aten::roll") == [512]
+    assert _allocated(process, "aten::roll (rolled 0)") == [512]
 
 
-def test_numbers_are_repeated_as_often_as_known_values_say(world: SimulatedProcess) -> None:
+def test_numbers_are_repeated_as_often_as_known_values_say(process: SimulatedProcess) -> None:
     repeats = torch.tensor([2, 0, 3]).to("cuda")
     rows = torch.randn(3, 4, device="cuda")
     assert rows.repeat_interleave(repeats, dim=0).shape == (5, 4)
     assert torch.repeat_interleave(repeats).tolist() == [0, 0, 2, 2, 2]
-    assert _allocated(world, "aten::repeat_interleave") == [40, 40]
-    assert _allocated(world, "aten::repeat_interleave (ends)") == [24, 24]
+    assert _allocated(process, "aten::repeat_interleave") == [40, 40]
+    assert _allocated(process, "aten::repeat_interleave (ends)") == [24, 24]
 
 
-def test_known_values_are_made_unique(world: SimulatedProcess) -> None:
+def test_known_values_are_made_unique(process: SimulatedProcess) -> None:
     rows = torch.tensor([2, 0, 2, 2]).to("cuda")
     found, counts = torch.unique(rows, return_counts=True)
     assert found.shape == counts.shape == (2,) and counts.tolist() == [1, 3]

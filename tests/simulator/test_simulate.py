@@ -164,7 +164,7 @@ def test_an_unchecked_release_is_reported() -> None:
         "model": {"class": "GPT2LMHeadModel", "config": {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64}}
     }
     sections = {"data": {"sequence_length": 8}, "loop": "pytorch"}
-    for version, said in (("2.11", False), ("2.99", True)):
+    for version, noted in (("2.11", False), ("2.99", True)):
         workload = Workload.from_mapping({**tiny, **sections, "software": {"torch": version}})
         notes = simulate(workload, workload.resolve_gpu()).notes
-        assert any(note.startswith("torch 2.99 is simulated") for note in notes) is said
+        assert any(note.startswith("torch 2.99 is simulated") for note in notes) is noted

@@ -23,7 +23,7 @@ def streams_of(process: SimulatedProcess) -> list[int]:
     return [event.stream for event in process.trace.events if event.action == "alloc"]
 
 
-def test_an_allocation_goes_to_the_current_stream(world: SimulatedProcess) -> None:
+def test_an_allocation_goes_to_the_current_stream(process: SimulatedProcess) -> None:
     side, other = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
     kept = [torch.empty(256, device="cuda")]
     with torch.cuda.stream(stream=side):
@@ -33,12 +33,12 @@ def test_an_allocation_goes_to_the_current_stream(world: SimulatedProcess) -> No
             assert torch.cuda.current_stream() == other == torch.accelerator.current_stream()
         kept.append(torch.empty(256, device="cuda"))
     kept.append(torch.empty(256, device="cuda"))
-    assert streams_of(world) == [0, 1, 2, 1, 0]
+    assert streams_of(process) == [0, 1, 2, 1, 0]
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert (side.device, side.stream_id, torch.cuda.default_stream().stream_id) == (torch.device("cuda:0"), 1, 0)
 
 
-def test_set_stream_and_an_external_stream(world: SimulatedProcess) -> None:
+def test_set_stream_and_an_external_stream(process: SimulatedProcess) -> None:
     torch.cuda.set_stream(torch.cuda.ExternalStream(0x7F00))
     first = torch.empty(256, device="cuda")
     with torch.cuda.stream(None):
@@ -46,15 +46,15 @@ def test_set_stream_and_an_external_stream(world: SimulatedProcess) -> None:
     torch.cuda.set_stream(torch.cuda.default_stream())
     assert torch.cuda.ExternalStream(0x7F00) == torch.cuda.ExternalStream(0x7F00) != torch.cuda.Stream()
     assert torch.cuda.ExternalStream(0) == torch.cuda.default_stream()
-    assert streams_of(world) == [1, 1] and first.shape == second.shape
+    assert streams_of(process) == [1, 1] and first.shape == second.shape
 
 
-def test_each_stream_has_its_own_pool(world: SimulatedProcess) -> None:
+def test_each_stream_has_its_own_pool(process: SimulatedProcess) -> None:
     kept = torch.empty(1 << 20, device="cuda")
     del kept
     with torch.cuda.stream(torch.cuda.Stream()):
         kept = torch.empty(1 << 20, device="cuda")  # the block of the default stream is free, but not for this one
-    found = replay(world.trace, AllocatorSettings())
+    found = replay(process.trace, AllocatorSettings())
     assert found.peak_allocated_bytes == 4 << 20
     assert found.peak_reserved_bytes == 40 << 20
     assert kept.shape == (1 << 20,)
@@ -67,16 +67,16 @@ def test_a_side_stream_s_segment_is_in_the_snapshot() -> None:
     assert {segment.stream for segment in allocator.snapshot()} == {0, 3}
 
 
-def test_record_stream_is_noted(world: SimulatedProcess) -> None:
+def test_record_stream_is_noted(process: SimulatedProcess) -> None:
     side = torch.cuda.Stream()
     tensor = torch.empty(256, device="cuda")
     tensor.record_stream(side)
-    (use,) = world.trace.stream_uses
+    (use,) = process.trace.stream_uses
     assert (use.event, use.allocation, use.stream) == (1, 0, side.stream_id)
 
 
-def test_operations_carry_streams_and_what_they_wait_for(world: SimulatedProcess) -> None:
-    world.recorder.operations.start(0)
+def test_operations_carry_streams_and_what_they_wait_for(process: SimulatedProcess) -> None:
+    process.recorder.operations.start(0)
     data, side, event = torch.empty(256, device="cuda"), torch.cuda.Stream(), torch.cuda.Event()
     doubled = data * 2
     side.wait_stream(torch.cuda.current_stream())
@@ -86,7 +86,7 @@ def test_operations_carry_streams_and_what_they_wait_for(world: SimulatedProcess
     apart = data - 1
     event.wait()
     result = moved * apart
-    written = world.recorder.operations.operations
+    written = process.recorder.operations.operations
     assert [one.stream for one in written.operations] == [0, 0, 1, 0, 0]
     assert written.dependencies == {2: (1,), 4: (2,)}
     assert result.shape == (256,) and event.query() and event.elapsed_time(event) == 0.0
@@ -172,6 +172,6 @@ def test_an_impossible_place_is_refused(of: dict[str, Any], message: str) -> Non
         Topology(**of)
 
 
-def test_a_batch_can_be_scattered_to_the_only_gpu(world: SimulatedProcess) -> None:
+def test_a_batch_can_be_scattered_to_the_only_gpu(process: SimulatedProcess) -> None:
     model = nn.DataParallel(nn.Linear(8, 8).to("cuda"))
     assert model(torch.ones(4, 8)).shape == (4, 8)

@@ -27,10 +27,10 @@ class Net(nn.Module):
         return self.loss(self.part, **batch).float().mean()
 
 
-def predicted(part: nn.Module, loss: Callable[..., torch.Tensor], **given: Any) -> Prediction:
+def predicted(part: nn.Module, loss: Callable[..., torch.Tensor], **arguments: Any) -> Prediction:
     """Of training ``part`` on the tensors among ``given`` by the settings among them."""
-    batch = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-    settings = {name: value for name, value in given.items() if name not in batch}
+    batch = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    settings = {name: value for name, value in arguments.items() if name not in batch}
     return trainatomy.predict(Net(part, loss), batch=batch, gpu="h200", **{"optimizer": "adamw_torch", **settings})
 
 

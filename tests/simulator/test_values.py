@@ -13,7 +13,7 @@ from trainatomy.simulator.process import SimulatedProcess
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_mask_that_came_with_the_batch_is_known(world: SimulatedProcess, padded: bool, dtype: torch.dtype) -> None:
+def test_a_mask_that_came_with_the_batch_is_known(process: SimulatedProcess, padded: bool, dtype: torch.dtype) -> None:
     mask = torch.ones(2, 8, dtype=dtype)
     mask[1, 6:] = not padded
     mask = mask.to("cuda")
@@ -24,14 +24,14 @@ def test_a_mask_that_came_with_the_batch_is_known(world: SimulatedProcess, padde
     assert mask.sum(-1).max().item() == 8
 
 
-def test_a_mask_of_attention_over_a_whole_batch_is_known(world: SimulatedProcess) -> None:
+def test_a_mask_of_attention_over_a_whole_batch_is_known(process: SimulatedProcess) -> None:
     mask = torch.ones(2, 512, dtype=torch.bool).to("cuda")
     attends = mask[:, None, None, :] & mask[:, None, :, None]
     assert attends.shape == (2, 1, 512, 512)
     assert (attends[:, 0, 0] < 0).nonzero().shape == (0, 2)
 
 
-def test_a_tensor_on_the_cpu_becomes_an_array(world: SimulatedProcess) -> None:
+def test_a_tensor_on_the_cpu_becomes_an_array(process: SimulatedProcess) -> None:
     """As SciPy takes the costs of a detector's matches."""
     assert torch.tensor([3, 4]).to("cuda").cpu().numpy().tolist() == [3, 4]
     assert torch.empty(2, 2, device="cuda").cpu().numpy().tolist() == [[0.0, 0.0], [0.0, 0.0]]
@@ -40,32 +40,32 @@ def test_a_tensor_on_the_cpu_becomes_an_array(world: SimulatedProcess) -> None:
         torch.empty(2, device="cuda").numpy()
 
 
-def test_positions_are_known(world: SimulatedProcess) -> None:
+def test_positions_are_known(process: SimulatedProcess) -> None:
     positions = torch.arange(5, device="cuda")
     assert int(positions[-1]) == 4
     assert bool((positions[1:] > positions[:-1]).all())
     assert (positions + 3).max().item() == 7
 
 
-def test_known_values_follow_in_place_writes(world: SimulatedProcess) -> None:
+def test_known_values_follow_in_place_writes(process: SimulatedProcess) -> None:
     labels = torch.tensor([1, 2, 3]).to("cuda")
     labels.add_(4)
     assert labels.sum().item() == 18
 
 
-def test_overwriting_with_unknown_values_discards_known_ones(world: SimulatedProcess) -> None:
+def test_overwriting_with_unknown_values_discards_known_ones(process: SimulatedProcess) -> None:
     labels = torch.tensor([1, 2, 3]).to("cuda")
     labels.copy_(torch.empty(3, device="cuda").argsort())
     assert labels.sum().item() == 0
 
 
-def test_equality_of_known_values(world: SimulatedProcess) -> None:
+def test_equality_of_known_values(process: SimulatedProcess) -> None:
     one, same, other = (torch.tensor(values).to("cuda") for values in ([1, 2], [1, 2], [1, 3]))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
-def test_a_loss_reads_as_zero_and_a_bool_as_true(world: SimulatedProcess) -> None:
+def test_a_loss_reads_as_zero_and_a_bool_as_true(process: SimulatedProcess) -> None:
     loss = torch.empty(4, device="cuda").mean()
     assert loss.item() == 0.0
     assert float(loss) == 0.0
@@ -83,24 +83,24 @@ def test_a_loss_reads_as_zero_and_a_bool_as_true(world: SimulatedProcess) -> Non
         lambda x: torch.isnan(x).to(torch.bool).all(),
     ],
 )
-def test_nothing_overflows(world: SimulatedProcess, question: Any) -> None:
+def test_nothing_overflows(process: SimulatedProcess, question: Any) -> None:
     assert not bool(question(torch.empty(1, device="cuda")))
 
 
-def test_a_known_false_value_expires_with_its_tensor(world: SimulatedProcess) -> None:
+def test_a_known_false_value_expires_with_its_tensor(process: SimulatedProcess) -> None:
     """Another tensor may take the storage's identity; it must not take its answer."""
     for _ in range(50):
         assert not bool(torch.isnan(torch.empty(1, device="cuda")))
         assert bool(torch.empty(1, device="cuda") > 0)
 
 
-def test_cpu_tensors_keep_their_values(world: SimulatedProcess) -> None:
+def test_cpu_tensors_keep_their_values(process: SimulatedProcess) -> None:
     assert torch.tensor([2.5]).item() == 2.5
     assert not bool((torch.arange(3) > 1).all())
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_ctc_reads_its_lengths_on_the_cpu(world: SimulatedProcess, known: bool) -> None:
+def test_ctc_reads_its_lengths_on_the_cpu(process: SimulatedProcess, known: bool) -> None:
     """Alpha has a state for each token of the longest target and one around each.
 
     So has beta while the gradient is computed (LossCTC.cu).
@@ -116,14 +116,14 @@ def test_ctc_reads_its_lengths_on_the_cpu(world: SimulatedProcess, known: bool) 
     assert logits.grad is not None
     alpha = samples * frames * (2 * (longest if known else 8) + 1) * 4
     sizes = {
-        world.trace.origins[e.allocation].operation: e.bytes
-        for e in world.trace.events
+        process.trace.origins[e.allocation].operation: e.bytes
+        for e in process.trace.events
         if e.action == "alloc" and e.bytes == alpha
     }
     assert list(sizes) == ["aten::_ctc_loss", "aten::_ctc_loss_backward (beta)"]
 
 
-def test_a_cpu_scalar_fills_a_gpu_tensor(world: SimulatedProcess) -> None:
+def test_a_cpu_scalar_fills_a_gpu_tensor(process: SimulatedProcess) -> None:
     scores = torch.empty(2, 4, device="cuda", requires_grad=True)
     filled = scores.masked_fill(scores > 0, torch.tensor(torch.finfo(torch.float32).min))
     assert filled.is_cuda and filled.shape == (2, 4)
@@ -131,16 +131,16 @@ def test_a_cpu_scalar_fills_a_gpu_tensor(world: SimulatedProcess) -> None:
     assert torch.zeros(3, device="cuda").masked_fill_(torch.ones(3, device="cuda").bool(), torch.tensor(1.0)).is_cuda
 
 
-def test_a_gpu_tensor_is_not_copied(world: SimulatedProcess) -> None:
+def test_a_gpu_tensor_is_not_copied(process: SimulatedProcess) -> None:
     ids = torch.tensor([1, 2, 3]).to("cuda")
-    before = len(world.trace.origins)
+    before = len(process.trace.origins)
     same = torch.as_tensor(ids, device="cuda")
-    assert len(world.trace.origins) == before
+    assert len(process.trace.origins) == before
     assert same.sum().item() == 6
     assert torch.asarray(ids, dtype=torch.float32, device=ids.device).dtype == torch.float32
 
 
-def test_numbers_that_follow_from_a_mask_are_known(world: SimulatedProcess) -> None:
+def test_numbers_that_follow_from_a_mask_are_known(process: SimulatedProcess) -> None:
     mask = torch.tensor([[1, 1, 0]]).to("cuda")
     added = (1.0 - mask.to(torch.float16)) * torch.finfo(torch.float16).min
     assert (added < 0).nonzero().shape == (1, 2)
@@ -149,7 +149,7 @@ def test_numbers_that_follow_from_a_mask_are_known(world: SimulatedProcess) -> N
     assert mask.float().new_ones(2, 2).sum().item() == 4.0
 
 
-def test_floating_point_data_is_not_known(world: SimulatedProcess) -> None:
+def test_floating_point_data_is_not_known(process: SimulatedProcess) -> None:
     pixels = torch.tensor([0.5, 2.0]).to("cuda")
     assert pixels.sum().item() == 0.0
     known = torch.zeros(2, device="cuda")
@@ -157,7 +157,7 @@ def test_floating_point_data_is_not_known(world: SimulatedProcess) -> None:
     assert (known + 1).sum().item() == 0.0
 
 
-def test_a_tensor_of_known_values_can_be_read_as_a_list(world: SimulatedProcess) -> None:
+def test_a_tensor_of_known_values_can_be_read_as_a_list(process: SimulatedProcess) -> None:
     lengths = torch.tensor([3, 1]).to("cuda")
     assert (lengths + 1).tolist() == [4, 2]
     with pytest.raises(SimulationError, match="cannot be executed without data"):
@@ -165,7 +165,7 @@ def test_a_tensor_of_known_values_can_be_read_as_a_list(world: SimulatedProcess)
     assert torch.empty(2, device="cuda").tolist() == [0.0, 0.0]  # as .item() answers
 
 
-def test_large_masks_are_computed_on_demand_from_their_original_inputs(world: SimulatedProcess) -> None:
+def test_large_masks_are_computed_on_demand_from_their_original_inputs(process: SimulatedProcess) -> None:
     mask = torch.ones(1, 1, 400, 400, dtype=torch.int64)
     mask[..., 7:] = 0
     known = mask.to("cuda")

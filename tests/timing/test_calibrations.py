@@ -85,7 +85,7 @@ def test_findings_stay_below_the_data_sheet():
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("[1]", "not a file that"),
         ("{", "not a file that"),
@@ -94,8 +94,8 @@ def test_findings_stay_below_the_data_sheet():
         (json.dumps({"schema": SCHEMA, "sections": {"kernels": {"points": [{"call": "x"}]}}}), "not a file that"),
     ],
 )
-def test_files_that_are_not_calibrations_are_rejected(content, says, tmp_path):
-    with pytest.raises(WorkloadError, match=says):
+def test_files_that_are_not_calibrations_are_rejected(content, message, tmp_path):
+    with pytest.raises(WorkloadError, match=message):
         parse(content, "f.json")
     with pytest.raises(WorkloadError, match="No such file"):
         load(tmp_path / "none.json")

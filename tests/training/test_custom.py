@@ -62,7 +62,7 @@ def test_a_class_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("path", "error", "says"),
+    ("path", "error", "message"),
     [
         ("lomo_optim.Lomo", MissingLibrary, "pip install lomo_optim"),
         ("no_such_module.Adam", WorkloadError, "no module 'no_such_module'"),
@@ -71,24 +71,24 @@ def test_a_class_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("torch.optim.lr_scheduler", WorkloadError, "not a function"),
     ],
 )
-def test_unknown_optimizer_classes(path: str, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_unknown_optimizer_classes(path: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         optimizer_class(path)
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"optim": "torch.optim.SGD", "optim_args": "momentun=0.9"}, "has no 'momentun'; did you mean momentum"),
         ({"optim": "torch.optim.SGD", "optim_args": "momentum=-1"}, "torch.optim.SGD refuses: Invalid momentum"),
         ({"optim": "torch.optim.LBFGS"}, None),
     ],
 )
-def test_arguments_that_the_class_does_not_accept(settings: dict[str, Any], says: str | None) -> None:
-    if says is None:
+def test_arguments_that_the_class_does_not_accept(settings: dict[str, Any], message: str | None) -> None:
+    if message is None:
         assert len(create_custom(TrainSpec(**settings), Model()).param_groups) == 1
         return
-    with pytest.raises(WorkloadError, match=says):
+    with pytest.raises(WorkloadError, match=message):
         create_custom(TrainSpec(**settings), Model())
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LOOPS = ("trainer", "pytorch")
 
 
-class Diary(Silent):
+class EventRecorder(Silent):
     """Writes down what it is told; checks what only shows from inside."""
 
     def __init__(self) -> None:
@@ -74,68 +74,68 @@ class Diary(Silent):
         self.entries.append(f"step {step} end")
 
 
-def go(workload: Workload, steps: int = 2) -> Diary:
+def run_recorded(workload: Workload, steps: int = 2) -> EventRecorder:
     """Run ``workload`` on the CPU; every loss on the way is kept as a number."""
     torch.manual_seed(0)
     model = build_model(workload)
-    diary = Diary()
+    recorder = EventRecorder()
 
     def keep(module: Any, arguments: Any, outputs: Any) -> None:
         if isinstance(outputs, dict) and outputs.get("loss") is not None:
-            diary.losses.append(outputs["loss"].item())
+            recorder.losses.append(outputs["loss"].item())
 
     model.register_forward_hook(keep)
-    run(workload, model, device="cpu", steps=steps, observer=diary)
-    return diary
+    run(workload, model, device="cpu", steps=steps, observer=recorder)
+    return recorder
 
 
 @pytest.mark.parametrize("name", ["T5ForConditionalGeneration", "GPT2LMHeadModel"])
 def test_the_trainer_smooths_labels(describe: Any, name: str) -> None:
-    diary = go(describe(name, train={"label_smoothing_factor": 0.1}))
-    assert diary.optimizer.state
-    assert diary.entries[-1] == "step 1 end"
+    recorder = run_recorded(describe(name, train={"label_smoothing_factor": 0.1}))
+    assert recorder.optimizer.state
+    assert recorder.entries[-1] == "step 1 end"
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_family_runs_two_steps(describe: Any, family: str, loop: str) -> None:
-    diary = go(describe(family, loop=loop))
-    assert len(diary.losses) == 2
-    assert all(torch.isfinite(torch.tensor(diary.losses)))
-    assert diary.optimizer.state  # a step was taken
-    assert diary.entries[-1] == "step 1 end"
+    recorder = run_recorded(describe(family, loop=loop))
+    assert len(recorder.losses) == 2
+    assert all(torch.isfinite(torch.tensor(recorder.losses)))
+    assert recorder.optimizer.state  # a step was taken
+    assert recorder.entries[-1] == "step 1 end"
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_observer_receives_all_events_in_order(describe: Any, loop: str) -> None:
-    diary = go(describe(loop=loop, train={"gradient_accumulation_steps": 2}))
+    recorder = run_recorded(describe(loop=loop, train={"gradient_accumulation_steps": 2}))
     micro = [f"micro {i}{end}" for i in range(2) for end in ("", " end")]
     micro = [*micro[:1], "forward end", *micro[1:3], "forward end", *micro[3:]]
     after = ["optimizer", "optimizer end", "zero", "zero end"]
     before = ["zero", "zero end"] if loop == "trainer" else []
     steps = [entry for i in range(2) for entry in (f"step {i}", *micro, *after, f"step {i} end")]
-    assert diary.entries == ["loaded", "ready", *before, *steps]
+    assert recorder.entries == ["loaded", "ready", *before, *steps]
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("to_none", [True, False])
 def test_gradients_are_released_or_filled_with_zeros(describe: Any, loop: str, to_none: bool) -> None:
     model = {"freeze": ["*.embeddings.*"]}
-    diary = go(describe(loop=loop, zero_grad_set_to_none=to_none, model=model))
-    trained = {parameter.grad is None for parameter in diary.model.parameters() if parameter.requires_grad}
+    recorder = run_recorded(describe(loop=loop, zero_grad_set_to_none=to_none, model=model))
+    trained = {parameter.grad is None for parameter in recorder.model.parameters() if parameter.requires_grad}
     assert trained == {to_none}
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_mixed_precision_accumulation_and_checkpointing_work_together(describe: Any, loop: str) -> None:
     train = {"bf16": True, "gradient_checkpointing": True, "gradient_accumulation_steps": 2}
-    diary = go(describe("LlamaForCausalLM", loop=loop, train=train))
-    assert len(diary.losses) == 4
-    assert {parameter.dtype for parameter in diary.model.parameters()} == {torch.float32}
+    recorder = run_recorded(describe("LlamaForCausalLM", loop=loop, train=train))
+    assert len(recorder.losses) == 4
+    assert {parameter.dtype for parameter in recorder.model.parameters()} == {torch.float32}
 
 
 def test_the_plain_loop_scales_gradients(describe: Any) -> None:
-    diary = go(describe(loop="pytorch", train={"fp16": True}))
-    assert all(parameter.isfinite().all() for parameter in diary.model.parameters())
+    recorder = run_recorded(describe(loop="pytorch", train={"fp16": True}))
+    assert all(parameter.isfinite().all() for parameter in recorder.model.parameters())
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -144,10 +144,10 @@ def test_adapters_are_updated_and_the_rest_is_not(describe: Any, loop: str, chec
     model = {"lora": {"r": 2, "target_modules": ["q_proj"]}}
     train = {"gradient_checkpointing": checkpointing}
     workload = describe("LlamaForCausalLM", loop=loop, model=model, train=train)
-    diary = go(workload)
+    recorder = run_recorded(workload)
     torch.manual_seed(0)
     before = dict(build_model(workload).named_parameters())
-    changed = {name for name, value in diary.model.named_parameters() if not torch.equal(value, before[name])}
+    changed = {name for name, value in recorder.model.named_parameters() if not torch.equal(value, before[name])}
     assert changed == {name for name, value in before.items() if value.requires_grad}
 
 
@@ -167,14 +167,14 @@ def test_adapters_are_updated_and_the_rest_is_not(describe: Any, loop: str, chec
 def test_optimizers_are_those_of_the_trainer(
     describe: Any, loop: str, optim: str, optim_args: str | None, state: set[str], defaults: dict[str, Any]
 ) -> None:
-    diary = go(describe(loop=loop, train={"optim": optim, "optim_args": optim_args, "weight_decay": 0.1}))
-    matrix = diary.model.classifier.weight
-    held = {name for name, value in diary.optimizer.state[matrix].items() if value is not None}
+    recorder = run_recorded(describe(loop=loop, train={"optim": optim, "optim_args": optim_args, "weight_decay": 0.1}))
+    matrix = recorder.model.classifier.weight
+    held = {name for name, value in recorder.optimizer.state[matrix].items() if value is not None}
     assert held == state
-    assert {name: diary.optimizer.defaults[name] for name in defaults} == defaults
-    decayed, spared = diary.optimizer.param_groups
+    assert {name: recorder.optimizer.defaults[name] for name in defaults} == defaults
+    decayed, spared = recorder.optimizer.param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
-    names = {id(parameter): name for name, parameter in diary.model.named_parameters()}
+    names = {id(parameter): name for name, parameter in recorder.model.named_parameters()}
     assert all("bias" in names[id(p)] or "LayerNorm" in names[id(p)] for p in spared["params"])
 
 
@@ -192,23 +192,23 @@ def test_missing_requirements_of_an_optimizer_are_reported(
 ) -> None:
     monkeypatch.setattr("transformers.trainer_optimizer.is_bitsandbytes_available", lambda: False)
     with pytest.raises(error, match=words):
-        go(describe(loop=loop, train=train))
+        run_recorded(describe(loop=loop, train=train))
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_checkpointing_of_a_model_that_has_none_is_refused(describe: Any, loop: str) -> None:
     with pytest.raises(WorkloadError, match=r"train\.gradient_checkpointing: ResNet"):
-        go(describe("ResNetForImageClassification", loop=loop, train={"gradient_checkpointing": True}))
+        run_recorded(describe("ResNetForImageClassification", loop=loop, train={"gradient_checkpointing": True}))
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "WhisperForConditionalGeneration"])
 def test_inference_runs_the_forward_alone(describe: Any, name: str) -> None:
-    diary = go(describe(name, mode="inference", train={"bf16_full_eval": True}))
+    recorder = run_recorded(describe(name, mode="inference", train={"bf16_full_eval": True}))
     step = ["micro 0", "forward end", "micro 0 end"]
-    assert diary.entries == ["loaded", "ready", "step 0", *step, "step 0 end", "step 1", *step, "step 1 end"]
-    assert not diary.losses
-    assert {parameter.dtype for parameter in diary.model.parameters()} == {torch.bfloat16}
-    assert all(parameter.grad is None for parameter in diary.model.parameters())
+    assert recorder.entries == ["loaded", "ready", "step 0", *step, "step 0 end", "step 1", *step, "step 1 end"]
+    assert not recorder.losses
+    assert {parameter.dtype for parameter in recorder.model.parameters()} == {torch.bfloat16}
+    assert all(parameter.grad is None for parameter in recorder.model.parameters())
 
 
 def test_tf32_is_set_for_inference_and_put_back(describe: Any) -> None:
@@ -272,9 +272,9 @@ def own(file: Path, build: str, **sections: Any) -> Workload:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("build", ["tensor", "mapping", "attribute"])
 def test_any_module_that_gives_its_loss_is_trained(user: Path, loop: str, build: str) -> None:
-    diary = go(own(user, build, loop=loop))
-    assert diary.optimizer.state
-    assert len(diary.model._forward_hooks) == 1  # ours here; the one that looks for the loss has gone
+    recorder = run_recorded(own(user, build, loop=loop))
+    assert recorder.optimizer.state
+    assert len(recorder.model._forward_hooks) == 1  # ours here; the one that looks for the loss has gone
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -284,7 +284,7 @@ def test_any_module_that_gives_its_loss_is_trained(user: Path, loop: str, build:
 )
 def test_a_model_without_a_loss_is_a_user_error(user: Path, loop: str, build: str, words: str) -> None:
     with pytest.raises(FactoryError, match=words):
-        go(own(user, build, loop=loop))
+        run_recorded(own(user, build, loop=loop))
 
 
 @pytest.mark.parametrize("sections", [{"loop": "trainer"}, {"loop": "pytorch"}, {"mode": "inference"}])
@@ -392,7 +392,7 @@ def test_a_run_gives_the_process_back(describe: Any, capsys: pytest.CaptureFixtu
     from transformers.utils import import_utils, logging
 
     verbosity, precision = logging.get_verbosity(), torch.backends.fp32_precision
-    go(describe())
+    run_recorded(describe())
     assert (logging.get_verbosity(), torch.backends.fp32_precision) == (verbosity, precision)
     assert not AcceleratorState._shared_state
     assert not PartialState._shared_state
@@ -415,5 +415,5 @@ def test_use_cache_is_off_by_default_only_in_the_trainer(describe: Any, loop: st
     used = {}
     for setting in (None, False, True):
         workload = describe("GPT2LMHeadModel", loop=loop, train={} if setting is None else {"use_cache": setting})
-        used[setting] = go(workload, steps=1).model.config.use_cache
+        used[setting] = run_recorded(workload, steps=1).model.config.use_cache
     assert used == {None: loop == "pytorch", False: False, True: True}

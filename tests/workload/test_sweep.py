@@ -74,7 +74,7 @@ def test_nothing_to_sweep_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("texts", "message"),
     [
         (["fp16"], "KEY=VALUE"),
         (["=1"], "KEY=VALUE"),
@@ -92,7 +92,7 @@ def test_nothing_to_sweep_changes_nothing() -> None:
         (["seed=" + ",".join(map(str, range(40))), "max_steps=" + ",".join(map(str, range(1, 41)))], "1,600"),
     ],
 )
-def test_mistakes_are_named(texts: list[str], said: str) -> None:
+def test_mistakes_are_named(texts: list[str], message: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         sweep([BASE], texts)
-    assert said in str(caught.value) and "--sweep" in str(caught.value)
+    assert message in str(caught.value) and "--sweep" in str(caught.value)
