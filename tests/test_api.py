@@ -1,4 +1,4 @@
-"""``predict`` for a module that exists already, and what holds for every prediction."""
+"""``predict`` for a live module, and invariants of every prediction."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def space(source: Path) -> dict[str, Any]:
-    """The names of the file, run here: live objects."""
+    """Execute the file and return its names, as live objects."""
     names: dict[str, Any] = {"__name__": "tagger"}
     exec(compile(SOURCE, str(source), "exec"), names)
     return names
@@ -81,7 +81,7 @@ def batch(space: dict[str, Any]) -> Mapping[str, torch.Tensor]:
 
 
 def consistent(found: Prediction) -> None:
-    """What holds for every prediction."""
+    """Check the invariants of every prediction."""
     memory = found.memory
     parts = memory.components.as_dict()
     assert sum(parts.values()) == memory.components.total_bytes == memory.device_bytes
@@ -209,7 +209,7 @@ def test_an_unknown_setting_is_refused(tagger: nn.Module, batch: Any) -> None:
 
 
 class Sparse(nn.Module):
-    """Keeps only what is positive."""
+    """Module that selects the positive elements."""
 
     def __init__(self) -> None:
         super().__init__()

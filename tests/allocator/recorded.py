@@ -50,7 +50,7 @@ def load(name: str) -> Recording:
 
 
 def _loaded_allocations(events: list[Event], allocated_bytes: int) -> int:
-    """How many allocations it takes to reach what PyTorch had allocated right after the model was on the GPU."""
+    """Return the number of allocations after which the model was loaded, by PyTorch's allocated bytes at that point."""
     simulated = CachingAllocator(AllocatorSettings())
     handles: dict[int, int] = {}
     for event in events:
@@ -64,7 +64,7 @@ def _loaded_allocations(events: list[Event], allocated_bytes: int) -> int:
 
 
 class RecordedAddresses:
-    """Gives out the addresses that the driver gave; for requests in the recorded order."""
+    """Address policy that returns the driver's recorded addresses in order."""
 
     def __init__(self, segments: list[tuple[int, int, int]]) -> None:
         self._left = list(reversed(segments))

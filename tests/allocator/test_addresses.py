@@ -10,7 +10,7 @@ from trainatomy.allocator.sizes import MIB
 
 
 def without_spare() -> tuple[NewestFirst, int]:
-    """A policy whose first two reservations are full, and the address below which it makes new ones."""
+    """Return a policy whose first two reservations are full, and the address below which it makes new ones."""
     policy = NewestFirst()
     policy.take(24 * MIB)
     return policy, policy.take(2 * MIB) - 414 * MIB

@@ -1,4 +1,4 @@
-"""Workspaces that a library does without when memory is short: cuDNN's convolutions try another plan."""
+"""Optional workspaces when memory is short: cuDNN's convolutions fall back to another plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEPT, FIRST, SECOND = 0, 1, 2
 
 
 def calls_of_one_convolution(grows_between: int = 0) -> AllocationTrace:
-    """30 MiB that stay; then twice a workspace of 40 MiB, with ``grows_between`` MiB that stay taken in between."""
+    """Return a trace of 30 MiB, then two workspaces of 40 MiB with ``grows_between`` MiB allocated in between."""
     events = [Event("alloc", KEPT, 30 * MIB), Event("alloc", FIRST, 40 * MIB), Event("free", FIRST, 0)]
     events += [Event("alloc", 3, grows_between * MIB), Event("alloc", SECOND, 40 * MIB), Event("free", SECOND, 0)]
     return AllocationTrace(events, choices={FIRST: 0, SECOND: 0})

@@ -1,4 +1,4 @@
-"""Expandable segments; functions named are of c10/cuda/CUDACachingAllocator.cpp (torch 2.9-2.13)."""
+"""Expandable segments; functions are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.9-2.13)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_page_of_the_large_pool_is_a_setting_since_2_13() -> None:
 
 
 def test_the_segment_grows_after_its_free_tail() -> None:
-    """``try_allocate_expandable_block`` maps what the free tail lacks."""
+    """Check that ``try_allocate_expandable_block`` maps only the bytes that the free tail lacks."""
     simulated = allocator()
     first = simulated.malloc(30 * MIB)  # 10 of 40 are free
     second = simulated.malloc(25 * MIB)  # lacks 15

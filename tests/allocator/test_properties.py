@@ -30,7 +30,7 @@ CAPACITIES = st.one_of(st.none(), st.integers(50 * MIB, 400 * MIB))
 
 
 def drive(simulated: CachingAllocator, steps: list[tuple[str, int, int, int]]) -> dict[int, tuple[int, int]]:
-    """Carry the steps out as far as memory reaches; returns (block, requested) of what is live."""
+    """Run the steps until memory runs out and return (block, requested) bytes of the live blocks."""
     live: dict[int, tuple[int, int]] = {}
     for action, size, stream, choice in steps:
         if action == "a":

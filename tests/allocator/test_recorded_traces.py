@@ -17,7 +17,7 @@ SETTINGS = AllocatorSettings(torch_version=(2, 11))
 
 
 def segments_in(reserved: array[int]) -> list[tuple[int, int]]:
-    """(event, bytes) of each growth of what is reserved."""
+    """Return (event, bytes) of each growth of the reserved memory."""
     return [(i, after - before) for i, (before, after) in enumerate(pairwise([0, *reserved])) if after > before]
 
 
@@ -40,7 +40,7 @@ def test_every_segment_is_predicted(name: str, addresses: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_that_is_one_segment_too_small(name: str) -> None:
-    """Less than the peak of reserved memory is met by giving cached segments back; less than allocated cannot be."""
+    """Replay with less than the reserved peak (releases cached segments) and the allocated peak (fails)."""
     recording = load(name)
     tight = replay(recording.trace, SETTINGS, recording.case["peak_reserved_all"] - 1)
     assert tight.num_alloc_retries > 0

@@ -57,7 +57,7 @@ def test_impossible_traces(events: list[Event], message: str) -> None:
 
 
 class Journal:
-    """An address policy that notes what it is told."""
+    """Address policy that records its calls."""
 
     def __init__(self) -> None:
         self.notes: list[str | int] = []

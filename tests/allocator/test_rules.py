@@ -1,4 +1,4 @@
-"""The allocator's decisions, one by one; functions named are of c10/cuda/CUDACachingAllocator.cpp (torch 2.9-2.13)."""
+"""The allocator's rules; functions are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.9-2.13)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "bool": 1}
 def array(
     *shape: int, dtype: str = "float16", storage: int = 0, on_host: bool = False, part: int | None = None
 ) -> Array:
-    """A dense tensor."""
+    """Return a dense tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -22,18 +22,18 @@ def array(
 
 
 def call(name: str, inputs: list[Array], outputs: list[Array], **more: Any) -> Call:
-    """A call whose tensors are apart unless their storages say otherwise."""
+    """Return a call; tensors share memory only if their ``storage`` is equal."""
     return Call(f"aten::{name}", tuple(inputs), tuple(outputs), **more)
 
 
 def product(m: int, n: int, k: int, dtype: str = "float16") -> Call:
-    """``mm`` of [m, k] and [k, n]."""
+    """Return the ``mm`` of [m, k] and [k, n]."""
     tensors = [array(m, k, dtype=dtype), array(k, n, dtype=dtype, storage=1)]
     return call("mm", tensors, [array(m, n, dtype=dtype, storage=2)], flop=2 * m * n * k)
 
 
 def step(*rows: tuple[Call, str] | tuple[Call, str, str] | tuple[Call, str, str, int]) -> Operations:
-    """(call, phase, module, repeats) in order."""
+    """Return operations from rows of (call, phase, module, repeats)."""
     calls = list(dict.fromkeys(row[0] for row in rows))
     found = []
     for row in rows:

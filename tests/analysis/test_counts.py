@@ -15,7 +15,7 @@ N = 64 * 32
 
 
 def test_every_name_is_an_operator() -> None:
-    """The plain name, the list form or the in-place form exists in some version from 2.9 on."""
+    """Check that the plain, list or in-place form exists in some version from 2.9 on."""
     unknown = [
         name
         for name in OPERATORS
@@ -144,6 +144,6 @@ def test_operators_without_an_entry_are_grouped_by_their_form() -> None:
     [(((6, 3), (2, 3, 5)), (6, 5)), (((3, 6), (6, 5)), (2, 3, 5))],
 )
 def test_grouped_products_count_as_their_rows_do(shapes: tuple[tuple[int, ...], ...], out: tuple[int, ...]) -> None:
-    """Six rows in two groups: 2 · 6 · 3 · 5, whichever way they are multiplied."""
+    """Check six rows in two groups: 2 · 6 · 3 · 5 FLOP for every split."""
     inputs = [array(*shape, storage=place) for place, shape in enumerate(shapes)]
     assert count(call("_grouped_mm", inputs, [array(*out, storage=2)])).flop == 2 * 6 * 3 * 5

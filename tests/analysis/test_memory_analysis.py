@@ -1,4 +1,4 @@
-"""The memory breakdown of allocation traces, and whether they fit."""
+"""Memory breakdowns of allocation traces and the verdict about fitting."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_timeline_points_have_step_and_phase(event: int) -> None:
 
 
 def test_operations_are_analyzed_on_the_same_gpu_as_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The context leaves both the same memory, so that both find the same peak on a GPU that is nearly full."""
+    """Leave both the same memory after the context, so that both find the same peak on an almost full GPU."""
     contexts = []
 
     def spy(trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, context: int) -> MemoryAnalysis:

@@ -1,4 +1,4 @@
-"""The purpose of an allocation follows from its label, or from when it was made and freed."""
+"""The purpose of an allocation follows from its label or from its lifetime."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_recomputed_activations_are_a_separate_line() -> None:
 
 
 def test_an_unfinished_forward_saves_what_is_never_freed() -> None:
-    """After out of memory in the middle of a forward pass, what is held counts as saved for backward."""
+    """Check that after out of memory in a forward pass the live allocations count as saved for backward."""
     builder = TraceBuilder()
     builder.allocate(512)
     builder.free(builder.allocate(512))

@@ -8,7 +8,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 class TraceBuilder:
-    """Builds an allocation trace by hand."""
+    """Builder of handwritten allocation traces."""
 
     def __init__(self) -> None:
         self.trace = AllocationTrace()

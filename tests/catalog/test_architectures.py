@@ -1,4 +1,4 @@
-"""Architectures: each file is one line of the index, and what transformers builds from it has the published size."""
+"""Architectures: each file is in the index, and the model that transformers builds has the published size."""
 
 import json
 import subprocess
@@ -40,7 +40,7 @@ SAMPLE = [
 
 
 def build(config, class_name):
-    """The class on the meta device, and its number of parameters."""
+    """Return the class of the model built on the meta device and its number of parameters."""
     import torch
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING

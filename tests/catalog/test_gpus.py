@@ -1,4 +1,4 @@
-"""Cards: every one loads, is found under its names, and says where each number comes from."""
+"""GPU files: each loads, can be found by all its names, and gives a source for every number."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ ALL = gpus()
 
 
 def leaves(data, prefix=""):
-    """Dotted names of all numbers of a card's file, and of mappings that hold none."""
+    """Return the dotted names of all numbers in a GPU file and of its mappings without numbers."""
     for key, value in data.items():
         if key in ("sources", "assumed", "name", "device_name", "environment"):
             continue
@@ -47,7 +47,7 @@ def test_every_number_has_a_source(one):
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
 def test_numbers_are_plausible_and_consistent(one):
     assert 2**33 < one.memory_bytes <= one.nvidia_smi_bytes + 2**20
-    assert one.nvidia_smi_bytes - one.memory_bytes < 0.04 * one.nvidia_smi_bytes  # what a driver keeps for itself
+    assert one.nvidia_smi_bytes - one.memory_bytes < 0.04 * one.nvidia_smi_bytes  # reserved by the driver
     assert 2e11 < one.bandwidth_bytes_per_second < 1e13
     order = [one.rates[p] for p in ("fp64", "fp32", "tf32", "fp16", "fp8") if p in one.rates]
     assert order == sorted(order) and all(rate > 1e11 for rate in order)
@@ -91,7 +91,7 @@ def test_an_unknown_gpu_suggests_the_nearest_name():
 
 def test_h200_context_is_the_measured_one():
     context = find_gpu("h200").context()
-    # NVML's used, less the idle card's, less what PyTorch reserves
+    # NVML's used memory minus that of the idle GPU and what PyTorch reserves
     assert context.first_tensor_bytes == 1199439872 - 644939776 - 2097152
     fp32 = ["kernels", "cublas", "cublas_backward", "training"]
     assert context.holding(fp32) == 9617408000 - 644939776 - 8185184256
@@ -145,4 +145,4 @@ def test_loading_a_gpu_needs_no_torch_and_reads_one_file():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     read, heavy = json.loads(result.stdout)
-    assert (read, heavy) == (2, [])  # the index and the card
+    assert (read, heavy) == (2, [])  # the index and the GPU

@@ -84,7 +84,7 @@ def test_every_entry_has_a_source_and_is_in_order() -> None:
 
 
 def test_no_other_file_compares_versions() -> None:
-    """A rule that depends on a release stands in the data file, where a reader finds all of them."""
+    """Check that rules that depend on a release are in the data file, so that all are in one place."""
     pattern = re.compile(r"version\b[^\n]*[<>]=? *\(\d+, *\d+\)")
     found = [str(path) for path in SOURCES.rglob("*.py") if pattern.search(path.read_text(encoding="utf-8"))]
     assert found == []

@@ -52,7 +52,7 @@ def test_the_number_of_pools_was_ignored_before_torch_2():
 
 
 def test_cublaslt_has_its_own_mebibyte_before_it_shares():
-    assert cublaslt_workspace_bytes((9, 0), (2, 11), {}) == MIB  # as on the H200's tape of torch 2.11
+    assert cublaslt_workspace_bytes((9, 0), (2, 11), {}) == MIB  # as in the H200's trace of torch 2.11
     assert cublaslt_workspace_bytes((9, 0), (2, 12), {}) == 0
     assert cublaslt_workspace_bytes((9, 0), (2, 11), {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1"}) == 0
     assert cublaslt_workspace_bytes((9, 0), (2, 13), {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}) == MIB

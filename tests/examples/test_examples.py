@@ -1,4 +1,4 @@
-"""The examples run as they stand, without a GPU, in a process of their own, and say what they should."""
+"""The examples run unchanged without a GPU, each in a separate process, and print the expected output."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ UUID = "0f2a3c1e-0000-1111-2222-333344445555"
 
 
 class FakeNvmlError(Exception):
-    """Stands for ``pynvml.NVMLError``."""
+    """Fake of ``pynvml.NVMLError``."""
 
 
 @dataclass
 class FakeNvml:
-    """The functions of pynvml that are called; tests may change ``used``, the memory of this process."""
+    """Fake pynvml with the functions in use; ``used`` is the memory of this process."""
 
     used: int = 0
     count: int = 1
@@ -100,7 +100,7 @@ class FakeNvml:
 
 
 class FakeEvent:
-    """A CUDA event; each is half a second after the one before."""
+    """Fake CUDA event, half a second after the previous one."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""A Chrome trace that PyTorch's profiler exported, as the events that the profiler itself would have given.
+"""Conversion of an exported Chrome trace back to the events of PyTorch's profiler.
 
 What ``torch.autograd.profiler`` does with kineto's results, done with their export: an event for each operator, CUDA
 call, kernel, copy and fill; kernels at the operator that launched them (``External id``); then PyTorch's own nesting.
@@ -19,7 +19,7 @@ _ON_CARD = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 
 
 def events_of(path: Path) -> EventList:
-    """The profiler's events of the trace in ``path`` (gzipped), nested."""
+    """Return the nested profiler events of the gzipped trace in ``path``."""
     rows = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     timed = [row for row in rows if row.get("cat") in (*_ON_HOST, *_ON_CARD)]
     begin = min(row["ts"] for row in timed)

@@ -1,4 +1,4 @@
-"""Made-up measurements: ``RESULT``, the least that a run says, and ``FULL``, with a bill and everything beside it."""
+"""Made-up measurements: ``RESULT`` is minimal, ``FULL`` has a memory breakdown and all optional fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated caching allocator in place of a GPU's memory: it answers for ``torch.cuda``."""
+"""Simulated caching allocator behind ``torch.cuda``, in place of a GPU's memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SimulatedMemory:
         self.peak = self.peak_reserved = 0
         self._mapped = self._ranges()
 
-    # -- what a program does -------------------------------------------------------------------------------------------
+    # -- operations of a program ---------------------------------------------------------------------------------------
 
     def alloc(self, size: int) -> int | None:
         """Return the address, or ``None`` if the driver refuses."""
@@ -90,21 +90,21 @@ class SimulatedMemory:
         self._allocator.empty_cache()
         self._follow_segments()
 
-    # -- what torch.cuda says of it ------------------------------------------------------------------------------------
+    # -- answers of torch.cuda -----------------------------------------------------------------------------------------
 
     @property
     def allocated(self) -> int:
-        """Bytes of the blocks that the program holds."""
+        """Return the bytes of all live blocks."""
         return self._allocator.allocated_bytes - sum(self._allocator.block_bytes(address) for address in self._waiting)
 
     @property
     def live(self) -> list[int]:
-        """Addresses of the blocks that the program holds."""
+        """Return the addresses of all live blocks."""
         return list(self._requested)
 
     @property
     def reserved(self) -> int:
-        """Bytes of all segments."""
+        """Return the bytes of all segments."""
         return self._allocator.reserved_bytes
 
     def reset_peaks(self, device: int | None = None) -> None:
@@ -143,7 +143,7 @@ class SimulatedMemory:
             self._trace = []
 
     def trace(self) -> list[dict[str, Any]]:
-        """The last entries of the history."""
+        """Return the last entries of the history."""
         return self._trace[-self._entries :]
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:

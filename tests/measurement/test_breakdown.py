@@ -1,4 +1,4 @@
-"""The measured memory breakdown: its totals, what was held at a failure, two runs merged."""
+"""The measured memory breakdown: totals, live memory at a failure, and the merge of two runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHT, GRADIENT, ACTIVATION, BATCH = 64 * MIB, 4096 * MIB, 8192 * MIB, 2048 * M
 
 
 def history(*more: HistoryEvent) -> AllocationHistory:
-    """Weights of 10 MiB, a batch, an activation of 40 MiB in module ``layer``, a gradient of 10 MiB, then ``more``."""
+    """Return a history: 10 MiB of weights, a batch, 40 MiB of activations in ``layer``, a gradient, ``more``."""
     events = [
         HistoryEvent("alloc", WEIGHT, 10 * MIB, 0),
         HistoryEvent("alloc", BATCH, 2 * MIB, 0),

@@ -23,7 +23,7 @@ SAMPLES = 32
 
 
 class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Sentences of eight tokens."""
+    """Dataset of sentences of eight tokens."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -33,7 +33,7 @@ class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 class Reporter(TrainerCallback):
-    """A callback among the first, where ``report_to`` puts TensorBoard's."""
+    """Callback that runs first, like TensorBoard's with ``report_to``."""
 
     def __init__(self) -> None:
         self.logs: list[dict[str, Any]] = []

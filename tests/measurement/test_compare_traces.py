@@ -8,7 +8,7 @@ from trainatomy.results.trace import AllocationTrace, Event, Origin
 
 
 def trace(*sizes: int, step: int = 0, freed: tuple[int, ...] = (), operation: str = "op") -> AllocationTrace:
-    """Allocations of these sizes in one step; those in ``freed`` (indices) are released at once."""
+    """Return allocations of these sizes in one step; those at the indices ``freed`` are freed at once."""
     made = AllocationTrace()
     for index, size in enumerate(sizes):
         made.events.append(Event("alloc", index, size))

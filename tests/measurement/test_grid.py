@@ -1,4 +1,4 @@
-"""The grid of the accuracy benchmark: every row is a workload, and the draw of held-out rows can be repeated."""
+"""The grid of the accuracy benchmark: each row is a workload, and the draw of held-out rows is reproducible."""
 
 from __future__ import annotations
 

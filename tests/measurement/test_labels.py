@@ -1,4 +1,4 @@
-"""Labels of real traces, compared with a simulated run, which knows every label."""
+"""Labels of real traces compared with a simulated run, where every label is known."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RESNET = {"class": "ResNetForImageClassification", "config": {"depths": [1, 1, 1
 
 
 class NoteTaker(Watcher):
-    """Takes the notes of a ``RunRecorder`` in a simulated run; an address is an allocation's number, from 1."""
+    """Takes the notes of a ``RunRecorder`` in a simulated run; addresses are allocation numbers from 1."""
 
     def __init__(self, recorder: Any, steps: int) -> None:
         super().__init__(recorder, steps)
@@ -167,7 +167,7 @@ def test_a_measured_trace_has_the_labels_of_a_simulated_one(monkeypatch: pytest.
         ("/".join(one), "/".join(other), simulated.origins[number].phase, simulated.origins[number].step)
         for number, (one, other) in enumerate(zip(ours, theirs, strict=True))
         if one != other
-        # apart from scalars of the loop, whose phase differs, and states that began on the host
+        # except scalars of the loop, whose phase differs, and states created on the CPU
         and (
             one.component != "functionality"
             or (one.line == "inputs" and simulated.origins[number].phase != "optimizer")
@@ -182,7 +182,7 @@ def test_a_measured_trace_has_the_labels_of_a_simulated_one(monkeypatch: pytest.
 
 
 def handwritten_trace() -> AllocationTrace:
-    """Two steps that are alike, with a batch before each and a workspace in forward and in backward."""
+    """Return two equal steps, each with a batch before it and a workspace in forward and backward."""
     trace = AllocationTrace()
 
     def allocate(size: int, phase: str, step: int) -> int:

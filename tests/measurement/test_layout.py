@@ -1,4 +1,4 @@
-"""Replaying a history that begins in the middle of a process, compared with the allocator's own counters."""
+"""Replay of a history that begins in the middle of a process, compared with the allocator's counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parent's side of a measurement, with small scripts in place of worker processes."""
+"""The parent process of a measurement, with small scripts in place of workers."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def say(**content): print(json.dumps(content), flush=True)
 def job(): return json.loads(sys.stdin.readline())
 def at(stage, **more): say(progress={"run": "control", "stage": stage, **more})
 """
-"""The beginning of every script that plays a worker."""
+"""Beginning of every script that acts as a worker."""
 DONE = to_plain(RESULT)
 LATER = {"memory", "modules", "stages", "timed_step_seconds", "recorded_step_seconds", "samples_per_second"}
 LATER |= {"tokens_per_second", "neighbours", "out_of_memory", "notes"}
-"""Fields that the first version did not have."""
+"""Fields added after the first version."""
 
 
 def play(
     script: str, *, allocator: str = "", time_limit: float | None = 20, reports: list[Progress] | None = None
 ) -> Measurement:
-    """Run one job in a worker that ``script`` plays."""
+    """Run one job with ``script`` as the worker."""
     command = [sys.executable, "-c", SAYS + script]
     limit = None if time_limit is None else TimeLimit(time_limit)
     with WorkerProcess(command, allocator) as worker:
@@ -47,7 +47,7 @@ def play(
 
 
 def fake_worker(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Make ``measure`` start workers that ``script`` plays, on a machine that seems to have a GPU."""
+    """Make ``measure`` start ``script`` as its worker on a machine that appears to have a GPU."""
     monkeypatch.setattr(pool, "WORKER", (sys.executable, "-c", SAYS + script))
     monkeypatch.setattr(measuring, "require_gpu", lambda: "NVIDIA H200")
 

@@ -1,4 +1,4 @@
-"""``trainatomy measure`` on a machine whose GPU answers from a script: what is shown and kept, and the exit codes."""
+"""``trainatomy measure`` with a scripted GPU: output, records and exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORKLOAD = "model: {class: GPT2LMHeadModel, config: {n_layer: 1, n_embd: 8, n_he
 
 @pytest.fixture
 def measure_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """The arguments that reach ``api.measure``; its ``answer`` is returned."""
+    """Return a dict with the arguments of the ``api.measure`` call; ``answer`` is the result of that call."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINATOMY_RECORDS", str(tmp_path / "records"))
     monkeypatch.setattr(machine, "this_machine", lambda: machine.Machine(("NVIDIA H200",), "580"))

@@ -1,4 +1,4 @@
-"""Where the wall is predicted to be, how a GPU is bounded there, and how what happened is told."""
+"""The benchmark of memory limits: predicted limits, runs with bounded memory, and the report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from test_report import MIB
 
 
 class LinearTraining:
-    """A training that takes ``base`` and ``step`` for each sample, MiB; fits what is left after 100 of context."""
+    """Training that takes ``base`` + ``step`` · batch MiB, including 100 MiB of context."""
 
     def __init__(self, base: int, step: int) -> None:
         self.base, self.step, self.batches = base, step, list[int]()
@@ -89,7 +89,7 @@ def test_the_limit_is_the_capacity_to_the_byte(monkeypatch: pytest.MonkeyPatch) 
 
 
 def outcome(fits: bool, status: str, retries: int = 0, predicted_retries: int = 0) -> verdicts.Wall:
-    """A run with this prediction and this end."""
+    """Return the outcome of a run with this prediction and status."""
     predicted = {"fits": fits, "verdict": "fits", "reserved": 5, "num_alloc_retries": predicted_retries}
     planned = Planned("row", 8, 3, 0, {}, 10, predicted, False)
     return verdicts.Wall(
@@ -120,7 +120,9 @@ def test_new_predictions_are_compared_with_earlier_ones() -> None:
     paragraph = verdicts.since(found)[-1]
     assert "right in 3 of 3. Verdicts that changed: row, batch 3, 8 GiB. Two rules changed" in paragraph
     assert [line.split("|")[-2].strip() for line in verdicts.details(found)[2:]] == ["", "tight, 4 retries", ""]
-    assert "the verdict was right in 2" in verdicts.sentence(found)  # what was said before stands
+    assert "the verdict was right in 2" in verdicts.sentence(
+        found
+    )  # the sentence about earlier predictions is unchanged
 
 
 def test_every_shipped_run_was_predicted_again() -> None:

@@ -71,7 +71,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(fake: FakeNvml, *, alone: bool) -> DeviceMemory:
-    """Idle, then a context of 527 MiB beside a segment of 2 MiB, then a peak of 900 MiB, then 800 MiB."""
+    """Read an idle GPU, then a context of 527 MiB with a segment of 2 MiB, a peak of 900 MiB, and 800 MiB."""
     with nvml.session() as driver:
         meter = Meter(driver, is_exclusive=alone)
         meter.choose(UUID)
@@ -139,7 +139,7 @@ def test_in_a_container_the_new_process_is_the_own_one(fake: FakeNvml) -> None:
         meter = Meter(driver, is_exclusive=True)
         meter.choose(UUID)
         fake.others = {1: 3 * MIB}
-        fake.pid, fake.used = 31337, 529 * MIB  # our id outside of the container
+        fake.pid, fake.used = 31337, 529 * MIB  # the process id outside of the container
         meter.read_context(2 * MIB)
         assert meter.result().process_bytes == 529 * MIB
         assert [one.pid for one in meter.other_processes()] == [1]

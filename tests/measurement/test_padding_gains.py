@@ -1,4 +1,4 @@
-"""``benchmarks/timing/padding.py``: what padding gains, predicted and measured."""
+"""``benchmarks/timing/padding.py``: predicted and measured gains of padding."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_padded_vocabulary_is_predicted_to_save_much(padding: Any) -> None:
 
 
 def test_measuring_times_steps_and_adds_up_kernels(padding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step runs on the CPU; what CUPTI would have seen of it is put at one of its events."""
+    """Run the step on the CPU and attach the kernels that CUPTI would report to one of its events."""
     fake_cuda(monkeypatch, FakeNvml())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     profiled, real = torch.profiler.profile, torch.profiler.profile.events

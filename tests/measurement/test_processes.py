@@ -1,4 +1,4 @@
-"""Forks, fresh processes and the order of a campaign, with workers that only write a result."""
+"""Forks, fresh processes and the order of the grid's runs, with workers that only write a result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAMES = ("bert-base-fp16", "bert-base-mlm", "gpt2-eager", "bert-large-fp32")
 
 
 def wait(process: processes.Process) -> int:
-    """The exit code, once there is one."""
+    """Wait for the exit code and return it."""
     until = time.monotonic() + 20
     while (status := process.status()) is None:
         assert time.monotonic() < until
@@ -89,7 +89,7 @@ def test_jobs_that_a_fork_cannot_measure_are_not_forked(workload: dict[str, obje
 
 
 class GridRuns:
-    """Runs campaigns whose workers answer at once; ``started``: names and whether they were alone; ``jobs``: all."""
+    """Runs the grid with workers that answer at once; ``started`` lists (name, ran alone), ``jobs`` all jobs."""
 
     def __init__(self, folder: Path, answers: dict[str, list[Measurement | None]]) -> None:
         self.folder = folder
@@ -134,7 +134,7 @@ def test_exclusive_rows_run_last_and_results_contain_the_draw(grid_runs: GridRun
 
 
 def row(name: str) -> grid.Row:
-    """The row of the grid with this name."""
+    """Return the row of the grid with this name."""
     return next(row for row in grid.rows() if row.name == name)
 
 

@@ -83,7 +83,7 @@ def test_repeats_are_unrolled_as_a_whole() -> None:
 
 
 def test_a_step_that_repeats_itself_is_followed_layer_by_layer() -> None:
-    """50 layers of 8 products; the profile lacks every 23rd, repeats every 29th and has other calls in between."""
+    """Align 50 layers of 8 products with a profile that lacks every 23rd, repeats every 29th and has other calls."""
     layer = [MM._replace(inputs=(array(8, 4 + place), array(4 + place, 2, storage=1))) for place in range(8)]
     rows: list[Profiled] = []
     for place, call in enumerate(layer * 50):
@@ -121,7 +121,7 @@ def test_autocast_passes_on_to_the_product_that_it_casts_for() -> None:
 
 
 def test_names_of_the_same_kernel() -> None:
-    """Fills by whatever name and shape; batch norm by cuDNN; one number of the host copied into a tensor."""
+    """Match fills of any name and shape, batch norm by cuDNN, and a CPU scalar copied into a tensor."""
     ones = Call("aten::new_ones", (array(2, 3),), (array(8),))
     norm = Call("aten::native_batch_norm", (array(2, 3, 4, 4),), (array(2, 3, 4, 4),))
     number = array(4, on_host=True, storage=1)._replace(strides=(0,))
@@ -188,7 +188,7 @@ def test_unassigned_time_is_attributed() -> None:
 
 
 def test_real_events_of_this_machine() -> None:
-    """The CPU's profiler gives the same kind of events, without kernels."""
+    """Check with the CPU profiler, which has the same kind of events without kernels."""
     with torch.profiler.profile(record_shapes=True, acc_events=True) as profiler:
         torch.nn.Linear(4, 2)(torch.ones(8, 4)).sum().backward()
     roots = tree(profiler.events() or ())

@@ -1,4 +1,4 @@
-"""What stands in the published accuracy besides our own errors: other tools and components; and its limits."""
+"""The published accuracy: other tools, components and the limits of the errors."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from test_report import line
 SAMPLE_OF_SET, SEED = 2, "published accuracy"
 TECHNIQUES = ("8bit", "lora", "checkpoint", "adafactor", "fp16", "accumulat")
 ROUNDING = 1e-9
-"""Of a sum of seconds that is added up in another order."""
+"""Relative tolerance of seconds that are summed in another order."""
 SMALL_BYTES = 3 * 2**30
-"""Rows whose peak is below this are quick to predict."""
+"""Largest peak of rows that are quick to predict."""
 
 
 # The gate
@@ -38,12 +38,12 @@ def test_no_error_has_grown() -> None:
 
 
 def test_limits_are_no_wider_than_the_published_errors() -> None:
-    """A limit that stands above the shipped errors would let them grow unseen."""
+    """Check that no limit is above the shipped errors, which could then grow unnoticed."""
     assert limits.of(outcomes.read(report.ERRORS)) == limits.read()
 
 
 def one(error: float, **changes: Any) -> Outcome:
-    """A row whose allocated memory is predicted with this error."""
+    """Return a row whose allocated memory is predicted with this error."""
     return Outcome("x", "tuning", {"allocated": round(10**6 * (1 + error))}, {"allocated": 10**6}, **changes)
 
 
@@ -97,7 +97,7 @@ def drawn() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("measured", drawn(), ids=lambda each: f"{each['name']} ({outcomes.set_of(each)})")
 def test_a_sample_of_rows_is_predicted_as_published(measured: dict[str, Any]) -> None:
-    """A row of the records is really predicted again: the same bytes and seconds as in errors.json.
+    """Predict rows of the records again and compare bytes and seconds with errors.json.
 
     With other versions of the libraries than the published run had, the errors may not grow.
     """
@@ -168,7 +168,7 @@ def test_shipped_answers_of_other_tools_are_for_measured_rows() -> None:
 
 
 def test_mem_tracker_runs_in_a_loop_with_accumulation() -> None:
-    """On fake tensors of the CPU, where it runs without a GPU: parameters, gradients and states are all in its peak."""
+    """Run mem_tracker on fake CPU tensors: its peak contains parameters, gradients and states."""
     from rivals import mem_tracker
 
     config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}

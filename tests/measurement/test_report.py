@@ -1,4 +1,4 @@
-"""The report of the accuracy benchmark, with made-up predictions; the page that is shipped, with the shipped ones."""
+"""The report of the accuracy benchmark with made-up predictions, and the shipped page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TIME = Time(0.1, (0.08, 0.15), 80, None, "host", 0.05, 0.09, {}, 1, 10, None, No
 
 
 def line(name: str, *, allocated: int, held_out: bool = True, **changes: Any) -> dict[str, Any]:
-    """A measured line with this peak, in MiB."""
+    """Return a measured line with this peak in MiB."""
     workload = {"model": {"class": "BertModel"}}
     measured = replace(RESULT, name=name, workload=workload, peak_allocated_bytes=allocated * MIB, **changes)
     return asdict(measured) | {"family": "bert", "held_out": held_out, "alone": False}
@@ -42,7 +42,7 @@ def line(name: str, *, allocated: int, held_out: bool = True, **changes: Any) ->
 
 @pytest.fixture
 def predicted_workloads(monkeypatch: pytest.MonkeyPatch) -> list[Workload]:
-    """Lets every prediction say 100 MiB, and keeps what was asked."""
+    """Replace ``predict`` by one that returns 100 MiB, and return the list of predicted workloads."""
     found: list[Workload] = []
 
     def predict(workload: Workload) -> Any:
@@ -139,7 +139,7 @@ def test_times_of_other_sessions_belong_to_the_same_row_and_gpu(tmp_path: Path) 
     one, other = steps.with_other_occasions(lines, lambda _: "held out", [file])
     assert one["steps_again"] == {"b": 1.0}
     assert "steps_again" not in other
-    assert "on_several_occasions" not in one  # one row alone makes no line of quickest ones
+    assert "on_several_occasions" not in one  # a single row has no line for the fastest sessions
 
 
 def test_the_fastest_of_several_sessions_is_a_separate_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_the_fastest_of_several_sessions_is_a_separate_set(tmp_path: Path, monke
 
 
 def timed_row(name: str, predicted: float, measured: float, bound: str = "host") -> Outcome:
-    """A held-out row whose step was measured on one occasion, with an interval of 10 % to either side."""
+    """Return a held-out row measured in one session, with an interval of ±10 %."""
     step = Step(predicted, (0.9 * predicted, 1.1 * predicted), bound, 0.1, 0.2, {"a": measured})
     return Outcome(name, "held out", {}, {}, step=step)
 

@@ -1,4 +1,4 @@
-"""A whole measurement with a fake CUDA and a fake NVML, and the real step on the CPU."""
+"""A complete measurement with fake CUDA and NVML; the step really runs, on the CPU."""
 
 from __future__ import annotations
 

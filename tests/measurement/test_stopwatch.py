@@ -1,4 +1,4 @@
-"""CUDA events that the GPU passes late, or never."""
+"""CUDA events that the GPU completes late or never."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainatomy.measurement.step.timer import Stopwatch
 
 
 class LateEvent(FakeEvent):
-    """An event that the GPU passes later; a broken GPU raises at every query."""
+    """Event that the GPU completes later; a broken GPU raises at every query."""
 
     passed = 0
     broken = False

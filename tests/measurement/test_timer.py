@@ -1,4 +1,4 @@
-"""Timing of steps and the length of a run, with a fake GPU and a fake clock."""
+"""Step timing and the length of a run, with a fake GPU and a fake clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
 
 
 class FakeClock:
-    """A clock that only ``run`` advances, and a count of synchronisations."""
+    """Clock that only ``run`` advances; it counts synchronisations."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -256,7 +256,7 @@ def gpu(allocator: FakeAllocator, library: FakeNvml) -> Iterator[FakeAllocator]:
 
 
 class Wide(nn.Module):
-    """64 KiB of weights."""
+    """Layer with 64 KiB of weights."""
 
     def __init__(self) -> None:
         super().__init__()

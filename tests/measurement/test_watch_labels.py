@@ -1,4 +1,4 @@
-"""A watch labels what a prediction labels: its recorder, run in a simulation that knows every label."""
+"""A watch assigns the labels of a prediction: its recorder runs in a simulation where every label is known."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class NoStopwatch:
-    """Takes no time."""
+    """Stopwatch without effect."""
 
     def tick(self) -> None: ...
 
 
 class Watched(Watcher):
-    """Attaches a watch's hooks and recorder to a simulated run; an address is an allocation's number, from 1."""
+    """Attaches a watch's hooks and recorder to a simulated run; addresses are allocation numbers from 1."""
 
     def ready(self, model: Any, optimizer: Any) -> None:
         super().ready(model, optimizer)

@@ -1,4 +1,4 @@
-"""The benchmark of the overhead of watching, with a fake clock and a fake allocator."""
+"""The benchmark of the overhead of a watch, with a fake clock and a fake allocator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def benchmark() -> ModuleType:
 
 
 class FakeClock:
-    """A clock on which a step takes 10 ms times a changing load, and more where it is watched."""
+    """Clock on which a step takes 10 ms times a changing load, and longer while it is watched."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -40,7 +40,7 @@ class FakeClock:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        self.now += 5.0  # to begin and to end costs, but is no step
+        self.now += 5.0  # starting and stopping takes time outside of the steps
         self._watched = self._steps
         self._share, self._first = 0.02, 0.5
         yield
@@ -87,7 +87,7 @@ def test_steps_that_other_work_slowed_do_not_count(benchmark: ModuleType) -> Non
 
 
 def small_training() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
-    """Two layers, their optimizer and a step."""
+    """Return two layers, their optimizer and a step."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

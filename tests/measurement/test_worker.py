@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, Callable[[], list[dict[str, Any]]]]]:
-    """A descriptor for answers, and a function that reads them."""
+    """Return a file descriptor for answers and a function that reads them."""
     reading, writing = os.pipe()
 
     def answers() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What older software kept: the input of softmax before PyTorch 1.11, and fp32 scores under autocast."""
+"""Tensors that older software saved: the input of softmax before PyTorch 1.11, and fp32 scores under autocast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainatomy.training.adamw_hf import AdamW
 
 
 def saved(function: object, *arguments: object) -> list[tuple[torch.Size, torch.dtype]]:
-    """Shapes and types of what a function keeps for backward."""
+    """Return shapes and dtypes of the tensors that a function saves for backward."""
     kept: list[tuple[torch.Size, torch.dtype]] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ def test_transformers_is_restored() -> None:
 
 
 def test_adamw_of_transformers_steps_as_adamw_does() -> None:
-    """Where epsilon does not count and nothing decays, the two are one formula."""
+    """Compare both without weight decay and with negligible epsilon, where the formulas are equal."""
     start = torch.randn(4, 3)
     ends = []
     for kind in (AdamW, torch.optim.AdamW):

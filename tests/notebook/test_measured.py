@@ -1,4 +1,4 @@
-"""The notebook's nine trainings as they ran on an H200: every figure of today's software is met to the byte.
+"""The notebook's nine trainings as measured on an H200; with current software all figures match to the byte.
 
 ``tests/data/h200-notebook.jsonl``: one row a training of google-bert/bert-large-uncased, four steps each in a process
 of its own (torch 2.11 on CUDA 13, transformers 5.17).  ``nvml_*`` is the memory of the whole card, in bytes: before the

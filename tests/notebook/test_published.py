@@ -14,7 +14,7 @@ from trainatomy.workload import Workload, notebook
 
 TOLERANCE = 0.03
 TIME_TOLERANCE = 0.2
-"""Of a time that rests on a data sheet and a host nobody knows."""
+"""Relative tolerance of a time that is predicted from a data sheet for an unknown CPU."""
 PROMPT = {"vanilla", "fp16", "8-bit Adam"}
 """Rows without accumulation: one forward and backward a step."""
 

@@ -30,7 +30,7 @@ def scratch(steps: Plan) -> list[int]:
 
 
 class TestSumsOverRows:
-    """Bias gradients: sums over dimension 0 of [rows, columns]."""
+    """Compute bias gradients: sums over dimension 0 of [rows, columns]."""
 
     def test_bert_large_as_an_h200_allocates_it(self):
         # Blocks of 32 × 4 threads, 4 columns a thread: 2048 / 4 = 512 values a thread ≥ 256, so the rows are shared by
@@ -72,13 +72,13 @@ class TestSumsOverRows:
 
 
 def test_biases_of_bert_large_as_counted_on_an_h200():
-    # One step of torch 2.11, batch 4 × 512, fp32: what its tape holds of these sizes beside activations and gradients.
+    # One step of torch 2.11, batch 4 × 512, fp32: such allocations in its trace besides activations and gradients.
     counted = {67108864: 24, 128: 24, 16777216: 120, 32: 120}
     taken: Counter[int] = Counter()
     for columns in (1024, 1024, 1024, 1024, 4096, 1024):  # query, key, value, output, up, down
         taken.update(scratch(plan(aten.sum.dim_IntList, meta(2048, columns), [0], True)))
     assert {size: 24 * count for size, count in taken.items()} == counted
-    # pooler, classifier, and the positions' sum over the batch add none
+    # the pooler, the classifier and the sum of positions over the batch add none
     for rows, columns in ((4, 1024), (4, 2)):
         assert scratch(plan(aten.sum.dim_IntList, meta(rows, columns), [0], True)) == []
     assert scratch(plan(aten.sum.dim_IntList, meta(4, 512, 1024), [0], True)) == []
@@ -90,7 +90,7 @@ def test_reductions_of_nothing_and_of_one_number():
 
 
 def test_reductions_to_one_number_share_a_buffer_without_columns():
-    # 31,254,528 values, 512 threads: ⌈31254528/512⌉ = 61,044 values a thread; 132 · 4 blocks fill the card.
+    # 31,254,528 values, 512 threads: ⌈31254528/512⌉ = 61,044 values a thread; 132 · 4 blocks fill the GPU.
     assert scratch(plan(aten.linalg_vector_norm.default, meta(30522, 1024), 2)) == [4 * 528, 4]
     # pairs of a value and an index take 16 bytes, Welford's four numbers too
     assert scratch(plan(aten.argmax.default, meta(30522, 1024))) == [16 * 528, 4]

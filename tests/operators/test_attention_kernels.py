@@ -18,7 +18,7 @@ _aten = torch.ops.aten
 
 
 def heads(batch: int, number: int, length: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
-    """[B, H, S, D] as models make it: a view of [B, S, H, D]."""
+    """Return [B, H, S, D] as models make it: a view of [B, S, H, D]."""
     return torch.empty(batch, length, number, dim, dtype=dtype, device="meta").transpose(1, 2)
 
 
@@ -158,7 +158,7 @@ class TestEfficient:
         [
             # 16 bits, 64: tiles of 64 x 64 with a header of 16 bytes, gradients of keys in registers
             (A100, torch.float16, 64, 2 * 4 * (4 * (16 + 64 * 64 * 4))),
-            # 16 bits, 128 on a card with much shared memory: one tile of 128 x 128 for 128 queries, in registers
+            # 16 bits, 128 on a GPU with much shared memory: one tile of 128 x 128 for 128 queries, in registers
             (A100, torch.float16, 128, 2 * 4 * (2 * (16 + 128 * 128 * 4))),
             # the same on an RTX 3090: tiles of 64 x 64, staging areas of both key gradients for each of 4 splits
             (

@@ -1,4 +1,4 @@
-"""bitsandbytes' optimizers step on meta tensors and make the states that they make on a GPU."""
+"""Optimizers of bitsandbytes step on meta tensors and create the same states as on a GPU."""
 
 from __future__ import annotations
 

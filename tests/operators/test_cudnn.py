@@ -32,7 +32,7 @@ def convolution(
     last: bool = False,
     groups: int = 1,
 ) -> Convolution:
-    """One of as many dimensions as ``data`` has; a row is an image of height 1."""
+    """Return a convolution with the dimensions of ``data``; a row counts as an image of height 1."""
     steps = [1 if size == 1 else stride for size in data[2:]]
     around = [0 if size == 1 else padding for size in data[2:]]
     spatial = [
@@ -83,14 +83,14 @@ def test_one_dimension() -> None:
 
 
 def sample(kind: str) -> list[dict[str, Any]]:
-    """Lines of the sample."""
+    """Return the lines of the sample."""
     with gzip.open(SAMPLE, "rt", encoding="utf-8") as file:
         lines = [json.loads(line) for line in file][1:]
     return [line for line in lines if line["kind"] == kind]
 
 
 def convolution_of(line: dict[str, Any]) -> Convolution:
-    """The convolution of a line; a transposed one as the one that it is the gradient of."""
+    """Return the convolution of a line; for a transposed one, the convolution whose gradient it is."""
     data = (line["batch"], line["inside"], *line["places"])
     output, ends = tuple(line["output"]), (line["outside"], line["inside"])
     if line["transposed"]:

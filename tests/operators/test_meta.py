@@ -11,7 +11,7 @@ from trainatomy.simulator.process import SimulatedProcess
 
 
 def dispatcher() -> dict[str, str]:
-    """The kernels that the dispatcher has for each operator whose meta kernel a simulation replaces or adds."""
+    """Return the dispatcher's kernels of each operator whose meta kernel a simulation replaces or adds."""
     names = [name.partition(".")[0] for name in meta._kernels()]
     return {name: torch._C._dispatch_dump(f"aten::{name}") for name in names}
 

@@ -1,4 +1,4 @@
-"""Every operator that a recorded or simulated step runs has a row, and every row names what exists."""
+"""Every operator of a recorded or simulated step has a row, and every row refers to existing things."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROFILES = sorted((Path(__file__).parents[1] / "data" / "traces").glob("*.trace.
 WITHOUT_ROW = {
     "aten::_fft_c2c": "FFTs (FNet) are timed by their traffic; nobody has measured them",
 }
-"""Operators without a row, and why."""
+"""Operators without a row, with the reason."""
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 64}
 T5 = {"d_model": 32, "num_layers": 1, "num_heads": 2, "d_ff": 64, "d_kv": 16, "vocab_size": 64}
@@ -41,7 +41,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def recorded_operators() -> Iterator[str]:
-    """Yield the aten operators of the recorded profiles, those apart that PyTorch decomposes above autograd."""
+    """Yield the aten operators of the recorded profiles except those that PyTorch decomposes above autograd."""
     for path in PROFILES:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             events = json.load(file)["traceEvents"]
@@ -58,7 +58,7 @@ def _is_composite(name: str) -> bool:
 
 @pytest.fixture(scope="module", params=sorted(MODELS))
 def operations(request: pytest.FixtureRequest) -> Operations:
-    """The operations of a small model's step on an H200."""
+    """Return the operations of a small model's step on an H200."""
     workload = {"data": {"sequence_length": 16}, **MODELS[request.param]}
     return simulate(Workload.from_mapping(workload), find_gpu("h200")).operations
 
@@ -142,7 +142,7 @@ def test_launch_kinds(name: str, kind: str) -> None:
 
 
 def test_kernel_work_is_the_compulsory_traffic_and_named_passes(operations: Operations) -> None:
-    """One function counts the bytes: what the breakdown shows is what times are computed from."""
+    """Check that the operation breakdown and the timing model use the same byte counts."""
     chip, kernels = chip_of(find_gpu("h200"), tf32=False), 0
     for call in operations.calls:
         counts, work = count(call), kernel_work(call, chip)

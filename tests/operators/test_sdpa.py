@@ -107,7 +107,7 @@ def test_flags_follow_the_context() -> None:
 
 
 class Operators(TorchDispatchMode):
-    """Notes the names of the operators below autograd."""
+    """Records the names of the operators below autograd."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Records to read: three trainings of BERT-large on an H200, as it measured them, each with its prediction.
+"""Records for the tests: three trainings of BERT-large measured on an H200, each with its prediction.
 
 They are files of the first version of the form, and every later trainatomy has to read them. What they say is that of
 the rows of those names in benchmarks/accuracy/records/h200-notebook.jsonl; samples per second follow from the time of a
@@ -38,7 +38,7 @@ def fp16() -> Record:
 
 @pytest.fixture(scope="session")
 def failed(vanilla: Record) -> Record:
-    """The same training on a card that is too small for it."""
+    """Return a record of the same training on a GPU that is too small for it."""
     point = OutOfMemoryPoint(Instant(0, "forward", "bert.encoder.layer.20", "aten::mm"), 2**27, 5 * 2**30, 6 * 2**30)
     measurement = replace(
         vanilla.measurement,
@@ -56,7 +56,7 @@ def failed(vanilla: Record) -> Record:
 
 @pytest.fixture(params=["disk", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """An empty store on a disk, and one on a filesystem that is none."""
+    """Return an empty store on a local disk and one on another filesystem."""
     made = Store(tmp_path / "runs" if request.param == "disk" else f"memory://{uuid.uuid4().hex}/runs")
     yield made
     if request.param == "memory" and made.exists():

@@ -1,4 +1,4 @@
-"""history, show and diff as a user meets them."""
+"""The commands history, show and diff."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The difference of two records, as values, in one sentence and on a page."""
+"""The difference of two records: as values, as a sentence and as a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record as JSON and back; what is no record says what it is."""
+"""Records to JSON and back, and the errors for files that are not records."""
 
 from __future__ import annotations
 

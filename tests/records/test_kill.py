@@ -1,4 +1,4 @@
-"""A kill at any moment loses nothing that was written and leaves no half record."""
+"""A process killed at any moment loses no complete record and leaves no partial one."""
 
 from __future__ import annotations
 
@@ -94,5 +94,5 @@ def test_killed_at_every_step_of_writing(tmp_path: Path, moment: str, found: int
     assert ran.returncode == (0 if moment == "never" else -signal.SIGKILL)
     history = Store(tmp_path).history()
     assert (len(history.records), history.skipped) == (found, ())
-    Store(tmp_path).write(Store(data).read("c6fa0a12"))  # what the kill left behind is in nobody's way
+    Store(tmp_path).write(Store(data).read("c6fa0a12"))  # files left behind by the kill do not interfere
     assert len(Store(tmp_path).list()) == 2

@@ -225,7 +225,7 @@ def test_files_are_renamed_into_place_where_a_put_is_not_atomic(
 
 
 def test_records_are_readable_by_others(tmp_path: Path, vanilla: Record) -> None:
-    """Plain JSON, in UTF-8, that needs no trainatomy."""
+    """Check that a record is plain UTF-8 JSON that can be read without trainatomy."""
     content = json.loads(Path(Store(tmp_path).write(vanilla)).read_text("utf-8"))
     assert content["measurement"]["workload"]["train"] == {"per_device_train_batch_size": 4}
     assert content["prediction"]["memory"]["device_bytes"] == 8972468224

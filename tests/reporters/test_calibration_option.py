@@ -1,4 +1,4 @@
-"""``--calibration``: time is priced by a file of ``trainatomy calibrate``, or the reader is told why it is not."""
+"""``--calibration``: times are predicted from a file of ``trainatomy calibrate``, or an error explains why not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRODUCT = "aten::mm(bf16[4096,4096],bf16[4096,4096])->bf16[4096,4096]"
 
 @pytest.fixture
 def calibration(tmp_path: Path) -> Callable[..., str]:
-    """A file that says that products take a second each, on such a card."""
+    """Write a calibration of such a GPU in which each matrix product takes one second."""
 
     def make(gpu: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0), **changes: Any) -> str:
         points = [{"call": PRODUCT, "us": 1e6, "kernels": 1}] * 3

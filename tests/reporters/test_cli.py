@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what goes where, and with which exit code."""
+"""The command line: output streams and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TINY = ["--model-class", "GPT2LMHeadModel", "--config", "n_layer=1"]
 
 @pytest.fixture
 def predicted_workloads(monkeypatch: pytest.MonkeyPatch, prediction: Prediction) -> list[Any]:
-    """The workloads that reach ``trainatomy.api``, which answers with a made-up prediction."""
+    """Replace ``trainatomy.api.predict`` by a fixed prediction and return the list of workloads that it receives."""
     seen: list[Any] = []
 
     def predict(workload: Any, **options: Any) -> Prediction:

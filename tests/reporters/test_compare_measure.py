@@ -1,4 +1,4 @@
-"""``compare --measure`` as a user meets it, on a GPU that answers from a script."""
+"""``compare --measure`` on the command line, with a scripted GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS = "model: {class: GPT2LMHeadModel}\nrows: [{name: a}, {name: b, loop: pytor
 
 @dataclass
 class Script:
-    """What runs and predictions answer by name; ``asked``: every run, in order."""
+    """Scripted answers of runs and predictions by name; ``started`` lists all runs in order."""
 
     started: list[str] = field(default_factory=list)
     runs: dict[str, list[Any]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ def rows(tmp_path: Path) -> str:
 
 @pytest.fixture
 def compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run ``compare … --measure``: exit code, stdout, stderr."""
+    """Return a function that runs ``compare … --measure`` and returns exit code, stdout and stderr."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()

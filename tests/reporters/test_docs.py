@@ -144,7 +144,7 @@ def test_the_figures_of_the_drawn_run_nest_to_the_byte() -> None:
 
 @pytest.mark.parametrize("name", ["context.md", "time.md"])
 def test_concept_pages_contain_none_of_our_numbers(name: str) -> None:
-    """Numbers in the text are published by others (a PyTorch pull request, NVIDIA's V100) or sizes of units."""
+    """Check that all numbers in the text were published by others (PyTorch, NVIDIA) or are sizes of units."""
     allowed = {"2 MiB", "32 MiB", "640 MiB", "0 MB", "16 GB", "16,160", "287,047,680", "666,632,192"}
     text = re.sub(r"\{[{%].*?[%}]\}", "", (ROOT / "docs" / "concepts" / name).read_text("utf-8"))
     typed = re.findall(r"\d{1,3}(?:,\d{3})+|\d[\d.]* (?:[KMG]i?B|[mµ]s|%|TFLOP|TB)\b", text)

@@ -1,4 +1,4 @@
-"""The public names: all there, all lazy."""
+"""The public names exist and are imported lazily."""
 
 from __future__ import annotations
 

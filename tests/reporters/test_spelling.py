@@ -1,4 +1,4 @@
-"""Every spelling of an option reaches the parser as one."""
+"""All spellings of an option are normalized before parsing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU that answers from a script, and a plan of three trainings."""
+"""A scripted GPU and a plan of three trainings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 def measurement_of(workload: Workload, **changes: object) -> Measurement:
-    """What a run of ``workload`` that completed might say."""
+    """Return a plausible measurement of a completed run of ``workload``."""
     measurement = Measurement(
         name=workload.name or "",
         workload=workload.to_mapping(),
@@ -49,7 +49,7 @@ def measurement_of(workload: Workload, **changes: object) -> Measurement:
 
 @dataclass
 class FakeGpu:
-    """Counts what it is asked to run; ``answers`` by name: a measurement, or what is raised instead, once."""
+    """Lists the runs in ``started``; ``answers`` maps a name to a measurement or exception that is used once."""
 
     started: list[str] = field(default_factory=list)
     answers: dict[str, Measurement | BaseException] = field(default_factory=dict)

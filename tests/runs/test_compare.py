@@ -1,4 +1,4 @@
-"""``compare`` in Python: predictions, and with ``measure`` runs on a GPU that answers from a script."""
+"""``compare`` in Python: predictions, and measured runs on a scripted GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def workloads(plan_of: Callable[..., Plan]) -> Workloads:
 
 @pytest.fixture
 def measure_options(monkeypatch: pytest.MonkeyPatch, gpu: Any, machine: Machine) -> list[dict[str, Any]]:
-    """What ``measure`` is asked besides the workload; predictions fail, since they are not what is tested."""
+    """Return the options of each ``measure`` call; predictions fail, since they are not tested here."""
     options: list[dict[str, Any]] = []
 
     def measure(workload: Workload, **keywords: Any) -> Any:

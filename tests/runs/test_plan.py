@@ -1,4 +1,4 @@
-"""Names of groups, what a machine is, and rows gathered from what was predicted and run."""
+"""Names of groups, the machine, and rows assembled from predictions and runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions in processes of their own: in order, with their errors, and without what this process did before."""
+"""Predictions in separate processes: in order, with their errors, and independent of the state of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one after the other: in order, recorded as they end, not twice, and not stopped by one that fails."""
+"""Runs in sequence: in order, recorded as they end, not repeated, and not stopped by a failure."""
 
 from __future__ import annotations
 

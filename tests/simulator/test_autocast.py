@@ -26,7 +26,7 @@ def autocast(dtype: torch.dtype = HALF, **options: Any) -> torch.autocast:
 
 
 def casts(process: SimulatedProcess, start: int) -> list[int]:
-    """Bytes of the copies that were made since event ``start``."""
+    """Return the bytes of the copies made since event ``start``."""
     origins = process.trace.origins
     return [
         event.bytes
@@ -134,7 +134,7 @@ def test_cached_casts_are_freed_when_the_outermost_context_ends(process: Simulat
     [
         lambda: made(64, 64),  # needs no gradient
         lambda: nn.Parameter(made(128, 64))[:64],  # a view
-        lambda: nn.Parameter(made(64, 64)) * 2,  # no leaf
+        lambda: nn.Parameter(made(64, 64)) * 2,  # not a leaf
     ],
 )
 def test_only_leaves_that_need_gradients_are_kept(process: SimulatedProcess, weight: Any) -> None:
@@ -164,7 +164,7 @@ def test_casts_are_made_last_argument_first(process: SimulatedProcess) -> None:
 
 
 def test_nothing_is_cast_inside_a_function_that_is_listed(process: SimulatedProcess) -> None:
-    """Attention by products widens 16 bits to 32 itself, and its products stay so: autocast is excluded there."""
+    """Check that math attention computes its products in fp32 for 16-bit inputs, since autocast is disabled there."""
     with autocast(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         query = nn.Parameter(made(1, 2, 8, 16))
         start = len(process.trace.events)

@@ -1,4 +1,4 @@
-"""Answers of ``torch.cuda`` during a simulation, and their removal after it."""
+"""Replaced functions of ``torch.cuda`` during a simulation, and their restoration."""
 
 from __future__ import annotations
 

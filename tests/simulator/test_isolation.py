@@ -1,4 +1,4 @@
-"""State of the process after a prediction, after a failure and after Ctrl-C: as before."""
+"""The state of the process is unchanged after a prediction, a failure and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def flags_of_torch() -> dict[str, Any]:
 
 
 def dispatcher() -> dict[str, Any]:
-    """Kernels that are registered, and what a user's own meta tensors see of them."""
+    """Return the registered kernels and their effect on meta tensors of the user."""
     data = torch.empty(2, 4, 8, 8, device="meta")
     weight = torch.empty(4, 4, 3, 3, device="meta").to(memory_format=torch.channels_last)
     return {
@@ -121,7 +121,7 @@ def snapshot() -> dict[str, Any]:
 
 
 def differing(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What changed, apart from loggers of libraries that were imported in between."""
+    """Return the differences, except loggers of libraries that were imported in between."""
     return {
         name: (before.get(name), after.get(name))
         for name in before.keys() | after.keys()
@@ -131,7 +131,7 @@ def differing(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[
 
 
 class Net(nn.Module):
-    """A linear layer that does what a test asks for in its forward."""
+    """Linear layer that calls a function in its forward."""
 
     def __init__(self, in_forward: Callable[[], object] = lambda: None) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def change_global_state() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _imported() -> None:
-    """Import what a prediction imports, so that the tests see what it leaves behind and not what it loads."""
+    """Import all libraries of a prediction first, so that imports do not count as changes."""
     predict_bert("trainer", optim="adamw_bnb_8bit")
 
 
@@ -224,7 +224,7 @@ def test_a_second_prediction_is_equal() -> None:
 
 @contextlib.contextmanager
 def settings_of_the_user() -> Iterator[None]:
-    """A process whose user works in another precision, without gradients, with an accelerator of their own."""
+    """Set up a process with another precision, without gradients and with the user's own accelerator."""
     PartialState._shared_state["backend"] = "mine"
     torch.set_default_dtype(torch.float64)
     try:
@@ -255,7 +255,7 @@ def test_frozen_objects_of_the_user_stay_frozen() -> None:
 
 
 class InterruptAfter:
-    """Sends Ctrl-C to this process when the given number of lines of the simulator have run."""
+    """Sends Ctrl-C to this process after the given number of executed lines of the simulator."""
 
     files = ("/simulator/process.py", "/simulator/isolation.py", "/simulator/driver.py", "/allocation/meta.py")
 
@@ -317,7 +317,7 @@ def test_threads_wait_for_each_other() -> None:
 
 
 class Summed(nn.Module):
-    """A loss of two layers."""
+    """Return the loss of two layers."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

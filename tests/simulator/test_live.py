@@ -1,4 +1,4 @@
-"""Arguments with which a live module cannot be predicted."""
+"""Arguments that a prediction of a live module rejects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations of the last step, as a GPU would run them; their FLOP beside ``FlopCounterMode``'s."""
+"""The operations of the last step as on a GPU, and their FLOP compared with ``FlopCounterMode``."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_flop_are_those_of_flop_counter_mode_on_the_plain_model(name: str) -> No
 def test_flop_are_those_of_flop_counter_mode_over_the_same_kernels(
     name: str, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch's counter beside the recorder: attention kernels are those of a GPU, and both steps count the same."""
+    """Run PyTorch's counter and the recorder together: GPU attention kernels, and two equal steps."""
     described, run = workload(name, attention, bf16=True), simulating.run
     counter = FlopCounterMode(display=False)
 
@@ -158,7 +158,7 @@ def test_the_batch_is_copied_from_the_cpu(from_factory: Factory) -> None:
     ("line", "name"), [("self.second(h) + self.first(h)", "aten::add_"), ("self.second(h) + h", "aten::add")]
 )
 def test_the_engine_adds_in_place_only_without_other_references(from_factory: Factory, line: str, name: str) -> None:
-    """Two gradients of ``h`` (8 x 8): a product is overwritten; that of ``+ h`` is a view of ones that others hold."""
+    """Add two gradients of ``h`` (8 x 8): a product may be overwritten, that of ``+ h`` is a shared view of ones."""
     found = operations_of(from_factory(NET.replace("self.second(h) + h", line)))
     backward = [found.calls[o.call] for o in found.operations if o.phase == "backward"]
     added = [call for call in backward if "add" in call.name and call.outputs[0].shape == (8, 8)]

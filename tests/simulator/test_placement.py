@@ -43,7 +43,7 @@ def test_a_tensor_from_data(process: SimulatedProcess, make: Any) -> None:
 def test_new_tensors_are_made_where_their_source_is(process: SimulatedProcess) -> None:
     source = torch.empty(2, device="cuda")
     made = source.new_tensor([1, 2, 3], device="cuda")
-    assert (made.device, made.dtype) == (CUDA, torch.float32)  # as of a tensor of the host: its source's
+    assert (made.device, made.dtype) == (CUDA, torch.float32)  # as for a CPU tensor: its source's
     assert torch.empty_like(source).device == source.new_zeros(3).device == CUDA
     assert source.new_tensor([7]).device == CUDA
     assert source.new_tensor([7], device="cpu").tolist() == [7.0]
@@ -63,7 +63,7 @@ def test_a_list_index_is_copied_to_the_gpu(process: SimulatedProcess) -> None:
     assert source[:, [-1, 0]].tolist() == [[7, 5]]
     source[0, [True, False, True]] = 1
     assert torch.tensor([1, 2])[[0]].tolist() == [1]
-    assert taken(process)[:3] == [24, 16, 16]  # the tensor, the two indices, what was taken
+    assert taken(process)[:3] == [24, 16, 16]  # the tensor, the two indices, the result
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def net() -> nn.Sequential:
 
 
 def peak(process: SimulatedProcess, start: int) -> int:
-    """Most bytes that were held at once of what was taken since event ``start``."""
+    """Return the peak of the bytes allocated since event ``start``."""
     sizes: dict[int, int] = {}
     now = most = 0
     for event in process.trace.events[start:]:
@@ -54,7 +54,7 @@ def test_the_engine_adds_two_gradients_of_a_tensor_in_place(process: SimulatedPr
 
 def test_a_referenced_gradient_is_added_out_of_place(process: SimulatedProcess) -> None:
     x = torch.empty(256, device="cuda", requires_grad=True)
-    doubled = x + x  # both of its gradients are the one that is given, which the caller holds
+    doubled = x + x  # both gradients are the incoming one, which the caller references
     gradient = torch.empty(256, device="cuda")
     start = len(process.trace.events)
     doubled.backward(gradient)

@@ -146,7 +146,7 @@ ASKING: dict[str, dict[str, object]] = {
     "TapasForQuestionAnswering": _SMALL,
     "ViltForQuestionAnswering": {**_SMALL, "image_size": 32, "patch_size": 16},
 }  # fmt: skip
-"""Models that ask for numbers which follow from masks, positions and tokens."""
+"""Text of models that read numbers computed from masks, positions and tokens."""
 
 
 @pytest.mark.parametrize("name", list(ASKING))
@@ -159,7 +159,7 @@ def test_models_that_read_known_values_are_executed(name: str) -> None:
 
 
 def test_an_unchecked_release_is_reported() -> None:
-    """A torch newer than all that were checked is simulated, with a note on the prediction."""
+    """Check that a newer, unchecked torch is simulated with a note on the prediction."""
     tiny = {
         "model": {"class": "GPT2LMHeadModel", "config": {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64}}
     }

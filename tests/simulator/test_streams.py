@@ -1,4 +1,4 @@
-"""Streams, events and the place of a process among others."""
+"""Streams, events and the rank of a process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_each_stream_has_its_own_pool(process: SimulatedProcess) -> None:
     kept = torch.empty(1 << 20, device="cuda")
     del kept
     with torch.cuda.stream(torch.cuda.Stream()):
-        kept = torch.empty(1 << 20, device="cuda")  # the block of the default stream is free, but not for this one
+        kept = torch.empty(1 << 20, device="cuda")  # the block is free on the default stream only
     found = replay(process.trace, AllocatorSettings())
     assert found.peak_allocated_bytes == 4 << 20
     assert found.peak_reserved_bytes == 40 << 20
@@ -93,7 +93,7 @@ def test_operations_carry_streams_and_what_they_wait_for(process: SimulatedProce
 
 
 class Overlapped(nn.Module):
-    """Computes one of its two branches on a side stream, as code that overlaps work does."""
+    """Module that computes one of its two branches on a side stream to overlap the work."""
 
     def __init__(self) -> None:
         super().__init__()

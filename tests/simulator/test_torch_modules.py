@@ -16,7 +16,7 @@ from trainatomy.results.prediction import Prediction
 
 
 class Net(nn.Module):
-    """A layer ``part`` and what ``loss`` makes of it and of the batch."""
+    """Module with a layer ``part`` whose forward is ``loss(part, batch)``."""
 
     def __init__(self, part: nn.Module, loss: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Net(nn.Module):
 
 
 def predicted(part: nn.Module, loss: Callable[..., torch.Tensor], **arguments: Any) -> Prediction:
-    """Of training ``part`` on the tensors among ``given`` by the settings among them."""
+    """Predict the training of ``part``; tensors among ``arguments`` are the batch, the others settings."""
     batch = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
     settings = {name: value for name, value in arguments.items() if name not in batch}
     return trainatomy.predict(Net(part, loss), batch=batch, gpu="h200", **{"optimizer": "adamw_torch", **settings})

@@ -32,7 +32,7 @@ def test_a_mask_of_attention_over_a_whole_batch_is_known(process: SimulatedProce
 
 
 def test_a_tensor_on_the_cpu_becomes_an_array(process: SimulatedProcess) -> None:
-    """As SciPy takes the costs of a detector's matches."""
+    """Check the conversion to an array by which SciPy reads the matching costs of a detector."""
     assert torch.tensor([3, 4]).to("cuda").cpu().numpy().tolist() == [3, 4]
     assert torch.empty(2, 2, device="cuda").cpu().numpy().tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert torch.empty(2, device="cuda").cpu().__array__().tolist() == [0.0, 0.0]
@@ -88,7 +88,7 @@ def test_nothing_overflows(process: SimulatedProcess, question: Any) -> None:
 
 
 def test_a_known_false_value_expires_with_its_tensor(process: SimulatedProcess) -> None:
-    """Another tensor may take the storage's identity; it must not take its answer."""
+    """Check that a new tensor with the same storage id does not inherit known values."""
     for _ in range(50):
         assert not bool(torch.isnan(torch.empty(1, device="cuda")))
         assert bool(torch.empty(1, device="cuda") > 0)
@@ -169,7 +169,7 @@ def test_large_masks_are_computed_on_demand_from_their_original_inputs(process: 
     mask = torch.ones(1, 1, 400, 400, dtype=torch.int64)
     mask[..., 7:] = 0
     known = mask.to("cuda")
-    lengths = (known > 0).sum(-1)  # waits: 160,000 truths
+    lengths = (known > 0).sum(-1)  # deferred: 160,000 bools
     known.mul_(0)
     assert lengths.max().item() == 7
     assert known.sum().item() == 0

@@ -1,4 +1,4 @@
-"""The CPU's speed: the trainings that measure it, the factors that follow, and their effect on predictions."""
+"""CPU speed: the trainings that measure it, the resulting factors, and their effect on predictions."""
 
 from __future__ import annotations
 

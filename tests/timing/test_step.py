@@ -106,7 +106,7 @@ def test_the_cpu_waits_after_each_bitsandbytes_update() -> None:
         ("aten::_to_copy(hf32[4,10])->f32[4,10]", True),
         ("aten::_to_copy(hf32[])->f32[]", True),
         ("aten::index(f32[64,8],hi64[4])->f32[4,8]", True),
-        ("aten::mul(f32[4,10],hf32[])->f32[4,10]", False),  # a number of the host is an argument of the kernel
+        ("aten::mul(f32[4,10],hf32[])->f32[4,10]", False),  # a CPU scalar is an argument of the kernel
         ("aten::index(f32[64,8],b8[64])->f32[32,8]", True),
         ("aten::index(f32[64,8],i64[4])->f32[4,8]", False),
         ("aten::_unique2(i64[64])->i64[8],i64[64],i64[8]", True),

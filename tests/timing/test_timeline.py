@@ -27,7 +27,7 @@ def replay(
     synchronized: tuple[int, ...] = (),
     launch_delay: float = 0.0,
 ) -> StepTimeline:
-    """Replay operations of (stream, GPU seconds); those in ``reads`` are read by the CPU and run no kernel."""
+    """Replay operations of (stream, GPU seconds); operations in ``reads`` are read by the CPU and run no kernel."""
     calls = [READ if index in reads else KERNEL for index in range(len(rows))]
     operations = [Operation(0, index, "forward", "", 0, 1, (), stream) for index, (stream, _) in enumerate(rows)]
     kernels = [(seconds, int(seconds > 0)) for _, seconds in rows]
@@ -99,7 +99,7 @@ def test_a_kernel_starts_after_the_launch_delay() -> None:
 
 
 def test_each_stream_has_a_launch_queue_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for two kernels the third launch on a stream waits for the first kernel, which is done at 10."""
+    """Check a queue of two kernels: the third launch on a stream waits for the first kernel, done at 10."""
     monkeypatch.setattr(timeline, "LAUNCH_QUEUE_DEPTH", 2)
     full = replay((0, 10.0), (0, 10.0), (0, 10.0), (1, 25.0), launch=0.0, synchronized=(0,))
     spread = replay((0, 10.0), (0, 10.0), (1, 25.0), launch=0.0, synchronized=(0,))

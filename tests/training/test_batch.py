@@ -1,4 +1,4 @@
-"""The batches: what they hold for each family, bounded by the model, without a model of any size."""
+"""The batches: their content for each model family and the limits of the model, without building a full model."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ _QWEN_2_5 = {
 
 
 def test_images_become_one_row_of_patches(describe: Any) -> None:
-    """224 × 224 are 16 × 16 patches of 14 × 14, of which 2 × 2 become one token: what Qwen2-VL's processor makes."""
+    """Check a 224 × 224 image: 16 × 16 patches of 14 × 14, 2 × 2 of them per token, as in Qwen2-VL's processor."""
     batch = batch_of(describe("Qwen3VLForConditionalGeneration", model={"config": _QWEN}))
     tokens = ((2, 64 + 16), torch.int64)
     assert shapes(batch) == {
@@ -200,7 +200,7 @@ def test_a_model_of_patches_is_trained_and_its_step_predicted(describe: Any, nam
 
 
 def test_patches_are_merged_into_tokens(describe: Any) -> None:
-    """Aya Vision says how many of a side, not how many tokens: ``downsample_factor``."""
+    """Check that Aya Vision's ``downsample_factor`` applies to each side, not to the number of tokens."""
     config = {**_LLAVA, "downsample_factor": 2, "image_token_index": 150}
     config = {k: v for k, v in config.items() if k not in ("image_seq_length", "image_token_id")}
     config["vision_config"] = {**_LLAVA["vision_config"], "model_type": "siglip_vision_model"}
@@ -217,7 +217,7 @@ _DETR = {
 
 
 def test_each_image_has_its_own_objects(describe: Any) -> None:
-    """A list with one dict for each image: ``DetrForObjectDetection.forward``, ``labels``."""
+    """Check for a list with one dict per image, the ``labels`` of ``DetrForObjectDetection.forward``."""
     batch = batch_of(describe("DetrForObjectDetection", model={"config": _DETR}))
     assert shapes(batch) == {"pixel_values": ((2, 3, 640, 640), torch.float32)}
     found = [shapes(objects) for objects in batch["labels"]]
@@ -229,7 +229,7 @@ def test_each_image_has_its_own_objects(describe: Any) -> None:
 
 @pytest.mark.parametrize("loop", ["pytorch", "trainer"])
 def test_a_detector_is_trained_and_its_step_predicted(describe: Any, loop: str) -> None:
-    """SciPy matches the objects to queries, on the host."""
+    """Check the matching of objects to queries, which SciPy does on the CPU."""
     pytest.importorskip("scipy")
     workload = describe("DetrForObjectDetection", model={"config": _DETR}, loop=loop, steps=1)
     run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
@@ -237,7 +237,7 @@ def test_a_detector_is_trained_and_its_step_predicted(describe: Any, loop: str) 
 
 
 def test_each_image_has_its_own_segments(describe: Any) -> None:
-    """Two lists with one tensor for each image: ``Mask2FormerForUniversalSegmentation.forward``."""
+    """Check for two lists with one tensor per image, as in ``Mask2FormerForUniversalSegmentation.forward``."""
     pytest.importorskip("scipy")  # its loss matches segments with it
     backbone = {"model_type": "swin", "depths": [1, 1, 1, 1], "out_features": ["stage1", "stage2", "stage3", "stage4"]}
     config = {"encoder_layers": 1, "decoder_layers": 2, "backbone_config": backbone}
@@ -271,7 +271,7 @@ def test_samples_are_drawn_from_their_index(describe: Any) -> None:
     workload = describe()
     with torch.device("meta"):
         model = build_model(workload)
-    dataset = build_dataset(workload, model, 10**9)  # costs nothing: samples are drawn when asked for
+    dataset = build_dataset(workload, model, 10**9)  # cheap: samples are drawn on demand
     assert len(dataset) == 10**9
     assert torch.equal(dataset[5]["input_ids"], dataset[5]["input_ids"])
     assert not torch.equal(dataset[5]["input_ids"], dataset[6]["input_ids"])
@@ -400,7 +400,7 @@ _CLAP = {
 def test_models_of_several_parts_take_the_batch_that_is_made(name: str, config: dict[str, Any]) -> None:
     mapping = {"model": {"class": name, "config": config}, "train": {"per_device_train_batch_size": 2}}
     before = copy.deepcopy(mapping)
-    for _ in range(2):  # a configuration may take keys out of what it is given
+    for _ in range(2):  # a configuration may remove keys from its arguments
         workload = Workload.from_mapping(mapping)
         model = build_model(workload)
         loss = model(**build_batch(workload, model)).loss

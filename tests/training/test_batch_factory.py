@@ -1,4 +1,4 @@
-"""Batches from the user's own function: their size and their names are checked."""
+"""Batches from the user's own function, whose size and names are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers by the path of their class: which groups and settings they get, and what is said where that fails."""
+"""Optimizers given by the path of their class: parameter groups, settings, and the errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Model(nn.Module):
-    """One weight that decays, and a bias, a norm and a frozen weight."""
+    """Has a weight with decay, a bias, a norm and a frozen weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def test_only_the_form_of_a_path_is_checked_in_a_description(optim: str) -> None
 
 @pytest.mark.parametrize("loop", ["trainer", "pytorch"])
 def test_states_are_made_where_the_parameters_went(loop: str) -> None:
-    """In the simulated world the optimizer is built over parameters on the host; its states lie on the card."""
+    """Check that states are on the GPU although the optimizer is built over parameters on the CPU."""
     pytest.importorskip("bitsandbytes")
     from trainatomy.api import predict
 

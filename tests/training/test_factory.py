@@ -1,4 +1,4 @@
-"""The user's functions: found by name, and their errors told in the user's terms."""
+"""The user's functions: lookup by name, and errors that point to the user's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hub: each way in which it can fail has an answer of its own, and no answer takes long."""
+"""The Hugging Face hub: each kind of failure has its own message, which appears quickly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty cache of the hub."""
+    """Return an empty hub cache."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path))
     return tmp_path
@@ -30,7 +30,7 @@ def test_an_invalid_name_is_refused(cache: Path) -> None:
 
 
 def test_without_network_the_answer_is_quick(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # no server listens on this port
     with pytest.raises(NetworkError, match="cannot be reached"):
         hub.fetch_config("someone/something")
 

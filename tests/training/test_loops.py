@@ -1,4 +1,4 @@
-"""The loops on the CPU: real steps of tiny models of every family, in the order that the observer is promised."""
+"""The loops on the CPU: real steps of tiny models of every family, with observer events in the documented order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOPS = ("trainer", "pytorch")
 
 
 class EventRecorder(Silent):
-    """Writes down what it is told; checks what only shows from inside."""
+    """Records the observer's events and checks the state inside the loop."""
 
     def __init__(self) -> None:
         self.entries: list[str] = []
@@ -75,7 +75,7 @@ class EventRecorder(Silent):
 
 
 def run_recorded(workload: Workload, steps: int = 2) -> EventRecorder:
-    """Run ``workload`` on the CPU; every loss on the way is kept as a number."""
+    """Run ``workload`` on the CPU and return the recorder of its events and losses."""
     torch.manual_seed(0)
     model = build_model(workload)
     recorder = EventRecorder()
@@ -101,7 +101,7 @@ def test_every_family_runs_two_steps(describe: Any, family: str, loop: str) -> N
     recorder = run_recorded(describe(family, loop=loop))
     assert len(recorder.losses) == 2
     assert all(torch.isfinite(torch.tensor(recorder.losses)))
-    assert recorder.optimizer.state  # a step was taken
+    assert recorder.optimizer.state  # the optimizer has stepped
     assert recorder.entries[-1] == "step 1 end"
 
 
@@ -274,7 +274,7 @@ def own(file: Path, build: str, **sections: Any) -> Workload:
 def test_any_module_that_gives_its_loss_is_trained(user: Path, loop: str, build: str) -> None:
     recorder = run_recorded(own(user, build, loop=loop))
     assert recorder.optimizer.state
-    assert len(recorder.model._forward_hooks) == 1  # ours here; the one that looks for the loss has gone
+    assert len(recorder.model._forward_hooks) == 1  # the hook of this test; the one that looks for the loss was removed
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -312,7 +312,7 @@ def test_libraries_of_a_run_can_be_imported_first(describe: Any, monkeypatch: py
 
 
 class Lifetimes(TorchDispatchMode):
-    """For every operation: its name, and how many bytes that operations made are alive after it."""
+    """Records each operation's name and the bytes allocated by operations that are alive after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -336,7 +336,7 @@ class Lifetimes(TorchDispatchMode):
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Reference counts alone decide what is alive: a collection of cycles comes at a moment of its own."""
+    """Disable garbage collection so that only reference counts decide which tensors are alive."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Names and defaults are those of the installed transformers and peft."""
+"""Names and defaults match the installed transformers and peft."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainatomy.workload.arguments import arguments
 
 
 def defaults(options: Any) -> dict[str, Any]:
-    """Names and defaults of a dataclass of options."""
+    """Return the names and defaults of a dataclass of options."""
     return {
         field.name: field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
         for field in dataclasses.fields(options)
@@ -26,8 +26,10 @@ def training_arguments() -> dict[str, Any]:
 
 def test_keys_of_train_have_the_defaults_of_training_arguments(training_arguments: dict[str, Any]) -> None:
     ours = {name: field.default for name, field in TrainSpec.model_fields.items()}
-    ours["per_device_eval_batch_size"] = ours["per_device_train_batch_size"]  # ours: the same as in training
-    ours["use_cache"] = False  # ours: None, the Trainer's default with loop trainer
+    ours["per_device_eval_batch_size"] = ours[
+        "per_device_train_batch_size"
+    ]  # trainatomy's default: the same as in training
+    ours["use_cache"] = False  # trainatomy's default: None, the Trainer's default with loop trainer
     theirs = {name: training_arguments[name] for name in ours}
     assert {**theirs, "optim": str(getattr(theirs["optim"], "value", theirs["optim"]))} == ours
 

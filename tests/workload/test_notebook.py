@@ -1,4 +1,4 @@
-"""The notebook's nine trainings say what the notebook's cells say."""
+"""The notebook's nine trainings match the cells of the notebook."""
 
 from __future__ import annotations
 

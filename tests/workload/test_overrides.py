@@ -85,7 +85,7 @@ def test_flags_override_the_file(overrides: dict[str, Any], path: tuple[str, ...
     for key in path:
         found = getattr(found, key)
     assert found == value
-    assert BASE.train.bf16 and BASE.model.lora is None  # the file's own workload stays as it is
+    assert BASE.train.bf16 and BASE.model.lora is None  # the workload of the file is unchanged
 
 
 def test_configuration_is_laid_over_the_file() -> None:

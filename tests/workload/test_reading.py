@@ -1,4 +1,4 @@
-"""Workload files as people write them, with their mistakes: one message, the line, and what to do."""
+"""Workload files with typical mistakes: one message with the line and the remedy."""
 
 # ruff: noqa: E501 - tables read better in long lines
 
@@ -47,7 +47,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def refusal(file: Path, text: str | bytes) -> str:
-    """The message for a file with this content, with the folder left out."""
+    """Return the error message for a file with this content, without the folder."""
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(WorkloadError) as error:
         read(file)

@@ -1,4 +1,4 @@
-"""The page of all keys is what the schema says."""
+"""The reference page of all keys matches the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description as a value: defaults, contradictions, what round-trips and what a digest depends on."""
+"""The workload description as a value: defaults, contradictions, round trips and digests."""
 
 # ruff: noqa: E501 - tables read better in long lines
 
@@ -21,7 +21,7 @@ GPT2: dict[str, Any] = {"model": {"id": "gpt2"}}
 
 
 def refusal(**sections: Any) -> list[str]:
-    """The lines of the error that a mapping causes."""
+    """Return the lines of the error that a mapping causes."""
     with pytest.raises(WorkloadError) as error:
         Workload.from_mapping({**GPT2, **sections})
     return str(error.value).splitlines()

@@ -1,4 +1,4 @@
-"""Sweeps over any setting: how they are read, what they set, how rows are called."""
+"""Sweeps over any setting: syntax, resulting settings and names of the rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHER = Workload.from_mapping({"model": {"id": "gpt2"}})
 
 
 def changed(*texts: str) -> list[dict[str, Any]]:
-    """What differs from the base, row by row."""
+    """Return the differences of each row from the base."""
     mappings = [workload.to_mapping() for workload in sweep([BASE], texts)]
     return [{key: value for key, value in each.items() if value != BASE.to_mapping().get(key)} for each in mappings]
 
