@@ -34,8 +34,8 @@ def with_record(control: Measurement, recorded: Measurement) -> Measurement:
 
 def line_of(measurement: Measurement, row: Row, *, alone: bool, occasion: str = "") -> dict[str, Any]:
     """Return the line to keep; ``occasion``: a session's name in records/occasions.yaml, default the date."""
-    told = {"held_out": row.held_out, "family": row.family, "alone": alone, "occasion": occasion or measurement.date}
-    return asdict(measurement) | told | {"tape_file": None}
+    fields = {"held_out": row.held_out, "family": row.family, "alone": alone, "occasion": occasion or measurement.date}
+    return asdict(measurement) | fields | {"tape_file": None}
 
 
 def append(path: Path, content: Mapping[str, Any]) -> None:

@@ -82,7 +82,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("measured", type=Path, nargs="*", help="measured.jsonl, from measure_grid.py")
     parser.add_argument("--only", choices=tuple(SETS))
     parser.add_argument("--names", help="rows, separated by commas")
-    parser.add_argument("--gpu", default="", help="the card that was measured (default: by records/cards.yaml)")
+    parser.add_argument("--gpu", default="", help="the GPU that was measured (default: by records/cards.yaml)")
     parser.add_argument("--jobs", type=int, default=2, help="processes that predict (default: 2)")
     parser.add_argument("--out", type=Path, help="write the page here, and keep nothing")
     parser.add_argument("--page-only", action="store_true", help="write the page from errors.json again")

@@ -2,7 +2,7 @@
 
 Each row runs alone, in a fork of a process that has imported the libraries.  For some undisturbed steps it records when
 the CPU and the GPU pass the points at which the loop calls its observer, and for one more step the profiler's trace.
-Rows given with ``--tiny`` run with one sample of 16 tokens, so that only the CPU's time counts.
+Rows named by ``--tiny`` run with one sample of 16 tokens, so that only the CPU's time counts.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def test_without_factors_the_cpu_counts_as_idle(encoder: Operations) -> None:
     known = reference_host()
     quiet = calibration(dict.fromkeys(PARTS, known.quiet), known.id)
     assert seconds(encoder, None) == pytest.approx(seconds(encoder, quiet))
-    assert replace(known, occasions=(1.0, 4.0)).quiet == 1.0
+    assert replace(known, slowdowns=(1.0, 4.0)).quiet == 1.0
 
 
 def test_parts_without_a_factor_are_as_on_an_idle_cpu(encoder: Operations) -> None:

@@ -15,7 +15,7 @@ class Host:
 
     Attributes:
         microseconds: Costs by the field names of ``timing.launch.CPUCosts``.
-        occasions: Slowdown against ``microseconds`` in each measurement session; shared machines are slowed by other
+        slowdowns: Slowdown against ``microseconds`` in each measurement session; shared machines are slowed by other
             work.
         source: Origin of the figures.
     """
@@ -23,13 +23,13 @@ class Host:
     id: str
     name: str
     microseconds: dict[str, Any]
-    occasions: tuple[float, ...]
+    slowdowns: tuple[float, ...]
     source: str
 
     @property
     def quiet(self) -> float:
         """Least slowdown of all sessions: other work only ever slows a machine, and a prediction assumes none."""
-        return min(self.occasions)
+        return min(self.slowdowns)
 
 
 @cache
@@ -40,8 +40,8 @@ def hosts() -> dict[str, Host]:
 
 
 def _host(key: str, one: dict[str, Any]) -> Host:
-    occasions = tuple(float(occasion["factor"]) for occasion in one["occasions"])
-    return Host(key, one["name"], one["microseconds"], occasions, one["source"].strip())
+    slowdowns = tuple(float(session["factor"]) for session in one["sessions"])
+    return Host(key, one["name"], one["microseconds"], slowdowns, one["source"].strip())
 
 
 def reference_host() -> Host:
