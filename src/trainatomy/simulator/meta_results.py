@@ -106,10 +106,11 @@ def _is_new(result: Any, storages: set[int]) -> bool:
     """Return whether a result consists of meta tensors that fill storages of their own, none of ``storages``."""
     seen = set(storages)
     for tensor in _tensors(result):
-        storage = tensor.untyped_storage()
-        if not tensor.is_meta or tensor.layout != torch.strided or storage._cdata in seen:
+        if not tensor.is_meta or tensor.layout != torch.strided:
             return False
-        if tensor.storage_offset() or storage.nbytes() != _make(_description(tensor)).untyped_storage().nbytes():
+        storage = tensor.untyped_storage()
+        dense = _make(_description(tensor)).untyped_storage().nbytes()
+        if storage._cdata in seen or tensor.storage_offset() or storage.nbytes() != dense:
             return False
         seen.add(storage._cdata)
     return True
