@@ -391,7 +391,7 @@ def ops(
     from trainatomy.analysis.published_layer import SCOPE, published_notes, published_shares
     from trainatomy.prediction import context_bytes
     from trainatomy.simulator.simulate import simulate
-    from trainatomy.timing.cost_model import cost_model_of
+    from trainatomy.timing.cost_model import cost_model_of, tensor_cores_for_fp32
     from trainatomy.workload.encoder_layer import is_encoder_layer
 
     workload = _with_settings(workload, settings)
@@ -404,7 +404,7 @@ def ops(
     trace, operations = simulation.trace, simulation.operations
     allocator = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     memory = analyze_memory(trace, allocator, gpu.memory_bytes, context_bytes(workload, simulation))
-    cost_model = cost_model_of(gpu, loaded, tf32=workload.train.tf32)
+    cost_model = cost_model_of(gpu, loaded, tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version))
     predicted = _predict_times(operations, cost_model)
     source = f"predicted times are based on: {cost_model.source}"
     published = is_encoder_layer(workload)

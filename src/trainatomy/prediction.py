@@ -111,6 +111,7 @@ def _time(
     calibration: Calibration | None,
 ) -> Time:
     """Return the predicted time of a step."""
+    from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.timing.step import predict_step_time
     from trainatomy.training.throughput import samples_per_step
     from trainatomy.workload.loops import loop_of
@@ -119,7 +120,7 @@ def _time(
         simulation.operations,
         workload.resolve_gpu(),
         loop=loop_of(workload).cpu_costs,
-        tf32=workload.train.tf32,
+        tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
         samples=samples_per_step(workload),
         tokens_per_sample=simulation.tokens_per_sample,
         calibration=calibration,

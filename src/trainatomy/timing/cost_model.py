@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.catalog.calibrations import Calibration, Point, shipped
 from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.versions import Version, behaviour
 from trainatomy.operators.cost import has_cost, kernel_work
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
 from trainatomy.results.operations import Call
@@ -186,6 +187,14 @@ def cost_model_of(gpu: GPU, calibration: Calibration | None = None, *, tf32: boo
     with_kernels = calibration if calibration is not None and calibration.points else None
     measured = with_kernels or shipped().get(gpu.id) or nearest_calibration(gpu)
     return cost_model_from(gpu, measured, tf32=tf32)
+
+
+def tensor_cores_for_fp32(tf32: bool | None, torch_version: Version) -> bool | None:
+    """Return the setting ``tf32`` of a training as ``cost_model_of`` takes it.
+
+    In releases of torch where it does not reach convolutions, these keep TF32 although ``tf32`` is false.
+    """
+    return None if tf32 is False and not behaviour("fp32_precision_reaches_convolutions", torch_version) else tf32
 
 
 def chip_of(gpu: GPU, tf32: bool | None) -> Chip:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainatomy.catalog.versions import behaviour
 from trainatomy.operators.allocation.arguments import bound, dense_bytes, is_half, layout_of
 from trainatomy.operators.allocation.cudnn import workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
@@ -142,18 +143,24 @@ def _has_tensor_cores(tensor: torch.Tensor, processor: Processor) -> bool:
     """
     if tensor.dtype == torch.float16:
         return processor.capability >= (7, 0)
-    return processor.capability >= (8, 0) and (is_half(tensor) or (tensor.dtype == torch.float32 and _allows_tf32()))
+    return processor.capability >= (8, 0) and (
+        is_half(tensor) or (tensor.dtype == torch.float32 and _allows_tf32(processor))
+    )
 
 
-def _allows_tf32() -> bool:
-    """Return whether cuDNN's convolutions may use TF32.
+def _allows_tf32(processor: Processor) -> bool:
+    """Return whether cuDNN's convolutions may use TF32, their default.
 
-    ``cudnn.allow_tf32`` raises once ``torch.backends.fp32_precision`` was set, which came with PyTorch 2.9.
+    ``torch.backends.fp32_precision`` sets the precision of all backends.  In releases where it does not reach
+    convolutions, a setting that equals it is taken for one that came from it.
     """
-    convolution: Any = getattr(torch.backends.cudnn, "conv", None)
-    if convolution is None:
-        return bool(torch.backends.cudnn.allow_tf32)
-    return bool(convolution.fp32_precision == "tf32")
+    backends: Any = torch.backends
+    setting = backends.cudnn.conv.fp32_precision
+    if setting == backends.fp32_precision and not behaviour(
+        "fp32_precision_reaches_convolutions", processor.torch_version
+    ):
+        return True
+    return bool(setting == "tf32")
 
 
 def _bias_gradient(grad: torch.Tensor, call: KernelCall, index: int) -> list[Out | Scratch | Free]:
