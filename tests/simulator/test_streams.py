@@ -175,3 +175,33 @@ def test_an_impossible_place_is_refused(of: dict[str, Any], message: str) -> Non
 def test_a_batch_can_be_scattered_to_the_only_gpu(process: SimulatedProcess) -> None:
     model = nn.DataParallel(nn.Linear(8, 8).to("cuda"))
     assert model(torch.ones(4, 8)).shape == (4, 8)
+
+
+class TwoBranches(nn.Module):
+    """Two branches of which one runs on a stream of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main = nn.Sequential(nn.Linear(2048, 8192), nn.GELU(), nn.Linear(8192, 2048))
+        self.side = nn.Sequential(nn.Linear(2048, 8192), nn.GELU(), nn.Linear(8192, 2048))
+        self.head = nn.Linear(2048, 10)
+        self.stream: Any = None
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if self.stream is None:
+            self.stream = torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            side = self.side(x)
+        main = self.main(x)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return nn.functional.cross_entropy(self.head(main + side), y)
+
+
+def test_a_training_on_two_streams_takes_what_an_h200_measured() -> None:
+    """Measured with torch 2.11 on 2026-11-22.  Each stream has cuBLAS workspaces of its own, also in backward."""
+    batch = {"x": torch.zeros(64, 2048), "y": torch.zeros(64, dtype=torch.long)}
+    with torch.device("meta"):
+        module = TwoBranches()
+    memory = trainatomy.predict(module, batch=batch, gpu="h200", software={"torch": "2.11"}).memory
+    assert (memory.peak_allocated_bytes, memory.peak_reserved_bytes) == (1_213_342_720, 1_256_194_048)

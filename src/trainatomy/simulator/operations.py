@@ -177,7 +177,7 @@ class OperationWriter:
         storages = list(numbers.storages)
         found = [self._number_of(storages[number]) for number in dict.fromkeys(storages_in(output_key))]
         outputs = tuple([number for number in found if number is not None and number >= 0])
-        stream = self.streams.current.stream_id
+        stream = self.streams.executing.stream_id
         position = len(self.operations.operations)
         if awaited := self._awaited.pop(stream, None):
             self.operations.dependencies[position] = tuple(sorted(awaited))

@@ -50,7 +50,7 @@ class SimulatedProcess:
     total_memory: int
     processor: Processor
     rules: dict[str, Rule] = field(default_factory=dict)
-    workspaces: Callable[[str, bool], list[tuple[int, str]]] = lambda name, backward: []
+    workspaces: Callable[[str, bool, int], list[tuple[int, str]]] = lambda name, backward, stream: []
     topology: Topology = field(default_factory=Topology)
 
     def __post_init__(self) -> None:

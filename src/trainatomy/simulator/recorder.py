@@ -50,7 +50,7 @@ class Recorder(TorchDispatchMode):
         modules: ModuleTracker,
         rules: dict[str, Rule],
         processor: Processor,
-        workspaces: Callable[[str, bool], list[tuple[int, str]]],
+        workspaces: Callable[[str, bool, int], list[tuple[int, str]]],
         device: torch.device,
         rank: int = 0,
     ) -> None:
@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode):
         number = len(self.trace.origins)
         operation = self.operations.whole or operation
         self.trace.origins.append(Origin(operation, self._modules.current(), self.phase, self.step))
-        self.trace.events.append(Event("alloc", number, size, self.streams.current.stream_id))
+        self.trace.events.append(Event("alloc", number, size, self.streams.executing.stream_id))
         return number
 
     def release(self, number: int) -> None:
@@ -175,6 +175,7 @@ class Recorder(TorchDispatchMode):
             if result is None:
                 result = self._run(name, func, args, kwargs)
             self._modules.operation()
+            self.streams.operation()
             outputs = _tensors(result)
             if outputs:
                 self.scalar_reads.learn(name, args, outputs)
@@ -220,10 +221,10 @@ class Recorder(TorchDispatchMode):
         return assumed_values(tensor, dtype) if known is None else known.to(dtype or known.dtype, copy=True)
 
     def _use_libraries(self, name: str) -> None:
-        """Load the libraries of an operation; they take a workspace for each thread between its output and kernel."""
+        """Load the libraries of an operation; they take a workspace for each thread and stream before the kernel."""
         in_backward = torch._C._current_graph_task_id() != -1
         self.libraries.update(libraries_of(name, in_backward))
-        for size, what in self._workspaces(name, in_backward):
+        for size, what in self._workspaces(name, in_backward, self.streams.executing.stream_id):
             number = self.allocate(size, what)
             self.trace.labels[number] = what
 

@@ -39,6 +39,24 @@ class Streams:
         self.external_class = type("ExternalStream", (SimulatedExternalStream, self.stream_class), {})
         self.default = self.stream_class(stream_id=DEFAULT_STREAM)
         self.current: Any = self.default
+        self._of_nodes: dict[int, Any] = {}
+
+    @property
+    def executing(self) -> Any:
+        """The stream of the running operation: in backward that of the forward operation that it belongs to.
+
+        Source: torch/csrc/autograd/engine.cpp, ``Engine::evaluate_function`` (``func.stream()``), torch 2.9-2.13.
+        """
+        if self._of_nodes and torch._C._current_graph_task_id() != -1:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                return self._of_nodes.get(node._sequence_nr(), self.current)
+        return self.current
+
+    def operation(self) -> None:
+        """Remember the stream of the autograd node of the operation that just ran, unless it is the default stream."""
+        if self.current is not self.default and torch.is_grad_enabled():
+            self._of_nodes.setdefault(torch._C._autograd._get_sequence_nr() - 1, self.current)
 
     def next_stream(self) -> int:
         """Return the number of a new stream."""

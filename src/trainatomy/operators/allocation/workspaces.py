@@ -28,20 +28,21 @@ class WorkspaceTracker:
 
     def __init__(self, processor: Processor) -> None:
         self._sizes = workspaces(processor.capability, processor.torch_version)
-        self._taken: set[tuple[str, Thread]] = set()
+        self._taken: set[tuple[str, Thread, int]] = set()
 
-    def __call__(self, call_name: str, in_backward: bool) -> list[tuple[int, str]]:
+    def __call__(self, call_name: str, in_backward: bool, stream: int = 0) -> list[tuple[int, str]]:
         """Return ``before`` with the arguments that the recorder passes."""
-        return self.before(call_name, "backward" if in_backward else "forward")
+        return self.before(call_name, "backward" if in_backward else "forward", stream)
 
-    def before(self, call_name: str, thread: Thread) -> list[tuple[int, str]]:
-        """Return (bytes, name) of each workspace that a call of "aten::mm" makes its thread allocate now."""
+    def before(self, call_name: str, thread: Thread, stream: int = 0) -> list[tuple[int, str]]:
+        """Return (bytes, name) of each workspace that a call of "aten::mm" on a stream allocates now."""
         operator = find(call_name)
         taken = () if operator is None else operator.workspaces
         needed = [(_NAMES[library], getattr(self._sizes, f"{library}_bytes")) for library in taken]
-        return [(size, name) for name, size in needed if size and self._first(name, thread)]
+        return [(size, name) for name, size in needed if size and self._first(name, thread, stream)]
 
-    def _first(self, name: str, thread: Thread) -> bool:
-        first = (name, thread) not in self._taken
-        self._taken.add((name, thread))
+    def _first(self, name: str, thread: Thread, stream: int) -> bool:
+        key = name, thread, stream
+        first = key not in self._taken
+        self._taken.add(key)
         return first
