@@ -77,20 +77,20 @@ def simulated(capability: tuple[int, int], multiprocessors: int, version: tuple[
 
     found: dict[str, Any] = {}
     processor = Processor(capability, multiprocessors, version)
-    world = SimulatedProcess("probe", 1 << 40, processor, allocation_rules(), WorkspaceTracker(processor))
-    with world.open():
-        world.recorder.stage = "forward"
+    process = SimulatedProcess("probe", 1 << 40, processor, allocation_rules(), WorkspaceTracker(processor))
+    with process.open():
+        process.recorder.stage = "forward"
         for group, make in cases():
             try:
                 for name, case in make():
                     key = f"{group}: {name}"
                     try:
                         case()
-                        start = len(world.trace.events)
+                        start = len(process.trace.events)
                         case()
                         found[key] = [
-                            (e.action, e.allocation, e.bytes, world.trace.origins[e.allocation].operation)
-                            for e in world.trace.events[start:]
+                            (e.action, e.allocation, e.bytes, process.trace.origins[e.allocation].operation)
+                            for e in process.trace.events[start:]
                         ]
                     except Exception as error:
                         found[key] = f"{type(error).__name__}: {str(error)[:200]}"
