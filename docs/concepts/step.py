@@ -15,7 +15,9 @@ from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.catalog.published import operator_shares
 from trainatomy.reporters.labels import GROUPS
-from trainatomy.reporters.text import calibration_page, operations_page, prediction_page
+from trainatomy.reporters.text.catalog import calibration_page
+from trainatomy.reporters.text.operations import operations_page
+from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.operation_breakdown import GroupShare, OperationBreakdown
 from trainatomy.results.prediction import Prediction

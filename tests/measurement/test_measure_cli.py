@@ -18,8 +18,8 @@ from trainatomy.cli import progress as measuring
 from trainatomy.errors import DeviceError, SimulationError
 from trainatomy.measurement.process.progress import Progress
 from trainatomy.reporters.json import measurement_to_json
-from trainatomy.reporters.text import measurement_page, render
-from trainatomy.reporters.text.measurement import rate
+from trainatomy.reporters.text.measurement import measurement_page, rate
+from trainatomy.reporters.text.rendering import render
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.runs import machine

@@ -11,8 +11,9 @@ import trainatomy
 from trainatomy.records.difference import difference
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import difference_to_json
-from trainatomy.reporters.text import difference_page, history_page, render
-from trainatomy.reporters.text.difference import answer
+from trainatomy.reporters.text.difference import answer, difference_page
+from trainatomy.reporters.text.history import history_page
+from trainatomy.reporters.text.rendering import render
 from trainatomy.results.difference import SetupChange
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Line, Memory

@@ -22,7 +22,8 @@ from trainatomy.reporters.json import (
     measurement_to_json,
     to_json,
 )
-from trainatomy.reporters.text import prediction_page, render
+from trainatomy.reporters.text.prediction import prediction_page
+from trainatomy.reporters.text.rendering import render
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import STANDARD_COMPONENTS, Components

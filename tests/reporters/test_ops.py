@@ -12,7 +12,8 @@ from trainatomy.api import ops
 from trainatomy.cli import main
 from trainatomy.reporters.json import operations_to_json
 from trainatomy.reporters.schema import operations_schema
-from trainatomy.reporters.text import operations_page, render
+from trainatomy.reporters.text.operations import operations_page
+from trainatomy.reporters.text.rendering import render
 from trainatomy.results.operation_breakdown import Joined, OperationBreakdown, Padding
 from trainatomy.workload.encoder_layer import encoder_layer
 

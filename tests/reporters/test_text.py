@@ -14,9 +14,10 @@ import pytest
 from rich.console import RenderableType
 
 from trainatomy.catalog.published import notebook
-from trainatomy.reporters.text import comparison_page, measurement_page, prediction_page, render
-from trainatomy.reporters.text.prediction import verdict_line
-from trainatomy.reporters.text.rendering import bar
+from trainatomy.reporters.text.comparison import comparison_page
+from trainatomy.reporters.text.measurement import measurement_page
+from trainatomy.reporters.text.prediction import prediction_page, verdict_line
+from trainatomy.reporters.text.rendering import bar, render
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Line, OutOfMemoryPoint

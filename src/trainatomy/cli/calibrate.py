@@ -7,7 +7,7 @@ from typing import Annotated
 
 from trainatomy.cli.options import Debug, Json, in_output, in_run
 from trainatomy.cli.output import note, quiet_libraries, show, show_json
-from trainatomy.reporters.text import calibration_page
+from trainatomy.reporters.text.catalog import calibration_page
 
 Output = Annotated[
     Path,

@@ -31,7 +31,7 @@ from trainatomy.cli.progress import ComparisonProgress
 from trainatomy.errors import MissingLibrary
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import comparison_to_json
-from trainatomy.reporters.text import comparison_page
+from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.results.comparison import Comparison
 from trainatomy.runs.options import PredictOptions, RunOptions
 from trainatomy.runs.predicting import hidden_in_workers, jobs_for

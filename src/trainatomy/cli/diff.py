@@ -11,7 +11,7 @@ from trainatomy.cli.output import show, show_json
 from trainatomy.records.difference import difference
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import difference_to_json
-from trainatomy.reporters.text import difference_page
+from trainatomy.reporters.text.difference import difference_page
 
 First = Annotated[str, typer.Argument(metavar="A", help="A record, as in `trainatomy show`.")]
 Second = Annotated[str, typer.Argument(metavar="B", help="The record to compare it with.")]

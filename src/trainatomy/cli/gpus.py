@@ -11,7 +11,7 @@ from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.cli.options import Debug, Json
 from trainatomy.cli.output import show, show_json
 from trainatomy.reporters.json import gpus_to_json
-from trainatomy.reporters.text import gpu_page, gpus_table
+from trainatomy.reporters.text.catalog import gpu_page, gpus_table
 
 Name = Annotated[
     str | None, typer.Argument(metavar="GPU", help="Show one GPU, with the source of every figure.", show_default=False)

@@ -12,7 +12,7 @@ from trainatomy.errors import TrainatomyError
 from trainatomy.records.query import Query
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import history_to_json
-from trainatomy.reporters.text import history_page
+from trainatomy.reporters.text.history import history_page
 
 
 def _condition(name: str, help: str, **more: Any) -> Any:

@@ -23,7 +23,7 @@ from trainatomy.cli.predict import File
 from trainatomy.cli.progress import follow_measurement
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.reporters.json import measurement_to_json
-from trainatomy.reporters.text import measurement_page
+from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.runs.options import PredictOptions, RunOptions, refuse_era
 
 if TYPE_CHECKING:

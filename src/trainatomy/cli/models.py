@@ -6,7 +6,7 @@ from trainatomy.catalog.architectures import architectures
 from trainatomy.cli.options import Debug, Json
 from trainatomy.cli.output import show, show_json
 from trainatomy.reporters.json import architectures_to_json
-from trainatomy.reporters.text import architectures_table
+from trainatomy.reporters.text.catalog import architectures_table
 
 
 def models(json: Json = False, debug: Debug = False) -> None:

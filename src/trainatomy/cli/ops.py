@@ -19,7 +19,7 @@ from trainatomy.cli.options import (
 )
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.reporters.json import operations_to_json
-from trainatomy.reporters.text import operations_page
+from trainatomy.reporters.text.operations import operations_page
 from trainatomy.workload.encoder_layer import ENCODER_LAYER, encoder_layer
 from trainatomy.workload.overrides import merge
 

@@ -19,7 +19,8 @@ from trainatomy.cli.options import (
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.errors import DoesNotFit
 from trainatomy.reporters.json import to_json
-from trainatomy.reporters.text import prediction_page, render, verdict_line
+from trainatomy.reporters.text.prediction import prediction_page, verdict_line
+from trainatomy.reporters.text.rendering import render
 
 File = Annotated[
     str | None,

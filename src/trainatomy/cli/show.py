@@ -11,7 +11,7 @@ from trainatomy.cli.output import show as draw
 from trainatomy.cli.output import show_json
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import record_to_json
-from trainatomy.reporters.text import record_page
+from trainatomy.reporters.text.measurement import record_page
 
 Which = Annotated[
     str,

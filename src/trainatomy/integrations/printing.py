@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.errors import TrainatomyError
 from trainatomy.integrations.utilization import utilization
 from trainatomy.integrations.watch import Watch, has_gpu
-from trainatomy.reporters.text import measurement_page, prediction_page
+from trainatomy.reporters.text.measurement import measurement_page
+from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import console
 from trainatomy.reporters.text.watched import speed_text, summary_page, utilization_text
 from trainatomy.results.measurement import Measurement

@@ -13,29 +13,3 @@ catalog.py       GPUs, architectures and calibrations
 
 Titles and colours are in ``reporters.labels``, sentences in ``reporters.sentences``.
 """
-
-from trainatomy.reporters.text.catalog import architectures_table, calibration_page, gpu_page, gpus_table
-from trainatomy.reporters.text.comparison import comparison_page
-from trainatomy.reporters.text.difference import difference_page
-from trainatomy.reporters.text.history import history_page
-from trainatomy.reporters.text.measurement import measurement_page, record_page
-from trainatomy.reporters.text.operations import operations_page
-from trainatomy.reporters.text.prediction import prediction_page, verdict_line
-from trainatomy.reporters.text.rendering import console, render
-
-__all__ = [
-    "architectures_table",
-    "calibration_page",
-    "comparison_page",
-    "console",
-    "difference_page",
-    "gpu_page",
-    "gpus_table",
-    "history_page",
-    "measurement_page",
-    "operations_page",
-    "prediction_page",
-    "record_page",
-    "render",
-    "verdict_line",
-]
