@@ -156,7 +156,7 @@ def added_by_time(rounds: int) -> list[tuple[str, float, float]]:
     began = time.process_time()
     cost_model_of(find_gpu("h200"))
     once = time.process_time() - began
-    print(f"\nTo read what kernels cost on a card, once in a process: {once:.2f} processor seconds.")
+    print(f"\nLoading kernel costs, once per process: {once:.2f} processor seconds.")
     print("\n| processor seconds, warm | memory | memory and time | added |\n|---|---:|---:|---:|")
     found = []
     for name, mapping in MODELS.items():

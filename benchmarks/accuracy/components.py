@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison; return 1 where a component differs by more than ``LIMIT``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path, nargs="+")
-    parser.add_argument("--gpu", default="h200", help="the card that was measured (default: h200)")
+    parser.add_argument("--gpu", default="h200", help="the GPU that was measured (default: h200)")
     options = parser.parse_args(arguments)
     wrong = 0
     for path in options.traces:

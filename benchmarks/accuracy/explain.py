@@ -48,7 +48,7 @@ def main() -> int:
     """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--gpu", default="h200", help="the card that was measured (default: h200)")
+    parser.add_argument("--gpu", default="h200", help="the GPU that was measured (default: h200)")
     parser.add_argument("--step", type=int, default=1, help="the optimizer step that is compared, from 0 (default: 1)")
     parser.add_argument("--count", type=int, default=20, help="differences shown (default: 20)")
     parser.add_argument("--workload", type=Path, help="the training, where the tape does not hold its description")
