@@ -62,7 +62,7 @@ def test_the_overhead_compares_watched_steps_with_their_neighbours(
     clock = FakeClock()
     monkeypatch.setattr(benchmark.time, "perf_counter", lambda: clock.now)
     ways = {benchmark.UNWATCHED: nullcontext, "watch": clock.watched}
-    rounds = benchmark.measure(clock.step, ways, 20, 10, lambda: None)
+    rounds = benchmark.measure(clock.step, ways, 7, 10, lambda: None)
     found = benchmark.cost("watch", rounds)
     assert found.overhead == pytest.approx(0.02) and found.first == pytest.approx(0.5)
     assert found.interval == pytest.approx((0.02, 0.02)) and found.verdict == "kept"

@@ -29,6 +29,7 @@ def generate() -> ModuleType:
     return module
 
 
+@pytest.mark.slow  # `make check` runs the same
 def test_generated_pages_are_up_to_date(generate: ModuleType) -> None:
     assert generate.outdated() == [], "run `make docs`"
 
