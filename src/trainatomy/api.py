@@ -1,10 +1,11 @@
-"""The library's functions: predict, compare, measure, ops, calibrate. They take workloads and return values."""
+"""The library's functions: predict, fit, compare, measure, ops, calibrate. They take workloads and return values."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
     from trainatomy.measurement.process.progress import Progress
     from trainatomy.records.store import Store
     from trainatomy.results.comparison import Comparison
+    from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, Shortage
     from trainatomy.results.operation_breakdown import OperationBreakdown
     from trainatomy.results.operations import Operations
     from trainatomy.runs.plan import Finished, RunObserver
+    from trainatomy.runs.predicting import PredictionPool
     from trainatomy.runs.single import MeasuredRun
+    from trainatomy.search.explore import Observer
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.timing.cost_model import CostModel
     from trainatomy.training.batch import MakeBatch
@@ -295,6 +299,234 @@ def _predict_rows(
 
 def _predict_row(options: PredictOptions, workload: Workload) -> Prediction:
     return predict(workload, **options.keywords(workload))
+
+
+def fit(
+    what: Workload | nn.Module,
+    *,
+    effective_batch_size: int | None = None,
+    gpu: str | None = None,
+    allow: Sequence[Permission] = (),
+    headroom: float = 0.05,
+    keep: Sequence[str] = (),
+    maximize: Goal = "throughput",
+    measure: int = 0,
+    exhaustive: bool = False,
+    batch: Batch | None = None,
+    optimizer: str | type[torch.optim.Optimizer] | None = None,
+    calibration: Calibration | Path | str | None = None,
+    trust_remote_code: bool = False,
+    jobs: int = 1,
+    progress: Observer | None = None,
+    **settings: Any,
+) -> Fit:
+    """Find, without a GPU, the settings that fit a GPU and train fastest.
+
+    The effective batch size (samples per optimizer step), the model, the optimizer and the length of sequences stay as
+    they are; ``allow`` lists what may change.  After Ctrl-C the outcome is the best so far.
+
+    Args:
+        what: A workload, or a live module, which is neither changed nor moved.
+        effective_batch_size: Samples per optimizer step; by default those of the workload.
+        gpu: The GPU.
+        allow: Changes of what is trained that the search may make: "precision", "optimizer", "lora", "sequence-length".
+        headroom: Share of the GPU's memory that must stay free.
+        keep: Settings that the search may not vary, such as "gradient_checkpointing" or "attention"
+            (``trainatomy.search.axes`` lists them).
+        maximize: "throughput", or "batch", "sequence-length", "model-size": the largest one that fits.
+        measure: Run so many of the best candidates on this machine's GPU, which is then the default of ``gpu``.
+        exhaustive: Execute every candidate instead of leaving out those that cannot win.
+        batch: For a module: see ``predict``.  A mapping is repeated or cut to other batch sizes.
+        optimizer: See ``predict``.
+        calibration: See ``predict``.
+        trust_remote_code: See ``predict``.
+        jobs: Processes that predict in parallel, for a workload.  A script that asks for several must start its own
+            work behind ``if __name__ == "__main__"``.
+        progress: Receives the progress.
+        **settings: Settings as in ``predict``.
+
+    Raises:
+        WorkloadError: The description is wrong, or it contradicts the GPU or the other arguments.
+        TrainatomyError: The errors of ``predict`` and, with ``measure``, of ``compare``.
+    """
+    from trainatomy.search.fitting import SearchOptions
+    from trainatomy.search.run import run
+
+    gpu = gpu or (_this_gpu() if measure else None)
+    with _searched(what, batch, optimizer, gpu, settings, calibration, trust_remote_code, jobs) as (workload, pool):
+        options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep), exhaustive)
+        found = run(workload, maximize, options, pool, progress)
+    return measure_fit(found, measure, PredictOptions(calibration=calibration), RunOptions()) if measure else found
+
+
+def fit_gpus(
+    what: Workload | nn.Module,
+    gpus: Sequence[str] | None = None,
+    *,
+    costs_per_hour: Mapping[str, float] | None = None,
+    effective_batch_size: int | None = None,
+    allow: Sequence[Permission] = (),
+    headroom: float = 0.05,
+    keep: Sequence[str] = (),
+    batch: Batch | None = None,
+    optimizer: str | type[torch.optim.Optimizer] | None = None,
+    calibration: Calibration | Path | str | None = None,
+    trust_remote_code: bool = False,
+    jobs: int = 1,
+    progress: Observer | None = None,
+    **settings: Any,
+) -> FitAcross:
+    """Find, without a GPU, which GPUs can run a training, how fast with the best settings there, and at what cost.
+
+    Args:
+        what: See ``fit``.
+        gpus: Names of GPUs; all known ones by default.
+        costs_per_hour: Prices per hour by the GPU's name, in any currency.
+        effective_batch_size: See ``fit``, as for the arguments below.
+        allow: See ``fit``.
+        headroom: See ``fit``.
+        keep: See ``fit``.
+        batch: See ``fit``.
+        optimizer: See ``fit``.
+        calibration: See ``fit``.
+        trust_remote_code: See ``fit``.
+        jobs: See ``fit``.
+        progress: See ``fit``.
+        **settings: See ``fit``.
+
+    Raises:
+        TrainatomyError: The errors of ``fit``.
+    """
+    from trainatomy.catalog.gpus import find_gpu
+    from trainatomy.catalog.gpus import gpus as all_gpus
+    from trainatomy.search.across import search_across
+    from trainatomy.search.explore import Observer
+    from trainatomy.search.fitting import SearchOptions
+
+    chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
+    costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}
+    with _searched(what, batch, optimizer, None, settings, calibration, trust_remote_code, jobs) as (workload, pool):
+        options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep))
+        return search_across(workload, chosen, options, pool, progress or Observer(), costs)
+
+
+def why_out_of_memory(
+    what: Workload | nn.Module,
+    *,
+    gpu: str | None = None,
+    headroom: float = 0.05,
+    keep: Sequence[str] = (),
+    batch: Batch | None = None,
+    optimizer: str | type[torch.optim.Optimizer] | None = None,
+    calibration: Calibration | Path | str | None = None,
+    trust_remote_code: bool = False,
+    jobs: int = 1,
+    progress: Observer | None = None,
+    **settings: Any,
+) -> Shortage:
+    """Say what a training needs that does not fit, and list what would make it fit, each change with its effect.
+
+    Args:
+        what: See ``fit``, as for the arguments below.
+        gpu: See ``fit``.
+        headroom: See ``fit``.
+        keep: See ``fit``.
+        batch: See ``fit``.
+        optimizer: See ``fit``.
+        calibration: See ``fit``.
+        trust_remote_code: See ``fit``.
+        jobs: See ``fit``.
+        progress: See ``fit``.
+        **settings: See ``fit``.
+
+    Raises:
+        TrainatomyError: The errors of ``fit``.
+    """
+    from trainatomy.search.fitting import SearchOptions
+    from trainatomy.search.remedies import shortage_of
+
+    with _searched(what, batch, optimizer, gpu, settings, calibration, trust_remote_code, jobs) as (workload, pool):
+        return shortage_of(workload, SearchOptions(headroom=headroom, keep=tuple(keep)), pool, progress)
+
+
+@contextmanager
+def _searched(
+    what: Workload | nn.Module,
+    batch: Batch | None,
+    optimizer: str | type[torch.optim.Optimizer] | None,
+    gpu: str | None,
+    settings: Mapping[str, Any],
+    calibration: Calibration | Path | str | None,
+    trust_remote_code: bool,
+    jobs: int,
+) -> Iterator[tuple[Workload, PredictionPool]]:
+    """Yield the workload to vary, and processes that predict it; a live module is predicted in this process."""
+    from trainatomy.runs.predicting import PredictionPool, prediction_pool
+
+    options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
+    if isinstance(what, Workload):
+        workload = _with_settings(what, {**settings, **({"optimizer": optimizer} if optimizer else {})}, gpu)
+        if batch is not None:
+            raise WorkloadError("batch: only a module takes one; name data.factory in the workload", key="data")
+        with prediction_pool(partial(_predict_row, options.for_workloads([workload])), jobs) as pool:
+            yield workload, pool
+        return
+    from trainatomy.simulator.live import described, resized
+
+    make = resized(batch) if isinstance(batch, Mapping) else batch
+    workload, make_batch = described(what, make, optimizer, gpu, settings)
+    if isinstance(batch, Mapping) and "per_device_train_batch_size" not in settings:
+        rows = next(len(value) for value in batch.values() if getattr(value, "ndim", 0))
+        workload = workload.replace("train.per_device_train_batch_size", rows)
+    options = options.for_workloads([workload])
+    yield workload, PredictionPool(partial(_predict_module, what, make_batch, options), None, 1)
+
+
+def _predict_module(
+    module: nn.Module, make_batch: MakeBatch | None, options: PredictOptions, workload: Workload
+) -> Prediction:
+    started = time.perf_counter()
+    return _assemble(workload, _simulate_module(module, workload, make_batch, options), options, started)
+
+
+def _this_gpu() -> str:
+    """Return the id of this machine's GPU."""
+    from trainatomy.runs.machine import this_machine
+
+    found = this_machine().resolve_gpu()
+    if found is None:
+        raise WorkloadError("gpu: this machine's GPU is not a known one; name the one to search for", key="gpu")
+    return found.id
+
+
+def measure_fit(
+    found: Fit,
+    count: int,
+    predict_options: PredictOptions,
+    run_options: RunOptions,
+    *,
+    progress: Callable[[Finished], None] | RunObserver | None = None,
+) -> Fit:
+    """Run the best candidates of a search on this machine's GPU, and return the outcome with their measurements.
+
+    Args:
+        found: The outcome of a search.
+        count: How many candidates to run: the best one and the next best ones (``Fit.runner_ups``).
+        predict_options: How to predict.
+        run_options: How to run.
+        progress: See ``compare``.
+
+    Raises:
+        TrainatomyError: The errors of ``compare``.
+    """
+    from dataclasses import replace
+
+    if found.best is None:
+        return found
+    candidates = (found.best, *found.runner_ups)[:count]
+    workloads = [Workload.from_mapping({**each.workload, "name": each.name}) for each in candidates]
+    options = replace(run_options, keep_gpus=True, title=run_options.title or "fit")
+    return replace(found, measured=measure_comparison(workloads, predict_options, options, progress=progress))
 
 
 def measure(

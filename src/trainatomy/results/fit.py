@@ -52,6 +52,12 @@ class Candidate:
     fits: bool
 
     @property
+    def name(self) -> str:
+        """The training's name with the changes, for tables and records."""
+        changes = ", ".join(f"{change.axis}={change.option}" for change in self.changes)
+        return f"{self.prediction.name}: {changes}" if changes else self.prediction.name
+
+    @property
     def device_bytes(self) -> int:
         """Device memory at the peak."""
         return self.prediction.memory.device_bytes
@@ -136,6 +142,32 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortage:
+    """A training that runs out of memory: what it needs, and ways to make it fit.
+
+    Attributes:
+        given: The training; of a search in which nothing fits, the candidate that needs the least memory.
+        usable_bytes: Memory that it may take.
+        headroom: Share of the GPU's memory that stays free.
+        remedies: Ways to make it fit, in the order in which to try them; none if it fits.
+        seconds: Duration of the search for them.
+        interrupted: Whether that was stopped before its end.
+    """
+
+    given: Candidate
+    usable_bytes: int
+    headroom: float
+    remedies: tuple[Remedy, ...]
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def missing_bytes(self) -> int:
+        """Memory that it lacks; negative if it fits."""
+        return self.given.device_bytes - self.usable_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Maximum:
     """The largest batch, sequence or model that fits.
 
@@ -166,7 +198,7 @@ class SearchCounts:
         executed: Executed without a GPU.
         too_large: Left out because their estimated memory exceeds the limit by more than the estimate's margin.
         slower: Left out because their estimated step takes longer than the best one, by more than the margin.
-        dominated: Left out because an option that was slower where it was executed is only of use where memory is short.
+        dominated: Left out because options that were slower where they were tried help only where memory is short.
         failed: Could not be predicted.
         unexplored: Not looked at, because the search was interrupted.
         seconds: Duration of the search.
@@ -199,10 +231,10 @@ class Fit:
         best: The candidate that is recommended; ``None`` if nothing fits.
         candidates: Every candidate that was executed and fits, the best first.
         too_large: Candidates that were executed and do not fit, the smallest first.
-        ties: Candidates that may be as fast as the best one: their predicted times differ by less than the error that
-            such differences have.
+        ties: Those runner-ups that may be faster than the best one: the predicted times differ by less than the error
+            that such differences have.
         prices: What every single change of the best candidate costs or saves.
-        remedies: If nothing fits, ways to make it fit, in the order in which to try them.
+        shortage: If nothing fits, what the smallest candidate needs, and ways to make it fit.
         maximum: The largest value, if the goal is not throughput.
         counts: How the candidates were dealt with.
         notes: Further codes for the reader (``reporters.labels.FIT_NOTES``), with their values.
@@ -224,12 +256,22 @@ class Fit:
     too_large: tuple[Candidate, ...]
     ties: tuple[Candidate, ...]
     prices: tuple[Price, ...]
-    remedies: tuple[Remedy, ...]
+    shortage: Shortage | None
     maximum: Maximum | None
     counts: SearchCounts
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     measured: Comparison | None = None
+
+    @property
+    def runner_ups(self) -> tuple[Candidate, ...]:
+        """The next best candidates, without those that a faster one of the same batch size beats in memory too."""
+        shown: list[Candidate] = []
+        for each in self.candidates:
+            same = (one for one in shown if one.per_device_train_batch_size == each.per_device_train_batch_size)
+            if all(each.device_bytes < one.device_bytes for one in same):
+                shown.append(each)
+        return tuple(shown[1:])
 
     @property
     def front(self) -> tuple[Candidate, ...]:
@@ -275,6 +317,7 @@ class FitAcross:
         headroom: Share of each GPU's memory that stays free.
         allowed: What the user allowed to change.
         options: The GPUs.
+        refused: Why other GPUs cannot run the training at all, such as for want of bf16.
         seconds: Duration of the search.
         interrupted: Whether it was stopped before its end.
     """
@@ -285,5 +328,6 @@ class FitAcross:
     headroom: float
     allowed: tuple[Permission, ...]
     options: tuple[GPUOption, ...]
+    refused: tuple[str, ...] = ()
     seconds: float = 0.0
     interrupted: bool = False

@@ -7,7 +7,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -65,12 +65,19 @@ def predict_all(predict: Callable[[Item], Any], items: Sequence[Item], jobs: int
     """
     if jobs <= 1 or len(items) <= 1:
         return [_attempt(predict, item) for item in items]
+    with _processes(jobs) as pool:
+        return list(pool.map(partial(_attempt, predict), items))
+
+
+@contextmanager
+def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield processes that predict; they are forked from a fresh one that has imported the libraries."""
     context = get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     is_quiet = logging.root.manager.disable >= logging.ERROR
     pool = ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(is_quiet,))
     try:
-        return list(pool.map(partial(_attempt, predict), items))
+        yield pool
     except BrokenProcessPool as error:
         raise TrainatomyError(
             f"A process that predicted was killed, perhaps for lack of host memory; {jobs} ran in parallel. "
@@ -78,6 +85,38 @@ def predict_all(predict: Callable[[Item], Any], items: Sequence[Item], jobs: int
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+class PredictionPool:
+    """Processes that predict one training each at a time; with one job, this process predicts."""
+
+    def __init__(self, predict: Callable[[Workload], Prediction], pool: ProcessPoolExecutor | None, jobs: int) -> None:
+        self._predict = predict
+        self._pool = pool
+        self.jobs = jobs
+
+    def submit(self, workload: Workload) -> Future[Result]:
+        """Begin to predict a training; the result is its prediction, or the error in place of it."""
+        if self._pool is not None:
+            return self._pool.submit(_attempt, self._predict, workload)
+        future: Future[Result] = Future()
+        future.set_result(_attempt(self._predict, workload))
+        return future
+
+
+@contextmanager
+def prediction_pool(predict: Callable[[Workload], Prediction], jobs: int) -> Iterator[PredictionPool]:
+    """Yield a pool that predicts trainings while it is open.
+
+    Args:
+        predict: Predicts one workload; can be pickled if there are several jobs.
+        jobs: Number of processes; 1 is this process.
+    """
+    if jobs <= 1:
+        yield PredictionPool(predict, None, 1)
+        return
+    with _processes(jobs) as pool:
+        yield PredictionPool(predict, pool, jobs)
 
 
 def predict_rows(

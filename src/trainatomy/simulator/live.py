@@ -169,6 +169,26 @@ def batches_of(batch: Mapping[str, Any] | Callable[[int], Mapping[str, Any]]) ->
     return _checked(batch), None
 
 
+def resized(batch: Mapping[str, Any]) -> MakeBatch:
+    """Return a function of the batch size that repeats or drops rows of a batch.
+
+    Tensors without the batch's number of rows, and other values, are passed on as they are.
+    """
+    on_host = _to_host(batch)
+    rows = _batch_size(on_host)
+
+    def make_batch(size: int) -> dict[str, Any]:
+        chosen = torch.arange(size) % rows
+
+        def sized(value: Any) -> Any:
+            is_batched = isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == rows
+            return value[chosen] if is_batched else value
+
+        return {key: sized(value) for key, value in on_host.items()}
+
+    return make_batch
+
+
 def _checked(make: Callable[[int], Mapping[str, Any]]) -> MakeBatch:
     """Return a function that makes a batch with ``make`` and checks its size."""
 

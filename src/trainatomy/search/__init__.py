@@ -1,0 +1,1 @@
+"""The search for the settings that fit a GPU and train fastest."""

@@ -1,0 +1,267 @@
+"""The axes of a search: what can be varied in a workload, and the settings of each option.
+
+Every option is a mapping from keys of the workload to values.  The option that describes the workload as it was given
+has no settings.  An axis with a permission changes what is trained, so that the user has to allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from trainatomy.catalog.gpus import GPU
+from trainatomy.results.fit import Change, Permission
+from trainatomy.workload.arguments import is_class_path
+from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
+from trainatomy.workload.schema import Workload
+from trainatomy.workload.train import TrainSpec
+
+PERMISSIONS: tuple[Permission, ...] = ("precision", "optimizer", "lora", "sequence-length")
+"""What a user can allow, in the order of the documentation."""
+
+_FUSED_NAMES = {"adamw_torch_fused": "fused", "adamw_torch": "foreach"}
+_HAS_FUSED = frozenset({"sgd"})
+_LOOPED = frozenset({"sgd", "adagrad", "rmsprop"})
+_CHECKPOINTED = (4, 3, 2)
+_LORA_RANKS = (16,)
+_SHORTER = (2, 4)
+_HAS = "gradient_checkpointing_every" in TrainSpec.model_fields
+_SHORTEST = 64
+"""Tokens below which a shorter sequence is not proposed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A value of an axis: its name, and the keys of the workload that it sets."""
+
+    name: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Something that can be varied.
+
+    Attributes:
+        name: Name in results.
+        options: What it can be; names are unique.
+        given: Name of the option that the workload has.
+        permission: What the user has to allow before the search varies it; empty if the same is trained either way.
+    """
+
+    name: str
+    options: tuple[Option, ...]
+    given: str
+    permission: Permission = ""
+
+    def option(self, name: str) -> Option:
+        """Return the option of that name."""
+        return next(option for option in self.options if option.name == name)
+
+    def change(self, name: str) -> Change:
+        """Return the change from the workload as given to an option."""
+        return Change(self.name, name, self.option(name).settings, self.permission)
+
+
+def axes_of(workload: Workload, effective_batch_size: int) -> tuple[Axis, ...]:
+    """Return every axis of a workload, the batch size first; those with one option only are left out."""
+    gpu = workload.resolve_gpu()
+    axes = (
+        batch_axis(workload, divisors(effective_batch_size), effective_batch_size),
+        checkpointing_axis(workload),
+        _optimizer_implementation(workload),
+        _attention(workload),
+        _allocator(workload),
+        _empty_cache(workload),
+        _precision(workload, gpu),
+        _optimizer(workload),
+        _lora(workload),
+        _sequence_length(workload),
+    )
+    return (axes[0], *(axis for axis in axes[1:] if len(axis.options) > 1))
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a number in ascending order.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    low = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
+    return tuple(sorted({*low, *(number // each for each in low)}))
+
+
+def batch_axis(workload: Workload, sizes: tuple[int, ...], effective_batch_size: int | None) -> Axis:
+    """Return the axis of the batch size.
+
+    Args:
+        workload: The workload.
+        sizes: Samples per batch.
+        effective_batch_size: Samples per optimizer step, which each size divides; ``None`` leaves
+            ``gradient_accumulation_steps`` as it is.
+    """
+
+    def option(size: int) -> Option:
+        settings: dict[str, object] = {"train.per_device_train_batch_size": size}
+        if effective_batch_size is not None:
+            settings["train.gradient_accumulation_steps"] = effective_batch_size // size
+        return Option(str(size), settings)
+
+    return Axis("batch", tuple(map(option, sizes)), str(workload.train.per_device_train_batch_size))
+
+
+def checkpointing_axis(workload: Workload) -> Axis:
+    """Return the axis of gradient checkpointing: off, every n-th layer, all layers."""
+    train = workload.train
+
+    def option(name: str, *, on: bool, every: int = 1) -> Option:
+        settings: dict[str, object] = {"train.gradient_checkpointing": on}
+        if _HAS:
+            settings["train.gradient_checkpointing_every"] = every
+        return Option(name, settings)
+
+    options = [
+        option("off", on=False),
+        *(option(f"every_{count}", on=True, every=count) for count in _CHECKPOINTED if _HAS),
+        option("on", on=True),
+    ]
+    every: int = getattr(train, "gradient_checkpointing_every", 1)
+    given = "off" if not train.gradient_checkpointing else "on" if every == 1 else f"every_{every}"
+    return _axis("gradient_checkpointing", options, given)
+
+
+def _axis(name: str, options: list[Option], given: str, permission: Permission = "") -> Axis:
+    """Return an axis whose option ``given`` changes nothing; it is added if it is not among ``options``."""
+    named = {option.name: option for option in options} | {given: Option(given)}
+    return Axis(name, tuple(named.values()), given, permission)
+
+
+def _optimizer_implementation(workload: Workload) -> Axis:
+    """Return the axis of implementations of the same optimizer: fused, foreach, a loop over parameters."""
+    train, arguments = workload.train, workload.train.optimizer_arguments()
+    name = "optimizer_implementation"
+    is_adamw = train.optim in _FUSED_NAMES
+    if not is_adamw and train.optim not in _LOOPED:
+        return Axis(name, (Option("given"),), "given")
+    given = _FUSED_NAMES.get(train.optim, "foreach")
+    if arguments.get("fused"):
+        given = "fused"
+    elif given == "foreach" and arguments.get("foreach") is False:
+        given = "for_loop"
+    rest = _without(train.optim_args, ("fused", "foreach"))
+    plain = "adamw_torch" if is_adamw else train.optim
+
+    def option(kind: str, optim: str, extra: str = "") -> Option:
+        settings = {"train.optim": optim, "train.optim_args": ",".join(filter(None, (rest, extra))) or None}
+        return Option(kind, settings)
+
+    options = [option("foreach", plain), option("for_loop", plain, "foreach=False")]
+    if is_adamw:
+        options.insert(0, option("fused", "adamw_torch_fused"))
+    elif train.optim in _HAS_FUSED:
+        options.insert(0, option("fused", train.optim, "fused=True"))
+    return _axis(name, options, given)
+
+
+def _without(optim_args: str | None, names: tuple[str, ...]) -> str:
+    """Return ``optim_args`` without the arguments of those names."""
+    parts = (optim_args or "").replace(" ", "").split(",")
+    return ",".join(part for part in parts if part and part.partition("=")[0] not in names)
+
+
+def _attention(workload: Workload) -> Axis:
+    """Return the axis of attention implementations that PyTorch and transformers bring along.
+
+    transformers' own choice, the default, is SDPA wherever the model has it.
+    """
+    given = workload.model.attn_implementation or "default"
+    names = () if workload.model.factory else ("eager",) if given == "default" else ("sdpa", "eager")
+    return _axis("attention", [Option(name, {"model.attn_implementation": name}) for name in names], given)
+
+
+def _allocator(workload: Workload) -> Axis:
+    """Return the axis of the allocator: as given, or with expandable segments."""
+    if "expandable_segments" in workload.allocator:
+        return Axis("allocator", (Option("given"),), "given")
+    text = ",".join(filter(None, (workload.allocator, "expandable_segments:True")))
+    return _axis("allocator", [Option("expandable_segments", {"allocator": text})], "default")
+
+
+def _empty_cache(workload: Workload) -> Axis:
+    """Return the axis of emptying the allocator's cache, which only the Trainer's loop does."""
+    steps = workload.train.torch_empty_cache_steps
+    given = "never" if steps is None else "every_step" if steps == 1 else f"every_{steps}_steps"
+    options = [Option("never", {"train.torch_empty_cache_steps": None})]
+    if workload.loop == "trainer":
+        options.append(Option("every_step", {"train.torch_empty_cache_steps": 1}))
+    return _axis("torch_empty_cache_steps", options, given)
+
+
+def _precision(workload: Workload, gpu: GPU) -> Axis:
+    """Return the axis of precisions: those for which the GPU has arithmetic units."""
+    return _axis("precision", list(_precisions(workload, gpu)), precision_of(workload), "precision")
+
+
+def _precisions(workload: Workload, gpu: GPU) -> Iterator[Option]:
+    mixed: dict[str, object] = {"train.fp16": False, "train.bf16": False, "train.tf32": None}
+    weights: dict[str, object] = {} if workload.model.factory else {"model.dtype": "float32"}
+    yield Option("fp32", {**mixed, **weights})
+    if "tf32" in gpu.rates:
+        yield Option("tf32", {**mixed, **weights, "train.tf32": True})
+    if "fp16" in gpu.rates:
+        yield Option("fp16", {**mixed, **weights, "train.fp16": True})
+    if "bf16" in gpu.rates:
+        yield Option("bf16", {**mixed, **weights, "train.bf16": True})
+        if weights:
+            yield Option("bf16_weights", {**mixed, "model.dtype": "bfloat16"})
+
+
+def precision_of(workload: Workload) -> str:
+    """Return the name of the option that describes the workload's precision."""
+    train, dtype = workload.train, workload.model.dtype
+    if dtype in ("auto", "float32"):
+        mixed = "fp16" if train.fp16 else "bf16" if train.bf16 else ""
+        if dtype == "auto" and not workload.model.factory:
+            return f"{mixed}_auto" if mixed else "auto"
+        return mixed or ("tf32" if train.tf32 else "fp32")
+    if dtype == "bfloat16" and not train.fp16 and not train.bf16:
+        return "bf16_weights"
+    return f"{dtype}_weights" + ("_fp16" if train.fp16 else "_bf16" if train.bf16 else "")
+
+
+def _optimizer(workload: Workload) -> Axis:
+    """Return the axis of optimizers; each keeps the learning rate, which is not the best one for all of them."""
+    optim = workload.train.optim
+    given = "adamw" if optim in _FUSED_NAMES else optim
+    names = {
+        "adamw": "adamw_torch_fused",
+        "adamw_8bit": "adamw_bnb_8bit",
+        "paged_adamw_8bit": "paged_adamw_8bit",
+        "adafactor": "adafactor",
+        "sgd": "sgd",
+    }
+    if is_class_path(optim):
+        given = optim.rpartition(".")[2]
+    given = next((name for name, value in names.items() if value == optim), given)
+    options = [Option(name, {"train.optim": value, "train.optim_args": None}) for name, value in names.items()]
+    return _axis("optimizer", options, given, "optimizer")
+
+
+def _lora(workload: Workload) -> Axis:
+    """Return the axis of low-rank adapters on all linear layers."""
+    if workload.model.lora is not None:
+        return Axis("lora", (Option(f"r{workload.model.lora.r}"),), f"r{workload.model.lora.r}", "lora")
+    adapters = [
+        Option(f"r{rank}", {"model.lora": {"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear"}})
+        for rank in _LORA_RANKS
+    ]
+    return _axis("lora", adapters if not workload.model.freeze else [], "none", "lora")
+
+
+def _sequence_length(workload: Workload) -> Axis:
+    """Return the axis of sequence lengths: as given, a half, a quarter."""
+    length = workload.data.sequence_length or DEFAULT_SEQUENCE_LENGTH
+    given = str(workload.data.sequence_length or "default")
+    shorter = [length // part for part in _SHORTER if length // part >= _SHORTEST]
+    options = [] if workload.data.factory else [Option(str(each), {"data.sequence_length": each}) for each in shorter]
+    return _axis("sequence_length", options, given, "sequence-length")

@@ -1,0 +1,300 @@
+"""Best-first exploration of a space: execute the candidate that promises most until no other one can win.
+
+First the workload is executed at two batch sizes and at the largest one that should fit.  There every option is tried
+on its own, which shows what it does to memory and time.  From then on the candidate with the shortest estimated step
+is executed, unless it is left out for one of these reasons:
+
+- *too large*: its estimated memory exceeds the limit by more than the margin (``estimates.py``);
+- *slower*: its estimated step takes longer than the best one that fits, by more than the margin;
+- *dominated*: it differs from a fitting candidate of the same batch size only in options that were at least as slow
+  where they were tried, so it cannot be faster; or an option that was at least as slow as another one of its axis, and
+  needed no less memory, is not tried again.
+
+Allocator settings and emptying the cache are tried only where the plain candidate does not fit, and only if its tensors
+alone would.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from trainatomy.errors import TrainatomyError
+from trainatomy.results.fit import SearchCounts
+from trainatomy.results.prediction import Prediction
+from trainatomy.search.estimates import Estimate, Estimator, Outcome, outcome_of
+from trainatomy.search.space import Point, Space
+from trainatomy.workload.schema import Workload
+
+RESCUES = frozenset({"allocator", "torch_empty_cache_steps"})
+"""Axes that are of use only where memory is short: they change how tensors are cached, not which exist."""
+DERIVED = frozenset({"every_3", "every_4"})
+"""Options whose effect follows from that of others, so that they are not tried on their own."""
+
+Reason = Literal["too_large", "slower", "dominated"]
+
+
+class Executor(Protocol):
+    """Predicts trainings, several at a time."""
+
+    jobs: int
+
+    def submit(self, workload: Workload) -> Future[Prediction | TrainatomyError]:
+        """Begin to predict a training; the result may be the error that prevented it."""
+
+
+class Observer:
+    """Receives the progress of a search; this one ignores it."""
+
+    def executed(self, count: int, best: Outcome | None) -> None:
+        """Called after each execution, with their number and the best candidate so far."""
+
+
+@dataclass(slots=True)
+class Exploration:
+    """A search in progress.
+
+    Attributes:
+        space: The candidates.
+        usable_bytes: Limit of device memory.
+        executor: Executes candidates.
+        observer: Receives the progress.
+        prior: Outcomes of the same space on another GPU.
+        estimator: The outcomes so far, and estimates of the rest.
+        errors: Candidates that could not be predicted.
+        live: Options by axis that are still considered.
+        reasons: Why each candidate that was not executed was left out.
+    """
+
+    space: Space
+    usable_bytes: int
+    executor: Executor
+    observer: Observer = field(default_factory=Observer)
+    prior: Estimator | None = None
+    estimator: Estimator = field(init=False)
+    errors: dict[Point, TrainatomyError] = field(default_factory=dict)
+    live: dict[str, set[str]] = field(init=False)
+    reasons: dict[Point, Reason] = field(default_factory=dict)
+    interrupted: bool = False
+    _running: dict[Future[Prediction | TrainatomyError], Point] = field(default_factory=dict)
+    _began: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.estimator = Estimator(self.space, self.prior)
+        self.live = {axis.name: set(self.space.options(axis)) for axis in self.space.axes}
+
+    @property
+    def outcomes(self) -> dict[Point, Outcome]:
+        """The executed candidates."""
+        return self.estimator.outcomes
+
+    @property
+    def best(self) -> Outcome | None:
+        """The fastest candidate that fits."""
+        return min(self.fitting, key=lambda outcome: outcome.seconds, default=None)
+
+    @property
+    def fitting(self) -> list[Outcome]:
+        """The executed candidates of the space that fit."""
+        return [outcome for point, outcome in self.outcomes.items() if outcome.fits and self.is_in_space(point)]
+
+    def explore(self) -> None:
+        """Execute candidates until no other one can win.
+
+        Raises:
+            TrainatomyError: The workload itself cannot be predicted.
+        """
+        first = self.first_point()
+        self.execute(self._alternatives(first))
+        self._drop_useless_options()
+        self._run(self._promising)
+
+    def exhaust(self) -> None:
+        """Execute every candidate of the space."""
+        self.execute(self.space.points(self.live))
+
+    def first_point(self) -> Point:
+        """Execute the workload at a few batch sizes, and return the largest one that fits, or else the smallest."""
+        batches = self.space.batches
+        given = self.space.point()
+        probes = [] if self.prior else [batches[-1], batches[(len(batches) - 1) // 2]]
+        points = [self._at(given, batch) for batch in dict.fromkeys(probes)]
+        self.execute(points)
+        for point in points:
+            if point in self.errors:
+                raise self.errors[point]
+        for batch in reversed(batches):
+            point = self._at(given, batch)
+            if not self._may_fit(point):
+                continue
+            self.execute([point])
+            if point in self.errors:
+                raise self.errors[point]
+            if self.outcomes[point].fits:
+                return point
+        smallest = self._at(given, batches[0])
+        self.execute([smallest])
+        return smallest
+
+    def execute(self, points: Iterable[Point]) -> None:
+        """Execute candidates, unless they have been executed already."""
+        rest = iter(points)
+        self._run(lambda: next(rest, None))
+
+    def counts(self) -> SearchCounts:
+        """Return how the candidates were dealt with."""
+        executed = sum(self.is_in_space(point) for point in self.outcomes)
+        failed = sum(self.is_in_space(point) for point in self.errors)
+        by_reason = dict.fromkeys(("too_large", "slower", "dominated"), 0)
+        for reason in self.reasons.values():
+            by_reason[reason] += 1
+        rest = self.space.size - executed - failed - sum(by_reason.values())
+        if not self.interrupted:  # the options that were dropped from their axis
+            by_reason["dominated"] += rest
+            rest = 0
+        return SearchCounts(
+            space=self.space.size,
+            executed=executed,
+            failed=failed,
+            unexplored=rest,
+            seconds=time.perf_counter() - self._began,
+            **by_reason,
+        )
+
+    def is_in_space(self, point: Point) -> bool:
+        """Return whether the search may choose a candidate; prices are also of changes that were not allowed."""
+        return all(option in self.space.options(axis) for axis, option in zip(self.space.axes, point, strict=True))
+
+    def _at(self, point: Point, batch: int) -> Point:
+        return (str(batch), *point[1:])
+
+    def _may_fit(self, point: Point) -> bool:
+        """Return whether a candidate fits as far as is known: by its execution, or by its estimate without margin."""
+        if point in self.outcomes:
+            return self.outcomes[point].fits
+        estimate = self.estimator.estimate(point) or (self.prior and self.prior.estimate(point))
+        return not estimate or estimate.device_bytes <= self.usable_bytes
+
+    def _alternatives(self, point: Point) -> Iterator[Point]:
+        """Yield a point with every other option of its free axes, one at a time."""
+        for axis in self.space.axes[1:]:
+            if axis.name in RESCUES or self._is_known(axis.name):
+                continue
+            for option in self.space.options(axis):
+                changed = self.space.replaced(point, axis.name, option)
+                if option not in DERIVED and self.space.is_valid(changed):
+                    yield changed
+
+    def _is_known(self, name: str) -> bool:
+        """Return whether another GPU's search has tried the options of an axis."""
+        place = [axis.name for axis in self.space.axes].index(name)
+        return self.prior is not None and len({outcome.point[place] for outcome in self.prior.outcomes.values()}) > 1
+
+    def _drop_useless_options(self) -> None:
+        """Drop options that failed, and those that another option of the axis beats in both time and memory."""
+        for place, axis in enumerate(self.space.axes):
+            if not place or axis.name in RESCUES:
+                continue
+            live = self.live[axis.name]
+            live -= {point[place] for point in self.errors if point[place] != axis.given}
+            for option in sorted(live - {axis.given}):
+                if any(self._beats(place, other, option) for other in live - {option}):
+                    live.discard(option)
+
+    def _beats(self, place: int, better: str, worse: str) -> bool:
+        near = next(iter(self.outcomes))
+        effect = self.estimator.effect(place, better, worse, near)
+        if effect is None:
+            return False
+        return effect.log_seconds >= 0 and effect.static_bytes + effect.sample_bytes * effect.batch >= 0
+
+    def _promising(self) -> Point | None:
+        """Return the candidate with the shortest estimated step among those that may win, or ``None``."""
+        chosen: tuple[float, Point] | None = None
+        known = {*self.outcomes, *self.errors, *self._running.values()}
+        fitting, best = self.fitting, self.best
+        self.reasons.clear()
+        for point in self.space.points(self.live):
+            if point in known:
+                continue
+            plain = self._plain(point)
+            estimate = self.estimator.estimate(plain)
+            if estimate is None:
+                return point
+            reason = self._reason_against(point, plain, estimate, fitting, best)
+            if reason is not None:
+                self.reasons[point] = reason
+            elif chosen is None or estimate.seconds < chosen[0]:
+                chosen = estimate.seconds, point
+        return chosen[1] if chosen else None
+
+    def _reason_against(
+        self, point: Point, plain: Point, estimate: Estimate, fitting: list[Outcome], best: Outcome | None
+    ) -> Reason | None:
+        """Return why a candidate is left out, or ``None`` if it may be the best one."""
+        if point != plain:
+            executed = self.outcomes.get(plain)
+            if executed is None or executed.fits:
+                return "dominated"
+            needed, margin = float(executed.floor_bytes), 0.0
+        else:
+            needed, margin = estimate.device_bytes, estimate.bytes_margin
+        if needed - margin > self.usable_bytes:
+            return "too_large"
+        if best is None:
+            return None
+        if estimate.shortest >= best.seconds:
+            return "slower"
+        if any(self.estimator.is_dominated(plain, outcome) for outcome in fitting):
+            return "dominated"
+        return None
+
+    def _plain(self, point: Point) -> Point:
+        """Return a point without the options that are of use only where memory is short."""
+        return tuple(
+            axis.given if axis.name in RESCUES else option for axis, option in zip(self.space.axes, point, strict=True)
+        )
+
+    def _run(self, choose: Callable[[], Point | None]) -> None:
+        """Execute candidates, several at a time.
+
+        Args:
+            choose: Called whenever a process is free; returns the next candidate, or ``None`` if there is none until
+                another execution has ended.
+        """
+        try:
+            while True:
+                while len(self._running) < self.executor.jobs and (point := choose()) is not None:
+                    self._submit(point)
+                if not self._running:
+                    return
+                self._collect()
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
+
+    def _submit(self, point: Point) -> None:
+        if point in self.outcomes or point in self.errors or point in self._running.values():
+            return
+        try:
+            workload = self.space.workload_at(point)
+        except TrainatomyError as error:
+            self.errors[point] = error
+            return
+        self._running[self.executor.submit(workload)] = point
+
+    def _collect(self) -> None:
+        """Wait until an execution ends, and record those that have."""
+        done, _ = wait(self._running, return_when=FIRST_COMPLETED)
+        for future in done:
+            point = self._running.pop(future)
+            result = future.result()
+            if isinstance(result, TrainatomyError):
+                self.errors[point] = result
+                continue
+            per_token = "sequence-length" in self.space.allowed
+            self.estimator.add(outcome_of(point, result, self.usable_bytes, per_token=per_token))
+            self.observer.executed(len(self.outcomes), self.best)

@@ -1,0 +1,314 @@
+"""Search a space and return the outcome: the best candidate, its ties, and the price of every single change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.errors import WorkloadError
+from trainatomy.results.fit import Candidate, Fit, Permission, Price
+from trainatomy.results.prediction import GPUSummary
+from trainatomy.results.time import Time
+from trainatomy.search.axes import PERMISSIONS, axes_of, precision_of
+from trainatomy.search.estimates import Estimator, Outcome
+from trainatomy.search.explore import Executor, Exploration, Observer
+from trainatomy.search.space import Point, Space
+from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.schema import Workload
+
+DEFAULT_HEADROOM = 0.05
+SAME_SPEED = 0.02
+"""Of candidates whose steps differ by less than this share, the one that changes least of what is trained is best."""
+HOST_BOUND_SHARE = 0.85
+"""A step counts as bound by the host if the CPU is busy for this share of the GPU's time: then either may bound it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How to search.
+
+    Attributes:
+        effective_batch_size: Samples per optimizer step; ``None`` for that of the workload.
+        headroom: Share of the GPU's memory that must stay free.
+        allow: Changes of what is trained that the search may make.
+        keep: Axes that it may not vary.
+        exhaustive: Execute every candidate instead of leaving out those that cannot win.
+        prices: Execute the workload as it was given too, and the single changes of the best candidate.
+    """
+
+    effective_batch_size: int | None = None
+    headroom: float = DEFAULT_HEADROOM
+    allow: tuple[Permission, ...] = ()
+    keep: tuple[str, ...] = ()
+    exhaustive: bool = False
+    prices: bool = True
+
+
+def search(
+    workload: Workload,
+    options: SearchOptions,
+    executor: Executor,
+    observer: Observer,
+    prior: Estimator | None = None,
+) -> tuple[Fit, Exploration]:
+    """Search for the settings that fit the workload's GPU and train fastest.
+
+    After Ctrl-C the outcome is the best so far.
+
+    Args:
+        workload: The training.
+        options: How to search.
+        executor: Executes candidates.
+        observer: Receives the progress.
+        prior: Outcomes of the same search on another GPU, which save executions.
+
+    Returns:
+        The outcome, without remedies, and the exploration.
+
+    Raises:
+        WorkloadError: The workload, the GPU and the options contradict each other.
+        TrainatomyError: The workload cannot be predicted.
+    """
+    space = space_of(workload, options)
+    exploration = Exploration(space, usable_bytes(workload, options.headroom), executor, observer, prior)
+    prices: tuple[Price, ...] = ()
+    try:
+        if options.exhaustive:
+            exploration.exhaust()
+        else:
+            exploration.explore()
+        if options.prices and (given := given_point(space)) is not None:
+            exploration.execute([given])
+        if options.prices and (best := best_of(exploration)) is not None:
+            exploration.execute(alternatives(space, best.point))
+            prices = tuple(_prices(exploration, best))
+    except KeyboardInterrupt:
+        exploration.interrupted = True
+    return _outcome(exploration, options, prices), exploration
+
+
+def space_of(workload: Workload, options: SearchOptions) -> Space:
+    """Return the space of a search.
+
+    Raises:
+        WorkloadError: The workload, the GPU and the options contradict each other.
+    """
+    check(workload, options)
+    effective = effective_batch_size(workload, options)
+    axes = axes_of(workload, effective)
+    names = [axis.name for axis in axes]
+    for name in options.keep:
+        if name not in names:
+            raise WorkloadError(f"keep: unknown axis {name!r}{suggestion(name, names)}; known: {', '.join(names)}")
+    if "batch" in options.keep and axes[0].given not in {option.name for option in axes[0].options}:
+        raise WorkloadError(
+            f"an effective batch size of {effective} is no multiple of the batch size {axes[0].given}, which was to be "
+            "kept; give a multiple, or let the batch size vary",
+            key="train.per_device_train_batch_size",
+        )
+    return _without_impossible_batches(Space(workload, axes, options.allow, frozenset(options.keep)))
+
+
+def _without_impossible_batches(space: Space) -> Space:
+    """Leave out batch sizes that the schema refuses because they fit on no GPU."""
+
+    def is_possible(name: str) -> bool:
+        try:
+            space.workload_at((name, *space.point()[1:]))
+        except WorkloadError:
+            return False
+        return True
+
+    batch = space.axes[0]
+    possible = tuple(option for option in batch.options if is_possible(option.name))
+    if not possible:  # then something else is wrong, and its message says what
+        space.workload_at((batch.options[0].name, *space.point()[1:]))
+    return replace(space, axes=(replace(batch, options=possible), *space.axes[1:]))
+
+
+def check(workload: Workload, options: SearchOptions) -> None:
+    """Raise ``WorkloadError`` for requests that contradict each other or the GPU."""
+    if workload.mode != "training":
+        raise WorkloadError(f"mode: {workload.mode}: fit searches the settings of a training", key="mode")
+    if not 0 <= options.headroom < 1:
+        raise WorkloadError(f"headroom: {options.headroom:g} is not a share of the GPU's memory; give 0 to 0.99")
+    for name in options.allow:
+        if name not in PERMISSIONS:
+            raise WorkloadError(
+                f"allow: unknown change {name!r}{suggestion(name, PERMISSIONS)}; known: {', '.join(PERMISSIONS)}"
+            )
+    size = options.effective_batch_size
+    if size is not None and size < 1:
+        raise WorkloadError(f"effective_batch_size: {size} is not a number of samples; give 1 or more")
+    gpu = workload.resolve_gpu()
+    for kind in ("bf16", "fp16", "tf32"):
+        if getattr(workload.train, kind) and kind not in gpu.rates and "precision" not in options.allow:
+            raise WorkloadError(
+                f"{workload.where('train', kind)}: the {gpu.name} (compute capability "
+                f"{'.'.join(map(str, gpu.capability))}) has no arithmetic units for {kind}; choose another precision, "
+                "or let the search choose: --allow precision",
+                key=f"train.{kind}",
+            )
+
+
+def effective_batch_size(workload: Workload, options: SearchOptions) -> int:
+    """Return the samples per optimizer step: as asked for, or those of the workload."""
+    train = workload.train
+    return options.effective_batch_size or train.per_device_train_batch_size * train.gradient_accumulation_steps
+
+
+def usable_bytes(workload: Workload, headroom: float) -> int:
+    """Return the device memory that a candidate may take."""
+    return int(workload.resolve_gpu().memory_bytes * (1 - headroom))
+
+
+def given_point(space: Space) -> Point | None:
+    """Return the workload as it was given, if its batch size divides the effective batch size."""
+    point = space.point()
+    return point if point[0] in {option.name for option in space.axes[0].options} else None
+
+
+def best_of(exploration: Exploration) -> Outcome | None:
+    """Return the fastest outcome; of several that are about as fast, the one that changes least of what is trained."""
+    fastest = exploration.best
+    if fastest is None:
+        return None
+    limit = fastest.seconds * (1 + SAME_SPEED if exploration.space.allowed else 1)
+    eligible = [outcome for outcome in exploration.fitting if outcome.seconds <= limit]
+    return min(eligible, key=partial(_preference, exploration.space))
+
+
+def _preference(space: Space, outcome: Outcome) -> tuple[int, float, int]:
+    """Return a key that prefers fewer changes of what is trained, then the faster step, then fewer changes."""
+    changes = space.changes(outcome.point)
+    return sum(bool(change.permission) for change in changes), outcome.seconds, len(changes)
+
+
+def alternatives(space: Space, point: Point) -> Iterator[Point]:
+    """Yield the single changes of a point that are worth a price: neighbouring batch sizes, every other option."""
+    batches = [option.name for option in space.axes[0].options]
+    place = batches.index(point[0])
+    for batch in (*batches[max(place - 1, 0) : place], *batches[place + 1 : place + 2]):
+        yield (batch, *point[1:])
+    for axis in space.axes[1:]:
+        for option in axis.options:
+            changed = space.replaced(point, axis.name, option.name)
+            if option.name not in _UNPRICED and changed != point and space.is_valid(changed):
+                yield changed
+
+
+_UNPRICED = frozenset({"every_3", "every_4"})
+
+
+def _prices(exploration: Exploration, best: Outcome) -> Iterator[Price]:
+    """Yield the price of each single change, those with an effect only."""
+    space = exploration.space
+    for point in alternatives(space, best.point):
+        (change,) = space.changes(point, best.point)
+        axis = space.axis(change.axis)
+        assert axis is not None
+        allowed = space.is_free(axis)
+        if point in exploration.errors:
+            yield Price(change, allowed, error=str(exploration.errors[point]))
+        outcome = exploration.outcomes.get(point)
+        if outcome is None:
+            continue
+        slower = _seconds(outcome) / _seconds(best) - 1
+        if outcome.device_bytes != best.device_bytes or slower:
+            candidate = candidate_of(exploration, outcome)
+            yield Price(change, allowed, candidate, outcome.device_bytes - best.device_bytes, slower)
+
+
+def _seconds(outcome: Outcome) -> float:
+    """Return the seconds for a token, or for a sample if samples are not text."""
+    time = _time(outcome)
+    return 1 / (time.tokens_per_second or time.samples_per_second)
+
+
+def _time(outcome: Outcome | Candidate) -> Time:
+    time = outcome.prediction.time
+    assert time is not None
+    return time
+
+
+def candidate_of(exploration: Exploration, outcome: Outcome) -> Candidate:
+    """Return the candidate of an executed point."""
+    space = exploration.space
+    return Candidate(space.changes(outcome.point), outcome.prediction.workload, outcome.prediction, outcome.fits)
+
+
+def with_ties(fit: Fit) -> Fit:
+    """Return the outcome with the runner-ups that may be faster than the best candidate."""
+    best = fit.best
+    if best is None:
+        return fit
+    ties = tuple(each for each in fit.runner_ups if each.step_seconds / best.step_seconds <= tie_factor(each, best))
+    return replace(fit, ties=ties)
+
+
+def tie_factor(first: Candidate, second: Candidate) -> float:
+    """Return the factor by which two predicted times differ at most while either may be the shorter one.
+
+    The intervals are those of ratios of measured to predicted step times on one machine (``catalog/intervals.yaml``).
+    """
+    calibrated = "calibrated" if all(_is_calibrated(each) for each in (first, second)) else "uncalibrated"
+    hosts = [_is_host_bound(_time(first)), _is_host_bound(_time(second))]
+    kind = "host" if all(hosts) else "mixed" if any(hosts) else "gpu"
+    low, high = read_yaml("intervals.yaml")["relative"][calibrated][kind]
+    return math.sqrt(high / low)
+
+
+def _is_host_bound(time: Time) -> bool:
+    return time.host_seconds > HOST_BOUND_SHARE * time.gpu_seconds
+
+
+def _is_calibrated(outcome: Candidate) -> bool:
+    time = _time(outcome)
+    low, high = time.interval_seconds
+    widest = read_yaml("intervals.yaml")["uncalibrated"]["host" if time.bound_by == "host" else "gpu"]
+    return bool(high / low < 0.999 * widest[1] / widest[0])
+
+
+def _outcome(exploration: Exploration, options: SearchOptions, prices: Collection[Price]) -> Fit:
+    """Return the outcome of an exploration, the permitted candidates only."""
+    space, workload = exploration.space, exploration.space.workload
+    gpu = workload.resolve_gpu()
+    permitted = [outcome for point, outcome in exploration.outcomes.items() if exploration.is_in_space(point)]
+    best = best_of(exploration)
+    ranked = sorted((each for each in permitted if each.fits), key=lambda each: (each is not best, each.seconds))
+    large = sorted((each for each in permitted if not each.fits), key=lambda each: each.device_bytes)
+    given = exploration.outcomes.get(given_point(space) or ())
+    found = Fit(
+        name=workload.display_name,
+        workload=workload.to_mapping(),
+        gpu=GPUSummary(gpu.id, gpu.name, gpu.memory_bytes, gpu.capability),
+        goal="throughput",
+        effective_batch_size=effective_batch_size(workload, options),
+        headroom=options.headroom,
+        usable_bytes=exploration.usable_bytes,
+        allowed=options.allow,
+        given=candidate_of(exploration, given) if given else None,
+        best=candidate_of(exploration, best) if best else None,
+        candidates=tuple(candidate_of(exploration, each) for each in ranked),
+        too_large=tuple(candidate_of(exploration, each) for each in large),
+        ties=(),
+        prices=tuple(prices),
+        shortage=None,
+        maximum=None,
+        counts=exploration.counts(),
+        notes=tuple(_notes(space, options)),
+        interrupted=exploration.interrupted,
+    )
+    return with_ties(found)
+
+
+def _notes(space: Space, options: SearchOptions) -> Iterator[str]:
+    """Yield codes of what the reader should know."""
+    effective = effective_batch_size(space.workload, options)
+    if len(space.batches) <= 2 and effective > 3:
+        yield "few_batch_sizes"
+    if precision_of(space.workload) in ("auto", "fp32") and "precision" not in options.allow:
+        yield "precision_kept"

@@ -1,0 +1,45 @@
+"""Run a search to its end: the best settings or the largest size, with ways out where nothing fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainatomy.errors import WorkloadError
+from trainatomy.results.fit import Fit, Goal
+from trainatomy.search.explore import Executor, Observer
+from trainatomy.search.fitting import SearchOptions, search
+from trainatomy.search.maximize import GOALS, maximize
+from trainatomy.search.remedies import remedied, smallest_point
+from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.schema import Workload
+
+
+def run(
+    workload: Workload, goal: Goal, options: SearchOptions, executor: Executor, observer: Observer | None = None
+) -> Fit:
+    """Search for the best settings, or for the largest size, of a workload.
+
+    Args:
+        workload: The training.
+        goal: ``throughput``, or what to maximise.
+        options: How to search.
+        executor: Executes candidates.
+        observer: Receives the progress.
+
+    Raises:
+        WorkloadError: The workload, the GPU and the options contradict each other.
+        TrainatomyError: The workload cannot be predicted.
+    """
+    observer = observer or Observer()
+    if goal != "throughput":
+        if goal not in GOALS:
+            raise WorkloadError(f"maximize: unknown goal {goal!r}{suggestion(goal, GOALS)}; known: {', '.join(GOALS)}")
+        return maximize(workload, goal, options, executor, observer)
+    found, exploration = search(workload, options, executor, observer)
+    if found.best is not None or found.interrupted:
+        return found
+    point = smallest_point(exploration.space)
+    exploration.execute([point])
+    smallest = min(exploration.outcomes.values(), key=lambda outcome: outcome.device_bytes)
+    shortage = remedied(exploration, options, smallest.point)
+    return replace(found, shortage=shortage, interrupted=shortage.interrupted)

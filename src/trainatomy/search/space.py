@@ -1,0 +1,123 @@
+"""The space of a search: every combination of options, and the workload of each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from trainatomy.results.fit import Change, Permission
+from trainatomy.search.axes import Axis
+from trainatomy.workload.schema import Workload
+
+Point = tuple[str, ...]
+"""Names of options, one for each axis of a space."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Combinations of the options of several axes.
+
+    Attributes:
+        workload: The workload that is varied.
+        axes: Everything that could be varied, the batch size first.
+        allowed: The permissions that the user gave; axes that need another one keep their given option.
+        kept: Names of further axes that keep their given option.
+    """
+
+    workload: Workload
+    axes: tuple[Axis, ...]
+    allowed: tuple[Permission, ...] = ()
+    kept: frozenset[str] = frozenset()
+
+    def is_free(self, axis: Axis) -> bool:
+        """Return whether the search may vary an axis."""
+        return (not axis.permission or axis.permission in self.allowed) and axis.name not in self.kept
+
+    def options(self, axis: Axis) -> tuple[str, ...]:
+        """Return the names of the options that the search may choose."""
+        if not self.is_free(axis):
+            return (axis.given,)
+        return tuple(option.name for option in axis.options)
+
+    @property
+    def size(self) -> int:
+        """Number of combinations, without those that contradict each other."""
+        implementations = len(self._options_of("optimizer_implementation"))
+        optimizers = self._options_of("optimizer")
+        pairs = implementations + len(optimizers) - 1 if optimizers else max(implementations, 1)
+        rest = (a for a in self.axes if a.name not in ("optimizer_implementation", "optimizer"))
+        return pairs * prod(len(self.options(axis)) for axis in rest)
+
+    def _options_of(self, name: str) -> tuple[str, ...]:
+        return next((self.options(axis) for axis in self.axes if axis.name == name), ())
+
+    def points(self, live: Mapping[str, Collection[str]]) -> Iterator[Point]:
+        """Yield every combination of the options in ``live`` (names by axis) that is free of contradictions."""
+        for point in product(*([o for o in self.options(a) if o in live[a.name]] for a in self.axes)):
+            if self.is_valid(point):
+                yield point
+
+    def is_valid(self, point: Point) -> bool:
+        """Return whether no two options set the same key: another optimizer has no other implementation."""
+        chosen = self.by_axis(point)
+        optimizer, implementation = self.axis("optimizer"), self.axis("optimizer_implementation")
+        if optimizer is None or implementation is None:
+            return True
+        return chosen["optimizer"] == optimizer.given or chosen[implementation.name] == implementation.given
+
+    def axis(self, name: str) -> Axis | None:
+        """Return the axis of that name, if the workload has it."""
+        return next((axis for axis in self.axes if axis.name == name), None)
+
+    def by_axis(self, point: Point) -> dict[str, str]:
+        """Return the options of a point by the names of their axes."""
+        return {axis.name: option for axis, option in zip(self.axes, point, strict=True)}
+
+    def point(self, **options: str) -> Point:
+        """Return the point with the given option of every axis, except for ``options``."""
+        return tuple(options.get(axis.name, axis.given) for axis in self.axes)
+
+    def replaced(self, point: Point, name: str, option: str) -> Point:
+        """Return a point with another option of one axis."""
+        return tuple(option if axis.name == name else own for axis, own in zip(self.axes, point, strict=True))
+
+    def batch(self, point: Point) -> int:
+        """Return the samples per batch of a point."""
+        return int(point[0])
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes that the search may choose."""
+        return tuple(int(option) for option in self.options(self.axes[0]))
+
+    def settings(self, point: Point) -> dict[str, object]:
+        """Return the keys that a point sets, with their values."""
+        return {
+            key: value
+            for axis, name in zip(self.axes, point, strict=True)
+            for key, value in axis.option(name).settings.items()
+        }
+
+    def workload_at(self, point: Point) -> Workload:
+        """Return the workload of a point.
+
+        Raises:
+            WorkloadError: Its settings contradict each other or something that the workload says.
+        """
+        return self.workload.replace(self.settings(point))
+
+    def changes(self, point: Point, since: Point | None = None) -> tuple[Change, ...]:
+        """Return what a point changes, relative to another one or to the workload as it was given."""
+        before = since or self.point()
+        return tuple(
+            axis.change(new)
+            for axis, old, new in zip(self.axes, before, point, strict=True)
+            if old != new or (since is None and axis.name == "batch" and self._rebatches(axis, new))
+        )
+
+    def _rebatches(self, axis: Axis, name: str) -> bool:
+        """Return whether a batch of the given size comes with another number of accumulation steps."""
+        steps = axis.option(name).settings.get("train.gradient_accumulation_steps")
+        return steps is not None and steps != self.workload.train.gradient_accumulation_steps
