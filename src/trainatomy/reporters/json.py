@@ -10,9 +10,12 @@ from typing import Any
 from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
 from trainatomy.records.document import SCHEMA, to_plain
-from trainatomy.reporters.sentences import claim_sentence, fact_source, fact_value, padding_advice, reasons
+from trainatomy.reporters.export import command_line_flags, training_arguments_code, workload_yaml
+from trainatomy.reporters.sentences import claim_sentence, fact_source, fact_value, fit_note, padding_advice, reasons
+from trainatomy.reporters.settings import may_change
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.difference import Difference
+from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, GPUOption, Price, Remedy
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Verdict
 from trainatomy.results.operation_breakdown import OperationBreakdown
@@ -27,6 +30,8 @@ RECORD = SCHEMA
 HISTORY = "trainatomy/history/1"
 DIFFERENCE = "trainatomy/difference/1"
 OPERATIONS = "trainatomy/operations/1"
+FIT = "trainatomy/fit/1"
+FIT_ACROSS = "trainatomy/fit-across/1"
 GPUS = "trainatomy/cards/1"
 ARCHITECTURES = "trainatomy/architectures/1"
 PREDICTION_2 = "trainatomy/prediction/2-draft"
@@ -38,11 +43,11 @@ SPREADS = (*COMPARED, "step_seconds", "samples_per_second", "tokens_per_second")
 """The figures whose spread over the repeats a measured comparison gives."""
 
 
-def to_json(value: Prediction | Measurement | Comparison, *, version: int = 1) -> dict[str, Any]:
+def to_json(value: Prediction | Measurement | Comparison | Fit | FitAcross, *, version: int = 1) -> dict[str, Any]:
     """Return a result as an object of plain JSON types.
 
     Args:
-        value: A prediction, a measurement, or a comparison of several trainings.
+        value: A prediction, a measurement, a comparison of several trainings, or the outcome of a search.
         version: Version of the form.  Version 2 is a draft for predictions, whose keys may still change.
 
     Raises:
@@ -54,6 +59,10 @@ def to_json(value: Prediction | Measurement | Comparison, *, version: int = 1) -
         raise ValueError(f"there is no version {version} of the JSON of a {type(value).__name__}")
     if isinstance(value, Comparison):
         return comparison_to_json(value)
+    if isinstance(value, Fit):
+        return fit_to_json(value)
+    if isinstance(value, FitAcross):
+        return fit_across_to_json(value)
     if isinstance(value, Prediction):
         return {"schema": PREDICTION, **_predicted(value)}
     return {"schema": MEASUREMENT, **to_plain(value)}
@@ -140,6 +149,125 @@ def operations_to_json(breakdown: OperationBreakdown) -> dict[str, Any]:
     claims = [{**to_plain(claim), "sentence": claim_sentence(claim)} for claim in breakdown.claims]
     paddings = [{**to_plain(padding), "how": padding_advice(padding)} for padding in breakdown.paddings]
     return {"schema": OPERATIONS, **plain, "claims": claims, "paddings": paddings}
+
+
+def fit_to_json(fit: Fit) -> dict[str, Any]:
+    """Return the outcome of a search.
+
+    ``best`` has its whole memory breakdown, other candidates have the three totals.  ``settings`` are texts to paste.
+    """
+    some = next((each for each in (fit.best, *fit.candidates, *fit.too_large) if each is not None), None)
+    return {
+        "schema": FIT,
+        "name": fit.name,
+        "workload": to_plain(fit.workload),
+        "gpu": to_plain(fit.gpu),
+        "goal": fit.goal,
+        "effective_batch_size": fit.effective_batch_size,
+        "allowed": list(fit.allowed),
+        "best": fit.best and _candidate(fit.best, whole=True),
+        "given": fit.given and _candidate(fit.given),
+        "candidates": list(map(_candidate, fit.candidates)),
+        "ties": list(map(_candidate, fit.ties)),
+        "prices": list(map(_price, fit.prices)),
+        "remedies": list(map(_remedy, fit.remedies)),
+        "front": list(map(_candidate, fit.front)),
+        "too_large": list(map(_candidate, fit.too_large)),
+        "limits": {
+            "gpu_memory_bytes": fit.gpu.memory_bytes,
+            "headroom": fit.headroom,
+            "usable_bytes": fit.usable_bytes,
+            "maximum": to_plain(fit.maximum),
+        },
+        "counts": to_plain(fit.counts),
+        "settings": fit.best and _settings(fit.best, fit.name),
+        "measured": fit.measured and comparison_to_json(fit.measured),
+        "notes": list(map(fit_note, fit.notes)),
+        "interrupted": fit.interrupted,
+        "versions": dict(some.prediction.versions) if some else {},
+    }
+
+
+def fit_across_to_json(across: FitAcross) -> dict[str, Any]:
+    """Return a search on several GPUs under ``options``, those on which the training fits first."""
+    return {
+        "schema": FIT_ACROSS,
+        "name": across.name,
+        "workload": to_plain(across.workload),
+        "effective_batch_size": across.effective_batch_size,
+        "headroom": across.headroom,
+        "allowed": list(across.allowed),
+        "options": list(map(_gpu_option, across.options)),
+        "seconds": across.seconds,
+        "interrupted": across.interrupted,
+    }
+
+
+def _gpu_option(option: GPUOption) -> dict[str, Any]:
+    """Return the best candidate on a GPU, or the smallest that does not fit and what is missing for it."""
+    fit = option.fit
+    smallest = fit.too_large[0] if fit.best is None and fit.too_large else None
+    return {
+        "gpu": to_plain(option.gpu),
+        "usable_bytes": fit.usable_bytes,
+        "best": fit.best and _candidate(fit.best, whole=True),
+        "smallest": smallest and _candidate(smallest),
+        "missing_bytes": smallest and max(0, smallest.device_bytes - fit.usable_bytes),
+        "cost_per_hour": option.cost_per_hour,
+        "cost_per_million_samples": option.cost_per_million_samples,
+        "counts": to_plain(fit.counts),
+        "notes": list(map(fit_note, fit.notes)),
+    }
+
+
+def _candidate(candidate: Candidate, *, whole: bool = False) -> dict[str, Any]:
+    """Return a candidate, with its whole memory breakdown or the three totals."""
+    prediction, time = candidate.prediction, None
+    if prediction.time is not None:
+        time = {**to_plain(prediction.time), "samples_per_second_interval": list(candidate.samples_per_second_interval)}
+    memory = to_plain(prediction.memory)
+    return {
+        "changes": list(map(_change, candidate.changes)),
+        "workload": to_plain(candidate.workload),
+        "fits": candidate.fits,
+        "verdict": prediction.verdict,
+        "room_bytes": prediction.room_bytes,
+        "memory": memory if whole else {name: memory[name] for name in COMPARED},
+        "time": time,
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {**to_plain(change), "may_change": may_change(change)}
+
+
+def _price(price: Price) -> dict[str, Any]:
+    candidate = price.candidate and _candidate(price.candidate)
+    fields_of = ("allowed", "device_bytes", "step_seconds", "error")
+    return {
+        "change": _change(price.change),
+        "candidate": candidate,
+        **{name: getattr(price, name) for name in fields_of},
+    }
+
+
+def _remedy(remedy: Remedy) -> dict[str, Any]:
+    return {
+        "kind": remedy.kind,
+        "gpu": to_plain(remedy.candidate.prediction.gpu),
+        "changes": list(map(_change, remedy.changes)),
+        "candidate": _candidate(remedy.candidate),
+        "device_bytes": remedy.device_bytes,
+        "step_seconds": remedy.step_seconds,
+    }
+
+
+def _settings(candidate: Candidate, name: str) -> dict[str, str]:
+    return {
+        "training_arguments": training_arguments_code(candidate, name),
+        "yaml": workload_yaml(candidate),
+        "flags": command_line_flags(candidate),
+    }
 
 
 def gpus_to_json(gpus: Sequence[GPU]) -> dict[str, Any]:

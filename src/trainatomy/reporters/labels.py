@@ -85,6 +85,19 @@ SECTIONS = {
     "match": "Match between prediction and profile",
     "facts": "Inputs and their sources",
     "notes": "Notes",
+    "fit_changes": "Changes to the workload as given",
+    "fit_runners_up": "Next fastest",
+    "fit_ties": "Too close to call",
+    "fit_prices": "What each single change would cost or save",
+    "fit_batches": "Batch sizes, all other settings as in the answer",
+    "fit_limits": "Limits",
+    "fit_search": "The search",
+    "fit_remedies": "Steps that would make it fit",
+    "fit_memory": "What holds the memory of the smallest setting",
+    "fit_measured": "Predicted and measured",
+    "fit_python": "Settings in Python",
+    "fit_yaml": "Settings as a workload file",
+    "fit_flags": "Settings as options of trainatomy",
 }
 """Titles of the sections of reports."""
 
@@ -202,6 +215,73 @@ MARKS = {
     "out_of_memory": "held when out of memory",
 }
 """Axes and legends of charts; components are in ``COMPONENTS``."""
+
+PERMISSIONS = {
+    "precision": "Activations and gradients are rounded differently.",
+    "optimizer": "The update rule is another one: tune the learning rate again.",
+    "lora": "Only adapters are trained, not the weights.",
+    "sequence-length": "The context is shorter: longer samples are cut.",
+}
+"""What is learnt differently after a change, by the permission that it needs."""
+
+VARIED = {
+    "batch": "batch size",
+    "gradient_checkpointing": "gradient checkpointing",
+    "optimizer_implementation": "optimizer implementation",
+    "attention": "attention",
+    "allocator": "allocator settings",
+    "torch_empty_cache_steps": "emptying of the cache",
+    "precision": "precision",
+    "optimizer": "optimizer",
+    "lora": "LoRA",
+    "sequence_length": "sequence length",
+    "layers": "layers",
+}
+"""What a search varies, by the axes of ``results.fit.Change``."""
+
+OPTIONS = {
+    "gradient_checkpointing": {"off": "gradient checkpointing off", "on": "gradient checkpointing on"},
+    "optimizer_implementation": {
+        "fused": "fused optimizer",
+        "foreach": "foreach optimizer",
+        "for_loop": "for-loop optimizer",
+    },
+    "allocator": {"default": "default allocator settings", "expandable_segments": "expandable segments"},
+    "torch_empty_cache_steps": {"never": "cache never emptied", "every_step": "cache emptied every step"},
+    "precision": {
+        "fp32": "fp32",
+        "tf32": "TF32",
+        "fp16": "fp16 mixed precision",
+        "bf16": "bf16 mixed precision",
+        "bf16_weights": "bf16 weights",
+    },
+    "optimizer": {
+        "adamw": "AdamW",
+        "adamw_8bit": "8-bit AdamW",
+        "paged_adamw_8bit": "paged 8-bit AdamW",
+        "adafactor": "Adafactor",
+        "sgd": "SGD",
+    },
+    "lora": {"none": "no LoRA"},
+}
+"""Options of a search by axis; ``reporters.settings`` puts the others into words."""
+
+GOALS = {
+    "batch": "samples per batch",
+    "sequence-length": "tokens per sample",
+    "model-size": "layers",
+}
+"""What is maximised, by the goals of ``results.fit.Fit``."""
+
+REMEDIES = {
+    "same training": "same training",
+    "changes training": "changes what is trained",
+    "larger GPU": "larger GPU",
+}
+"""Kinds of remedies, by the names of ``results.fit.RemedyKind``."""
+
+FIT_NOTES: dict[str, str] = {}
+"""Notes of a search by code; ``{}`` stands for the value that follows the code and a colon."""
 
 INK, MUTED, GRID, PAPER, ALARM = "#1f2933", "#66707d", "#e4e7eb", "#ffffff", "#c0392b"
 THROUGHPUT = "#3d6fa5"

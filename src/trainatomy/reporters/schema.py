@@ -16,6 +16,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from trainatomy.reporters.json import (
     COMPARED,
     COMPARISON,
+    FIT,
+    FIT_ACROSS,
     MEASUREMENT,
     OPERATIONS,
     PREDICTION,
@@ -26,14 +28,20 @@ from trainatomy.reporters.json import (
     renamed_v2,
 )
 from trainatomy.results.comparison import RowStatus, Spread
+from trainatomy.results.fit import Change, Goal, Maximum, Permission, RemedyKind, SearchCounts
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.memory import STANDARD_COMPONENTS, Components
+from trainatomy.results.memory import STANDARD_COMPONENTS, Components, Memory, Verdict
 from trainatomy.results.operation_breakdown import OperationBreakdown
-from trainatomy.results.prediction import Prediction
+from trainatomy.results.prediction import GPUSummary, Prediction
 from trainatomy.results.record import Record
+from trainatomy.results.time import Time
 
 _DEFINITION = "#/$defs/{model}"
 _NULL = {"type": "null"}
+_STRING = {"type": "string"}
+_INTEGER = {"type": "integer"}
+_NUMBER = {"type": "number"}
+_BOOLEAN = {"type": "boolean"}
 
 Schema = dict[str, Any]
 
@@ -104,6 +112,107 @@ def operations_schema() -> Schema:
         definitions[name]["properties"][key] = {"type": "string"}
         definitions[name]["required"].append(key)
     return _document("The operations of a step", body, definitions)
+
+
+def fit_schema() -> Schema:
+    """Return the schema of ``fit --json``."""
+    definitions: Schema = {}
+    short, whole = _candidate(definitions, whole=False), _candidate(definitions, whole=True)
+    change, listed = {"$ref": "#/$defs/Change"}, _array(short)
+    figures = {"device_bytes": _INTEGER, "step_seconds": _NUMBER}
+    prices = _object({"change": change, "candidate": _or_null(short), "allowed": _BOOLEAN, **figures, "error": _STRING})
+    remedy = {"kind": {"enum": list(get_args(RemedyKind))}, "gpu": _reference(GPUSummary, definitions)}
+    remedy |= {"changes": _array(change), "candidate": short, **figures, "step_seconds": {"type": ["number", "null"]}}
+    maximum = _or_null(_reference(Maximum, definitions))
+    limits = {"gpu_memory_bytes": _INTEGER, "headroom": _NUMBER, "usable_bytes": _INTEGER, "maximum": maximum}
+    texts = _object(dict.fromkeys(("training_arguments", "yaml", "flags"), _STRING))
+    compared = {"type": ["object", "null"], "description": "The measured candidates, as `compare --measure --json`."}
+    body = {
+        "schema": {"const": FIT},
+        "name": _STRING,
+        "workload": {"type": "object"},
+        "gpu": _reference(GPUSummary, definitions),
+        "goal": {"enum": list(get_args(Goal))},
+        "effective_batch_size": _INTEGER,
+        "allowed": _array({"enum": list(get_args(Permission))}),
+        "best": _or_null(whole),
+        "given": _or_null(short),
+        "candidates": listed,
+        "ties": listed,
+        "prices": _array(prices),
+        "remedies": _array(_object(remedy)),
+        "front": listed,
+        "too_large": listed,
+        "limits": _object(limits),
+        "counts": _reference(SearchCounts, definitions),
+        "settings": _or_null(texts),
+        "measured": compared,
+        "notes": _array(_STRING),
+        "interrupted": _BOOLEAN,
+        "versions": {"type": "object", "additionalProperties": _STRING},
+    }
+    return _document("Settings that fit a GPU", _object(body), definitions)
+
+
+def fit_across_schema() -> Schema:
+    """Return the schema of ``fit --gpu all --json``."""
+    definitions: Schema = {}
+    option = {
+        "gpu": _reference(GPUSummary, definitions),
+        "usable_bytes": _INTEGER,
+        "best": _or_null(_candidate(definitions, whole=True)),
+        "smallest": _or_null(_candidate(definitions, whole=False)),
+        "missing_bytes": {"type": ["integer", "null"]},
+        "cost_per_hour": {"type": ["number", "null"]},
+        "cost_per_million_samples": {"type": ["number", "null"]},
+        "counts": _reference(SearchCounts, definitions),
+        "notes": _array(_STRING),
+    }
+    body = {
+        "schema": {"const": FIT_ACROSS},
+        "name": _STRING,
+        "workload": {"type": "object"},
+        "effective_batch_size": _INTEGER,
+        "headroom": _NUMBER,
+        "allowed": _array({"enum": list(get_args(Permission))}),
+        "options": _array(_object(option)),
+        "seconds": _NUMBER,
+        "interrupted": _BOOLEAN,
+    }
+    return _document("Settings that fit several GPUs", _object(body), definitions)
+
+
+def _candidate(definitions: Schema, *, whole: bool) -> Schema:
+    """Add the schema of a candidate, with its whole memory breakdown or three totals, and return a reference to it."""
+    _reference(Change, definitions)
+    definitions["Change"]["properties"]["may_change"] = _STRING
+    definitions["Change"]["required"].append("may_change")
+    time = _reference(Time, definitions)
+    interval = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
+    definitions["Time"]["properties"]["samples_per_second_interval"] = interval
+    definitions["Time"]["required"].append("samples_per_second_interval")
+    totals = _object(dict.fromkeys(COMPARED, _INTEGER))
+    name = "Best" if whole else "Candidate"
+    definitions[name] = _object(
+        {
+            "changes": _array({"$ref": "#/$defs/Change"}),
+            "workload": {"type": "object"},
+            "fits": _BOOLEAN,
+            "verdict": {"enum": list(get_args(Verdict))},
+            "room_bytes": _INTEGER,
+            "memory": _reference(Memory, definitions) if whole else totals,
+            "time": _or_null(time),
+        }
+    )
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, _NULL]}
+
+
+def _array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
 
 
 class _Generator(GenerateJsonSchema):

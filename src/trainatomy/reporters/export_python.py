@@ -1,0 +1,232 @@
+"""A candidate's settings as Python: a ``TrainingArguments(...)`` call, or a plain loop for ``loop: pytorch``.
+
+What ``TrainingArguments`` cannot hold follows as comments with lines of code (``#   ...``), because it belongs where
+the model is loaded or the ``Trainer`` is made.  They use names of the user's script: ``model``, ``dataset``, ``texts``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from trainatomy.results.fit import Candidate
+from trainatomy.workload.arguments import is_class_path
+from trainatomy.workload.model import LoraSpec
+from trainatomy.workload.schema import Workload
+
+_OF_TORCH = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
+"""Optimizers of ``torch.optim``, to which the Trainer does not pass ``optim_args`` (trainer_optimizer.py, 5.17)."""
+
+_ALWAYS = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+"""Settings that are written even where they are the defaults, so that they replace those of the user's script."""
+
+
+def training_arguments_code(candidate: Candidate, name: str) -> str:
+    """Return Python code with the settings of a candidate.
+
+    Args:
+        candidate: The candidate.
+        name: Name of the training, from which ``output_dir`` is made.
+    """
+    workload = Workload.from_mapping(candidate.workload)
+    allocator = _allocator(workload)
+    if workload.loop == "pytorch":
+        return allocator + plain_loop(workload)
+    head = "from transformers import TrainingArguments\n\n"
+    if _trainer_settings(workload):
+        head = "from transformers import Trainer, TrainingArguments\n\n"
+    settings = {"output_dir": re.sub(r"[^\w.-]+", "-", name).strip("-.") or "output", **_settings(candidate, workload)}
+    arguments = "".join(f"    {key}={_literal(value)},\n" for key, value in settings.items())
+    return (
+        f"{allocator}{head}args = TrainingArguments(\n{arguments})\n{_comments(_model(workload) + _trainer(workload))}"
+    )
+
+
+def _allocator(workload: Workload) -> str:
+    """Return the lines that set the allocator's variable; PyTorch reads it when it first uses the GPU."""
+    if not workload.allocator:
+        return ""
+    variable = f'os.environ["PYTORCH_ALLOC_CONF"] = {_literal(workload.allocator)}'
+    return f"import os\n\n{variable}  # before torch is imported\n\n"
+
+
+def _literal(value: Any) -> str:
+    """Return a value as Python writes it, with double quotes."""
+    if isinstance(value, str):
+        return str(json.dumps(value, ensure_ascii=False))
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(item)}' for key, item in value.items())}}}"
+    return repr(value)
+
+
+def _settings(candidate: Candidate, workload: Workload) -> dict[str, Any]:
+    """Return the keywords of ``TrainingArguments``: what the workload sets, what was changed, and ``_ALWAYS``."""
+    changed = [key.removeprefix("train.") for each in candidate.changes for key in each.settings if "train." in key]
+    written = dict.fromkeys((*_ALWAYS, *changed, *workload.to_mapping().get("train", {})))
+    left_out = {"gradient_checkpointing_every"}
+    if is_class_path(workload.train.optim):
+        left_out |= {"optim", "optim_args"}
+    elif workload.train.optim in _OF_TORCH:
+        left_out.add("optim_args")
+    values = {name: getattr(workload.train, name) for name in written if name not in left_out}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if value is not None or name in changed
+    }
+
+
+Section = tuple[str, list[str]]
+"""A comment, and the lines of code below it."""
+
+
+def _comments(sections: list[Section]) -> str:
+    """Return sections as comments."""
+    parts = []
+    for title, code in sections:
+        parts += [f"# {title}:" if code else f"# {title}", *(f"#   {line}" for line in code)]
+    return "\n".join(["", *parts, ""]) if parts else ""
+
+
+def _model(workload: Workload) -> list[Section]:
+    """Return what belongs to loading the model and making the batches."""
+    spec, sections = workload.model, list[Section]()
+    loading: dict[str, Any] = {"attn_implementation": spec.attn_implementation}
+    loading |= {"dtype": None if spec.dtype == "auto" else spec.dtype, **(spec.config if spec.id else {})}
+    loading = {key: value for key, value in loading.items() if value is not None}
+    if loading:
+        where = f"where the model is loaded: {spec.class_ or 'YourModel'}.from_pretrained(..., **loading)"
+        sections.append((where, [f"loading = {_literal(loading)}"]))
+    if spec.freeze:
+        sections.append((f"the workload does not train {', '.join(spec.freeze)}", []))
+    if spec.lora is not None:
+        sections.append(("adapters, after loading the model", _adapters(spec.lora)))
+    if (length := workload.data.sequence_length) is not None:
+        code = f"tokens = tokenizer(texts, truncation=True, max_length={length})"
+        sections.append((f"samples of {length:,} tokens", [code]))
+    return sections
+
+
+def _adapters(lora: LoraSpec) -> list[str]:
+    keywords = ", ".join(f"{key}={_literal(value)}" for key, value in lora.arguments().items())
+    return ["from peft import LoraConfig, get_peft_model", f"model = get_peft_model(model, LoraConfig({keywords}))"]
+
+
+def _trainer(workload: Workload) -> list[Section]:
+    """Return what belongs to making the ``Trainer``."""
+    found = _trainer_settings(workload)
+    sections: list[Section] = []
+    if found:
+        imports = [line for lines, _ in found for line in lines]
+        keywords = ", ".join(keyword for _, keyword in found)
+        call = f"trainer = Trainer(model=model, args=args, train_dataset=dataset, {keywords})"
+        sections.append(("what only the Trainer takes", [*imports, call]))
+    if not workload.zero_grad_set_to_none:
+        sections.append(("the workload fills gradients with zeros; the Trainer always releases them", []))
+    return sections
+
+
+def _trainer_settings(workload: Workload) -> list[tuple[list[str], str]]:
+    """Return lines of code and the keyword of ``Trainer`` that uses them, for each thing that needs one."""
+    train, found = workload.train, list[tuple[list[str], str]]()
+    every = getattr(train, "gradient_checkpointing_every", 1)
+    if every > 1:
+        code = "from trainatomy.integrations import CheckpointEvery"
+        found.append(([code], f"callbacks=[CheckpointEvery({every})]"))
+    extra = train.optimizer_arguments()
+    if is_class_path(train.optim):
+        place, _, kind = train.optim.rpartition(".")
+        keywords = "".join(f", {key}={_literal(value)}" for key, value in extra.items())
+        code = f"optimizer = {kind}(model.parameters(), lr=args.learning_rate{keywords})"
+        found.append(([f"from {place} import {kind}", code], "optimizers=(optimizer, None)"))
+    elif extra and train.optim in _OF_TORCH:
+        code = "optimizer, keywords = Trainer.get_optimizer_cls_and_kwargs(args)"
+        found.append(([code], f"optimizer_cls_and_kwargs=(optimizer, {{**keywords, **{_literal(extra)}}})"))
+    return found
+
+
+def plain_loop(workload: Workload) -> str:
+    """Return a function that trains a model in a plain PyTorch loop with the settings of a workload."""
+    train = workload.train
+    batches = f"DataLoader(dataset, batch_size={train.per_device_train_batch_size}, shuffle=True, drop_last=True)"
+    optimizer_imports, optimizer = _plain_optimizer(workload)
+    dtype = "float16" if train.fp16 else "bfloat16" if train.bf16 else None
+    forward = ["loss = model(**batch).loss"]
+    if dtype:
+        forward = [f"with torch.autocast(device, dtype=torch.{dtype}):", "    loss = model(**batch).loss"]
+    accumulation = train.gradient_accumulation_steps
+    body = [
+        *([f'torch.backends.fp32_precision = "{"tf32" if train.tf32 else "ieee"}"'] if train.tf32 is not None else []),
+        f"batches = {batches}",
+        "model.to(device).train()",
+        *_plain_checkpointing(workload),
+        *optimizer,
+        *(["scaler = torch.amp.GradScaler(device)"] if train.fp16 else []),
+        "for number, batch in enumerate(batches, 1):",
+        "    batch = {name: value.to(device) for name, value in batch.items()}",
+        *(f"    {line}" for line in forward),
+        *(f"    {line}" for line in _plain_update(workload, accumulation)),
+    ]
+    imports = ["import torch", "from torch.utils.data import DataLoader", *optimizer_imports]
+    head = "\n".join([*imports, "", "", 'def train(model, dataset, device="cuda"):'])
+    return f"{head}\n" + "".join(f"    {line}\n" for line in body) + _comments(_model(workload))
+
+
+def _plain_checkpointing(workload: Workload) -> list[str]:
+    train = workload.train
+    if not train.gradient_checkpointing:
+        return []
+    keywords = train.gradient_checkpointing_kwargs
+    given = f"gradient_checkpointing_kwargs={_literal(dict(keywords))}" if keywords else ""
+    every = getattr(train, "gradient_checkpointing_every", 1)
+    lines = [f"model.gradient_checkpointing_enable({given})"]
+    return [*lines, f"checkpoint_every(model, {every})"] if every > 1 else lines
+
+
+def _plain_optimizer(workload: Workload) -> tuple[list[str], list[str]]:
+    """Return the imports and the lines that make the optimizer, as transformers' Trainer makes it."""
+    train = workload.train
+    imports = []
+    if getattr(train, "gradient_checkpointing_every", 1) > 1:
+        imports.append("from trainatomy.integrations import checkpoint_every")
+    extra = "".join(f", {key}={_literal(value)}" for key, value in train.optimizer_arguments().items())
+    if is_class_path(train.optim):
+        place, _, kind = train.optim.rpartition(".")
+        line = f"optimizer = {kind}(model.parameters(), lr={train.learning_rate!r}{extra})"
+        return [f"from {place} import {kind}", *imports], [line]
+    if train.optim in ("adamw_torch", "adamw_torch_fused"):
+        fused = ", fused=True" if train.optim == "adamw_torch_fused" else ""
+        keywords = (
+            f"lr={train.learning_rate!r}, betas={(train.adam_beta1, train.adam_beta2)!r}, eps={train.adam_epsilon!r}"
+        )
+        keywords += f", weight_decay={train.weight_decay!r}{fused}{extra}"
+        return imports, [f"optimizer = torch.optim.AdamW(model.parameters(), {keywords})"]
+    names = ("optim", "optim_args", "optim_target_modules", "learning_rate", "weight_decay")
+    values = {name: getattr(train, name) for name in (*names, "adam_beta1", "adam_beta2", "adam_epsilon")}
+    given = ", ".join(f"{name}={_literal(value)}" for name, value in values.items() if value is not None)
+    lines = [f"args = TrainingArguments({given})", "kind, keywords = Trainer.get_optimizer_cls_and_kwargs(args, model)"]
+    update = f"keywords |= {_literal(train.optimizer_arguments())}"
+    lines += [update] if extra and train.optim in _OF_TORCH else []
+    lines.append('optimizer = kind(keywords.pop("params", model.parameters()), **keywords)')
+    return ["from transformers import Trainer, TrainingArguments", *imports], lines
+
+
+def _plain_update(workload: Workload, accumulation: int) -> list[str]:
+    """Return the lines from the loss to the end of the optimizer step."""
+    train, zero = workload.train, workload.zero_grad_set_to_none
+    loss = f"(loss / {accumulation})" if accumulation > 1 else "loss"
+    clip = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {train.max_grad_norm!r})"
+    clips = [clip] if train.max_grad_norm > 0 else []
+    if train.fp16:
+        backward = f"scaler.scale({loss.strip('()') if accumulation > 1 else loss}).backward()"
+        clips = ["scaler.unscale_(optimizer)", *clips] if clips else []
+        step = [*clips, "scaler.step(optimizer)", "scaler.update()"]
+    else:
+        backward, step = f"{loss}.backward()", [*clips, "optimizer.step()"]
+    step.append(f"optimizer.zero_grad({'' if zero else 'set_to_none=False'})")
+    if accumulation == 1:
+        return [backward, *step]
+    return [backward, f"if number % {accumulation} == 0:", *(f"    {line}" for line in step)]

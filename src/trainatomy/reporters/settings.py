@@ -1,0 +1,165 @@
+"""The settings of a training in words: the options of a search, what they may change, and how two settings differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import yaml
+
+from trainatomy.reporters.labels import OPTIONS, PERMISSIONS, VARIED
+from trainatomy.results.fit import Candidate, Change
+from trainatomy.units import many
+from trainatomy.workload.schema import Workload
+from trainatomy.workload.section import leaves
+
+_CHECKPOINTING = "gradient_checkpointing"
+
+
+def option(change: Change) -> str:
+    """Return a change in words: ``gradient checkpointing on``, ``LoRA of rank 16``, ``batch 16``."""
+    axis, name = change.axis, change.option
+    if (known := OPTIONS.get(axis, {}).get(name)) is not None:
+        return known
+    number = name.removeprefix("every_").removesuffix("_steps").removeprefix("r")
+    if number.isdecimal():
+        match axis:
+            case "batch":
+                return _batch(int(number), change.settings.get("train.gradient_accumulation_steps"))
+            case "gradient_checkpointing":
+                return f"gradient checkpointing of every {_ordinal(int(number))} layer"
+            case "torch_empty_cache_steps":
+                return f"cache emptied every {number} steps"
+            case "lora":
+                return f"LoRA of rank {number}"
+            case "sequence_length":
+                return f"{many(int(number), 'token')} per sample"
+            case "layers":
+                return many(int(number), "layer")
+    words = name.replace("_", " ")
+    return f"{words} attention" if axis == "attention" else f"{VARIED.get(axis, axis.replace('_', ' '))}: {words}"
+
+
+def options(changes: Sequence[Change]) -> str:
+    """Return several changes in words, separated by commas."""
+    return ", ".join(map(option, changes))
+
+
+def may_change(change: Change) -> str:
+    """Return what is learnt differently after a change, as a sentence; empty if the same is trained."""
+    return PERMISSIONS.get(change.permission, change.permission)
+
+
+def settings_of(candidate: Candidate) -> str:
+    """Return the settings of a candidate: its batch, its gradient checkpointing, and its other changes."""
+    others = [each for each in candidate.changes if each.axis not in ("batch", _CHECKPOINTING)]
+    return ", ".join([batch(candidate), _checkpointing(candidate), *map(option, others)])
+
+
+def batch(candidate: Candidate) -> str:
+    """Return ``batch 16 × 4 accumulation steps``."""
+    return _batch(candidate.per_device_train_batch_size, candidate.gradient_accumulation_steps)
+
+
+def differences(candidate: Candidate, best: Candidate) -> str:
+    """Return in what the settings of a candidate differ from those of the best one."""
+    parts = [text(candidate) for text in (batch, _checkpointing) if text(candidate) != text(best)]
+    mine, others = _by_axis(candidate), _by_axis(best)
+    for axis in dict.fromkeys((*mine, *others)):
+        if axis not in mine:
+            parts.append(f"{VARIED.get(axis, axis.replace('_', ' '))} as given")
+        elif axis not in others or mine[axis].option != others[axis].option:
+            parts.append(option(mine[axis]))
+    return ", ".join(parts) or "the same settings"
+
+
+def _by_axis(candidate: Candidate) -> dict[str, Change]:
+    return {each.axis: each for each in candidate.changes if each.axis not in ("batch", _CHECKPOINTING)}
+
+
+def _batch(size: int, accumulation: object) -> str:
+    if not isinstance(accumulation, int):
+        return f"batch {size}"
+    return f"batch {size}" if accumulation == 1 else f"batch {size} × {accumulation} accumulation steps"
+
+
+def _checkpointing(candidate: Candidate) -> str:
+    train: Any = candidate.workload.get("train", {})
+    if not train.get("gradient_checkpointing", False):
+        return "gradient checkpointing off"
+    every = train.get("gradient_checkpointing_every", 1)
+    return "gradient checkpointing on" if every == 1 else f"gradient checkpointing of every {_ordinal(every)} layer"
+
+
+def _ordinal(number: int) -> str:
+    """Return ``2nd``, ``3rd``, ``4th``, ``11th``."""
+    last = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{last}"
+
+
+def setting(workload: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key of a workload, ``None`` where it is not set."""
+    value: Any = workload
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def changed_keys(workload: Mapping[str, object], change: Change) -> list[str]:
+    """Return the keys that a change sets to another value: ``train.optim: adamw_torch (was adamw_torch_fused)``."""
+    lines = []
+    for key, value in change.settings.items():
+        before = setting(workload, key)
+        before = defaults().get(key) if before is None else before
+        if before != value:
+            lines.append(f"{key}: {plain(value)} (was {plain(before)})")
+    return lines
+
+
+@cache
+def defaults() -> dict[str, Any]:
+    """Return the default of every key of a workload, by its dotted name."""
+    return {".".join(map(str, path)): field.get_default(call_default_factory=True) for path, field in leaves(Workload)}
+
+
+def plain(value: object) -> str:
+    """Return a value as in a workload file: ``true``, ``16``, ``{r: 16, lora_alpha: 32}``."""
+    if value is None:
+        return "default"
+    return (value or "default") if isinstance(value, str) else inline(value)
+
+
+def inline(value: object) -> str:
+    """Return a value as YAML in one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
+    return text.strip().removesuffix("...").strip()
+
+
+def same_but_batch(candidates: Sequence[Candidate], best: Candidate) -> list[Candidate]:
+    """Return the candidates that differ from the best one in nothing but the batch size, by batch size."""
+    found = {each.per_device_train_batch_size: each for each in candidates if _rest(each) == _rest(best)}
+    found[best.per_device_train_batch_size] = best
+    return [found[size] for size in sorted(found)]
+
+
+def _rest(candidate: Candidate) -> dict[str, object]:
+    """Return the workload without its batch size and accumulation."""
+    ignored = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    train: Any = candidate.workload.get("train", {})
+    return {**candidate.workload, "train": {name: value for name, value in train.items() if name not in ignored}}
+
+
+def speed(candidate: Candidate, other: Candidate) -> float:
+    """Return how fast a candidate trains as a multiple of another: per token if their samples differ in length."""
+    mine, others = candidate.prediction.time, other.prediction.time
+    if mine is None or others is None:
+        return 1.0
+    if differ_in_length((candidate, other)) and mine.tokens_per_second and others.tokens_per_second:
+        return mine.tokens_per_second / others.tokens_per_second
+    return candidate.samples_per_second / other.samples_per_second
+
+
+def differ_in_length(candidates: Sequence[Candidate]) -> bool:
+    """Return whether the samples of candidates differ in length."""
+    return len({setting(each.workload, "data.sequence_length") for each in candidates}) > 1

@@ -1,0 +1,83 @@
+"""One training on many GPUs: with the best settings of each, or as it is."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trainatomy.reporters import settings
+from trainatomy.reporters.labels import VERDICT_STYLES
+from trainatomy.reporters.text.prediction import verdict_cell
+from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets
+from trainatomy.results.comparison import Comparison
+from trainatomy.results.fit import FitAcross, GPUOption
+from trainatomy.units import human_bytes, many, percent, rate, seconds
+
+
+def gpus_fit_page(across: FitAcross) -> Group:
+    """Return which GPUs can run a training, with the best settings of each, how fast and for how much."""
+    fitting = [option for option in across.options if option.fit.best is not None]
+    answer = f"{across.name} fits on {len(fitting)} of {many(len(across.options), 'GPU')}"
+    if fitting:
+        answer += f"; the fastest is the {fitting[0].gpu.name}"
+        costs = {option.cost_per_million_samples: option for option in fitting if option.cost_per_million_samples}
+        answer += f", the cheapest per sample the {costs[min(costs)].gpu.name}" if costs else ""
+    held = f"Effective batch size {across.effective_batch_size}"
+    allowed = f"; allowed to change: {', '.join(across.allowed)}" if across.allowed else ""
+    setup = f"{held}; {percent(across.headroom, 1, 0)} of each GPU's memory is kept free{allowed}."
+    parts: list[RenderableType] = [Text(f"{answer}.", style="bold"), Text(setup, style="dim")]
+    if across.interrupted:
+        parts.append(Text("The search was interrupted: this is what was found so far.", style="bold yellow"))
+    taken = f"Searched in {seconds(across.seconds)} without a GPU. Settings: trainatomy fit --gpu GPU."
+    return Group(*parts, Text(), _gpus(across), Text(), Text(taken, style="dim"))
+
+
+def _gpus(across: FitAcross) -> Table:
+    """Return one row for each GPU: those on which it fits, then the others with the shortfall."""
+    with_cost = any(option.cost_per_hour is not None for option in across.options)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("\nGPU", overflow="fold", min_width=12)
+    table.add_column("\nmemory", justify="right", no_wrap=True)
+    table.add_column("\nsamples/s", justify="right", no_wrap=True)
+    if with_cost:
+        table.add_column("cost per\nM samples", justify="right", no_wrap=True)
+    table.add_column("\nsettings", overflow="fold", ratio=1)
+    for option in across.options:
+        best = option.fit.best
+        cells = [option.gpu.name, human_bytes(option.gpu.memory_bytes), rate(best.samples_per_second) if best else "-"]
+        if with_cost:
+            cost = option.cost_per_million_samples
+            cells.append("-" if cost is None else f"{cost:,.2f}")
+        table.add_row(*cells, settings.settings_of(best) if best else _shortfall(option))
+    return table
+
+
+def _shortfall(option: GPUOption) -> Text:
+    if not option.fit.too_large:
+        return Text("does not fit", style=VERDICT_STYLES["does not fit"])
+    missing = option.fit.too_large[0].device_bytes - option.fit.usable_bytes
+    text = f"does not fit: {human_bytes(missing)} short" if missing > 0 else "does not fit: fragmentation"
+    return Text(text, style=VERDICT_STYLES["does not fit"])
+
+
+def gpus_for_page(comparison: Comparison) -> Group:
+    """Return the same training, as it is, on several GPUs: verdict, headroom, step time and throughput."""
+    predictions = comparison.predictions
+    name = predictions[0].name if predictions else comparison.rows[0].name if comparison.rows else "The training"
+    fitting = sum(prediction.fits for prediction in predictions)
+    columns = [Column("\nverdict", justify="left"), Column("\nneeds"), Column("\nheadroom")]
+    columns += [Column("time\nper step"), Column("samples\nper s"), Column("\nid", 1, "left")]
+    table = AdaptiveTable("\nGPU", columns, name_width=20)
+    for each in predictions:
+        needed, room = human_bytes(each.memory.device_bytes), human_bytes(each.room_bytes)
+        timed = each.time is not None and each.fits
+        step = seconds(each.time.step_seconds) if timed and each.time else "-"
+        pace = rate(each.time.samples_per_second) if timed and each.time else "-"
+        table.add_row(each.gpu.name, verdict_cell(each), needed, room, step, pace, each.gpu.id)
+    answer = f"{name} as it is fits on {fitting} of {many(len(predictions), 'GPU')}."
+    parts: list[RenderableType] = [Text(answer, style="bold"), Text(), table]
+    if failed := [f"{row.name}: {row.prediction_error}" for row in comparison.rows if row.prediction is None]:
+        parts += [Text(), Text("Not predicted", style="bold"), bullets(failed)]
+    parts += [Text(), Text("For the fastest settings that fit each GPU: trainatomy fit --gpu all.", style="dim")]
+    return Group(*parts)
