@@ -2,6 +2,8 @@
 
 labels.py       titles, colours and letters
 sentences.py    sentences, as plain text
+settings.py     settings of a training in words
+export.py       settings ready to paste: Python (export_python.py), a workload file, options
 text/           pages for the terminal
 charts/         figures
 json.py         what ``--json`` prints; schema.py derives its JSON Schema

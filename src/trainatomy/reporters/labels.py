@@ -207,7 +207,11 @@ CALIBRATION = {
 }
 """Titles of the tables of a calibration, by the unit of the findings."""
 
-AXES = {"memory": "GiB of device memory", "throughput": "samples per second"}
+AXES = {
+    "memory": "GiB of device memory",
+    "throughput": "samples per second",
+    "cost": "cost per million samples",
+}
 MARKS = {
     "predicted": "predicted",
     "published": "published",
@@ -215,6 +219,16 @@ MARKS = {
     "out_of_memory": "held when out of memory",
 }
 """Axes and legends of charts; components are in ``COMPONENTS``."""
+
+FIT_MARKS = {
+    "best": "best",
+    "tie": "may be as fast",
+    "fits": "fits",
+    "too_large": "does not fit",
+    "front": "none is faster with less memory",
+    "interval": "90 % interval",
+}
+"""Legend of the chart of a search."""
 
 PERMISSIONS = {
     "precision": "Activations and gradients are rounded differently.",
@@ -284,5 +298,5 @@ FIT_NOTES: dict[str, str] = {}
 """Notes of a search by code; ``{}`` stands for the value that follows the code and a colon."""
 
 INK, MUTED, GRID, PAPER, ALARM = "#1f2933", "#66707d", "#e4e7eb", "#ffffff", "#c0392b"
-THROUGHPUT = "#3d6fa5"
+THROUGHPUT, HIGHLIGHT = "#3d6fa5", "#e9b44c"
 """Colours of charts that belong to no component."""
