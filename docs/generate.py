@@ -149,6 +149,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "schema/operations.schema.json": _json(schema.operations_schema),
     "schema/fit.schema.json": _json(schema.fit_schema),
     "schema/fit-across.schema.json": _json(schema.fit_across_schema),
+    "schema/shortage.schema.json": _json(schema.shortage_schema),
 }
 
 

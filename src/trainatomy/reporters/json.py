@@ -15,7 +15,7 @@ from trainatomy.reporters.sentences import claim_sentence, fact_source, fact_val
 from trainatomy.reporters.settings import may_change
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.difference import Difference
-from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, GPUOption, Price, Remedy
+from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, GPUOption, Price, Remedy, Shortage
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Verdict
 from trainatomy.results.operation_breakdown import OperationBreakdown
@@ -32,6 +32,7 @@ DIFFERENCE = "trainatomy/difference/1"
 OPERATIONS = "trainatomy/operations/1"
 FIT = "trainatomy/fit/1"
 FIT_ACROSS = "trainatomy/fit-across/1"
+SHORTAGE = "trainatomy/shortage/1"
 GPUS = "trainatomy/cards/1"
 ARCHITECTURES = "trainatomy/architectures/1"
 PREDICTION_2 = "trainatomy/prediction/2-draft"
@@ -43,7 +44,9 @@ SPREADS = (*COMPARED, "step_seconds", "samples_per_second", "tokens_per_second")
 """The figures whose spread over the repeats a measured comparison gives."""
 
 
-def to_json(value: Prediction | Measurement | Comparison | Fit | FitAcross, *, version: int = 1) -> dict[str, Any]:
+def to_json(
+    value: Prediction | Measurement | Comparison | Fit | FitAcross | Shortage, *, version: int = 1
+) -> dict[str, Any]:
     """Return a result as an object of plain JSON types.
 
     Args:
@@ -63,6 +66,8 @@ def to_json(value: Prediction | Measurement | Comparison | Fit | FitAcross, *, v
         return fit_to_json(value)
     if isinstance(value, FitAcross):
         return fit_across_to_json(value)
+    if isinstance(value, Shortage):
+        return shortage_to_json(value)
     if isinstance(value, Prediction):
         return {"schema": PREDICTION, **_predicted(value)}
     return {"schema": MEASUREMENT, **to_plain(value)}
@@ -170,7 +175,7 @@ def fit_to_json(fit: Fit) -> dict[str, Any]:
         "candidates": list(map(_candidate, fit.candidates)),
         "ties": list(map(_candidate, fit.ties)),
         "prices": list(map(_price, fit.prices)),
-        "remedies": list(map(_remedy, fit.remedies)),
+        "remedies": list(map(_remedy, fit.shortage.remedies)) if fit.shortage else [],
         "front": list(map(_candidate, fit.front)),
         "too_large": list(map(_candidate, fit.too_large)),
         "limits": {
@@ -198,8 +203,28 @@ def fit_across_to_json(across: FitAcross) -> dict[str, Any]:
         "headroom": across.headroom,
         "allowed": list(across.allowed),
         "options": list(map(_gpu_option, across.options)),
+        "refused": list(across.refused),
         "seconds": across.seconds,
         "interrupted": across.interrupted,
+    }
+
+
+def shortage_to_json(shortage: Shortage) -> dict[str, Any]:
+    """Return what a training needs that does not fit, and what would make it fit under ``remedies``."""
+    point = shortage.given.prediction.out_of_memory
+    return {
+        "schema": SHORTAGE,
+        "name": shortage.given.prediction.name,
+        "gpu": to_plain(shortage.given.prediction.gpu),
+        "given": _candidate(shortage.given, whole=True),
+        "out_of_memory": to_plain(point),
+        "usable_bytes": shortage.usable_bytes,
+        "missing_bytes": shortage.missing_bytes,
+        "headroom": shortage.headroom,
+        "remedies": list(map(_remedy, shortage.remedies)),
+        "seconds": shortage.seconds,
+        "interrupted": shortage.interrupted,
+        "versions": dict(shortage.given.prediction.versions),
     }
 
 

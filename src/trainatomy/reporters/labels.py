@@ -93,8 +93,9 @@ SECTIONS = {
     "fit_limits": "Limits",
     "fit_search": "The search",
     "fit_remedies": "Steps that would make it fit",
-    "fit_memory": "What holds the memory of the smallest setting",
+    "fit_memory": "What holds the memory",
     "fit_measured": "Predicted and measured",
+    "fit_refused": "GPUs that cannot run it",
     "fit_python": "Settings in Python",
     "fit_yaml": "Settings as a workload file",
     "fit_flags": "Settings as options of trainatomy",
@@ -294,7 +295,15 @@ REMEDIES = {
 }
 """Kinds of remedies, by the names of ``results.fit.RemedyKind``."""
 
-FIT_NOTES: dict[str, str] = {}
+FIT_NOTES = {
+    "few_batch_sizes": (
+        "The effective batch size has few divisors, so there are few batch sizes to choose from; "
+        "a multiple of 8 has more."
+    ),
+    "precision_kept": (
+        "The precision was kept: --allow precision lets the search use 16-bit arithmetic, which is usually far faster."
+    ),
+}
 """Notes of a search by code; ``{}`` stands for the value that follows the code and a colon."""
 
 INK, MUTED, GRID, PAPER, ALARM = "#1f2933", "#66707d", "#e4e7eb", "#ffffff", "#c0392b"

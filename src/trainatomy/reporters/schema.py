@@ -23,6 +23,7 @@ from trainatomy.reporters.json import (
     PREDICTION,
     PREDICTION_2,
     RECORD,
+    SHORTAGE,
     SPREADS,
     PredictionV2,
     renamed_v2,
@@ -30,7 +31,7 @@ from trainatomy.reporters.json import (
 from trainatomy.results.comparison import RowStatus, Spread
 from trainatomy.results.fit import Change, Goal, Maximum, Permission, RemedyKind, SearchCounts
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.memory import STANDARD_COMPONENTS, Components, Memory, Verdict
+from trainatomy.results.memory import STANDARD_COMPONENTS, Components, Memory, OutOfMemoryPoint, Verdict
 from trainatomy.results.operation_breakdown import OperationBreakdown
 from trainatomy.results.prediction import GPUSummary, Prediction
 from trainatomy.results.record import Record
@@ -121,8 +122,6 @@ def fit_schema() -> Schema:
     change, listed = {"$ref": "#/$defs/Change"}, _array(short)
     figures = {"device_bytes": _INTEGER, "step_seconds": _NUMBER}
     prices = _object({"change": change, "candidate": _or_null(short), "allowed": _BOOLEAN, **figures, "error": _STRING})
-    remedy = {"kind": {"enum": list(get_args(RemedyKind))}, "gpu": _reference(GPUSummary, definitions)}
-    remedy |= {"changes": _array(change), "candidate": short, **figures, "step_seconds": {"type": ["number", "null"]}}
     maximum = _or_null(_reference(Maximum, definitions))
     limits = {"gpu_memory_bytes": _INTEGER, "headroom": _NUMBER, "usable_bytes": _INTEGER, "maximum": maximum}
     texts = _object(dict.fromkeys(("training_arguments", "yaml", "flags"), _STRING))
@@ -140,7 +139,7 @@ def fit_schema() -> Schema:
         "candidates": listed,
         "ties": listed,
         "prices": _array(prices),
-        "remedies": _array(_object(remedy)),
+        "remedies": _array(_remedy(definitions)),
         "front": listed,
         "too_large": listed,
         "limits": _object(limits),
@@ -176,10 +175,44 @@ def fit_across_schema() -> Schema:
         "headroom": _NUMBER,
         "allowed": _array({"enum": list(get_args(Permission))}),
         "options": _array(_object(option)),
+        "refused": _array(_STRING),
         "seconds": _NUMBER,
         "interrupted": _BOOLEAN,
     }
     return _document("Settings that fit several GPUs", _object(body), definitions)
+
+
+def shortage_schema() -> Schema:
+    """Return the schema of ``fit --why-oom --json``."""
+    definitions: Schema = {}
+    body = {
+        "schema": {"const": SHORTAGE},
+        "name": _STRING,
+        "gpu": _reference(GPUSummary, definitions),
+        "given": _candidate(definitions, whole=True),
+        "out_of_memory": _or_null(_reference(OutOfMemoryPoint, definitions)),
+        "usable_bytes": _INTEGER,
+        "missing_bytes": _INTEGER,
+        "headroom": _NUMBER,
+        "remedies": _array(_remedy(definitions)),
+        "seconds": _NUMBER,
+        "interrupted": _BOOLEAN,
+        "versions": {"type": "object", "additionalProperties": _STRING},
+    }
+    return _document("What a training needs that does not fit", _object(body), definitions)
+
+
+def _remedy(definitions: Schema) -> Schema:
+    return _object(
+        {
+            "kind": {"enum": list(get_args(RemedyKind))},
+            "gpu": _reference(GPUSummary, definitions),
+            "changes": _array({"$ref": "#/$defs/Change"}),
+            "candidate": _candidate(definitions, whole=False),
+            "device_bytes": _INTEGER,
+            "step_seconds": {"type": ["number", "null"]},
+        }
+    )
 
 
 def _candidate(definitions: Schema, *, whole: bool) -> Schema:

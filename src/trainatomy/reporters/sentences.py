@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from trainatomy.reporters import settings
 from trainatomy.reporters.labels import BOUNDS, FACTS, FIT_NOTES, GOALS
 from trainatomy.results.comparison import Comparison
-from trainatomy.results.fit import Candidate, Fit, Maximum, SearchCounts
+from trainatomy.results.fit import Candidate, Fit, Maximum, SearchCounts, Shortage
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.results.operation_breakdown import Claim, Padding
@@ -237,6 +237,15 @@ def maximum(largest: Maximum) -> str:
     if largest.beyond is not None:
         return f"{text}; {largest.beyond:,} would need {human_bytes(largest.beyond_bytes)}."
     return f"{text}; limited by the {largest.bounded_by}, not by memory." if largest.bounded_by else f"{text}."
+
+
+def shortage(value: Shortage) -> str:
+    """Return ``needs 26.6 GiB, 12.8 GiB more than the 13.8 GiB that may be used``."""
+    usable = f"the {human_bytes(value.usable_bytes)} that may be used"
+    needs = f"needs {human_bytes(value.given.device_bytes)}"
+    if value.missing_bytes > 0:
+        return f"{needs}, {human_bytes(value.missing_bytes)} more than {usable}"
+    return f"{needs} of {usable}" if value.given.fits else f"{needs} of {usable}, and fails because of fragmentation"
 
 
 def fit_note(note: str) -> str:

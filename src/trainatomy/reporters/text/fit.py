@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from trainatomy.reporters import sentences, settings
 from trainatomy.reporters.export import command_line_flags, training_arguments_code, workload_yaml
-from trainatomy.reporters.labels import SECTIONS
+from trainatomy.reporters.labels import SECTIONS, VERDICT_STYLES
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.fit_tables import (
     batches_table,
@@ -19,10 +21,11 @@ from trainatomy.reporters.text.fit_tables import (
 from trainatomy.reporters.text.gpus import gpus_fit_page, gpus_for_page
 from trainatomy.reporters.text.memory import Breakdown
 from trainatomy.reporters.text.rendering import bullets, section
-from trainatomy.results.fit import Candidate, Fit
-from trainatomy.units import difference, human_bytes, many, percent, rate, signed_percent
+from trainatomy.results.comparison import Comparison
+from trainatomy.results.fit import Candidate, Fit, Shortage
+from trainatomy.units import difference, human_bytes, many, percent, rate, seconds, signed_percent
 
-__all__ = ["fit_page", "gpus_fit_page", "gpus_for_page"]
+__all__ = ["fit_page", "gpus_fit_page", "gpus_for_page", "shortage_page"]
 
 COMMAND = "trainatomy fit ..."
 
@@ -48,15 +51,10 @@ def _fits(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
     parts.append(Text(_against_given(fit, best)))
     if best.changes:
         parts.append(section(SECTIONS["fit_changes"], changes_table(fit.workload, best.changes)))
-    if others := [each for each in fit.candidates if each.workload != best.workload]:
-        parts.append(section(SECTIONS["fit_runners_up"], runners_up_table(others, best, fit.ties)))
+    if fit.runner_ups:
+        parts.append(section(SECTIONS["fit_runners_up"], runners_up_table(fit.runner_ups, best, fit.ties)))
     if fit.measured is not None:
-        body: list[RenderableType] = [
-            Text(sentences.measured_order(fit.measured)),
-            Text(),
-            comparison_page(fit.measured),
-        ]
-        parts.append(section(SECTIONS["fit_measured"], *body))
+        parts.append(section(SECTIONS["fit_measured"], *_measured(fit, best, fit.measured)))
     elif fit.ties:
         parts.append(section(SECTIONS["fit_ties"], *_ties(fit, best, command)))
     if fit.prices:
@@ -100,9 +98,8 @@ def _against_given(fit: Fit, best: Candidate) -> str:
 
 def _ties(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
     """Return which candidates may be as fast as the best one, and the command that measures them."""
-    workloads = [each.workload for each in fit.ties]
-    ranks = [rank for rank, each in enumerate(fit.candidates, 1) if each.workload in workloads]
-    number = max([len(fit.ties) + 1, *ranks])
+    tied = [each.workload for each in fit.ties]
+    number = max((rank for rank, each in enumerate(fit.runner_ups, 2) if each.workload in tied), default=len(tied) + 1)
     names = [settings.differences(each, best) for each in fit.ties]
     return [
         Text("These may be as fast: the times differ by less than the error that such differences have."),
@@ -110,6 +107,14 @@ def _ties(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
         Text("To decide, measure them on the GPU:"),
         Text(f"{command} --measure {number}", style="bold"),
     ]
+
+
+def _measured(fit: Fit, best: Candidate, measured: Comparison) -> list[RenderableType]:
+    """Return predicted beside measured figures, with what differs from the best candidate as names of the rows."""
+    names = {each.name: settings.differences(each, best) for each in fit.runner_ups} | {best.name: "best"}
+    rows = tuple(replace(row, name=names.get(row.name, row.name)) for row in measured.rows)
+    named = replace(measured, rows=rows)
+    return [Text(sentences.measured_order(named)), Text(), comparison_page(named)]
 
 
 def _limits(fit: Fit) -> list[str]:
@@ -122,32 +127,45 @@ def _limits(fit: Fit) -> list[str]:
     elif fit.too_large:
         nearest = fit.too_large[0]
         needed = f"needs {human_bytes(nearest.device_bytes)}"
-        lines.append(f"The smallest setting that was executed and does not fit {needed}: {_name(nearest)}.")
+        name = settings.settings_of(nearest)
+        lines.append(f"The smallest setting that was executed and does not fit {needed}: {name}.")
     return lines
-
-
-def _name(candidate: Candidate) -> str:
-    return settings.settings_of(candidate)
 
 
 def _nothing_fits(fit: Fit) -> list[RenderableType]:
     """Return by how much the training does not fit, what holds the memory, and what would make it fit."""
-    if not fit.too_large:
+    shortage = fit.shortage
+    if shortage is None:
         return [Text(f"No setting was found that fits on {fit.gpu.name}.", style="bold red"), *_setup(fit)]
-    smallest = fit.too_large[0]
-    missing = human_bytes(smallest.device_bytes - fit.usable_bytes)
-    usable = f"the {human_bytes(fit.usable_bytes)} that may be used"
-    answer = f"Nothing fits on {fit.gpu.name}: the smallest setting needs {human_bytes(smallest.device_bytes)}, "
-    if smallest.device_bytes > fit.usable_bytes:
-        answer += f"{missing} more than {usable}"
-    else:
-        answer += f"and fails because of fragmentation although {usable} would suffice"
-    parts: list[RenderableType] = [Text(f"{answer}.", style="bold red"), *_setup(fit)]
-    parts.append(Text(f"The smallest setting: {_name(smallest)}."))
-    parts.append(section(SECTIONS["fit_memory"], Breakdown(smallest.prediction.memory)))
-    if fit.remedies:
-        parts.append(section(SECTIONS["fit_remedies"], *remedies_table(fit.remedies)))
+    answer = f"Nothing fits on {fit.gpu.name}: the smallest setting {sentences.shortage(shortage)}."
+    parts: list[RenderableType] = [Text(answer, style="bold red"), *_setup(fit)]
+    parts.append(Text(f"The smallest setting: {settings.settings_of(shortage.given)}."))
+    return [*parts, *_shortage(shortage)]
+
+
+def _shortage(shortage: Shortage) -> list[RenderableType]:
+    """Return what holds the memory, and what would make the training fit."""
+    parts: list[RenderableType] = [section(SECTIONS["fit_memory"], Breakdown(shortage.given.prediction.memory))]
+    if shortage.remedies:
+        parts.append(section(SECTIONS["fit_remedies"], *remedies_table(shortage.remedies)))
     return parts
+
+
+def shortage_page(shortage: Shortage) -> Group:
+    """Return what a training needs that does not fit, and what would make it fit."""
+    prediction = shortage.given.prediction
+    does = "fits" if shortage.given.fits else "does not fit"
+    verdict = Text(does, style=VERDICT_STYLES[does])
+    answer = Text.assemble(verdict, f" on {prediction.gpu.name}: {prediction.name} {sentences.shortage(shortage)}.")
+    kept = f"{percent(shortage.headroom, 1, 0)} of the memory is kept free; {settings.settings_of(shortage.given)}."
+    parts: list[RenderableType] = [answer, Text(kept, style="dim")]
+    if prediction.out_of_memory is not None:
+        parts.append(Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True)))
+    if shortage.interrupted:
+        parts.append(Text("The search was interrupted: these are the steps found so far.", style="bold yellow"))
+    parts += _shortage(shortage)
+    taken = f"Searched in {seconds(shortage.seconds)} without a GPU ({sentences.versions(prediction)})."
+    return Group(*parts, Text(), Text(taken, style="dim"))
 
 
 def _search(fit: Fit) -> list[RenderableType]:

@@ -15,6 +15,7 @@ from trainatomy.results.fit import Candidate, Change, Price, Remedy
 from trainatomy.units import difference, human_bytes, rate, signed_percent
 
 RUNNERS_UP = 5
+REMEDIES_SHOWN, HELPFUL_SHOWN = 10, 6
 _NAMES = 30
 
 
@@ -91,27 +92,32 @@ def batches_table(rows: Sequence[Candidate], best: Candidate) -> AdaptiveTable:
 
 
 def remedies_table(remedies: Sequence[Remedy]) -> list[RenderableType]:
-    """Return the steps that would make a training fit, in order, with their effect."""
+    """Return the steps that make a training fit, in order, then those that help and do not suffice alone."""
+    sufficient = [remedy for remedy in remedies if remedy.candidate.fits]
+    helpful = [remedy for remedy in remedies if not remedy.candidate.fits]
+    parts: list[RenderableType] = [_remedies(sufficient[:REMEDIES_SHOWN])] if sufficient else []
+    if helpful:
+        parts += [Text()] * bool(sufficient)
+        parts += [Text("These help, but do not suffice alone:"), _remedies(helpful[:HELPFUL_SHOWN])]
+    changes = [change for remedy in remedies for change in remedy.changes if change.permission]
+    reasons = dict.fromkeys(f"{each.permission}: {settings.may_change(each)}" for each in changes)
+    return [*parts, Text(), bullets(list(reasons))] if reasons else parts
+
+
+def _remedies(remedies: Sequence[Remedy]) -> AdaptiveTable:
     columns = (Column("needs"), Column("change"), Column("step time", 1), Column("", justify="left"))
-    table = AdaptiveTable("", columns, name_width=_NAMES)
+    table = AdaptiveTable("step", columns, name_width=_NAMES)
     for number, remedy in enumerate(remedies, 1):
         candidate = remedy.candidate
         name = settings.options(remedy.changes) or candidate.prediction.gpu.name
         time = "" if remedy.step_seconds is None else signed_percent(remedy.step_seconds, 1, 0)
         memory = human_bytes(candidate.device_bytes), difference(remedy.device_bytes)
         table.add_row(f"{number}. {name}", *memory, time, _remedy_marks(remedy))
-    changes = [change for remedy in remedies for change in remedy.changes if change.permission]
-    reasons = [f"{settings.option(each)}: {settings.may_change(each)}" for each in changes]
-    parts: list[RenderableType] = [table]
-    return [*parts, Text(), bullets(list(dict.fromkeys(reasons)))] if reasons else parts
+    return table
 
 
 def _remedy_marks(remedy: Remedy) -> Text:
     permissions = dict.fromkeys(change.permission for change in remedy.changes if change.permission)
     if permissions:
-        marks = Text(f"--allow {','.join(permissions)}", style="yellow")
-    else:
-        marks = Text(REMEDIES.get(remedy.kind, remedy.kind))
-    if not remedy.candidate.fits:
-        marks.append("\ndoes not fit yet", style=VERDICT_STYLES["does not fit"])
-    return marks
+        return Text(f"--allow {','.join(permissions)}", style="yellow")
+    return Text(REMEDIES.get(remedy.kind, remedy.kind))

@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import settings
-from trainatomy.reporters.labels import VERDICT_STYLES
+from trainatomy.reporters.labels import SECTIONS, VERDICT_STYLES
 from trainatomy.reporters.text.prediction import verdict_cell
-from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets
+from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, section
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import FitAcross, GPUOption
 from trainatomy.units import human_bytes, many, percent, rate, seconds
@@ -29,8 +29,11 @@ def gpus_fit_page(across: FitAcross) -> Group:
     parts: list[RenderableType] = [Text(f"{answer}.", style="bold"), Text(setup, style="dim")]
     if across.interrupted:
         parts.append(Text("The search was interrupted: this is what was found so far.", style="bold yellow"))
+    parts += [Text(), _gpus(across)]
+    if across.refused:
+        parts.append(section(SECTIONS["fit_refused"], bullets(across.refused)))
     taken = f"Searched in {seconds(across.seconds)} without a GPU. Settings: trainatomy fit --gpu GPU."
-    return Group(*parts, Text(), _gpus(across), Text(), Text(taken, style="dim"))
+    return Group(*parts, Text(), Text(taken, style="dim"))
 
 
 def _gpus(across: FitAcross) -> Table:
