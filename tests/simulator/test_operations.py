@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainatomy.results.operations import Call, Operations
 from trainatomy.simulator import simulate as simulating
 from trainatomy.simulator.simulate import simulate
+from trainatomy.timing.launch import checkpointed_regions
 from trainatomy.training.batch import build_batch
 from trainatomy.training.model import build_model
 from trainatomy.workload import Workload
@@ -201,6 +202,20 @@ def test_recomputation_is_a_phase() -> None:
     found = operations_of(workload("BertForMaskedLM", gradient_checkpointing=True))
     assert 0 < flop(found, "recompute") < flop(found, "forward")
     assert found.module_calls["recompute"] > 0
+
+
+@pytest.mark.parametrize("loop", ["trainer", "pytorch"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_every_nth_layer_is_recomputed(loop: str, reentrant: bool) -> None:
+    regions, work = [], []
+    for every in (1, 2, 3, 6):
+        kwargs = {"use_reentrant": reentrant, "every_n_layers": every}
+        described = workload("LlamaForCausalLM", gradient_checkpointing=True, gradient_checkpointing_kwargs=kwargs)
+        found = operations_of(described.replace({"model.config.num_hidden_layers": 5, "loop": loop}))
+        regions.append(checkpointed_regions(found))
+        work.append(flop(found, "recompute"))
+    assert regions == [5, 3, 2, 1]
+    assert [5 * each for each in work] == [count * work[0] for count in regions]
 
 
 def test_gradients_that_are_zeroed() -> None:

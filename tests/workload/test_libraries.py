@@ -29,6 +29,7 @@ def test_keys_of_train_have_the_defaults_of_training_arguments(training_argument
     ours["per_device_eval_batch_size"] = ours[
         "per_device_train_batch_size"
     ]  # trainatomy's default: the same as in training
+    assert ours.pop("gradient_checkpointing_every") == 1  # in transformers a key of gradient_checkpointing_kwargs
     ours["use_cache"] = False  # trainatomy's default: None, the Trainer's default with loop trainer
     theirs = {name: training_arguments[name] for name in ours}
     assert {**theirs, "optim": str(getattr(theirs["optim"], "value", theirs["optim"]))} == ours

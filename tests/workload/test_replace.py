@@ -43,6 +43,15 @@ def test_keys_are_replaced_and_validated(changes: dict[str, Any], expected: dict
     assert BASE.to_mapping() == original
 
 
+def test_what_needs_a_setting_goes_when_it_is_switched_off() -> None:
+    every = BASE.replace({"train.gradient_checkpointing": True, "train.gradient_checkpointing_every": 3})
+    assert every.replace("train.gradient_checkpointing", False) == BASE
+    assert merge(every, {"gradient_checkpointing": "false"}) == BASE
+    assert every.replace("train.gradient_checkpointing", True) == every
+    with pytest.raises(WorkloadError, match="needs gradient_checkpointing: true"):
+        every.replace({"train.gradient_checkpointing": False, "train.gradient_checkpointing_every": 2})
+
+
 def test_one_key_needs_no_mapping_and_the_gpu_follows() -> None:
     assert BASE.resolve_gpu() is BASE.resolve_gpu()
     changed = BASE.replace("gpu", "a100-40gb")

@@ -127,6 +127,12 @@ def test_a_gpu_can_be_changed() -> None:
         ({"train": {"torch_compile": True}}, "train.torch_compile: not supported: compiled graphs are not simulated"),
         ({"train": {"per_gpu_train_batch_size": 1}}, "train.per_gpu_train_batch_size: is called per_device_train_batch_size today"),
         ({"train": {"gradient_checkpointing_kwargs": {"use_reentrent": True}}}, "train.gradient_checkpointing_kwargs.use_reentrent: unknown key; did you mean use_reentrant?"),
+        ({"train": {"gradient_checkpointing_every": 2}}, "train.gradient_checkpointing_every: needs gradient_checkpointing: true"),
+        ({"train": {"gradient_checkpointing": True, "gradient_checkpointing_every": 0}}, "train.gradient_checkpointing_every: must be at least 1, found 0"),
+        ({"train": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": 0}}}, "train.gradient_checkpointing_kwargs.every_n_layers: must be a whole number of at least 1, found 0"),
+        ({"train": {"gradient_checkpointing": True, "gradient_checkpointing_every": 3, "gradient_checkpointing_kwargs": {"every_n_layers": 2}}}, "train.gradient_checkpointing_kwargs.every_n_layers: is 2, but gradient_checkpointing_every is 3: set one of the two"),
+        ({"train": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}}}, "train.gradient_checkpointing_kwargs.offload: not supported: activations that are moved to host memory are not simulated"),
+        ({"train": {"every_n_layers": 2}}, "train.every_n_layers: unknown key; did you mean gradient_checkpointing_every?"),
         ({"loop": "torch"}, "loop: must be 'trainer' or 'pytorch', found 'torch'"),
         ({"loop": "pytorch", "train": {"neftune_noise_alpha": 5}}, "train.neftune_noise_alpha: is applied by the Hugging Face Trainer"),
         ({"sequence_length": 512}, "sequence_length: unknown key here; it belongs under `data`"),
@@ -259,3 +265,13 @@ def test_notes_survive_flags_over_a_file() -> None:
     assert len(merge(base, {"bf16": True}).train.notes()) == 1
     assert merge(base, {"eval_strategy": "no"}).train.notes() == ()
     assert len(merge(None, {"model": "gpt2", "eval_strategy": "epoch"}).train.notes()) == 1
+
+
+def test_the_trainers_name_for_every_nth_layer_means_the_same() -> None:
+    pasted = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": 2, "offload": False}}
+    found = Workload.from_mapping({"model": {"id": "gpt2"}, "train": pasted})
+    ours = {"gradient_checkpointing": True, "gradient_checkpointing_every": 2}
+    assert found.train.gradient_checkpointing_kwargs is None
+    assert found == Workload.from_mapping({"model": {"id": "gpt2"}, "train": ours})
+    kept = found.replace("train.gradient_checkpointing_kwargs", {"every_n_layers": 2, "use_reentrant": True})
+    assert kept.train.gradient_checkpointing_kwargs == {"use_reentrant": True}

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from trainatomy.workload.model import LoraSpec, ModelSpec
     from trainatomy.workload.schema import Workload
-    from trainatomy.workload.train import TrainSpec
 
 
 def build_model(workload: Workload, *, trust_remote_code: bool = False) -> nn.Module:
@@ -200,17 +199,6 @@ def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
     for name, parameter in model.named_parameters():
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad_(False)
-
-
-def check_checkpointing(model: nn.Module, train: TrainSpec) -> None:
-    """Raise ``WorkloadError`` if the workload asks for gradient checkpointing and the model does not support it."""
-    inner = unwrap(model)
-    has_method = callable(getattr(inner, "gradient_checkpointing_enable", None))
-    if train.gradient_checkpointing and not (has_method and getattr(inner, "supports_gradient_checkpointing", True)):
-        raise WorkloadError(
-            f"train.gradient_checkpointing: {type(inner).__name__} does not support it",
-            key="train.gradient_checkpointing",
-        )
 
 
 def set_use_cache(model: nn.Module, use_cache: bool | None) -> None:

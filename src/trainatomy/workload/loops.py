@@ -105,6 +105,7 @@ LOOPS: Mapping[str, Loop] = {
             | {
                 "gradient_accumulation_steps",
                 "gradient_checkpointing",
+                "gradient_checkpointing_every",
                 "gradient_checkpointing_kwargs",
                 "optim",
                 "optim_args",

@@ -23,6 +23,10 @@ _REPLACES: dict[Path, tuple[Path, ...]] = {
     ("train", "bf16_full_eval"): (("train", "fp16_full_eval"),),
 }
 """Keys that a later source removes from an earlier one, because both in one workload would be a contradiction."""
+_NEEDED_BY: dict[Path, tuple[Path, ...]] = {
+    ("train", "gradient_checkpointing"): (("train", "gradient_checkpointing_every"),),
+}
+"""Keys that a later source removes from an earlier one when it switches off what they need."""
 
 
 def overlay(below: Any, above: Any) -> Any:
@@ -58,11 +62,12 @@ def get_key(mapping: Mapping[str, Any], path: Path) -> Any:
 def remove_replaced(mapping: dict[str, Any], changed: Collection[Path]) -> None:
     """Remove keys that contradict a changed one: ``train.bf16`` where ``train.fp16`` was switched on.
 
-    Two changed keys that contradict each other both stay, and validation refuses them.
+    Keys that need a setting which was switched off are removed too. Two changed keys that contradict each other both
+    stay, and validation refuses them.
     """
     for path in changed:
-        if path in _REPLACES and get_key(mapping, path) not in (None, False):
-            for other in _REPLACES[path]:
-                section = mapping.get(str(other[0]))
-                if other not in changed and isinstance(section, dict):
-                    section.pop(str(other[-1]), None)
+        is_off = get_key(mapping, path) in (None, False)
+        for other in (_NEEDED_BY if is_off else _REPLACES).get(path, ()):
+            section = mapping.get(str(other[0]))
+            if other not in changed and isinstance(section, dict):
+                section.pop(str(other[-1]), None)

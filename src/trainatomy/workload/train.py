@@ -1,4 +1,7 @@
-"""The ``train`` section: names, meaning and defaults of transformers' ``TrainingArguments`` (5.17)."""
+"""The ``train`` section: names, meaning and defaults of transformers' ``TrainingArguments`` (5.17).
+
+``gradient_checkpointing_every`` is the only name of our own.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,11 @@ class TrainSpec(Section):
         default=1, description="batches whose gradients are accumulated before an optimizer step"
     )
     gradient_checkpointing: bool = Field(default=False, description="recompute activations in the backward pass")
+    gradient_checkpointing_every: Count = Field(
+        default=1,
+        description="recompute only every N-th of the layers that transformers can checkpoint; the others keep their "
+        "activations",
+    )
     gradient_checkpointing_kwargs: Settings | None = Field(
         default=None, description="arguments of PyTorch's checkpointing, such as `{use_reentrant: true}`"
     )
@@ -132,7 +140,7 @@ class TrainSpec(Section):
         if not isinstance(raw, Mapping):
             return handler(raw)
         dropped = tuple(name for name, value in raw.items() if arguments().is_unapplied(name, value))
-        train = handler({name: value for name, value in raw.items() if name not in dropped})
+        train = handler(_move_every({name: value for name, value in raw.items() if name not in dropped}))
         train._ignored = dropped
         train._missed = tuple(name for name in dropped if arguments().is_missed(name, raw[name]))
         return train
@@ -157,13 +165,51 @@ class TrainSpec(Section):
         here = "gradient_checkpointing_kwargs"
         allowed = {"use_reentrant": bool, "preserve_rng_state": bool, "determinism_check": str}
         problems = []
+        if self.gradient_checkpointing_every > 1 and not self.gradient_checkpointing:
+            problems.append(Problem(("gradient_checkpointing_every",), "needs gradient_checkpointing: true"))
         for name, value in (self.gradient_checkpointing_kwargs or {}).items():
-            if name not in allowed:
+            if name in _OF_TRANSFORMERS:
+                problems.append(Problem((here, name), self._kwarg_problem(name, value)))
+            elif name not in allowed:
                 problems.append(Problem((here, name), f"unknown key{suggestion(name, allowed)}"))
             elif not isinstance(value, allowed[name]):
                 wanted = "true or false" if allowed[name] is bool else "a string"
                 problems.append(Problem((here, name), f"must be {wanted}, found {value!r}"))
         return problems
+
+    def _kwarg_problem(self, name: str, value: Any) -> str:
+        """Return what is wrong with an argument of transformers that ``_move_every`` left where it was."""
+        if name == "offload":
+            return "not supported: activations that are moved to host memory are not simulated"
+        if _is_count(value):
+            every = self.gradient_checkpointing_every
+            return f"is {value}, but gradient_checkpointing_every is {every}: set one of the two"
+        return f"must be a whole number of at least 1, found {value!r}"
+
+
+_OF_TRANSFORMERS = ("every_n_layers", "offload")
+"""Keys of ``gradient_checkpointing_kwargs`` that the Trainer of transformers 5.16 and later takes for itself."""
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _move_every(raw: dict[str, Any]) -> dict[str, Any]:
+    """Write ``gradient_checkpointing_kwargs: {every_n_layers: 2}`` as ``gradient_checkpointing_every: 2``.
+
+    The loops then need no release of transformers that knows the former.  Where the value is not valid or both are set
+    to different values, nothing is moved, and ``contradictions`` says so.
+    """
+    given = raw.get("gradient_checkpointing_kwargs")
+    if not isinstance(given, Mapping):
+        return raw
+    rest = {name: value for name, value in given.items() if (name, value) != ("offload", False)}
+    every = rest.get("every_n_layers")
+    if _is_count(every) and raw.get("gradient_checkpointing_every", every) == every:
+        del rest["every_n_layers"]
+        raw = {**raw, "gradient_checkpointing_every": every}
+    return raw if rest == given else {**raw, "gradient_checkpointing_kwargs": rest or None}
 
 
 def _literal(text: str) -> Any:

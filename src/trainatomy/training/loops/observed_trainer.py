@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import Trainer, TrainerCallback
 
+from trainatomy.training.checkpointing import checkpoint_every
 from trainatomy.training.optimizer import checked, choose_optimizer
 
 if TYPE_CHECKING:
@@ -40,6 +41,22 @@ class Steps(TrainerCallback):
         self.observer.step_end(state.global_step - 1)
 
 
+class CheckpointEvery(TrainerCallback):
+    """Callback that lets only every n-th layer recompute its activations; the other layers keep them.
+
+    For trainings with ``gradient_checkpointing=True``.  The Trainer switches all layers on before it calls
+    ``on_train_begin``.
+    """
+
+    def __init__(self, n: int) -> None:
+        """Choose the layers 0, ``n``, 2 ``n``, …; see ``trainatomy.integrations.checkpoint_every``."""
+        self.n = n
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Switch the other layers off."""
+        checkpoint_every(model, self.n)
+
+
 class ObservedTrainer(Trainer):
     """Trainer that notifies an observer of every phase of a step."""
 
@@ -55,12 +72,13 @@ class ObservedTrainer(Trainer):
         self._workload = workload
         self._observer = observer
         self._micro_step = 0
+        every = workload.train.gradient_checkpointing_every
         super().__init__(
             model=model,
             args=arguments,
             train_dataset=dataset,
             data_collator=dataset.collate,
-            callbacks=[Steps(observer)],
+            callbacks=[Steps(observer)] if every == 1 else [Steps(observer), CheckpointEvery(every)],
             optimizers=(optimizer, None),
         )
 

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
-from trainatomy.training.model import check_checkpointing, set_use_cache
+from trainatomy.training.checkpointing import check_checkpointing, checkpoint_every
+from trainatomy.training.model import set_use_cache
 from trainatomy.training.optimizer import create_optimizer
 from trainatomy.training.outputs import loss_of
 from trainatomy.training.precision import autocast
@@ -86,6 +87,8 @@ def _prepare(workload: Workload, model: nn.Module, device: str, steps: int) -> t
             enable()
         else:
             enable(gradient_checkpointing_kwargs=settings.gradient_checkpointing_kwargs)
+        if settings.gradient_checkpointing_every > 1:
+            checkpoint_every(model, settings.gradient_checkpointing_every)
     use_cpu = torch.device(device).type == "cpu"
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
         arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=use_cpu)

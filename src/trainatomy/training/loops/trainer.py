@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
-from trainatomy.training.model import check_checkpointing, unwrap
+from trainatomy.training.checkpointing import check_checkpointing
+from trainatomy.training.model import unwrap
 from trainatomy.training.optimizer import create_custom
 from trainatomy.training.outputs import returning_loss
 from trainatomy.workload.arguments import is_class_path

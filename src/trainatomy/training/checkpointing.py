@@ -1,0 +1,88 @@
+"""Gradient checkpointing of every n-th layer of a transformers model.
+
+transformers marks the layers that it can checkpoint with the class ``GradientCheckpointingLayer``, and switches all of
+them on.  ``gradient_checkpointing_enable(every_n_layers=n)`` of transformers 5.16 and later chooses the same layers as
+``checkpoint_every``, which works with earlier releases too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.errors import WorkloadError
+from trainatomy.training.model import unwrap
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainatomy.workload.train import TrainSpec
+
+_KEY = "train.gradient_checkpointing_every"
+
+
+def check_checkpointing(model: nn.Module, train: TrainSpec) -> None:
+    """Raise ``WorkloadError`` if the workload asks for checkpointing that the model does not support."""
+    inner = unwrap(model)
+    has_method = callable(getattr(inner, "gradient_checkpointing_enable", None))
+    if train.gradient_checkpointing and not (has_method and getattr(inner, "supports_gradient_checkpointing", True)):
+        raise WorkloadError(
+            f"train.gradient_checkpointing: {type(inner).__name__} does not support it",
+            key="train.gradient_checkpointing",
+        )
+    if train.gradient_checkpointing and train.gradient_checkpointing_every > 1:
+        _check_layers(model)
+
+
+def checkpoint_every(model: nn.Module, n: int) -> None:
+    """Let only every n-th layer recompute its activations; the other layers keep them.
+
+    Of the layers that transformers can checkpoint, in the order of ``model.modules()``, those with the numbers 0, n,
+    2n, … recompute.  Checkpointing must be on already; enabling it again switches all layers on.
+
+    Args:
+        model: A transformers model, also inside peft's or accelerate's wrapper.
+        n: 1 checkpoints every layer, 2 every second one.
+
+    Raises:
+        WorkloadError: Checkpointing is off, or the layers cannot be switched one by one.
+        ValueError: ``n`` is not an integer of at least 1.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"checkpoint_every: n must be an integer of at least 1, found {n!r}")
+    layers = _check_layers(model)
+    if not any(layer.gradient_checkpointing for layer in layers):
+        raise WorkloadError(
+            "gradient checkpointing is off: call model.gradient_checkpointing_enable() first, or set "
+            "gradient_checkpointing=True in TrainingArguments",
+            key="train.gradient_checkpointing",
+        )
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = number % n == 0
+
+
+def checkpointed_every(model: nn.Module) -> int | None:
+    """Return the smallest n with which ``checkpoint_every`` gives the model's present state; None if no n does."""
+    flags = [layer.gradient_checkpointing for layer in checkpointed_layers(model)]
+    for n in range(1, len(flags) + 1):
+        if flags == [number % n == 0 for number in range(len(flags))]:
+            return n
+    return None
+
+
+def checkpointed_layers(model: nn.Module) -> list[Any]:
+    """Return the layers that transformers can checkpoint one by one, in the order of ``model.modules()``."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _check_layers(model: nn.Module) -> list[Any]:
+    """Return the layers that can be checkpointed one by one; raise ``WorkloadError`` if there are none."""
+    layers = checkpointed_layers(model)
+    if not layers:
+        raise WorkloadError(
+            f"{_KEY}: the layers of {type(unwrap(model)).__name__} cannot be switched one by one (none of them is a "
+            "GradientCheckpointingLayer of transformers): leave the setting out, which checkpoints all of them",
+            key=_KEY,
+        )
+    return layers
