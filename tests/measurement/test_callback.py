@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 from transformers.trainer_callback import CallbackHandler
 
 import trainatomy
-from trainatomy.integrations import watch
+from trainatomy.integrations import CheckpointEvery, watch
 from trainatomy.integrations.live_prediction import unprepared
 
 SAMPLES = 32
@@ -162,6 +162,31 @@ def test_records_and_prediction(gpu: FakeAllocator, tmp_path: Path) -> None:
     assert weights == pytest.approx(callback.measurement.memory.components.weights, rel=0.01)  # type: ignore[union-attr]
     assert len(list((tmp_path / "records").iterdir())) == 1
     assert run.evaluate(Data())["eval_loss"] > 0  # accelerate's state outlived the prediction
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_thinned_checkpointing_is_measured_and_predicted(gpu: FakeAllocator, tmp_path: Path, first: bool) -> None:
+    callback, thin = trainatomy.AnatomyCallback(print=False, predict=True), CheckpointEvery(2)
+    run = trainer(tmp_path, *((thin, callback) if first else (callback, thin)), gradient_checkpointing=True)
+    run.train()
+    assert callback.measurement is not None and callback.prediction is not None
+    found = callback.measurement.workload["train"]
+    assert isinstance(found, dict) and found["gradient_checkpointing_every"] == 2
+    batch = {"input_ids": torch.zeros(4, 8, dtype=torch.long), "labels": torch.zeros(4, dtype=torch.long)}
+    settings = {"gradient_checkpointing": True, "gradient_checkpointing_every": 2}
+    plain = trainatomy.predict(model(), batch=batch, gpu="h200", loop="trainer", **settings)
+    assert callback.prediction.memory.components.activations == plain.memory.components.activations > 0
+
+
+def test_layers_that_no_setting_describes_are_not_predicted(gpu: FakeAllocator, tmp_path: Path) -> None:
+    class Last(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            model.bert.encoder.layer[0].gradient_checkpointing = False
+
+    callback = trainatomy.AnatomyCallback(print=False, predict=True)
+    with pytest.warns(RuntimeWarning, match="no prediction: WorkloadError: the layers that recompute"):
+        trainer(tmp_path, callback, Last(), gradient_checkpointing=True).train()
+    assert callback.measurement is not None and callback.prediction is None
 
 
 def test_a_prepared_model_is_predicted_with_its_precision(gpu: FakeAllocator, tmp_path: Path) -> None:

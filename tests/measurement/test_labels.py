@@ -140,6 +140,10 @@ CASES = {
     "bf16": {"model": BERT, "train": {"bf16": True}},
     "fp32": {"model": BERT},
     "checkpointed": {"model": LLAMA, "train": {"bf16": True, "gradient_checkpointing": True}},
+    "every second layer": {
+        "model": LLAMA,
+        "train": {"bf16": True, "gradient_checkpointing": True, "gradient_checkpointing_every": 2},
+    },
     "reentrant": {
         "model": LLAMA,
         "train": {

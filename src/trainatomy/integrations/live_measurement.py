@@ -24,6 +24,7 @@ from trainatomy.measurement.step.recorder import read_counters
 from trainatomy.measurement.step.timer import Stopwatch
 from trainatomy.measurement.traces.breakdown import RESERVED_NOTE, Failure, MeasuredTotals, measured_breakdown
 from trainatomy.results.measurement import Measurement, Stage
+from trainatomy.training.checkpointing import checkpointed_every
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -181,7 +182,7 @@ class LiveMeasurement:
         seconds = tuple(self._stopwatch.seconds[WARM_UP_STEPS:])
         return Measurement(
             name=self.name,
-            workload=dict(self._workload),
+            workload=_with_checkpointing(self._workload, self.model),
             status=self._status,
             gpu=after.gpu,
             driver=driver_version(),
@@ -210,6 +211,18 @@ class LiveMeasurement:
             out_of_memory=breakdown.out_of_memory if breakdown else None,
             notes=notes,
         )
+
+
+def _with_checkpointing(workload: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return ``workload`` with the layers of ``model`` that recompute, which a callback may have chosen."""
+    train: dict[str, Any] = dict(workload.get("train", {}))
+    every = checkpointed_every(model) if train.get("gradient_checkpointing") else 1
+    if every in (None, 1):
+        return dict(workload)
+    rest = dict(train.pop("gradient_checkpointing_kwargs", None) or {})
+    rest.pop("every_n_layers", None)  # what the Trainer did before a callback
+    train |= {"gradient_checkpointing_every": every} | ({"gradient_checkpointing_kwargs": rest} if rest else {})
+    return {**workload, "train": train}
 
 
 USERS_HISTORY = "PyTorch's memory history was already being recorded; it was read and left unchanged"

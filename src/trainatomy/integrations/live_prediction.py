@@ -11,7 +11,9 @@ import torch
 
 from trainatomy.api import predict
 from trainatomy.catalog.gpus import gpus
+from trainatomy.errors import WorkloadError
 from trainatomy.simulator.live import on_meta
+from trainatomy.training.checkpointing import checkpointed_every, checkpointed_layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,6 +58,8 @@ def predict_live(
     if workload.get("loop") != "trainer" and autocast in PRECISIONS:
         train.setdefault(PRECISIONS[autocast], True)
     try:
+        if train.get("gradient_checkpointing") and checkpointed_layers(model) and checkpointed_every(model) is None:
+            raise WorkloadError("the layers that recompute their activations are not every n-th one")
         with restored_accelerate_state():
             bare = unprepared(on_meta(model))
             return predict(bare, batch=batch, gpu=gpu.id, loop=workload.get("loop", "pytorch"), **train)
