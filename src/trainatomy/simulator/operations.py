@@ -7,7 +7,8 @@ kernel is simulated by smaller operations, ``operators.allocation.whole.one_oper
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,21 @@ from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_o
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.streams import Streams, SyncKind
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Operations of a part of a step, to be written again.
+
+    Attributes:
+        operations: The operations.
+        calls: Key and call of each.
+        module_calls: Number of calls of modules by phase.
+    """
+
+    operations: Sequence[Operation]
+    calls: Sequence[tuple[Any, Call]]
+    module_calls: dict[str, int]
 
 
 class OperationWriter:
@@ -60,6 +76,8 @@ class OperationWriter:
         self._number_of = number_of
         self._event = event
         self._indices: dict[Any, int] = {}
+        self._keys: list[Any] = []
+        self._begun: tuple[bool, int, dict[str, int]] | None = None
         self._skips_placeholder = False
         self._last: dict[int, frozenset[int]] = {}
         self._awaited: dict[int, frozenset[int]] = {}
@@ -72,7 +90,7 @@ class OperationWriter:
         if not self.wanted:
             return
         self.operations = Operations(step=step)
-        for table in (self._indices, self._last, self._awaited, self._recorded):
+        for table in (self._indices, self._keys, self._last, self._awaited, self._recorded):
             table.clear()
         self.micro_step, self.repeats, self.recording = 0, 1, True
         self._modules.on_call = self._count_module_call
@@ -81,6 +99,54 @@ class OperationWriter:
         """Stop writing."""
         self.recording = False
         self._modules.on_call = None
+
+    def begin_recording(self, step: int) -> None:
+        """Begin to record a part of a step, which may be one that is not written."""
+        if self.wanted:
+            apart = not self.recording
+            if apart:
+                self.start(step)
+            self._begun = apart, len(self.operations.operations), dict(self.operations.module_calls)
+
+    def end_recording(self) -> Recording | None:
+        """Return what was recorded, None if recording did not begin; empty if nobody needs the operations."""
+        if not self.wanted:
+            return Recording((), (), {})
+        if self._begun is None:
+            return None
+        (apart, start, before), self._begun = self._begun, None
+        if apart:
+            self.stop()
+        found = self.operations.operations[start:]
+        calls = [(self._keys[one.call], self.operations.calls[one.call]) for one in found]
+        after = self.operations.module_calls
+        counts = {phase: (count - before.get(phase, 0)) // self.repeats for phase, count in after.items()}
+        return Recording(found, calls, {phase: count for phase, count in counts.items() if count})
+
+    def write_again(self, recording: Recording, events: int, outputs: Sequence[tuple[int, ...]]) -> None:
+        """Write recorded operations as those of the current micro-batch, if the current step is written.
+
+        Args:
+            recording: The operations.
+            events: Number of events of the allocation trace between them and their repetition.
+            outputs: Allocations that hold the results of each.
+        """
+        if not self.recording:
+            return
+        written = self.operations.operations
+        for one, (key, call), held in zip(recording.operations, recording.calls, outputs, strict=True):
+            index = self._indices.get(key)
+            if index is None:
+                index = self._add_call(key, call)
+            self._last[one.stream] = frozenset((len(written),))
+            written.append(
+                Operation(
+                    one.event + events, index, one.phase, one.module, self.micro_step, self.repeats, held, one.stream
+                )
+            )
+        calls = self.operations.module_calls
+        for phase, count in recording.module_calls.items():
+            calls[phase] = calls.get(phase, 0) + count * self.repeats
 
     def skip_placeholder(self) -> None:
         """Leave out the next ``zeros``, which the Trainer takes for the loss of a micro-batch that was not executed."""
@@ -196,6 +262,7 @@ class OperationWriter:
 
     def _add_call(self, key: Any, call: Call) -> int:
         index = self._indices[key] = len(self.operations.calls)
+        self._keys.append(key)
         self.operations.calls.append(call)
         return index
 

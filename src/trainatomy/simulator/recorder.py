@@ -42,6 +42,7 @@ class Recorder(TorchDispatchMode):
         python_adds: True while Python code adds tensors, which the autograd engine's accumulation must not be taken
             for.
         scalars_on_host: True while an assignment converts a number, which CUDA keeps on the host.
+        functions: Where it is a list, the operators that run and the values that Python reads are appended to it.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Recorder(TorchDispatchMode):
         self.stage = "load"
         self.python_adds = False
         self.scalars_on_host = False
+        self.functions: list[Any] | None = None
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
         self._meta_results = MetaResults()
@@ -149,6 +151,20 @@ class Recorder(TorchDispatchMode):
 
         self._known[key] = (number, weakref.ref(storage, died))
 
+    def stand_in(self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, number: int) -> torch.Tensor:
+        """Return a tensor for an allocation that is in the trace already; its death releases it."""
+        with _DISABLED(), torch._C._DisableTorchDispatch():
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+            self._assign(tensor, number)
+        return tensor
+
+    def forget(self, number: int) -> None:
+        """Let the tensor of an allocation die without a release, as the trace has it already."""
+        for key, (known, _) in self._known.items():
+            if known == number:
+                del self._known[key]
+                return
+
     def label(self, tensor: torch.Tensor, label: str) -> None:
         """Label the allocation behind a tensor, unless it has a label."""
         number = self.number_of(tensor)
@@ -170,6 +186,8 @@ class Recorder(TorchDispatchMode):
             name = func._schema.name
             event, self._taken_over = len(self.trace.events), False
             result = self.scalar_reads.answer(name, args)
+            if self.functions is not None:
+                self.functions.append(func if result is None else (func, result))
             if result is None:
                 result = self._sizes.run(name, func, args, kwargs)
             if result is None:

@@ -53,6 +53,11 @@ class Streams:
                 return self._of_nodes.get(node._sequence_nr(), self.current)
         return self.current
 
+    @property
+    def in_use(self) -> bool:
+        """True if the run made streams or recorded events: its operations may depend on others than the one before."""
+        return self._count > 1 or self._events > 0
+
     def operation(self) -> None:
         """Remember the stream of the autograd node of the operation that just ran, unless it is the default stream."""
         if self.current is not self.default and torch.is_grad_enabled():

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.repetition import Repetition
 from trainatomy.training.optimizer import tensors_in
 
 EXECUTED_MICRO_STEPS = 4
@@ -29,12 +30,14 @@ class Watcher:
         self._operations = recorder.operations
         self._last = steps - 1
         self._micro_steps = 1
+        self._repetition = Repetition(recorder)
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
 
     def loaded(self, model: nn.Module) -> None:
         """Label the model's tensors: nothing else is on the GPU yet."""
         self._model = model
+        self._repetition.loaded(model)
         self._label(model.parameters(), "weight")
         self._label(model.buffers(), "buffer")
         self._recorder.mark("loaded")
@@ -44,6 +47,7 @@ class Watcher:
         """Label the optimizer's states; some optimizers make them at once."""
         self._optimizer = optimizer
         self._label_states()
+        self._repetition.between_steps()
         if self._last == 0:
             self._operations.start(0)
 
@@ -55,11 +59,23 @@ class Watcher:
 
     def micro_step_begin(self, micro_step: int) -> None:
         """Begin the forward pass of a micro-batch."""
+        self._repetition.begin(micro_step)
         self._recorder.mark("forward")
+        self._count(micro_step)
+        self._set_stage("forward")
+
+    def repeat(self, micro_step: int, batch: Any) -> torch.Tensor | None:
+        """Return the loss of a micro-batch that was copied from one before; None if it has to be executed."""
+        self._count(micro_step)
+        loss = self._repetition.repeat(micro_step, batch)
+        self._operations.repeats = 1
+        return loss
+
+    def _count(self, micro_step: int) -> None:
+        """Let the operations that follow belong to a micro-batch and those that it stands for."""
         third = micro_step == EXECUTED_MICRO_STEPS - 2
         self._operations.micro_step = micro_step
         self._operations.repeats = max(1, self._micro_steps - EXECUTED_MICRO_STEPS + 1) if third else 1
-        self._set_stage("forward")
 
     def leaves_out(self, micro_step: int, of: int) -> bool:
         """Return True for micro-batches between the third and the last: they repeat the third."""
@@ -74,10 +90,15 @@ class Watcher:
         self._recorder.mark("forward end")
         self._set_stage("other")
 
+    def loss_kept(self, loss: torch.Tensor) -> None:
+        """Note the loss that lives until the next micro-batch."""
+        self._repetition.kept(loss)
+
     def micro_step_end(self, micro_step: int) -> None:
         """Label the gradients."""
         self._label_gradients()
         self._recorder.mark("backward end")
+        self._repetition.end()
         self._operations.repeats = 1
 
     def optimizer_begin(self) -> None:
@@ -105,6 +126,7 @@ class Watcher:
     def step_end(self, step: int) -> None:
         """End a step."""
         self._recorder.mark("step end")
+        self._repetition.between_steps()
         if step == self._last - 1:  # batches move to the GPU between steps, which belongs to the next step
             self._operations.start(self._last)
         elif step == self._last:

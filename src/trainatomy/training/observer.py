@@ -3,7 +3,7 @@
 The order of calls in one run (``n`` optimizer steps of ``m`` micro-batches)::
 
     loaded, ready, n × [ step_begin,
-                         m × (micro_step_begin, forward_end, micro_step_end),
+                         m × (micro_step_begin, forward_end, loss_kept, micro_step_end),
                          optimizer_begin, optimizer_end, zero_grad_begin, zero_grad_end,
                          step_end ]
 
@@ -11,12 +11,12 @@ Between the last ``micro_step_end`` and ``optimizer_begin`` gradients are unscal
 batches of a step to the device before ``step_begin``, and zeroes gradients once between ``ready`` and the first step.
 Inference has no optimizer: ``ready`` gets ``None``, and a step has neither an optimizer phase nor gradients to zero.
 
-A loop passes no tensor to its observer, so observing cannot prolong the life of one.
+An observer keeps no tensor that a loop passes to it, so observing cannot prolong the life of one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +44,17 @@ class Observer(Protocol):
         Always False in a real training; a simulation may skip the repetition.
         """
 
+    def repeat(self, micro_step: int, batch: Any) -> torch.Tensor | None:
+        """Return the loss of micro-batch ``micro_step`` if it need not be executed, because it repeats an earlier one.
+
+        Always None in a real training; a simulation may copy what the earlier one did.  ``batch`` is on the device.
+        """
+
     def forward_end(self) -> None:
         """The loss is computed and the model's other outputs are released; backward is next."""
+
+    def loss_kept(self, loss: torch.Tensor) -> None:
+        """Backward of this micro-batch is over; the loop keeps ``loss`` until the next one's takes its place."""
 
     def micro_step_end(self, micro_step: int) -> None:
         """Backward of this micro-batch is over."""
@@ -76,7 +85,11 @@ class Silent:
     def leaves_out(self, micro_step: int, of: int) -> bool:
         return False
 
+    def repeat(self, micro_step: int, batch: Any) -> torch.Tensor | None:
+        return None
+
     def forward_end(self) -> None: ...
+    def loss_kept(self, loss: torch.Tensor) -> None: ...
     def micro_step_end(self, micro_step: int) -> None: ...
     def optimizer_begin(self) -> None: ...
     def optimizer_end(self) -> None: ...

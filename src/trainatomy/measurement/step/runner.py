@@ -122,7 +122,7 @@ class _Observers(Silent):
 
     def __init__(self, *observers: Observer) -> None:
         for event in vars(Silent):
-            if not event.startswith("_") and event != "leaves_out":
+            if not event.startswith("_") and event not in ("leaves_out", "repeat"):
                 setattr(self, event, partial(_notify, [getattr(observer, event) for observer in observers]))
 
 

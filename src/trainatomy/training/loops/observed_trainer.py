@@ -94,13 +94,17 @@ class ObservedTrainer(Trainer):
         self._observer.ready(self.model, optimizer)
         return optimizer
 
-    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
         micro_step, of = self._micro_step, self.args.gradient_accumulation_steps
         self._micro_step = (micro_step + 1) % of
         if self._observer.leaves_out(micro_step, of):
             return torch.zeros((), device=self.args.device)
+        repeated = self._observer.repeat(micro_step, inputs)
+        if repeated is not None:
+            return repeated
         self._observer.micro_step_begin(micro_step)
-        loss = super().training_step(*arguments, **keywords)
+        loss = super().training_step(model, inputs, *arguments, **keywords)
+        self._observer.loss_kept(loss)
         self._observer.micro_step_end(micro_step)
         return loss
 

@@ -58,11 +58,16 @@ def train(
             batch = next(batches)
             if observer.leaves_out(micro_step, accumulation):
                 continue
+            repeated = observer.repeat(micro_step, batch)
+            if repeated is not None:
+                loss, repeated = repeated, None
+                continue
             observer.micro_step_begin(micro_step)
             with autocast(settings, kind):
                 loss = loss_of(model(**batch))
             observer.forward_end()
             scaler.scale(loss / accumulation).backward()
+            observer.loss_kept(loss)
             observer.micro_step_end(micro_step)
         if settings.max_grad_norm > 0:
             scaler.unscale_(optimizer)

@@ -1,0 +1,136 @@
+"""Copied micro-batches are what execution writes, and what does not repeat is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainatomy.simulator.repetition import Repetition
+from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.workload import Workload
+
+Factory = Callable[..., Workload]
+ACCUMULATION = {"gradient_accumulation_steps": 4}
+TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 200}
+BATCH = 'def batch(size):\n    return {"x": torch.ones(size, 8), "labels": torch.zeros(size, dtype=torch.long)}\n'
+NET = """
+import random
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.calls = nn.Linear(8, 8), nn.Linear(8, 2), 0
+    def count(self):
+        self.calls += 1
+        return self.calls
+    def forward(self, x, labels):
+        for _ in range({repeats}):
+            x = self.first(x)
+        return {{"loss": nn.functional.cross_entropy(self.last(x), labels)}}
+def model():
+    return Net()
+"""
+
+
+def executed_and_copied(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> tuple[Simulation, Simulation, int]:
+    """Simulate without and with copies; return both, and the number of micro-batches that were copied."""
+    copies = 0
+    repeat = Repetition.repeat
+
+    def counted(self: Repetition, *arguments: Any) -> Any:
+        nonlocal copies
+        loss = repeat(self, *arguments)
+        copies += loss is not None
+        return loss
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Repetition, "repeat", lambda *arguments: None)
+        executed = simulate(workload, workload.resolve_gpu())
+    with monkeypatch.context() as patch:
+        patch.setattr(Repetition, "repeat", counted)
+        copied = simulate(workload, workload.resolve_gpu())
+    return executed, copied, copies
+
+
+def assert_equal(executed: Simulation, copied: Simulation) -> None:
+    assert copied.trace == executed.trace
+    assert copied.operations == executed.operations
+    assert copied == executed
+
+
+@pytest.mark.parametrize("loop", ["trainer", "pytorch"])
+@pytest.mark.parametrize(
+    "train", [{}, {"fp16": True}, {"gradient_checkpointing": True}, {"optim": "adamw_bnb_8bit"}], ids=str
+)
+def test_copies_are_what_execution_writes(loop: str, train: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    described = Workload.from_mapping(
+        {
+            "loop": loop,
+            "model": {"class": "BertForMaskedLM", "config": TEXT},
+            "data": {"sequence_length": 16},
+            "train": {**ACCUMULATION, **train},
+            "gpu": "h200",
+        }
+    )
+    executed, copied, copies = executed_and_copied(described, monkeypatch)
+    assert_equal(executed, copied)
+    assert copies == 4  # the last of the first step, and the three after the first of the second
+
+
+def test_a_long_run_copies_in_every_step(from_factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = from_factory(NET.format(repeats=1) + BATCH, train=ACCUMULATION, steps=4)
+    executed, copied, copies = executed_and_copied(described, monkeypatch)
+    assert_equal(executed, copied)
+    assert copies == 1 + 3 * 3
+
+
+@pytest.mark.parametrize(
+    "repeats",
+    ["1 + random.randrange(2)", "1 + int(torch.rand(()) < 0.5)", "1 + self.count() % 2", "1 + self.count() // 5"],
+    ids=["random", "tensor", "alternating", "counting"],
+)
+def test_what_changes_is_executed(repeats: str, from_factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = from_factory(NET.format(repeats=repeats) + BATCH, train=ACCUMULATION)
+    executed, copied, copies = executed_and_copied(described, monkeypatch)
+    assert_equal(executed, copied)
+    assert copies == 0
+
+
+def test_batches_of_other_shapes_are_executed(from_factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = """
+calls = 0
+def batch(size):
+    global calls
+    calls = calls % 8 + 1
+    rows = size * (1 + calls // 4)
+    return {"x": torch.ones(rows, 8), "labels": torch.zeros(rows, dtype=torch.long)}
+"""
+    described = from_factory(NET.format(repeats=1) + batch, train=ACCUMULATION)
+    executed, copied, _ = executed_and_copied(described, monkeypatch)
+    assert_equal(executed, copied)
+
+
+def test_a_cache_that_some_steps_empty_is_emptied_in_those(monkeypatch: pytest.MonkeyPatch) -> None:
+    for every in (1, 2):
+        described = Workload.from_mapping(
+            {
+                "model": {"class": "BertForMaskedLM", "config": TEXT},
+                "data": {"sequence_length": 16},
+                "train": {**ACCUMULATION, "torch_empty_cache_steps": every},
+                "gpu": "h200",
+            }
+        )
+        executed, copied, copies = executed_and_copied(described, monkeypatch)
+        assert_equal(executed, copied)
+        assert copies == (4 if every == 1 else 2)
+
+
+def test_a_model_that_keeps_a_tensor_of_each_micro_batch_is_executed(
+    from_factory: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping = "self.kept = [*getattr(self, 'kept', ()), x * 2]"
+    text = NET.format(repeats=1).replace("x = self.first(x)", f"x = self.first(x); {keeping}")
+    executed, copied, copies = executed_and_copied(from_factory(text + BATCH, train=ACCUMULATION), monkeypatch)
+    assert_equal(executed, copied)
+    assert copies == 0
