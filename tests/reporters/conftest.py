@@ -7,6 +7,17 @@ from dataclasses import replace
 
 import pytest
 
+from trainatomy.results.fit import (
+    Candidate,
+    Change,
+    Fit,
+    FitAcross,
+    GPUOption,
+    Price,
+    Remedy,
+    SearchCounts,
+    Shortage,
+)
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import (
     Components,
@@ -20,6 +31,7 @@ from trainatomy.results.memory import (
 from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction
 from trainatomy.results.time import Time
 from trainatomy.runs import predicting
+from trainatomy.workload.schema import Workload
 
 MIB = 1024**2
 GIB = 1024**3
@@ -184,3 +196,99 @@ def timed() -> Callable[[Prediction, float], Prediction]:
         return replace(prediction, time=time)
 
     return make
+
+
+SEARCHED = {
+    "name": "tiny encoder",
+    "model": {"id": "google-bert/bert-base-uncased"},
+    "data": {"sequence_length": 128},
+    "train": {"per_device_train_batch_size": 4, "bf16": True},
+    "gpu": "rtx-3090",
+}
+"""The workload of the search below, with an effective batch size of 16."""
+
+CHECKPOINTING = Change("gradient_checkpointing", "on", {"train.gradient_checkpointing": True})
+EXPANDABLE = Change("allocator", "expandable_segments", {"allocator": "expandable_segments:True"})
+EIGHT_BIT = Change("optimizer", "adamw_8bit", {"train.optim": "adamw_bnb_8bit"}, "optimizer")
+SHORTER = Change("sequence_length", "64", {"data.sequence_length": 64}, "sequence-length")
+MakeCandidate = Callable[..., Candidate]
+
+
+def batch(size: int) -> Change:
+    """Return the change to a batch size, with the accumulation that keeps 16 samples a step."""
+    settings = {"train.per_device_train_batch_size": size, "train.gradient_accumulation_steps": 16 // size}
+    return Change("batch", str(size), settings)
+
+
+@pytest.fixture
+def candidate(prediction: Prediction, timed: Callable[[Prediction, float], Prediction]) -> MakeCandidate:
+    """Return a function that makes a candidate of some GiB and seconds; 16 GiB are the limit."""
+
+    def make(changes: tuple[Change, ...], gib: float, seconds: float) -> Candidate:
+        base = Workload.from_mapping(SEARCHED)
+        workload = base.replace({key: value for each in changes for key, value in each.settings.items()})
+        size, memory = round(gib * GIB), prediction.memory
+        components = replace(memory.components, activations=memory.components.activations + size - 8 * GIB)
+        memory = replace(memory, components=components, device_bytes=size)
+        fits, gpu = gib <= 16, GPUSummary("rtx-3090", "GeForce RTX 3090", 17 * GIB, (8, 6))
+        made = replace(prediction, workload=workload.to_mapping(), memory=memory, card=gpu, fits=fits)
+        made = timed(replace(made, verdict="fits" if fits else "does not fit", room_bytes=17 * GIB - size), seconds)
+        assert made.time is not None
+        samples, tokens = 16 / seconds, 16 * (workload.data.sequence_length or 0) / seconds
+        time = replace(made.time, samples_per_second=samples, tokens_per_second=tokens)
+        return Candidate(changes, workload.to_mapping(), replace(made, time=time), fits)
+
+    return make
+
+
+@pytest.fixture
+def fit(candidate: MakeCandidate) -> Fit:
+    """Return a search with a tie, a runner-up with another batch size, and prices of which one does not fit."""
+    best = candidate((batch(8),), 12, 0.4)
+    tie = candidate((batch(8), EXPANDABLE), 11.5, 0.402)
+    given = candidate((batch(4),), 8, 0.5)
+    checkpointed = candidate((batch(16), CHECKPOINTING), 10, 0.52)
+    large = candidate((batch(16),), 20, 0.38)
+    halved, eight = candidate((batch(8), SHORTER), 7, 0.22), candidate((batch(8), EIGHT_BIT), 10, 0.41)
+    single = candidate((batch(8), CHECKPOINTING), 9, 0.5)
+    prices = (
+        Price(CHECKPOINTING, True, single, -3 * GIB, 0.25),
+        Price(batch(16), True, large, 8 * GIB, -0.05),
+        Price(EIGHT_BIT, False, eight, -2 * GIB, 0.025),
+        Price(SHORTER, False, halved, -5 * GIB, 0.1),
+        Price(Change("lora", "r16", {}, "lora"), False, error="peft refuses"),
+    )
+    return Fit(
+        name="tiny encoder", workload=Workload.from_mapping(SEARCHED).to_mapping(), gpu=best.prediction.gpu,
+        goal="throughput", effective_batch_size=16, headroom=0.0588, usable_bytes=16 * GIB, allowed=("precision",),
+        given=given, best=best, candidates=(best, tie, given, checkpointed), too_large=(large,), ties=(tie,),
+        prices=prices, shortage=None, maximum=None,
+        counts=SearchCounts(space=100, executed=5, too_large=40, slower=30, dominated=24, failed=1, seconds=7.5),
+        notes=("precision_kept",),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def nothing_fits(fit: Fit, candidate: MakeCandidate) -> Fit:
+    """Return a search in which nothing fits, with a remedy, a change that does not suffice, and a larger GPU."""
+    smallest = candidate((batch(1), CHECKPOINTING), 18, 1.0)
+    lora = Change("lora", "r16", {"model.lora": {"r": 16}}, "lora")
+    remedies = (
+        Remedy("changes training", (lora,), candidate((batch(1), CHECKPOINTING, lora), 9, 0.9), -9 * GIB, -0.1),
+        Remedy("same training", (EXPANDABLE,), candidate((batch(1), EXPANDABLE), 17.5, 1.0), -GIB // 2, 0.0),
+        Remedy("larger GPU", (), replace(smallest, fits=True), 0, None),
+    )
+    shortage = Shortage(smallest, 16 * GIB, fit.headroom, remedies, 4.0)
+    nothing = {"best": None, "candidates": (), "ties": (), "prices": (), "given": None, "notes": ()}
+    return replace(fit, too_large=(smallest,), shortage=shortage, **nothing)
+
+
+@pytest.fixture
+def across(fit: Fit, nothing_fits: Fit) -> FitAcross:
+    """Return a search on three GPUs: one with a price, one without, one on which nothing fits."""
+    fits = (fit, replace(fit, best=fit.candidates[2]), nothing_fits)
+    names = ("H100 SXM", "GeForce RTX 3090", "T4")
+    gpus = [replace(fit.gpu, id=name.lower().replace(" ", "-"), name=name) for name in names]
+    prices = (3.0, None, 0.4)
+    options = tuple(GPUOption(*each) for each in zip(gpus, fits, prices, strict=True))
+    return FitAcross(fit.name, fit.workload, 16, 0.05, (), options, ("gpu: V100 has no bf16",), 33.0)

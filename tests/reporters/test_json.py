@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 from trainatomy.catalog.architectures import architectures
 from trainatomy.catalog.gpus import gpus
@@ -25,9 +26,11 @@ from trainatomy.reporters.json import (
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
+from trainatomy.results.fit import Fit, FitAcross, Maximum
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import STANDARD_COMPONENTS, Components
 from trainatomy.results.prediction import Prediction
+from trainatomy.workload.schema import Workload
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
 
@@ -178,3 +181,56 @@ def test_the_command_prints_the_draft_of_version_2(
     for version, schema in ((1, "trainatomy/prediction/1"), (2, "trainatomy/prediction/2-draft")):
         assert main(["predict", "--model", "gpt2", "--gpu", "t4", "--json", "--json-version", str(version)]) == 0
         assert json.loads(capsys.readouterr().out)["schema"] == schema
+
+
+def test_a_search_follows_its_schema(fit: Fit, nothing_fits: Fit, measurement: Measurement) -> None:
+    assert fit.best is not None and nothing_fits.shortage is not None
+    check(to_json(fit), "fit")
+    check(to_json(nothing_fits), "fit")
+    rows = (ComparisonRow(fit.best.name, {}, fit.best.prediction, measurements=(measurement,)),)
+    largest = Maximum("batch", 8, 110_000_000, 12, 18 * 2**30)
+    check(to_json(replace(fit, measured=Comparison(rows), maximum=largest, interrupted=True)), "fit")
+    check(to_json(nothing_fits.shortage), "shortage")
+
+
+def test_keys_of_a_search_that_are_kept(fit: Fit, nothing_fits: Fit) -> None:
+    value = to_json(fit)
+    assert value["schema"] == "trainatomy/fit/1"
+    best = value["best"]
+    assert Workload.from_mapping(best["workload"]).train.per_device_train_batch_size == 8
+    assert best["memory"]["device_bytes"] == 12 * 2**30 == sum(best["memory"]["components"].values())
+    assert best["time"]["samples_per_second"] == 40
+    assert best["time"]["samples_per_second_interval"] == pytest.approx([40 / 1.5, 50])
+    assert [each["time"]["samples_per_second"] for each in value["candidates"]] == sorted(
+        (each["time"]["samples_per_second"] for each in value["candidates"]), reverse=True
+    )
+    assert set(value["candidates"][0]["memory"]) == {"peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"}
+    assert [each["changes"][1]["option"] for each in value["ties"]] == ["expandable_segments"]
+    assert [each["change"]["permission"] for each in value["prices"]] == [
+        "",
+        "",
+        "optimizer",
+        "sequence-length",
+        "lora",
+    ]
+    assert value["prices"][2]["change"]["may_change"].startswith("The update rule")
+    assert value["limits"] == {
+        "gpu_memory_bytes": 17 * 2**30, "headroom": 0.0588, "usable_bytes": 16 * 2**30, "maximum": None
+    }  # fmt: skip
+    assert yaml.safe_load(value["settings"]["yaml"])["train"]["per_device_train_batch_size"] == 8
+    nothing = to_json(nothing_fits)
+    assert (nothing["best"], nothing["settings"], nothing["candidates"]) == (None, None, [])
+    assert [each["kind"] for each in nothing["remedies"]] == ["changes training", "same training", "larger GPU"]
+
+
+def test_notes_of_a_search_are_sentences(fit: Fit) -> None:
+    notes = to_json(replace(fit, notes=("precision_kept", "a code of the future")))["notes"]
+    assert notes[0].startswith("The precision was kept") and notes[1] == "a code of the future"
+
+
+def test_a_search_on_several_gpus_follows_its_schema(across: FitAcross) -> None:
+    value = to_json(across)
+    check(value, "fit-across")
+    assert [each["best"] is None for each in value["options"]] == [False, False, True]
+    assert value["options"][0]["cost_per_million_samples"] == pytest.approx(3.0 / 3600 / 40 * 1e6)
+    assert value["options"][2]["missing_bytes"] == 2 * 2**30

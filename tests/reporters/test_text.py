@@ -1,17 +1,12 @@
-"""Whole text pages at fixed widths, compared with the files in ``pages/``.
-
-``TRAINATOMY_WRITE_PAGES=1`` rewrites the files; review the difference.
-"""
+"""Whole text pages at fixed widths, compared with the files in ``pages/`` (see ``snapshots.py``)."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from rich.console import RenderableType
+from snapshots import compare
 
 from trainatomy.catalog.published import notebook
 from trainatomy.reporters.text.comparison import comparison_page
@@ -23,18 +18,7 @@ from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Line, OutOfMemoryPoint
 from trainatomy.results.prediction import Prediction
 
-PAGES = Path(__file__).parent / "pages"
 GIB = 1024**3
-
-
-def compare(drawing: RenderableType, name: str) -> None:
-    """Compare ``drawing`` at 80 and 120 columns with the files; no line may be longer than the page."""
-    for width in (80, 120):
-        text, file = render(drawing, width), PAGES / f"{name}-{width}.txt"
-        assert max(map(len, text.splitlines())) <= width
-        if os.environ.get("TRAINATOMY_WRITE_PAGES"):
-            file.write_text(text, "utf-8")
-        assert text == file.read_text("utf-8")
 
 
 def test_prediction(prediction: Prediction) -> None:

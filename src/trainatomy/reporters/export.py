@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainatomy.reporters.export_python import training_arguments_code
-from trainatomy.reporters.settings import inline, setting
+import yaml
+
+from trainatomy.reporters.export_python import WIDTH, training_arguments_code
+from trainatomy.reporters.settings import defaults, inline, setting
 from trainatomy.results.fit import Candidate
 from trainatomy.workload.flags import FLAGS, Flag
+from trainatomy.workload.overlay import set_key
 from trainatomy.workload.overrides import RawWorkload
 from trainatomy.workload.schema import Workload
 
 __all__ = ["command_line_flags", "training_arguments_code", "workload_yaml"]
 
-WIDTH = 76
-"""Columns of the text, so that it is not folded on a terminal of 80."""
-
 
 def workload_yaml(candidate: Candidate) -> str:
-    """Return the workload of a candidate as the text of a file."""
-    return Workload.from_mapping(candidate.workload).to_yaml()
+    """Return the workload of a candidate as the text of a file, with batch size and accumulation even if default."""
+    mapping = explicit(candidate, _ALWAYS)
+    text = yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True)
+    return text if yaml.safe_load(text) == mapping else yaml.safe_dump(mapping, sort_keys=False)
+
+
+_ALWAYS = ("train.per_device_train_batch_size", "train.gradient_accumulation_steps")
+
+
+def explicit(candidate: Candidate, keys: Iterable[str]) -> dict[str, Any]:
+    """Return the workload of a candidate as a mapping that has ``keys`` even where they are the defaults."""
+    workload = Workload.from_mapping(candidate.workload)
+    mapping, whole = workload.to_mapping(), workload.model_dump(mode="json", by_alias=True)
+    for key in keys:
+        if (value := setting(whole, key)) is not None and setting(mapping, key) is None:
+            set_key(mapping, tuple(key.split(".")), value)
+    ordered = {name: mapping[name] for name in whole if name in mapping}
+    return ordered | {"train": {name: ordered["train"][name] for name in whole["train"] if name in ordered["train"]}}
 
 
 def command_line_flags(candidate: Candidate) -> str:
@@ -29,8 +45,8 @@ def command_line_flags(candidate: Candidate) -> str:
 
     A last line, a comment of the shell, names the keys that no option can set.
     """
-    workload = Workload.from_mapping(candidate.workload)
-    mapping = workload.to_mapping()
+    changed = (key for change in candidate.changes for key in change.settings)
+    mapping = explicit(candidate, (*_ALWAYS, *changed))
     written = {flag.name: given for flag in FLAGS if (given := _arguments(flag, mapping)) is not None}
     parsed = {name: values for name, (values, _) in written.items()}
     lost = _lost(mapping, parsed)
@@ -68,7 +84,8 @@ def _lost(mapping: Mapping[str, Any], parsed: Mapping[str, Any]) -> list[str]:
     """Return the names of the keys that are not the same after the options have been read again."""
     read = RawWorkload.of(None).with_flags(parsed).check()
     found = read.to_mapping() if isinstance(read, Workload) else {}
-    return [key for key, value in _flat(mapping).items() if _flat(found).get(key) != value]
+    after = _flat(found)
+    return [key for key, value in _flat(mapping).items() if after.get(key, defaults().get(key)) != value]
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainatomy.results.fit import Candidate
@@ -17,6 +18,12 @@ from trainatomy.workload.schema import Workload
 
 _OF_TORCH = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
 """Optimizers of ``torch.optim``, to which the Trainer does not pass ``optim_args`` (trainer_optimizer.py, 5.17)."""
+
+WIDTH = 76
+"""Columns of the text, so that it is not folded on a terminal of 80."""
+
+_INDENT = "#   "
+"""What precedes a line of code in a comment."""
 
 _ALWAYS = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
 """Settings that are written even where they are the defaults, so that they replace those of the user's script."""
@@ -62,9 +69,25 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
+def _call(name: str, arguments: Sequence[str], width: int = WIDTH) -> list[str]:
+    """Return the lines of a call: one line, or one for each argument if that is longer than ``width``."""
+    line = f"{name}({', '.join(arguments)})"
+    return [line] if len(line) <= width else [f"{name}(", *(f"    {argument}," for argument in arguments), ")"]
+
+
+def _keywords(values: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={_literal(value)}" for name, value in values.items()]
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _settings(candidate: Candidate, workload: Workload) -> dict[str, Any]:
     """Return the keywords of ``TrainingArguments``: what the workload sets, what was changed, and ``_ALWAYS``."""
-    changed = [key.removeprefix("train.") for each in candidate.changes for key in each.settings if "train." in key]
+    changed = [
+        key.removeprefix("train.") for each in candidate.changes for key in each.settings if key.startswith("train.")
+    ]
     written = dict.fromkeys((*_ALWAYS, *changed, *workload.to_mapping().get("train", {})))
     left_out = {"gradient_checkpointing_every"}
     if is_class_path(workload.train.optim):
@@ -87,7 +110,7 @@ def _comments(sections: list[Section]) -> str:
     """Return sections as comments."""
     parts = []
     for title, code in sections:
-        parts += [f"# {title}:" if code else f"# {title}", *(f"#   {line}" for line in code)]
+        parts += [f"# {title}:" if code else f"# {title}", *(f"{_INDENT}{line}" for line in code)]
     return "\n".join(["", *parts, ""]) if parts else ""
 
 
@@ -98,7 +121,7 @@ def _model(workload: Workload) -> list[Section]:
     loading |= {"dtype": None if spec.dtype == "auto" else spec.dtype, **(spec.config if spec.id else {})}
     loading = {key: value for key, value in loading.items() if value is not None}
     if loading:
-        where = f"where the model is loaded: {spec.class_ or 'YourModel'}.from_pretrained(..., **loading)"
+        where = f"loading the model: {spec.class_ or 'YourModel'}.from_pretrained(..., **loading), with"
         sections.append((where, [f"loading = {_literal(loading)}"]))
     if spec.freeze:
         sections.append((f"the workload does not train {', '.join(spec.freeze)}", []))
@@ -111,8 +134,8 @@ def _model(workload: Workload) -> list[Section]:
 
 
 def _adapters(lora: LoraSpec) -> list[str]:
-    keywords = ", ".join(f"{key}={_literal(value)}" for key, value in lora.arguments().items())
-    return ["from peft import LoraConfig, get_peft_model", f"model = get_peft_model(model, LoraConfig({keywords}))"]
+    made = _call("adapters = LoraConfig", _keywords(lora.arguments()), WIDTH - len(_INDENT))
+    return ["from peft import LoraConfig, get_peft_model", *made, "model = get_peft_model(model, adapters)"]
 
 
 def _trainer(workload: Workload) -> list[Section]:
@@ -121,9 +144,9 @@ def _trainer(workload: Workload) -> list[Section]:
     sections: list[Section] = []
     if found:
         imports = [line for lines, _ in found for line in lines]
-        keywords = ", ".join(keyword for _, keyword in found)
-        call = f"trainer = Trainer(model=model, args=args, train_dataset=dataset, {keywords})"
-        sections.append(("what only the Trainer takes", [*imports, call]))
+        keywords = ["model=model", "args=args", "train_dataset=dataset", *(keyword for _, keyword in found)]
+        call = _call("trainer = Trainer", keywords, WIDTH - len(_INDENT))
+        sections.append(("what only the Trainer takes", [*imports, *call]))
     if not workload.zero_grad_set_to_none:
         sections.append(("the workload fills gradients with zeros; the Trainer always releases them", []))
     return sections
@@ -132,19 +155,19 @@ def _trainer(workload: Workload) -> list[Section]:
 def _trainer_settings(workload: Workload) -> list[tuple[list[str], str]]:
     """Return lines of code and the keyword of ``Trainer`` that uses them, for each thing that needs one."""
     train, found = workload.train, list[tuple[list[str], str]]()
-    every = getattr(train, "gradient_checkpointing_every", 1)
+    every = train.gradient_checkpointing_every
     if every > 1:
         code = "from trainatomy.integrations import CheckpointEvery"
         found.append(([code], f"callbacks=[CheckpointEvery({every})]"))
     extra = train.optimizer_arguments()
     if is_class_path(train.optim):
         place, _, kind = train.optim.rpartition(".")
-        keywords = "".join(f", {key}={_literal(value)}" for key, value in extra.items())
-        code = f"optimizer = {kind}(model.parameters(), lr=args.learning_rate{keywords})"
+        keywords = ", ".join(["model.parameters()", "lr=args.learning_rate", *_keywords(extra)])
+        code = f"optimizer = {kind}({keywords})"
         found.append(([f"from {place} import {kind}", code], "optimizers=(optimizer, None)"))
     elif extra and train.optim in _OF_TORCH:
         code = "optimizer, keywords = Trainer.get_optimizer_cls_and_kwargs(args)"
-        found.append(([code], f"optimizer_cls_and_kwargs=(optimizer, {{**keywords, **{_literal(extra)}}})"))
+        found.append(([code], f"optimizer_cls_and_kwargs=(optimizer, {{**keywords, {_literal(extra)[1:-1]}}})"))
     return found
 
 
@@ -181,7 +204,7 @@ def _plain_checkpointing(workload: Workload) -> list[str]:
         return []
     keywords = train.gradient_checkpointing_kwargs
     given = f"gradient_checkpointing_kwargs={_literal(dict(keywords))}" if keywords else ""
-    every = getattr(train, "gradient_checkpointing_every", 1)
+    every = train.gradient_checkpointing_every
     lines = [f"model.gradient_checkpointing_enable({given})"]
     return [*lines, f"checkpoint_every(model, {every})"] if every > 1 else lines
 
@@ -189,29 +212,29 @@ def _plain_checkpointing(workload: Workload) -> list[str]:
 def _plain_optimizer(workload: Workload) -> tuple[list[str], list[str]]:
     """Return the imports and the lines that make the optimizer, as transformers' Trainer makes it."""
     train = workload.train
-    imports = []
-    if getattr(train, "gradient_checkpointing_every", 1) > 1:
-        imports.append("from trainatomy.integrations import checkpoint_every")
-    extra = "".join(f", {key}={_literal(value)}" for key, value in train.optimizer_arguments().items())
+    imports = ["from trainatomy.integrations import checkpoint_every"] if train.gradient_checkpointing_every > 1 else []
+    extra, rate = _keywords(train.optimizer_arguments()), f"lr={train.learning_rate}"
     if is_class_path(train.optim):
         place, _, kind = train.optim.rpartition(".")
-        line = f"optimizer = {kind}(model.parameters(), lr={train.learning_rate!r}{extra})"
-        return [f"from {place} import {kind}", *imports], [line]
+        return [f"from {place} import {kind}", *imports], _made(kind, [rate, *extra])
     if train.optim in ("adamw_torch", "adamw_torch_fused"):
-        fused = ", fused=True" if train.optim == "adamw_torch_fused" else ""
-        keywords = (
-            f"lr={train.learning_rate!r}, betas={(train.adam_beta1, train.adam_beta2)!r}, eps={train.adam_epsilon!r}"
-        )
-        keywords += f", weight_decay={train.weight_decay!r}{fused}{extra}"
-        return imports, [f"optimizer = torch.optim.AdamW(model.parameters(), {keywords})"]
+        adam = {"betas": (train.adam_beta1, train.adam_beta2), "eps": train.adam_epsilon}
+        given = [rate, *_keywords({**adam, "weight_decay": train.weight_decay})]
+        fused = ["fused=True"] if train.optim == "adamw_torch_fused" else []
+        return imports, _made("torch.optim.AdamW", [*given, *fused, *extra])
     names = ("optim", "optim_args", "optim_target_modules", "learning_rate", "weight_decay")
     values = {name: getattr(train, name) for name in (*names, "adam_beta1", "adam_beta2", "adam_epsilon")}
-    given = ", ".join(f"{name}={_literal(value)}" for name, value in values.items() if value is not None)
-    lines = [f"args = TrainingArguments({given})", "kind, keywords = Trainer.get_optimizer_cls_and_kwargs(args, model)"]
-    update = f"keywords |= {_literal(train.optimizer_arguments())}"
-    lines += [update] if extra and train.optim in _OF_TORCH else []
+    given = _keywords({name: value for name, value in values.items() if value is not None})
+    lines = [*_call("args = TrainingArguments", given, WIDTH - 4)]
+    lines.append("kind, keywords = Trainer.get_optimizer_cls_and_kwargs(args, model)")
+    if extra and train.optim in _OF_TORCH:
+        lines.append(f"keywords |= {_literal(train.optimizer_arguments())}")
     lines.append('optimizer = kind(keywords.pop("params", model.parameters()), **keywords)')
     return ["from transformers import Trainer, TrainingArguments", *imports], lines
+
+
+def _made(kind: str, keywords: list[str]) -> list[str]:
+    return _call(f"optimizer = {kind}", ["model.parameters()", *keywords], WIDTH - 4)
 
 
 def _plain_update(workload: Workload, accumulation: int) -> list[str]:

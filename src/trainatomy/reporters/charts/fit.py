@@ -91,8 +91,8 @@ def _limits(axes: Axes, fit: Fit, shown: Sequence[Candidate]) -> None:
     axes.axvspan(usable, total, color=ALARM, alpha=0.07, linewidth=0, zorder=0.5)
     axes.axvline(usable, color=ALARM, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     axes.axvline(total, color=ALARM, linewidth=1.4, zorder=1)
-    sizes = [*(each.device_bytes / GIB for each in shown), total]
-    margin = 0.04 * (max(sizes) - min(sizes)) or total
+    sizes = [*(each.device_bytes / GIB for each in shown), usable, total]
+    margin = 0.04 * (max(sizes) - min(sizes))
     axes.set_xlim(max(0.0, min(sizes) - margin), max(sizes) + 1.5 * margin)
     turned: dict[str, Any] = {"rotation": 90, "va": "bottom", "size": 8, "color": ALARM}
     places: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}

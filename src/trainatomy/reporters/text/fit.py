@@ -48,8 +48,9 @@ def fit_page(fit: Fit, command: str = COMMAND) -> Group:
 
 def _fits(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(sentences.fit_answer(fit, best), style="bold green"), *_setup(fit)]
-    parts.append(Text(_against_given(fit, best)))
-    if best.changes:
+    if fit.given is not None:
+        parts.append(Text(_against_given(fit.given, best)))
+    if best.workload != fit.workload:
         parts.append(section(SECTIONS["fit_changes"], changes_table(fit.workload, best.changes)))
     if fit.runner_ups:
         parts.append(section(SECTIONS["fit_runners_up"], runners_up_table(fit.runner_ups, best, fit.ties)))
@@ -72,7 +73,9 @@ def _setup(fit: Fit) -> list[RenderableType]:
     held = f"effective batch size {fit.effective_batch_size}"
     kept = f"{percent(fit.headroom, 1, 0)} of the memory is kept free"
     allowed = f"; allowed to change: {', '.join(fit.allowed)}" if fit.allowed else ""
-    parts: list[RenderableType] = [Text(f"{fit.name} on {fit.gpu.name}, {held}; {kept}{allowed}.", style="dim")]
+    brackets = " In brackets: the 90 % interval." if fit.best is not None else ""
+    setup = f"{fit.name} on {fit.gpu.name}, {held}; {kept}{allowed}.{brackets}"
+    parts: list[RenderableType] = [Text(setup, style="dim")]
     if fit.interrupted:
         remaining = many(fit.counts.unexplored, "candidate")
         text = f"The search was interrupted: this is the best so far; {remaining} were not looked at."
@@ -80,11 +83,8 @@ def _setup(fit: Fit) -> list[RenderableType]:
     return parts
 
 
-def _against_given(fit: Fit, best: Candidate) -> str:
+def _against_given(given: Candidate, best: Candidate) -> str:
     """Return how the best settings compare with the workload as it was given."""
-    given = fit.given
-    if given is None:
-        return "The workload as given could not be predicted."
     if given.workload == best.workload:
         return "This is the workload as given."
     what = f"As given ({settings.settings_of(given)})"
@@ -135,6 +135,8 @@ def _limits(fit: Fit) -> list[str]:
 def _nothing_fits(fit: Fit) -> list[RenderableType]:
     """Return by how much the training does not fit, what holds the memory, and what would make it fit."""
     shortage = fit.shortage
+    if shortage is None and fit.too_large:
+        shortage = Shortage(fit.too_large[0], fit.usable_bytes, fit.headroom, ())
     if shortage is None:
         return [Text(f"No setting was found that fits on {fit.gpu.name}.", style="bold red"), *_setup(fit)]
     answer = f"Nothing fits on {fit.gpu.name}: the smallest setting {sentences.shortage(shortage)}."

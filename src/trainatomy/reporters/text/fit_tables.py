@@ -23,7 +23,10 @@ def changes_table(workload: Mapping[str, object], changes: Sequence[Change]) -> 
     """Return each change with the keys that it sets, and what it may change in what is learnt."""
     table = grid("left", "left")
     for change in changes:
-        cell = Text("\n".join(settings.changed_keys(workload, change)))
+        keys = settings.changed_keys(workload, change)
+        if not keys:
+            continue
+        cell = Text("\n".join(keys))
         if change.permission:
             cell.append(f"\n{settings.may_change(change)}", style="yellow")
         table.add_row(settings.option(change), cell)
@@ -105,14 +108,15 @@ def remedies_table(remedies: Sequence[Remedy]) -> list[RenderableType]:
 
 
 def _remedies(remedies: Sequence[Remedy]) -> AdaptiveTable:
-    columns = (Column("needs"), Column("change"), Column("step time", 1), Column("", justify="left"))
-    table = AdaptiveTable("step", columns, name_width=_NAMES)
+    numbers = (Column("needs"), Column("change"), Column("step time"), Column("samples/s", 1))
+    table = AdaptiveTable("step", (*numbers, Column("", justify="left")), name_width=_NAMES)
     for number, remedy in enumerate(remedies, 1):
         candidate = remedy.candidate
         name = settings.options(remedy.changes) or candidate.prediction.gpu.name
         time = "" if remedy.step_seconds is None else signed_percent(remedy.step_seconds, 1, 0)
         memory = human_bytes(candidate.device_bytes), difference(remedy.device_bytes)
-        table.add_row(f"{number}. {name}", *memory, time, _remedy_marks(remedy))
+        pace = rate(candidate.samples_per_second)
+        table.add_row(f"{number}. {name}", *memory, time, pace, _remedy_marks(remedy))
     return table
 
 

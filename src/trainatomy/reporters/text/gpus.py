@@ -20,9 +20,11 @@ def gpus_fit_page(across: FitAcross) -> Group:
     fitting = [option for option in across.options if option.fit.best is not None]
     answer = f"{across.name} fits on {len(fitting)} of {many(len(across.options), 'GPU')}"
     if fitting:
-        answer += f"; the fastest is the {fitting[0].gpu.name}"
+        fastest = fitting[0].gpu.name
         costs = {option.cost_per_million_samples: option for option in fitting if option.cost_per_million_samples}
-        answer += f", the cheapest per sample the {costs[min(costs)].gpu.name}" if costs else ""
+        cheapest = costs[min(costs)].gpu.name if costs else ""
+        answer += f"; the fastest{' and the cheapest per sample' * (cheapest == fastest)} is the {fastest}"
+        answer += f", the cheapest per sample the {cheapest}" if cheapest not in ("", fastest) else ""
     held = f"Effective batch size {across.effective_batch_size}"
     allowed = f"; allowed to change: {', '.join(across.allowed)}" if across.allowed else ""
     setup = f"{held}; {percent(across.headroom, 1, 0)} of each GPU's memory is kept free{allowed}."
@@ -32,7 +34,7 @@ def gpus_fit_page(across: FitAcross) -> Group:
     parts += [Text(), _gpus(across)]
     if across.refused:
         parts.append(section(SECTIONS["fit_refused"], bullets(across.refused)))
-    taken = f"Searched in {seconds(across.seconds)} without a GPU. Settings: trainatomy fit --gpu GPU."
+    taken = f"Searched in {seconds(across.seconds)} without a GPU. For everything about one of them: --gpu GPU."
     return Group(*parts, Text(), Text(taken, style="dim"))
 
 

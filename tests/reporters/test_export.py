@@ -1,0 +1,190 @@
+"""Settings that are ready to paste: the Python runs, and YAML and options give the same workload again."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+
+from trainatomy.cli import main
+from trainatomy.errors import WorkloadError
+from trainatomy.reporters.export import command_line_flags, training_arguments_code, workload_yaml
+from trainatomy.results.fit import Candidate, Change, Fit
+from trainatomy.workload.overrides import merge
+from trainatomy.workload.schema import Workload
+
+BERT = {"id": "google-bert/bert-base-uncased", "class": "BertForSequenceClassification"}
+TRAIN = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+FOR_LOOP = {"optim": "adamw_torch", "optim_args": "foreach=False"}
+ADAPTERS = {"r": 4, "lora_alpha": 8, "target_modules": ["query", "value"]}
+
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "plain": {"name": "a run: 1", "model": BERT, "train": TRAIN},
+    "defaults": {"model": {"id": "gpt2"}},
+    "precision": {"model": {**BERT, "dtype": "bfloat16"}, "train": {**TRAIN, "bf16": True}},
+    "for loop": {"model": BERT, "train": {**TRAIN, **FOR_LOOP}},
+    "class": {"model": BERT, "train": {**TRAIN, "optim": "torch.optim.Adagrad", "optim_args": "lr_decay=0.1"}},
+    "checkpointing": {
+        "model": BERT,
+        "train": {
+            "gradient_checkpointing": True,
+            "gradient_checkpointing_every": 2,
+            "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        },
+    },
+    "adapters": {
+        "model": {**BERT, "attn_implementation": "eager", "config": {"num_labels": 3}, "lora": ADAPTERS},
+        "data": {"sequence_length": 64},
+        "train": {**TRAIN, "learning_rate": 2e-4, "torch_empty_cache_steps": 1},
+        "allocator": "expandable_segments:True,max_split_size_mb:128",
+    },
+    "default adapters": {"model": {**BERT, "lora": {}}, "gpu": {"base": "t4", "memory_bytes": 2**33}},
+    "pytorch": {"model": BERT, "loop": "pytorch", "train": {**TRAIN, **FOR_LOOP, "max_grad_norm": 0.0}},
+    "pytorch, all": {
+        "model": BERT,
+        "loop": "pytorch",
+        "zero_grad_set_to_none": False,
+        "train": {"bf16": True, "gradient_checkpointing": True, "gradient_checkpointing_every": 2, "optim": "sgd"},
+    },
+}
+
+
+@pytest.fixture(params=WORKLOADS.values(), ids=list(WORKLOADS))
+def exported(request: pytest.FixtureRequest, fit: Fit) -> Candidate:
+    """Return a candidate with one of ``WORKLOADS``."""
+    return with_workload(fit, request.param)
+
+
+def with_workload(fit: Fit, mapping: dict[str, Any], *changes: Change) -> Candidate:
+    assert fit.best is not None
+    return replace(fit.best, changes=changes, workload=Workload.from_mapping(mapping).to_mapping())
+
+
+def test_yaml_gives_the_same_workload_and_says_its_batch(exported: Candidate) -> None:
+    text = workload_yaml(exported)
+    assert Workload.from_mapping(yaml.safe_load(text)) == Workload.from_mapping(exported.workload)
+    train = yaml.safe_load(text)["train"]
+    assert train["per_device_train_batch_size"] == exported.per_device_train_batch_size
+    assert train["gradient_accumulation_steps"] == exported.gradient_accumulation_steps
+
+
+def parsed(text: str, monkeypatch: pytest.MonkeyPatch) -> Workload:
+    """Return the workload that ``trainatomy predict`` reads from options."""
+    from trainatomy.cli import predict as command
+
+    seen: list[Workload] = []
+
+    def stop(file: str | None, flags: dict[str, Any]) -> Workload:
+        seen.append(merge(None, flags))
+        raise WorkloadError("the rest is not under test")
+
+    monkeypatch.setattr(command, "one_workload", stop)
+    arguments = shlex.split(text.replace("\\\n", " "), comments=True)
+    main(["predict", *arguments])
+    return seen[0]
+
+
+def test_options_give_the_same_workload(exported: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = command_line_flags(exported)
+    assert "only a workload file" not in text
+    assert parsed(text, monkeypatch) == Workload.from_mapping(exported.workload)
+    assert max(map(len, text.splitlines())) <= 78
+
+
+def test_what_no_option_can_set_is_said(fit: Fit) -> None:
+    candidate = with_workload(fit, {"model": {**BERT, "lora": {"r": 4, "layers_to_transform": [0, 1]}}})
+    assert command_line_flags(candidate).endswith("# only a workload file can set: model.lora.layers_to_transform")
+    odd = with_workload(fit, {"model": {**BERT, "lora": {"init_lora_weights": "false"}}, "train": TRAIN})
+    assert "--lora-r" not in command_line_flags(odd)
+
+
+def test_changed_settings_are_written_even_if_they_are_defaults(fit: Fit) -> None:
+    change = Change("precision", "fp32", {"train.bf16": False, "train.gradient_checkpointing": False})
+    candidate = with_workload(fit, {"model": BERT}, change)
+    assert "--no-bf16" in command_line_flags(candidate)
+    assert "bf16=False" in training_arguments_code(candidate, "run")
+
+
+def run(code: str) -> dict[str, Any]:
+    """Execute code that makes ``TrainingArguments``, on the CPU."""
+    names: dict[str, Any] = {}
+    code = code.replace("TrainingArguments(\n", "TrainingArguments(\n    use_cpu=True,\n")
+    exec(compile(code, "settings", "exec"), names)
+    return names
+
+
+def test_training_arguments_have_the_values(exported: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload.from_mapping(exported.workload)
+    code = training_arguments_code(exported, "a run: 1")
+    compile(code, "settings", "exec")
+    if workload.loop == "pytorch":
+        return
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    arguments = run(code)["args"]
+    assert isinstance(arguments, TrainingArguments)
+    assert arguments.output_dir == "a-run-1"
+    assert os.environ.get("PYTORCH_ALLOC_CONF", "") == workload.allocator
+    left_out = {"gradient_checkpointing_every", "optim", "optim_args"}
+    for name in workload.to_mapping().get("train", {}).keys() - left_out:
+        assert getattr(arguments, name) == getattr(workload.train, name), name
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"):
+        assert getattr(arguments, name) == getattr(workload.train, name), name
+    if "." not in workload.train.optim:
+        assert arguments.optim == workload.train.optim
+
+
+def tiny() -> BertForSequenceClassification:
+    config = BertConfig(hidden_size=8, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16, vocab_size=32)
+    return BertForSequenceClassification(config)
+
+
+@pytest.fixture
+def dataset() -> list[dict[str, torch.Tensor]]:
+    """Return 16 samples of 4 tokens."""
+    return [{"input_ids": torch.arange(4) + index, "labels": torch.tensor(index % 2)} for index in range(16)]
+
+
+def uncommented(code: str, dataset: object) -> dict[str, Any]:
+    """Execute code with the lines of code in its comments, in a script that has a model, a tokenizer and data."""
+    lines = [line.removeprefix("#   ") for line in code.splitlines()]
+    names = {"model": tiny(), "dataset": dataset, "texts": ["a b"], "tokenizer": lambda *texts, **options: options}
+    text = "\n".join(lines).replace("TrainingArguments(\n", "TrainingArguments(\n    use_cpu=True,\n")
+    exec(compile(text, "settings", "exec"), names)
+    return names
+
+
+def test_code_in_comments_makes_the_trainer(
+    fit: Fit, dataset: list[dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def names_of(case: str) -> dict[str, Any]:
+        return uncommented(training_arguments_code(with_workload(fit, WORKLOADS[case]), "run"), dataset)
+
+    loop = names_of("for loop")["trainer"].create_optimizer()
+    assert (type(loop), loop.defaults["foreach"], loop.defaults["lr"]) == (torch.optim.AdamW, False, 5e-5)
+    adagrad = names_of("class")["trainer"].optimizer
+    assert (type(adagrad), adagrad.defaults["lr_decay"]) == (torch.optim.Adagrad, 0.1)
+    callbacks = names_of("checkpointing")["trainer"].callback_handler.callbacks
+    assert "CheckpointEvery" in {type(each).__name__ for each in callbacks}
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    adapted = names_of("adapters")
+    assert adapted["loading"] == {"attn_implementation": "eager", "num_labels": 3}
+    assert adapted["tokens"] == {"truncation": True, "max_length": 64}
+    assert adapted["model"].peft_config["default"].target_modules == {"query", "value"}
+
+
+@pytest.mark.parametrize("case", ["pytorch", "pytorch, all"])
+def test_the_plain_loop_trains(case: str, fit: Fit, dataset: list[dict[str, torch.Tensor]]) -> None:
+    names: dict[str, Any] = {}
+    code = training_arguments_code(with_workload(fit, WORKLOADS[case]), "run")
+    exec(compile(code, "settings", "exec"), names)
+    model = tiny()
+    before = model.classifier.weight.detach().clone()
+    names["train"](model, dataset, device="cpu")
+    assert not torch.equal(before, model.classifier.weight)
+    assert model.is_gradient_checkpointing == (case == "pytorch, all")

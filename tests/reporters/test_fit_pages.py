@@ -1,0 +1,152 @@
+"""Text pages of a search: the answer, ties, prices, what is missing, and the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from snapshots import compare
+
+from trainatomy.reporters import settings
+from trainatomy.reporters.text.fit import fit_page, gpus_fit_page, gpus_for_page, shortage_page
+from trainatomy.reporters.text.rendering import render
+from trainatomy.results.comparison import Comparison, ComparisonRow
+from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, Maximum
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
+
+COMMAND = "trainatomy fit tiny.yaml --gpu rtx-3090"
+
+
+def page(fit: Fit) -> str:
+    return render(fit_page(fit, COMMAND), 200)
+
+
+def test_fit(fit: Fit) -> None:
+    compare(fit_page(fit, COMMAND), "fit")
+
+
+def test_nothing_fits(nothing_fits: Fit) -> None:
+    compare(fit_page(nothing_fits, COMMAND), "nothing-fits")
+
+
+def test_shortage(nothing_fits: Fit) -> None:
+    assert nothing_fits.shortage is not None
+    compare(shortage_page(nothing_fits.shortage), "shortage")
+
+
+def test_gpus_fit(across: FitAcross) -> None:
+    compare(gpus_fit_page(across), "gpus-fit")
+
+
+def test_gpus_for(
+    prediction: Prediction, too_big: Prediction, timed: Callable[[Prediction, float], Prediction]
+) -> None:
+    rows = [ComparisonRow(each.name, {}, each) for each in (timed(prediction, 0.5), timed(too_big, 0.25))]
+    rows.append(ComparisonRow("tiny on K80", {}, None, "gpu: no bf16"))
+    compare(gpus_for_page(Comparison(tuple(rows))), "gpus-for")
+
+
+def test_the_answer_is_the_first_line(fit: Fit) -> None:
+    answer = (
+        "batch 8 × 2 accumulation steps, gradient checkpointing off: 40.0 samples/s (26.7 to 50.0), 12.0 of 17.0 GiB"
+    )
+    assert page(fit).splitlines()[0] == answer
+
+
+def test_the_largest_value_is_in_the_answer(fit: Fit) -> None:
+    largest = Maximum("batch", 8, 110_000_000, 12, 18 * 2**30)
+    text = page(replace(fit, goal="batch", maximum=largest))
+    assert text.startswith("at most 8 samples per batch: batch 8 × 2")
+    assert "The largest that fits: 8 samples per batch; 12 would need 18.0 GiB." in text
+    layers = Maximum("model-size", 36, 1_240_000_000, bounded_by="positions of the model")
+    assert page(replace(fit, maximum=layers)).startswith("at most 36 layers (1.24 B parameters): ")
+
+
+def test_ties_name_the_command_that_decides(fit: Fit) -> None:
+    assert f"{COMMAND} --measure 2" in page(fit)
+    assert "--measure" not in page(replace(fit, ties=()))
+
+
+def test_prices_say_what_is_not_allowed_and_what_does_not_fit(fit: Fit) -> None:
+    lines = {line.split("  ")[1]: line for line in page(fit).splitlines() if line.startswith("  ")}
+    assert lines["8-bit AdamW"].split("  ")[-1] == "needs --allow optimizer"
+    assert "needs" not in lines["gradient checkpointing on"]
+    prices = page(fit).split("What each single change would cost or save")[1].split("Batch sizes")[0]
+    assert "batch 16" in prices and "does not fit" in prices
+    assert "LoRA of rank 16: not predicted: peft refuses" in prices
+    assert "optimizer: The update rule is another one" in prices
+
+
+def test_the_workload_as_given_is_compared(fit: Fit) -> None:
+    assert "As given (batch 4 × 4 accumulation steps, gradient checkpointing off): 32.0 samples/s" in page(fit)
+    assert "+25 % samples/s, +4.00 GiB" in page(fit)
+    assert "This is the workload as given." in page(replace(fit, given=fit.best))
+    assert "it needs 20.0 GiB and does not fit" in page(replace(fit, given=fit.too_large[0]))
+
+
+def test_an_interrupted_search_says_so(fit: Fit) -> None:
+    counts = replace(fit.counts, unexplored=12)
+    assert "interrupted: this is the best so far; 12 candidates were not looked at" in page(
+        replace(fit, interrupted=True, counts=counts)
+    )
+    assert "interrupted" not in page(fit)
+
+
+def test_batch_advice_follows_from_the_figures(fit: Fit, candidate: Callable[..., Candidate]) -> None:
+    assert "takes 25.0 % longer: accumulate no more than the memory requires" in page(fit)
+    assert fit.given is not None
+    quick = replace(fit, candidates=(fit.best, candidate(fit.given.changes, 8, 0.401)))  # type: ignore[arg-type]
+    assert "accumulation costs little here" in page(quick)
+
+
+def measured(fit: Fit, measurement: Measurement, seconds: tuple[float, ...]) -> Fit:
+    """Return the search with its best candidates measured."""
+    assert fit.best is not None
+    chosen = (fit.best, *fit.runner_ups)
+    rows = [
+        ComparisonRow(each.name, {}, each.prediction, measurements=(replace(measurement, step_seconds=step),))
+        for each, step in zip(chosen, seconds, strict=False)
+    ]
+    return replace(fit, measured=Comparison(tuple(rows)))
+
+
+def test_measured_candidates_replace_the_hint(fit: Fit, measurement: Measurement) -> None:
+    text = page(measured(fit, measurement, (0.41, 0.42)))
+    assert "--measure" not in text
+    assert "The measured order is the predicted one." in text
+    assert "Measured on NVIDIA H200" in text
+    assert "The order differs: expandable segments was measured 10.0 % faster" in page(
+        measured(fit, measurement, (0.44, 0.40))
+    )
+
+
+@pytest.mark.parametrize(
+    ("axis", "option", "words"),
+    [
+        ("gradient_checkpointing", "every_2", "gradient checkpointing of every 2nd layer"),
+        ("gradient_checkpointing", "every_11", "gradient checkpointing of every 11th layer"),
+        ("attention", "flash_attention_2", "flash attention 2 attention"),
+        ("torch_empty_cache_steps", "every_4_steps", "cache emptied every 4 steps"),
+        ("lora", "r32", "LoRA of rank 32"),
+        ("layers", "24", "24 layers"),
+        ("precision", "float16_weights", "precision: float16 weights"),
+        ("a_new_axis", "a_new_option", "a new axis: a new option"),
+    ],
+)
+def test_options_in_words(axis: str, option: str, words: str) -> None:
+    assert settings.option(Change(axis, option, {})) == words
+
+
+def test_differences_are_those_of_the_settings(fit: Fit, candidate: Callable[..., Candidate]) -> None:
+    best, tie = fit.candidates[:2]
+    assert settings.differences(tie, best) == "expandable segments"
+    assert settings.differences(best, tie) == "allocator settings as given"
+    assert settings.differences(best, best) == "the same settings"
+
+
+def test_samples_of_another_length_are_compared_by_token(fit: Fit) -> None:
+    best, shorter = fit.candidates[0], fit.prices[3].candidate
+    assert shorter is not None
+    assert settings.speed(shorter, best) == pytest.approx(0.4 / 0.22 / 2)
