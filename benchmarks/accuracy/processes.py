@@ -34,6 +34,7 @@ __all__ = [
     "can_fork",
     "execute",
     "fork",
+    "fork_and_run",
     "last_lines",
     "preload",
     "read_result",
@@ -118,13 +119,24 @@ def start(job: Job, description: Path, result: Path, log: Path) -> Started:
 
 def fork(job: Job, result: Path, log: Path, prepare: Callable[[], None] | None = None) -> Forked:
     """Measure ``job`` in a child of this process, which calls ``prepare`` first."""
+
+    def run() -> None:
+        if prepare is not None:
+            prepare()
+        execute(job, result)
+
+    return fork_and_run(run, log)
+
+
+def fork_and_run(run: Callable[[], None], log: Path) -> Forked:
+    """Call ``run`` in a child of this process, whose output goes to ``log``."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
-    return Forked(pid) if pid else _child(job, result, log, prepare)
+    return Forked(pid) if pid else _child(run, log)
 
 
-def _child(job: Job, result: Path, log: Path, prepare: Callable[[], None] | None) -> NoReturn:
+def _child(run: Callable[[], None], log: Path) -> NoReturn:
     code = 1
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -132,9 +144,7 @@ def _child(job: Job, result: Path, log: Path, prepare: Callable[[], None] | None
         os.dup2(descriptor, 2)
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
         os.environ.pop(NVML_CHECK, None)
-        if prepare is not None:
-            prepare()
-        execute(job, result)
+        run()
         code = 0
     except BaseException:
         traceback.print_exc()

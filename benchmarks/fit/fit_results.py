@@ -1,0 +1,288 @@
+"""Compare the plan with what was measured: regret, verdicts, auto_find_batch_size, ratios of step times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy
+from fit_cases import GIB, Cases
+from fit_tasks import NEAR, Plan
+
+Line = Mapping[str, Any]
+Key = tuple[str, int | None, str]
+"""Case, limit in GiB, label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """A case under a limit.
+
+    Attributes:
+        chosen: Label of the chosen settings; throughputs in samples/s are predicted, and measured under the limit.
+        run_at_gib: The smaller limit under which the same settings ran, if they were not run again under this one.
+        best: The fastest measured point of the grid that fits the limit.
+        roomy: The fastest of those that also leave the headroom that the search leaves.
+    """
+
+    case: str
+    limit_gib: int
+    chosen: str
+    predicted: float | None
+    measured: float | None
+    status: str
+    run_at_gib: int | None
+    best: str | None
+    best_measured: float | None
+    roomy: str | None
+    roomy_measured: float | None
+
+    @property
+    def share(self) -> float | None:
+        """Measured throughput of the choice over that of the best point."""
+        return _share(self.measured, self.best_measured)
+
+    @property
+    def roomy_share(self) -> float | None:
+        """The same over the best point that leaves the headroom."""
+        return _share(self.measured, self.roomy_measured)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Settings that ran under a limit: whether they were predicted to fit, and whether they did."""
+
+    case: str
+    limit_gib: int
+    label: str
+    predicted: bool
+    measured: bool
+    share_of_limit: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the prediction was right."""
+        return self.predicted == self.measured
+
+
+@dataclass(frozen=True, slots=True)
+class Automatic:
+    """A run of auto_find_batch_size, beside the choice for the same case and limit."""
+
+    case: str
+    limit_gib: int
+    tried: tuple[int, ...]
+    batch: int
+    effective_batch: int
+    seconds_to_answer: float | None
+    samples_per_second: float | None
+    fit_seconds: float | None
+    fit_label: str
+    fit_samples_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Predicted over measured ratio of two step times of a case; ``bound``: gpu, mixed or host."""
+
+    case: str
+    one: str
+    other: str
+    bound: str
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything that is reported. ``unmeasured``: points of the grid without a measured time."""
+
+    regrets: tuple[Regret, ...]
+    verdicts: tuple[Verdict, ...]
+    automatic: tuple[Automatic, ...]
+    ratios: tuple[Ratio, ...]
+    points: int
+    measured: int
+    clear_verdicts: int
+    clear_wrong: int
+    unmeasured: tuple[str, ...]
+    reserved_errors: tuple[float, ...]
+
+
+def compare(plan: Plan, cases: Cases, lines: Sequence[Line]) -> Comparison:
+    """Return the comparison of a plan with measured lines."""
+    grid = {(line["case"], line["label"]): line for line in lines if line["kind"] == "grid"}
+    limited = {
+        (line["case"], line["limit_gib"], line["label"]): line
+        for line in lines
+        if line["kind"] in ("chosen", "verdict")
+    }
+    choices = {(choice["case"], choice["limit_gib"]): choice for choice in plan["choices"]}
+    by_case = {case.name: [point for point in plan["points"] if point["case"] == case.name] for case in cases.cases}
+    regrets = [
+        _regret(by_case[case.name], gib, choices.get((case.name, gib)), grid, limited, plan["headroom"])
+        for case in cases.cases
+        for gib in cases.limits_gib
+    ]
+    clear = [
+        (predicted["fits"], grid[point["case"], point["label"]]["device_bytes"] < int(gib) * GIB)
+        for point in plan["points"]
+        for gib, predicted in point["limits"].items()
+        if (point["case"], point["label"]) in grid
+        and (point["case"], int(gib), point["label"]) not in limited
+        and grid[point["case"], point["label"]]["device_bytes"] is not None
+        and abs(grid[point["case"], point["label"]]["device_bytes"] / (int(gib) * GIB) - 1) >= NEAR
+    ]
+    timed = [point for point in plan["points"] if _speed(point, grid) is not None]
+    return Comparison(
+        tuple(regrets),
+        tuple(_verdicts(plan, limited)),
+        tuple(_automatic(line, regrets, choices) for line in lines if line["kind"] == "automatic"),
+        tuple(_ratios(timed, grid)),
+        len(plan["points"]),
+        len(timed),
+        len(clear),
+        sum(predicted != measured for predicted, measured in clear),
+        tuple(f"{point['case']}: {point['label']}" for point in plan["points"] if point not in timed),
+        tuple(
+            point["peak_reserved_bytes"] / grid[point["case"], point["label"]]["peak_reserved_bytes"] - 1
+            for point in timed
+        ),
+    )
+
+
+def _regret(
+    points: Sequence[Mapping[str, Any]],
+    gib: int,
+    choice: Mapping[str, Any] | None,
+    grid: Mapping[tuple[str, str], Line],
+    limited: Mapping[Key, Line],
+    headroom: float,
+) -> Regret:
+    fitting = [point for point in points if _speed(point, grid) is not None and _fits(point, gib, grid, limited)]
+    roomy = [point for point in fitting if _device_bytes(point, grid) <= (1 - headroom) * gib * GIB]
+    best, best_roomy = (max(some, key=lambda one: _speed(one, grid) or 0, default=None) for some in (fitting, roomy))
+    line, at = _run_of(choice, gib, limited)
+    return Regret(
+        points[0]["case"],
+        gib,
+        "not asked" if choice is None else choice["label"],
+        None if choice is None else choice.get("samples_per_second"),
+        None if line is None else line["samples_per_second"],
+        "not run" if line is None else line["status"],
+        None if at == gib else at,
+        None if best is None else best["label"],
+        None if best is None else _speed(best, grid),
+        None if best_roomy is None else best_roomy["label"],
+        None if best_roomy is None else _speed(best_roomy, grid),
+    )
+
+
+def _run_of(choice: Mapping[str, Any] | None, gib: int, limited: Mapping[Key, Line]) -> tuple[Line | None, int | None]:
+    """Return the timed run of chosen settings under the limit, or else under the largest smaller one."""
+    if choice is None:
+        return None, None
+    found = {
+        at: line
+        for (case, at, label), line in limited.items()
+        if at is not None and (case, label) == (choice["case"], choice["label"]) and at <= gib and line["alone"]
+    }
+    at = max(found, default=None)
+    return (None, None) if at is None else (found[at], at)
+
+
+def _fits(
+    point: Mapping[str, Any], gib: int, grid: Mapping[tuple[str, str], Line], limited: Mapping[Key, Line]
+) -> bool:
+    """Return whether a point fits a limit: by its run under that limit, or else by its memory without one."""
+    line = limited.get((point["case"], gib, point["label"]))
+    if line is not None:
+        return bool(line["status"] == "completed")
+    return _device_bytes(point, grid) <= gib * GIB
+
+
+def _device_bytes(point: Mapping[str, Any], grid: Mapping[tuple[str, str], Line]) -> int:
+    """Return the measured device memory of a point without a limit; the predicted one if NVML was not readable."""
+    measured = grid[point["case"], point["label"]].get("device_bytes")
+    return int(measured or point["device_bytes"])
+
+
+def _speed(point: Mapping[str, Any], grid: Mapping[tuple[str, str], Line]) -> float | None:
+    """Return the measured samples/s of a point without a limit."""
+    line = grid.get((point["case"], point["label"]))
+    return None if line is None else line.get("samples_per_second")
+
+
+def _verdicts(plan: Plan, limited: Mapping[Key, Line]) -> list[Verdict]:
+    """Return every run under a limit with what was predicted for it."""
+    points = {(point["case"], point["label"]): point for point in plan["points"]}
+    chosen = {(choice["case"], choice["limit_gib"], choice["label"]): choice for choice in plan["choices"]}
+    found = []
+    for (case, gib, label), line in limited.items():
+        assert gib is not None
+        point, choice = points.get((case, label)), chosen.get((case, gib, label))
+        entry = choice or point
+        if entry is None:
+            continue
+        fits = choice["fits"] if choice is not None else entry["limits"][str(gib)]["fits"]
+        share = entry["device_bytes"] / (gib * GIB)
+        found.append(Verdict(case, gib, label, fits, line["status"] == "completed", share))
+    return found
+
+
+def _automatic(
+    line: Line, regrets: Sequence[Regret], choices: Mapping[tuple[str, int], Mapping[str, Any]]
+) -> Automatic:
+    regret = next(one for one in regrets if (one.case, one.limit_gib) == (line["case"], line["limit_gib"]))
+    choice = choices.get((regret.case, regret.limit_gib), {})
+    return Automatic(
+        regret.case,
+        regret.limit_gib,
+        tuple(line["tried"]),
+        line["batch"],
+        line["effective_batch"],
+        line["seconds_to_answer"],
+        line["samples_per_second"],
+        choice.get("seconds_to_answer"),
+        regret.chosen,
+        regret.measured,
+    )
+
+
+def _ratios(points: Sequence[Mapping[str, Any]], grid: Mapping[tuple[str, str], Line]) -> list[Ratio]:
+    """Return the ratios of all pairs of measured points of the same case."""
+    found = []
+    for one, other in combinations(points, 2):
+        if one["case"] != other["case"]:
+            continue
+        hosts = (one["bound_by"] == "host") + (other["bound_by"] == "host")
+        measured = (_speed(other, grid) or 1) / (_speed(one, grid) or 1)
+        predicted = other["samples_per_second"] / one["samples_per_second"]
+        bound = ("gpu", "mixed", "host")[hosts]
+        found.append(Ratio(one["case"], one["label"], other["label"], bound, predicted / measured))
+    return found
+
+
+def within(ratios: Sequence[Ratio], share: float = 0.9) -> float:
+    """Return the factor that so large a share of the ratios is within, in both directions."""
+    errors = [abs(math.log(ratio.ratio)) for ratio in ratios]
+    return math.exp(float(numpy.quantile(errors, share, method="inverted_cdf")))
+
+
+def _share(one: float | None, other: float | None) -> float | None:
+    return None if one is None or not other else one / other
+
+
+def to_plain(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison as plain values; ratios as how many of each bound, and the factor for 9 of 10."""
+    content = asdict(comparison)
+    for entry, regret in zip(content["regrets"], comparison.regrets, strict=True):
+        entry |= {"share": regret.share, "roomy_share": regret.roomy_share}
+    content["ratios"] = {
+        bound: {"pairs": len(some), "nine_of_ten_within": within(some)}
+        for bound in ("gpu", "mixed", "host")
+        if (some := [ratio for ratio in comparison.ratios if ratio.bound == bound])
+    }
+    return content

@@ -1,0 +1,198 @@
+"""Predict what is measured, and report how good the choices were: ``python benchmarks/fit/regret.py --predict``.
+
+``--predict`` predicts every point of every grid under every limit, and writes ``records/plan.json``; ``--choose`` adds
+what the search chooses. Both come before the measurement (``measure.py``) and need no GPU. ``--report`` compares the
+plan with ``records/h200.jsonl`` and writes ``records/regret.json`` and ``docs/fit-accuracy.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fit_cases
+import fit_page as page
+import fit_results as results
+import outcomes
+from fit_cases import GIB, RECORDS, Case, Cases, Setting
+from fit_tasks import PLAN, Plan, read_plan
+
+from trainatomy import api
+from trainatomy.runs.predicting import predict_rows
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from trainatomy.results.prediction import Prediction
+
+LINES = RECORDS / "h200.jsonl"
+REPORT = RECORDS / "regret.json"
+PAGE = fit_cases.HERE.parent.parent / "docs" / "fit-accuracy.md"
+TORCH = "2.11.0"
+HEADROOM = 0.05
+
+
+def predict(cases: Cases, jobs: int, torch: str) -> Plan:
+    """Return the plan: the predicted points of all grids, without choices."""
+    entries = [(case, setting) for case in cases.cases for setting in cases.grid]
+    limits: list[Any] = [fit_cases.BASE, *(fit_cases.limited(gib) for gib in cases.limits_gib)]
+    workloads = [
+        Workload.from_mapping(setting.apply(case.mapping) | {"gpu": gpu, "software": {"torch": torch}})
+        for case, setting in entries
+        for gpu in limits
+    ]
+    found = predict_rows(api.predict, workloads, jobs)
+    for one in found:
+        if isinstance(one, Exception):
+            raise one
+    points = []
+    for index, (case, setting) in enumerate(entries):
+        of_point = found[index * len(limits) : (index + 1) * len(limits)]
+        points.append(point_of(case, setting, of_point, cases.limits_gib))
+    return {"predicted_with": outcomes.software(), "for_torch": torch, "headroom": HEADROOM} | {
+        "points": points,
+        "choices": [],
+    }
+
+
+def point_of(case: Case, setting: Setting, found: list[Any], limits_gib: tuple[int, ...]) -> dict[str, Any]:
+    """Return a point of the plan; ``found``: its predictions without a limit and under each limit."""
+    free: Prediction = found[0]
+    time_ = free.time
+    assert time_ is not None
+    limits = {}
+    for gib, one in zip(limits_gib, found[1:], strict=True):
+        limits[str(gib)] = {
+            "fits": one.fits,
+            "device_bytes": one.memory.device_bytes,
+            "num_alloc_retries": one.memory.num_alloc_retries,
+            "samples_per_second": one.time.samples_per_second,
+            "capacity_bytes": gib * GIB - one.memory.components.context,
+        }
+    return {
+        "case": case.name,
+        "label": setting.label,
+        "batch": setting.batch,
+        "accumulation": setting.accumulation,
+        "checkpointing": setting.checkpointing,
+        "workload": setting.apply(case.mapping),
+        "step_seconds": time_.step_seconds,
+        "samples_per_second": time_.samples_per_second,
+        "bound_by": time_.bound_by,
+        "gpu_seconds": time_.gpu_seconds,
+        "host_seconds": time_.host_seconds,
+        "peak_allocated_bytes": free.memory.peak_allocated_bytes,
+        "peak_reserved_bytes": free.memory.peak_reserved_bytes,
+        "device_bytes": free.memory.device_bytes,
+        "limits": limits,
+    }
+
+
+def choose(case: Case, gib: int, effective_batch: int, jobs: int, torch: str) -> dict[str, Any]:
+    """Return what the search chooses for a case and a limit; ``workload`` is ``None`` where it finds nothing."""
+    workload = Workload.from_mapping(case.mapping | {"gpu": fit_cases.limited(gib), "software": {"torch": torch}})
+    began = time.perf_counter()
+    found: Any = api.fit(workload, effective_batch_size=effective_batch, headroom=HEADROOM, jobs=jobs)  # type: ignore[attr-defined]
+    seconds = time.perf_counter() - began
+    head: dict[str, Any] = {"case": case.name, "limit_gib": gib, "seconds_to_answer": seconds, "workload": None}
+    if found.best is None:
+        return head | {"label": "nothing fits"}
+    prediction: Prediction = found.best.prediction
+    mapping = {key: value for key, value in found.best.workload.items() if key not in ("gpu", "software")}
+    time_, memory = prediction.time, prediction.memory
+    assert time_ is not None
+    return head | {
+        "label": label_of(mapping, case),
+        "workload": mapping,
+        "capacity_bytes": gib * GIB - memory.components.context,
+        "step_seconds": time_.step_seconds,
+        "samples_per_second": time_.samples_per_second,
+        "bound_by": time_.bound_by,
+        "device_bytes": memory.device_bytes,
+        "fits": prediction.fits,
+    }
+
+
+def label_of(mapping: dict[str, Any], case: Case) -> str:
+    """Return the label of chosen settings: that of the grid's point, or that of the nearest and what differs."""
+    setting = fit_cases.setting_of(mapping, case.mapping)
+    if setting is not None:
+        return setting.label
+    train = mapping.get("train", {})
+    near = Setting(
+        train.get("per_device_train_batch_size", 8),
+        train.get("gradient_accumulation_steps", 1),
+        bool(train.get("gradient_checkpointing")),
+    )
+    plain = near.apply(case.mapping)
+    changed = [
+        f"{section}.{key}={value}"
+        for section in mapping
+        if isinstance(mapping[section], dict)
+        for key, value in mapping[section].items()
+        if plain.get(section, {}).get(key) != value
+    ]
+    return "; ".join([near.label, *changed])
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write the plan, one point or choice a line."""
+    head = {key: value for key, value in plan.items() if key not in ("points", "choices")}
+    parts = [f"{json.dumps(key)}: [\n{_lines(plan[key])}\n]" for key in ("points", "choices")]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(head)[:-1] + ",\n" + ",\n".join(parts) + "}\n", encoding="utf-8")
+
+
+def _lines(entries: list[Any]) -> str:
+    return ",\n".join(json.dumps(entry) for entry in entries)
+
+
+def report(options: argparse.Namespace, cases: Cases) -> None:
+    """Write the figures and the page."""
+    lines = [json.loads(text) for text in options.lines.read_text(encoding="utf-8").splitlines()]
+    found = results.compare(read_plan(options.plan), cases, lines)
+    options.report.write_text(json.dumps(results.to_plain(found), indent=1) + "\n", encoding="utf-8")
+    options.page.write_text(page.page(found, cases), encoding="utf-8")
+    print(page.summary(found))
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--predict", action="store_true", help="predict the grids; drops the plan's choices")
+    what.add_argument("--choose", action="store_true", help="let the search choose, and add it to the plan")
+    what.add_argument("--report", dest="compare", action="store_true", help="compare the plan with what was measured")
+    parser.add_argument("--plan", type=Path, default=PLAN)
+    parser.add_argument("--lines", type=Path, default=LINES, help="what measure.py wrote")
+    parser.add_argument("--figures", dest="report", type=Path, default=REPORT)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--torch", default=TORCH, help=f"the version that is measured (default: {TORCH})")
+    parser.add_argument("--jobs", type=int, default=2)
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Predict, choose or report."""
+    options, cases = parse(), fit_cases.read()
+    if options.predict:
+        write_plan(predict(cases, options.jobs, options.torch), options.plan)
+    elif options.choose:
+        plan = read_plan(options.plan)
+        plan["choices"] = []
+        for case in cases.cases:
+            for gib in cases.limits_gib:
+                choice = choose(case, gib, cases.effective_batch, options.jobs, options.torch)
+                plan["choices"].append(choice)
+                write_plan(plan, options.plan)
+                print(f"{case.name}, {gib} GiB: {choice['label']}, {choice['seconds_to_answer']:.1f} s", flush=True)
+    else:
+        report(options, cases)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
