@@ -12,7 +12,7 @@ from trainatomy.reporters import settings
 from trainatomy.reporters.text.fit import fit_page, gpus_fit_page, gpus_for_page, shortage_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.comparison import Comparison, ComparisonRow
-from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, Maximum
+from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, Maximum, Remedy
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
 
@@ -150,3 +150,33 @@ def test_samples_of_another_length_are_compared_by_token(fit: Fit) -> None:
     best, shorter = fit.candidates[0], fit.prices[3].candidate
     assert shorter is not None
     assert settings.speed(shorter, best) == pytest.approx(0.4 / 0.22 / 2)
+
+
+def test_only_the_largest_batch_that_fits_is_a_step(nothing_fits: Fit, candidate: Callable[..., Candidate]) -> None:
+    shortage = nothing_fits.shortage
+    assert shortage is not None
+
+    def smaller(size: int, gib: float) -> Remedy:
+        settings_of_batch = {"train.per_device_train_batch_size": size, "train.gradient_accumulation_steps": 16 // size}
+        change = Change("batch", str(size), settings_of_batch)
+        return Remedy("same training", (change,), candidate((change,), gib, 1.0), 0, 0.0)
+
+    remedies = (smaller(8, 17), smaller(4, 15), smaller(2, 14))
+    text = render(shortage_page(replace(shortage, remedies=(*remedies, *shortage.remedies))), 120)
+    assert "1. batch 4 × 4 accumulation steps" in text
+    assert "batch 8" not in text and "batch 2" not in text
+
+
+def test_a_training_that_fits_lacks_nothing(fit: Fit, nothing_fits: Fit) -> None:
+    assert nothing_fits.shortage is not None and fit.best is not None
+    fitting = replace(nothing_fits.shortage, given=fit.best, remedies=())
+    text = render(shortage_page(fitting), 120)
+    assert text.startswith("fits on GeForce RTX 3090: tiny encoder needs 12.0 GiB of the 16.0 GiB that may be used.")
+    assert "Steps" not in text
+
+
+def test_a_search_for_the_largest_in_which_nothing_fits(nothing_fits: Fit) -> None:
+    text = page(replace(nothing_fits, shortage=None, goal="batch"))
+    assert "the smallest setting needs 18.0 GiB, 2.00 GiB more than the 16.0 GiB" in text
+    assert "What holds the memory" in text
+    assert page(replace(nothing_fits, shortage=None, too_large=())).startswith("No setting was found that fits")

@@ -55,7 +55,7 @@ def _allocator(workload: Workload) -> str:
     if not workload.allocator:
         return ""
     variable = f'os.environ["PYTORCH_ALLOC_CONF"] = {_literal(workload.allocator)}'
-    return f"import os\n\n{variable}  # before torch is imported\n\n"
+    return f"import os\n\n# before torch is imported:\n{variable}\n\n"
 
 
 def _literal(value: Any) -> str:

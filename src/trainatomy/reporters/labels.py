@@ -87,6 +87,7 @@ SECTIONS = {
     "notes": "Notes",
     "fit_changes": "Changes to the workload as given",
     "fit_runners_up": "Next fastest",
+    "fit_others": "The largest with other settings",
     "fit_ties": "Too close to call",
     "fit_prices": "What each single change would cost or save",
     "fit_batches": "Batch sizes, all other settings as in the answer",
@@ -289,11 +290,12 @@ GOALS = {
 """What is maximised, by the goals of ``results.fit.Fit``."""
 
 REMEDIES = {
-    "same training": "same training",
-    "changes training": "changes what is trained",
-    "larger GPU": "larger GPU",
+    "same training": "The same is trained:",
+    "changes training": "Something else is trained:",
+    "larger GPU": "A larger GPU, everything else as it is:",
+    "insufficient": "These help, but do not suffice alone:",
 }
-"""Kinds of remedies, by the names of ``results.fit.RemedyKind``."""
+"""Headings of remedies, by the names of ``results.fit.RemedyKind``, and of those that do not suffice."""
 
 FIT_NOTES = {
     "few_batch_sizes": (

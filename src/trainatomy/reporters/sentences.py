@@ -257,7 +257,8 @@ def fit_note(note: str) -> str:
 def search_counts(counts: SearchCounts, versions: str) -> list[str]:
     """Return how many candidates a search had and how long it took, then how they were dealt with."""
     taken = f"in {seconds(counts.seconds)} without a GPU{f' ({versions})' if versions else ''}"
-    first = f"{many(counts.space, 'candidate')}, {counts.executed:,} of them executed {taken}."
+    executed = "all" if counts.executed == counts.space else f"{counts.executed:,} of them"
+    first = f"{many(counts.space, 'candidate')}, {executed} executed {taken}."
     left_out = {
         "left out: their estimated memory exceeds the limit by more than the estimate's margin": counts.too_large,
         "left out: their estimated step takes longer than the best one by more than the margin": counts.slower,

@@ -76,7 +76,7 @@ def _points(axes: Axes, fit: Fit, shown: Sequence[Candidate]) -> None:
     if fitting:
         axes.plot(*_places(fitting), marker="o", color=THROUGHPUT, label=FIT_MARKS["fits"], **mark)
     if others:
-        axes.plot(*_places(others), marker="X", color=ALARM, label=FIT_MARKS["too_large"], **mark)
+        axes.plot(*_places(others), marker="X", color=ALARM, label=FIT_MARKS["too_large"], **{**mark, "markersize": 9})
     axes.plot([], [], color=GRID, linewidth=2.2, label=FIT_MARKS["interval"])
     axes.set_ylim(0, max((each.samples_per_second_interval[1] for each in shown), default=1.0) * 1.04)
 

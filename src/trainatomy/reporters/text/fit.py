@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from trainatomy.reporters import sentences, settings
@@ -53,7 +54,8 @@ def _fits(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
     if best.workload != fit.workload:
         parts.append(section(SECTIONS["fit_changes"], changes_table(fit.workload, best.changes)))
     if fit.runner_ups:
-        parts.append(section(SECTIONS["fit_runners_up"], runners_up_table(fit.runner_ups, best, fit.ties)))
+        title = SECTIONS["fit_runners_up" if fit.goal == "throughput" else "fit_others"]
+        parts.append(section(title, runners_up_table(fit.runner_ups, best, fit.ties)))
     if fit.measured is not None:
         parts.append(section(SECTIONS["fit_measured"], *_measured(fit, best, fit.measured)))
     elif fit.ties:
@@ -61,20 +63,21 @@ def _fits(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
     if fit.prices:
         parts.append(section(SECTIONS["fit_prices"], *prices_table(fit.prices)))
     rows = settings.same_but_batch((*fit.candidates, *fit.too_large), best)
-    if len(rows) > 1:
-        advice = sentences.batch_advice(rows, best)
-        parts.append(section(SECTIONS["fit_batches"], batches_table(rows, best), Text(), bullets(advice)))
+    if len(rows) > 1 and fit.goal == "throughput":
+        parts.append(section(SECTIONS["fit_batches"], batches_table(rows, best)))
+        if advice := sentences.batch_advice(rows, best):
+            parts.append(Padding(bullets(advice), (1, 0, 0, 2)))
     parts.append(section(SECTIONS["fit_limits"], bullets(_limits(fit))))
     return parts
 
 
 def _setup(fit: Fit) -> list[RenderableType]:
     """Return what was searched for, and whether the search was stopped."""
-    held = f"effective batch size {fit.effective_batch_size}"
+    held = "" if fit.goal == "batch" else f", effective batch size {fit.effective_batch_size}"
     kept = f"{percent(fit.headroom, 1, 0)} of the memory is kept free"
     allowed = f"; allowed to change: {', '.join(fit.allowed)}" if fit.allowed else ""
     brackets = " In brackets: the 90 % interval." if fit.best is not None else ""
-    setup = f"{fit.name} on {fit.gpu.name}, {held}; {kept}{allowed}.{brackets}"
+    setup = f"{fit.name} on {fit.gpu.name}{held}; {kept}{allowed}.{brackets}"
     parts: list[RenderableType] = [Text(setup, style="dim")]
     if fit.interrupted:
         remaining = many(fit.counts.unexplored, "candidate")

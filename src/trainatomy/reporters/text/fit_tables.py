@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -15,7 +15,9 @@ from trainatomy.results.fit import Candidate, Change, Price, Remedy
 from trainatomy.units import difference, human_bytes, rate, signed_percent
 
 RUNNERS_UP = 5
-REMEDIES_SHOWN, HELPFUL_SHOWN = 10, 6
+REMEDIES_SHOWN = 6
+"""Remedies of each kind."""
+
 _NAMES = 30
 
 
@@ -45,7 +47,7 @@ def runners_up_table(others: Sequence[Candidate], best: Candidate, ties: Sequenc
             settings.differences(each, best),
             human_bytes(each.device_bytes),
             rate(each.samples_per_second if pace is None else pace),
-            signed_percent(settings.speed(each, best) - 1, 1, 1),
+            _share(settings.speed(each, best) - 1),
             "tie" if each.workload in tied else "",
         )
     return table
@@ -56,14 +58,15 @@ def prices_table(prices: Sequence[Price]) -> list[RenderableType]:
     columns = (Column("memory"), Column("step time"), Column("", justify="left"))
     table = AdaptiveTable("change", columns, name_width=_NAMES)
     for price in prices:
-        time = signed_percent(price.step_seconds, 1, 1) if price.candidate else "-"
+        time = _share(price.step_seconds) if price.candidate else "-"
         memory = difference(price.device_bytes) if price.candidate else "-"
         table.add_row(settings.option(price.change), memory, time, _price_marks(price))
-    parts: list[RenderableType] = [table]
-    reasons = [f"{settings.option(each.change)}: not predicted: {each.error}" for each in prices if not each.candidate]
+    failed = [f"{settings.option(each.change)}: not predicted: {each.error}" for each in prices if not each.candidate]
     permissions = dict.fromkeys(each.change.permission for each in prices if each.change.permission)
-    reasons += [f"{name}: {PERMISSIONS.get(name, '')}" for name in permissions]
-    return [*parts, Text(), bullets(reasons)] if reasons else parts
+    parts: list[RenderableType] = [table]
+    if failed:
+        parts += [Text(), bullets(failed)]
+    return [*parts, *_explained(permissions)]
 
 
 def _price_marks(price: Price) -> Text:
@@ -88,40 +91,63 @@ def batches_table(rows: Sequence[Candidate], best: Candidate) -> AdaptiveTable:
         verdict = "fits" if each.fits else "does not fit"
         mark = Text("best", style="bold") if each is best else Text("" if each.fits else verdict)
         mark.stylize("" if each.fits else VERDICT_STYLES[verdict])
-        speed = "" if each is best else signed_percent(settings.speed(each, best) - 1, 1, 1)
+        speed = "" if each is best else _share(settings.speed(each, best) - 1)
         pace = rate(each.samples_per_second)
         table.add_row(settings.batch(each), human_bytes(each.device_bytes), pace, speed, mark)
     return table
 
 
 def remedies_table(remedies: Sequence[Remedy]) -> list[RenderableType]:
-    """Return the steps that make a training fit, in order, then those that help and do not suffice alone."""
-    sufficient = [remedy for remedy in remedies if remedy.candidate.fits]
-    helpful = [remedy for remedy in remedies if not remedy.candidate.fits]
-    parts: list[RenderableType] = [_remedies(sufficient[:REMEDIES_SHOWN])] if sufficient else []
-    if helpful:
-        parts += [Text()] * bool(sufficient)
-        parts += [Text("These help, but do not suffice alone:"), _remedies(helpful[:HELPFUL_SHOWN])]
-    changes = [change for remedy in remedies for change in remedy.changes if change.permission]
-    reasons = dict.fromkeys(f"{each.permission}: {settings.may_change(each)}" for each in changes)
-    return [*parts, Text(), bullets(list(reasons))] if reasons else parts
+    """Return the steps that make a training fit, by kind, then those that help and do not suffice alone."""
+    groups: dict[str, list[Remedy]] = {name: [] for name in REMEDIES}
+    for remedy in _without_smaller_batches(remedies):
+        groups[remedy.kind if remedy.candidate.fits else "insufficient"].append(remedy)
+    parts: list[RenderableType] = []
+    shown: list[Remedy] = []
+    for name, group in groups.items():
+        if group:
+            table = _remedies(group[:REMEDIES_SHOWN], first=len(shown) + 1)
+            parts += [*[Text()] * bool(parts), Text(REMEDIES[name], style="italic"), table]
+            shown += group[:REMEDIES_SHOWN]
+    permissions = dict.fromkeys(each.permission for remedy in shown for each in remedy.changes if each.permission)
+    return [*parts, *_explained(permissions)]
 
 
-def _remedies(remedies: Sequence[Remedy]) -> AdaptiveTable:
-    numbers = (Column("needs"), Column("change"), Column("step time"), Column("samples/s", 1))
-    table = AdaptiveTable("step", (*numbers, Column("", justify="left")), name_width=_NAMES)
-    for number, remedy in enumerate(remedies, 1):
+def _without_smaller_batches(remedies: Sequence[Remedy]) -> list[Remedy]:
+    """Return the remedies with the largest batch that fits, without smaller ones, which are slower."""
+    found = [each for each in remedies if [change.axis for change in each.changes] == ["batch"]]
+    largest = max(
+        (each for each in found if each.candidate.fits),
+        key=lambda each: each.candidate.per_device_train_batch_size,
+        default=None,
+    )
+    return [each for each in remedies if each is largest or all(each is not one for one in found)]
+
+
+def _remedies(remedies: Sequence[Remedy], first: int) -> AdaptiveTable:
+    """Return a table of remedies, whose numbers begin with ``first``."""
+    permissions = [
+        ",".join(dict.fromkeys(change.permission for change in each.changes if change.permission)) for each in remedies
+    ]
+    columns = [Column("needs"), Column("change"), Column("step time"), Column("samples/s", 1)]
+    columns += [Column("--allow", justify="left")] if any(permissions) else []
+    table = AdaptiveTable("step", columns, name_width=_NAMES)
+    for number, (remedy, permission) in enumerate(zip(remedies, permissions, strict=True), first):
         candidate = remedy.candidate
         name = settings.options(remedy.changes) or candidate.prediction.gpu.name
-        time = "" if remedy.step_seconds is None else signed_percent(remedy.step_seconds, 1, 0)
+        time = "" if remedy.step_seconds is None else _share(remedy.step_seconds)
         memory = human_bytes(candidate.device_bytes), difference(remedy.device_bytes)
-        pace = rate(candidate.samples_per_second)
-        table.add_row(f"{number}. {name}", *memory, time, pace, _remedy_marks(remedy))
+        cells: list[str | Text] = [*memory, time, rate(candidate.samples_per_second)]
+        table.add_row(f"{number}. {name}", *cells, *([Text(permission, style="yellow")] if any(permissions) else []))
     return table
 
 
-def _remedy_marks(remedy: Remedy) -> Text:
-    permissions = dict.fromkeys(change.permission for change in remedy.changes if change.permission)
-    if permissions:
-        return Text(f"--allow {','.join(permissions)}", style="yellow")
-    return Text(REMEDIES.get(remedy.kind, remedy.kind))
+def _explained(permissions: Iterable[str]) -> list[RenderableType]:
+    """Return what is learnt differently after the changes that need permission, below an empty line."""
+    lines = [f"{name}: {PERMISSIONS.get(name, '')}" for name in permissions]
+    return [Text(), bullets(lines)] if lines else []
+
+
+def _share(share: float) -> str:
+    """Return a relative change: ``+1.3 %``; ``+0.0 %`` for one that rounds to nothing."""
+    return signed_percent(round(share, 3) or 0.0, 1, 1)
