@@ -21,13 +21,11 @@ from trainatomy.reporters.json import (
     MEASUREMENT,
     OPERATIONS,
     PREDICTION,
-    PREDICTION_2,
     RECORD,
     SHORTAGE,
     SPREADS,
-    PredictionV2,
-    renamed_v2,
 )
+from trainatomy.reporters.prediction_v2 import PREDICTION_2, PredictionV2, renamed_v2
 from trainatomy.results.comparison import RowStatus, Spread
 from trainatomy.results.fit import Change, Goal, Maximum, Permission, RemedyKind, SearchCounts
 from trainatomy.results.measurement import Measurement

@@ -1,0 +1,82 @@
+"""The draft of version 2 of a prediction's JSON: memory by rank, and the names that its keys will have."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+from trainatomy.results.memory import Verdict
+from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction, RankPrediction
+from trainatomy.results.time import Time
+
+PREDICTION_2 = "trainatomy/prediction/2-draft"
+
+_SEVERITY: tuple[Verdict, ...] = ("fits", "tight", "does not fit")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionV2:
+    """A predicted training, with its memory by rank.
+
+    A training fits if all ranks do; `verdict` is the worst one of any rank.  Components of memory may be more than
+    the eight standard ones.  Facts with an `amount` have an empty `value`; `reasons` are codes.
+    """
+
+    name: str
+    workload: dict[str, object]
+    card: GPUSummary
+    fits: bool
+    verdict: Verdict
+    ranks: tuple[RankPrediction, ...]
+    bytes_per_parameter: BytesPerParameter
+    facts: tuple[Fact, ...]
+    notes: tuple[str, ...]
+    time: Time | None
+    seconds_taken: float
+    versions: dict[str, str]
+    without_workspace: int
+
+    @classmethod
+    def of(cls, prediction: Prediction) -> PredictionV2:
+        """Return the form of version 2 of a prediction."""
+        ranks = tuple(prediction.ranks.values())
+        made: dict[str, Any] = {"ranks": ranks, "fits": all(each.fits for each in ranks)}
+        made["verdict"] = max((each.verdict for each in ranks), key=_SEVERITY.index)
+        kept = {each.name: getattr(prediction, each.name) for each in fields(cls) if each.name not in made}
+        return cls(**kept, **made)
+
+
+_NAMES_V2 = {
+    "card": "gpu",
+    "functionality": "inputs_and_workspaces",
+    "general_rule_only": "operators_by_traffic_only",
+    "host": "cpu",
+    "host_seconds": "cpu_seconds",
+    "modules": "activations_by_module",
+    "num_alloc_retries": "allocator_retries",
+    "priced_by": "kernel_times_from",
+    "room_bytes": "headroom_bytes",
+    "without_workspace": "convolutions_without_workspace",
+}
+"""Keys of version 1 that have another name in version 2."""
+
+
+def renamed_v2(value: Any, key: str = "") -> Any:
+    """Return a JSON value or a JSON Schema of version 1 with the names of version 2."""
+    if isinstance(value, dict):
+        if key in ("workload", "versions"):
+            return value
+        return {_NAMES_V2.get(name, name): renamed_v2(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [renamed_v2(item, key) for item in value]
+    if key in ("component", "bound_by", "required", "enum"):
+        return _NAMES_V2.get(value, value)
+    if key == "description":
+        return re.sub(r"`(\w+)`|\b\w+_\w+\b", _renamed_word, value)
+    return value
+
+
+def _renamed_word(match: re.Match[str]) -> str:
+    word = match[0].strip("`")
+    return match[0].replace(word, _NAMES_V2.get(word, word))
