@@ -48,7 +48,9 @@ Schema = dict[str, Any]
 def prediction_schema() -> Schema:
     """Return the schema of ``predict --json``."""
     definitions: Schema = {}
-    return _document("A prediction", _tagged(Prediction, PREDICTION, definitions), definitions)
+    body = _tagged(Prediction, PREDICTION, definitions)
+    body["properties"]["shortage"] = {"type": "object", "description": "With --why-oom: as `fit --why-oom --json`."}
+    return _document("A prediction", body, definitions)
 
 
 def prediction_schema_v2() -> Schema:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from trainatomy.reporters import settings
 from trainatomy.reporters.labels import BOUNDS, FACTS, FIT_NOTES, GOALS
-from trainatomy.results.comparison import Comparison
+from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.fit import Candidate, Fit, Maximum, SearchCounts, Shortage
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.results.operation_breakdown import Claim, Padding
 from trainatomy.results.prediction import BytesPerParameter, Fact, Prediction
 from trainatomy.results.time import Time
-from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds, times
+from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds, signed_percent, times
 
 NVML = (
     "The first version of NVML's memory call counts the driver's own reservation as used, even on an idle GPU; "
@@ -286,6 +286,15 @@ def measured_order(measured: Comparison) -> str:
         return "The predicted best one is also the fastest measured; the order of the others differs."
     faster = percent(timed[0][1] / seconds_taken - 1, 1)
     return f"The order differs: {fastest.name} was measured {faster} faster than the predicted best one."
+
+
+def measured_throughput(row: ComparisonRow) -> str:
+    """Return ``best: 23.2 samples/s predicted, 22.1 measured (-4.8 %)``; empty without both figures."""
+    spread, time = row.spread("samples_per_second"), row.prediction.time if row.prediction else None
+    if spread is None or time is None:
+        return ""
+    gap = signed_percent(spread.median - time.samples_per_second, time.samples_per_second, 1)
+    return f"{row.name}: {rate(time.samples_per_second)} samples/s predicted, {rate(spread.median)} measured ({gap})"
 
 
 def batch_advice(rows: Sequence[Candidate], best: Candidate) -> list[str]:

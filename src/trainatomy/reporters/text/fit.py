@@ -117,7 +117,8 @@ def _measured(fit: Fit, best: Candidate, measured: Comparison) -> list[Renderabl
     names = {each.name: settings.differences(each, best) for each in fit.runner_ups} | {best.name: "best"}
     rows = tuple(replace(row, name=names.get(row.name, row.name)) for row in measured.rows)
     named = replace(measured, rows=rows)
-    return [Text(sentences.measured_order(named)), Text(), comparison_page(named)]
+    throughputs = bullets([text for row in rows if (text := sentences.measured_throughput(row))])
+    return [Text(sentences.measured_order(named)), throughputs, Text(), comparison_page(named)]
 
 
 def _limits(fit: Fit) -> list[str]:

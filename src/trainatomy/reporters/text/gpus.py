@@ -12,6 +12,7 @@ from trainatomy.reporters.text.prediction import verdict_cell
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, section
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import FitAcross, GPUOption
+from trainatomy.results.prediction import Prediction
 from trainatomy.units import human_bytes, many, percent, rate, seconds
 
 
@@ -66,10 +67,22 @@ def _shortfall(option: GPUOption) -> Text:
     return Text(text, style=VERDICT_STYLES["does not fit"])
 
 
+def _fastest_first(prediction: Prediction) -> tuple[bool, float, int]:
+    time = prediction.time
+    return not prediction.fits, -time.samples_per_second if time else 0.0, -prediction.gpu.memory_bytes
+
+
+def _model(prediction: Prediction) -> str:
+    """Return what is trained: the model's name, because the rows may be named after the GPUs."""
+    model = prediction.workload.get("model")
+    names = [model.get(key) for key in ("id", "class", "factory")] if isinstance(model, dict) else []
+    return next((str(name) for name in names if name), prediction.name)
+
+
 def gpus_for_page(comparison: Comparison) -> Group:
     """Return the same training, as it is, on several GPUs: verdict, headroom, step time and throughput."""
-    predictions = comparison.predictions
-    name = predictions[0].name if predictions else comparison.rows[0].name if comparison.rows else "The training"
+    predictions = sorted(comparison.predictions, key=_fastest_first)
+    name = _model(predictions[0]) if predictions else "The training"
     fitting = sum(prediction.fits for prediction in predictions)
     columns = [Column("\nverdict", justify="left"), Column("\nneeds"), Column("\nheadroom")]
     columns += [Column("time\nper step"), Column("samples\nper s"), Column("\nid", 1, "left")]
