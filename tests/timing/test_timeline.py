@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -130,3 +131,24 @@ def test_unrolling_single_runs_nothing_and_several_blocks() -> None:
     assert unrolled(1, 1) == [0, 1]
     assert unrolled() == []
     assert unrolled(2, 3) == [0, 0, 1, 1, 1]
+
+
+def test_one_stream_is_replayed_as_several_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(0)
+    monkeypatch.setattr(timeline, "LAUNCH_QUEUE_DEPTH", 5)
+    calls = [KERNEL, READ, KERNEL._replace(name="aten::view")]
+    kernels = [(2.7, 2), (0.0, 0), (0.1, 0)]
+    phases = ("forward", "backward", "optimizer")
+    for _ in range(20):
+        described = [
+            Operation(0, draw.choice((0, 0, 0, 1, 2)), draw.choice(phases), "", index // 9, 1 + 2 * (9 <= index < 18))
+            for index in range(30)
+        ]
+        step = Operations(calls, described)
+        launches = [draw.random() * 3 for _ in described]
+        costs = replace(COSTS, launch_delay=0.3, read=0.7)
+        loop = {"step": 1.9, "micro_step": 0.4}
+        found = replay_step(step, launches, kernels, costs, loop, {3, 20})
+        with monkeypatch.context() as patch:
+            patch.setattr(timeline, "_replay_one_stream", timeline._replay_streams)
+            assert replay_step(step, launches, kernels, costs, loop, {3, 20}) == found
