@@ -40,6 +40,14 @@ _INDEXING = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "at
 _SIZED_BY_VALUES = frozenset(
     {"aten::_unique2", "aten::unique_consecutive", "aten::unique_dim", "aten::bincount", "aten::repeat_interleave"}
 )
+READS = frozenset(
+    {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::_nested_tensor_from_mask_left_aligned", *_COMPARISONS}
+)
+"""Operators that ``ScalarReads.answer`` may answer."""
+LEARNS = _MAKES_FALSE | _KEEPS_FALSE | {"aten::lt"}
+"""Operators that ``ScalarReads.learn`` may learn from."""
+SIZED = _INDEXING | _SIZED_BY_VALUES | {"aten::nonzero", "aten::masked_select"}
+"""Operators that ``DataDependentSizes.run`` may run."""
 _MASK_DTYPES = (torch.bool, torch.uint8)
 
 MAX_UNKNOWN_BOOLS = 10_000

@@ -8,6 +8,7 @@ arrive.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodWrapperType
 from typing import Any
 
 import torch
@@ -53,10 +54,12 @@ class CudaFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         handler = self._handlers.get(func)
         if handler is not None:
-            return handler(func, args, kwargs)
+            return handler(func, args, kwargs or {})
+        if type(func) is MethodWrapperType:  # Python reads or sets an attribute of a tensor
+            return func(*args, **kwargs or {})
+        kwargs = kwargs or {}
         composite = self._composites.get(func)
         autocast = self._autocast.enabled
         if composite is not None:

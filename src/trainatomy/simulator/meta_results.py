@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-_SCALARS = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device)
-_CHEAP = frozenset({"aten::_to_copy", "aten::clone", "aten::zeros_like", "aten::empty_like", "aten::new_empty"})
+_SCALARS = frozenset((bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device))
+_CHEAP = frozenset({"aten::_to_copy", "aten::clone", "aten::new_empty", "aten::zero_", "aten::fill_", "aten::copy_"})
 """Operators whose meta kernel is about as fast as looking a result up."""
 
 
@@ -38,19 +38,24 @@ class MetaResults:
     def __init__(self) -> None:
         self._results: dict[Any, _Remembered] = {}
         self._never: set[Any] = set()
+        self._kinds: dict[int, str] = {}  # by identity, as hashing an operator is slow
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of ``func``, as the meta kernel would."""
-        kind = _kind(func)
-        arguments = None if kind == "other" else _key((*args, *kwargs.items()))
-        key = (func, len(args), torch.get_default_dtype(), arguments)
-        if arguments is None or key in self._never:
+        kind = self._kinds.get(id(func))
+        if kind is None:
+            kind = self._kinds[id(func)] = _kind(func)
+        arguments = None if kind == "other" else _key((*args, *kwargs.items()) if kwargs else args)
+        if arguments is None:
             return func(*args, **kwargs)
+        key = (id(func), len(args), torch.get_default_dtype(), arguments)
         if key in self._results:
             return args[0] if kind == "in-place" else _make(self._results[key])
+        if key in self._never:
+            return func(*args, **kwargs)
         result = func(*args, **kwargs)
         if kind == "in-place":
-            unchanged = result is args[0] and _key((*args, *kwargs.items())) == arguments
+            unchanged = result is args[0] and _key((*args, *kwargs.items()) if kwargs else args) == arguments
             self._results.update({key: None} if unchanged else {})
             self._never.update(() if unchanged else {key})
             return result
@@ -91,9 +96,14 @@ def _key(value: Any) -> Any:
             return None
         return value.shape, value.stride(), value.dtype
     if isinstance(value, (list, tuple)):
-        parts = [_key(item) for item in value]
-        return None if None in parts else (type(value), tuple(parts))
-    return (type(value), value) if isinstance(value, _SCALARS) else None
+        parts = []
+        for item in value:
+            part = _key(item)
+            if part is None:
+                return None
+            parts.append(part)
+        return type(value), tuple(parts)
+    return (type(value), value) if type(value) in _SCALARS else None
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

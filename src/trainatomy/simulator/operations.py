@@ -241,7 +241,8 @@ class OperationWriter:
 
     def _append(self, index: int, event: int, output_key: Any, numbers: StorageNumbers) -> None:
         storages = list(numbers.storages)
-        found = [self._number_of(storages[number]) for number in dict.fromkeys(storages_in(output_key))]
+        places = (output_key[3],) if type(output_key) is TensorKey else dict.fromkeys(storages_in(output_key))
+        found = [self._number_of(storages[place]) for place in places]
         outputs = tuple([number for number in found if number is not None and number >= 0])
         stream = self.streams.executing.stream_id
         position = len(self.operations.operations)
@@ -274,8 +275,9 @@ class OperationWriter:
         if isinstance(value, torch.Tensor):
             value = value._values() if value.layout == torch.sparse_coo else value
             storage = value.untyped_storage()._cdata
-            number = numbers.storages.setdefault(storage, len(numbers.storages))
-            part = numbers.parts.setdefault((storage, int(value.storage_offset())), len(numbers.parts))
+            storages, parts = numbers.storages, numbers.parts
+            number = storages.setdefault(storage, len(storages))
+            part = parts.setdefault((storage, int(value.storage_offset())), len(parts))
             on_host = self._storages.is_host_key(storage) if value.is_meta else True
             return TensorKey((value.shape, value.stride(), value.dtype, number, on_host, part))
         if isinstance(value, (list, tuple)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -13,19 +14,44 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Rule, Scratch
-from trainatomy.operators.registry import libraries_of
+from trainatomy.operators.registry import find, libraries_of
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, StreamUse
-from trainatomy.simulator.data_dependent import DataDependentSizes, ScalarReads, assumed_values
+from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED, DataDependentSizes, ScalarReads, assumed_values
 from trainatomy.simulator.inplace import FreshZeros, GradientReferences, is_dense
 from trainatomy.simulator.meta_results import MetaResults
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operations import OperationWriter
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.streams import Streams
-from trainatomy.simulator.values import Values
+from trainatomy.simulator.values import LIKE_FACTORIES, Values
 
 _DISABLED = torch._C.DisableTorchFunction
 _FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the recorder needs to know about an operator in every call of it.
+
+    Attributes:
+        func: The operator, which keeps its identity while the facts are kept.
+        name: Its name, such as ``aten::addmm``.
+        rule: Its allocation rule, if it has one.
+        reads: True if it may read a value.
+        sized: True if the size of its result may depend on values.
+        learns: True if its result may be known to be False.
+        is_functional: True if it writes to none of its arguments.
+        loads: True if it loads libraries or takes workspaces.
+    """
+
+    func: Any
+    name: str
+    rule: Rule | None
+    reads: bool
+    sized: bool
+    learns: bool
+    is_functional: bool
+    loads: bool
 
 
 class Recorder(TorchDispatchMode):
@@ -69,6 +95,7 @@ class Recorder(TorchDispatchMode):
         self._storages = storages
         self._modules = modules
         self._rules = rules
+        self._facts: dict[int, _Facts] = {}  # by the operator's identity, as hashing one is slow
         self._processor = processor
         self._workspaces = workspaces
         self._choices = defaultdict[Hashable, int](count().__next__)  # each thread decides for itself
@@ -136,13 +163,11 @@ class Recorder(TorchDispatchMode):
         if key in self._known:
             return None
         number = self.allocate(storage.nbytes() if size is None else size, operation)
-        self._assign(tensor, number)
+        self._assign(storage, key, number)
         return number
 
-    def _assign(self, tensor: torch.Tensor, number: int) -> None:
-        """Let an allocation belong to a tensor's storage from now on."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
+    def _assign(self, storage: torch.UntypedStorage, key: int, number: int) -> None:
+        """Let an allocation belong to the storage with this key from now on."""
 
         def died(_: object, key: int = key, number: int = number) -> None:
             if self._known.get(key, (None,))[0] == number:
@@ -155,7 +180,8 @@ class Recorder(TorchDispatchMode):
         """Return a tensor for an allocation that is in the trace already; its death releases it."""
         with _DISABLED(), torch._C._DisableTorchDispatch():
             tensor = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-            self._assign(tensor, number)
+            storage = tensor.untyped_storage()
+            self._assign(storage, storage._cdata, number)
         return tensor
 
     def forget(self, number: int) -> None:
@@ -183,12 +209,13 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         with _DISABLED():
-            name = func._schema.name
+            facts = self._facts.get(id(func)) or self._look_up(func)
+            name = facts.name
             event, self._taken_over = len(self.trace.events), False
-            result = self.scalar_reads.answer(name, args)
+            result = self.scalar_reads.answer(name, args) if facts.reads else None
             if self.functions is not None:
                 self.functions.append(func if result is None else (func, result))
-            if result is None:
+            if result is None and facts.sized:
                 result = self._sizes.run(name, func, args, kwargs)
             if result is None:
                 result = self._run(name, func, args, kwargs)
@@ -196,17 +223,45 @@ class Recorder(TorchDispatchMode):
             self.streams.operation()
             outputs = _tensors(result)
             if outputs:
-                self.scalar_reads.learn(name, args, outputs)
-                self.values.follow(func, args, kwargs, outputs)
+                if facts.learns:
+                    self.scalar_reads.learn(name, args, outputs)
+                if not (facts.is_functional and self._starts_unknown(args)):
+                    self.values.follow(func, args, kwargs, outputs)
                 if self._stays_on_host(name, args, outputs):
                     self._storages.mark_host(outputs)
                 elif not (name == "aten::add" and self._accumulates(args, outputs[0])):
                     self._zeros.follow(name, args, outputs[0], self._take_over)
-                    self._write(name, func, args, kwargs, outputs)
-                    self._use_libraries(name)
+                    self._write(facts, func, args, kwargs, outputs)
+                    if facts.loads:
+                        self._use_libraries(name)
             if self.operations.recording:
                 self.operations.write(func, args, kwargs, result, event, self._taken_over)
         return result
+
+    def _look_up(self, func: Any) -> _Facts:
+        """Return the facts of an operator that runs for the first time."""
+        name, row = func._schema.name, find(func._schema.name)
+        facts = self._facts[id(func)] = _Facts(
+            func,
+            name,
+            self._rules.get(name),
+            name in READS,
+            name in SIZED,
+            name in LEARNS,
+            not func._schema.is_mutable and name not in LIKE_FACTORIES,
+            row is not None and bool(row.loads or row.workspaces),
+        )
+        return facts
+
+    def _starts_unknown(self, args: tuple[Any, ...]) -> bool:
+        """Return whether the first argument is a tensor of unknown values, so that the result is unknown as well."""
+        first = args[0] if args else None
+        return (
+            isinstance(first, torch.Tensor)
+            and first.is_meta
+            and first.layout == torch.strided
+            and self.values.unknown(first)
+        )
 
     def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on meta tensors.
@@ -272,7 +327,8 @@ class Recorder(TorchDispatchMode):
         known = self._known.pop(source.untyped_storage()._cdata, None)
         if known is None:
             return False
-        self._assign(output, known[0])
+        storage = output.untyped_storage()
+        self._assign(storage, storage._cdata, known[0])
         self._taken_over = True
         return True
 
@@ -286,10 +342,10 @@ class Recorder(TorchDispatchMode):
         return bool(sources) and not any(self._storages.on_device(t) for t in sources)
 
     def _write(
-        self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
+        self, facts: _Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
     ) -> None:
         """Write what an operation allocates, by its rule; without a rule, its outputs."""
-        rule = self._rules.get(name)
+        name, rule = facts.name, facts.rule
         if rule is None:
             for tensor in outputs:
                 self.hold(tensor, name)
@@ -323,5 +379,5 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value] if value.is_meta and value.layout == torch.strided else []
     if isinstance(value, (list, tuple)):
-        return [t for v in value for t in _tensors(v)]
+        return [tensor for item in value for tensor in _tensors(item)]
     return []

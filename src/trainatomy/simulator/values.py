@@ -21,7 +21,7 @@ _MAX_EAGER_ELEMENTS = 1 << 16
 """Elements of the largest tensor whose values are computed before anyone reads them; most masks are never read."""
 
 _FACTORIES = frozenset({"aten::arange", "aten::zeros", "aten::ones", "aten::full", "aten::scalar_tensor"})
-_LIKE_FACTORIES = frozenset({"aten::new_zeros", "aten::new_ones", "aten::new_full"})
+LIKE_FACTORIES = frozenset({"aten::new_zeros", "aten::new_ones", "aten::new_full"})
 """Factories that use only the dtype of their tensor argument."""
 
 
@@ -69,6 +69,10 @@ class Values:
         found = self._entry(tensor)
         return found.get() if isinstance(found, _LazyValue) else found
 
+    def unknown(self, tensor: torch.Tensor) -> bool:
+        """Return whether no value of the storage of a strided meta tensor is known."""
+        return tensor.untyped_storage()._cdata not in self._known
+
     def _entry(self, tensor: torch.Tensor) -> torch.Tensor | _LazyValue | None:
         views = self._known.get(tensor.untyped_storage()._cdata) if self._known else None
         return views.get(_view_of(tensor)) if views else None
@@ -91,14 +95,14 @@ class Values:
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor]) -> None:
         """Run an operation on the values of its arguments if all are known; else drop the values that it overwrote."""
-        if func._schema.name in _LIKE_FACTORIES:
+        if func._schema.name in LIKE_FACTORIES:
             args = (torch.empty(0, dtype=args[0].dtype), *args[1:])
         tensors = [a for a in _flat(args) if a.is_meta]
         if tensors and self._entry(tensors[0]) is None and not func._schema.is_mutable:
             return
         if any(t.numel() > _MAX_KNOWN_ELEMENTS for t in outputs):
             return
-        if not tensors and func._schema.name not in _FACTORIES | _LIKE_FACTORIES:
+        if not tensors and func._schema.name not in _FACTORIES | LIKE_FACTORIES:
             return
         entries = [self._entry(t) for t in tensors]
         if any(entry is None for entry in entries):

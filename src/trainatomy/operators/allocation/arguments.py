@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,15 +21,15 @@ _COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 def bound(call: KernelCall) -> dict[str, Any]:
     """Return every argument of ``call`` by its name in the schema, with the schema's defaults."""
-    named: dict[str, Any] = {}
-    for position, argument in enumerate(call.func._schema.arguments):
-        if argument.name in call.kwargs:
-            named[argument.name] = call.kwargs[argument.name]
-        elif position < len(call.args):
-            named[argument.name] = call.args[position]
-        else:
-            named[argument.name] = argument.default_value
-    return named
+    names, defaults = _parameters(call.func)
+    return {**defaults, **dict(zip(names, call.args, strict=False)), **call.kwargs}
+
+
+@cache
+def _parameters(func: torch._ops.OpOverload) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the names of an operator's arguments and their defaults, both in the order of the schema."""
+    arguments = func._schema.arguments
+    return tuple(each.name for each in arguments), {each.name: each.default_value for each in arguments}
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
