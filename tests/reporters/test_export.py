@@ -45,6 +45,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "allocator": "expandable_segments:True,max_split_size_mb:128",
     },
     "default adapters": {"model": {**BERT, "lora": {}}, "gpu": {"base": "t4", "memory_bytes": 2**33}},
+    "from scratch": {"model": {"class": "BertForMaskedLM", "config": {"num_hidden_layers": 2}}},
     "pytorch": {"model": BERT, "loop": "pytorch", "train": {**TRAIN, **FOR_LOOP, "max_grad_norm": 0.0}},
     "pytorch, all": {
         "model": BERT,
@@ -171,6 +172,7 @@ def test_code_in_comments_makes_the_trainer(
     assert (type(adagrad), adagrad.defaults["lr_decay"]) == (torch.optim.Adagrad, 0.1)
     callbacks = names_of("checkpointing")["trainer"].callback_handler.callbacks
     assert "CheckpointEvery" in {type(each).__name__ for each in callbacks}
+    assert names_of("from scratch")["configuration"] == {"num_hidden_layers": 2}
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     adapted = names_of("adapters")
     assert adapted["loading"] == {"attn_implementation": "eager", "num_labels": 3}

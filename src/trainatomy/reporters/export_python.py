@@ -44,10 +44,8 @@ def training_arguments_code(candidate: Candidate, name: str) -> str:
     if _trainer_settings(workload):
         head = "from transformers import Trainer, TrainingArguments\n\n"
     settings = {"output_dir": re.sub(r"[^\w.-]+", "-", name).strip("-.") or "output", **_settings(candidate, workload)}
-    arguments = "".join(f"    {key}={_literal(value)},\n" for key, value in settings.items())
-    return (
-        f"{allocator}{head}args = TrainingArguments(\n{arguments})\n{_comments(_model(workload) + _trainer(workload))}"
-    )
+    lines = _call("args = TrainingArguments", _keywords(settings), width=0)
+    return f"{allocator}{head}{_text(lines)}{_comments(_model(workload) + _trainer(workload))}"
 
 
 def _allocator(workload: Workload) -> str:
@@ -123,6 +121,8 @@ def _model(workload: Workload) -> list[Section]:
     if loading:
         where = f"loading the model: {spec.class_ or 'YourModel'}.from_pretrained(..., **loading), with"
         sections.append((where, [f"loading = {_literal(loading)}"]))
+    if spec.config and not spec.id:
+        sections.append(("the model's configuration", [f"configuration = {_literal(dict(spec.config))}"]))
     if spec.freeze:
         sections.append((f"the workload does not train {', '.join(spec.freeze)}", []))
     if spec.lora is not None:
