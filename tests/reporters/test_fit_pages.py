@@ -76,7 +76,7 @@ def test_prices_say_what_is_not_allowed_and_what_does_not_fit(fit: Fit) -> None:
     prices = page(fit).split("What each single change would cost or save")[1].split("Batch sizes")[0]
     assert "batch 16" in prices and "does not fit" in prices
     assert "LoRA of rank 16: not predicted: peft refuses" in prices
-    assert "optimizer: The update rule is another one" in prices
+    assert "8-bit AdamW: Optimizer states are rounded to 8 bits." in prices
 
 
 def test_the_workload_as_given_is_compared(fit: Fit) -> None:

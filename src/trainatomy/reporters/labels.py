@@ -240,6 +240,13 @@ PERMISSIONS = {
 }
 """What is learnt differently after a change, by the permission that it needs."""
 
+MAY_CHANGE = {
+    ("precision", "bf16_weights"): "Weights, gradients and optimizer states are rounded to 16 bits.",
+    ("optimizer", "adamw_8bit"): "Optimizer states are rounded to 8 bits.",
+    ("optimizer", "paged_adamw_8bit"): "Optimizer states are rounded to 8 bits.",
+}
+"""The same for single options, by axis and option."""
+
 VARIED = {
     "batch": "batch size",
     "gradient_checkpointing": "gradient checkpointing",

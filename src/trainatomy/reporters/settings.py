@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from trainatomy.reporters.labels import OPTIONS, PERMISSIONS, VARIED
+from trainatomy.reporters.labels import MAY_CHANGE, OPTIONS, PERMISSIONS, VARIED
 from trainatomy.results.fit import Candidate, Change
 from trainatomy.units import many
 from trainatomy.workload.schema import Workload
@@ -48,7 +48,8 @@ def options(changes: Sequence[Change]) -> str:
 
 def may_change(change: Change) -> str:
     """Return what is learnt differently after a change, as a sentence; empty if the same is trained."""
-    return PERMISSIONS.get(change.permission, change.permission)
+    general = PERMISSIONS.get(change.permission, change.permission)
+    return MAY_CHANGE.get((change.axis, change.option), general)
 
 
 def settings_of(candidate: Candidate) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import settings
-from trainatomy.reporters.labels import PERMISSIONS, REMEDIES, VERDICT_STYLES
+from trainatomy.reporters.labels import REMEDIES, VERDICT_STYLES
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, grid
 from trainatomy.results.fit import Candidate, Change, Price, Remedy
 from trainatomy.units import difference, human_bytes, rate, signed_percent
@@ -62,11 +62,10 @@ def prices_table(prices: Sequence[Price]) -> list[RenderableType]:
         memory = difference(price.device_bytes) if price.candidate else "-"
         table.add_row(settings.option(price.change), memory, time, _price_marks(price))
     failed = [f"{settings.option(each.change)}: not predicted: {each.error}" for each in prices if not each.candidate]
-    permissions = dict.fromkeys(each.change.permission for each in prices if each.change.permission)
     parts: list[RenderableType] = [table]
     if failed:
         parts += [Text(), bullets(failed)]
-    return [*parts, *_explained(permissions)]
+    return [*parts, *_explained(price.change for price in prices)]
 
 
 def _price_marks(price: Price) -> Text:
@@ -109,8 +108,7 @@ def remedies_table(remedies: Sequence[Remedy]) -> list[RenderableType]:
             table = _remedies(group[:REMEDIES_SHOWN], first=len(shown) + 1)
             parts += [*[Text()] * bool(parts), Text(REMEDIES[name], style="italic"), table]
             shown += group[:REMEDIES_SHOWN]
-    permissions = dict.fromkeys(each.permission for remedy in shown for each in remedy.changes if each.permission)
-    return [*parts, *_explained(permissions)]
+    return [*parts, *_explained(change for remedy in shown for change in remedy.changes)]
 
 
 def _without_smaller_batches(remedies: Sequence[Remedy]) -> list[Remedy]:
@@ -142,9 +140,14 @@ def _remedies(remedies: Sequence[Remedy], first: int) -> AdaptiveTable:
     return table
 
 
-def _explained(permissions: Iterable[str]) -> list[RenderableType]:
+def _explained(changes: Iterable[Change]) -> list[RenderableType]:
     """Return what is learnt differently after the changes that need permission, below an empty line."""
-    lines = [f"{name}: {PERMISSIONS.get(name, '')}" for name in permissions]
+    by_sentence: dict[tuple[str, str], list[str]] = {}
+    for change in changes:
+        if change.permission:
+            names = by_sentence.setdefault((change.permission, settings.may_change(change)), [])
+            names += [settings.option(change)] * (settings.option(change) not in names)
+    lines = [f"{', '.join(names)}: {sentence}" for (_, sentence), names in by_sentence.items()]
     return [Text(), bullets(lines)] if lines else []
 
 
