@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainatomy.api import calibrate, compare, measure, ops, predict
+    from trainatomy.api import calibrate, compare, fit, fit_gpus, measure, ops, predict, why_out_of_memory
     from trainatomy.catalog.architectures import ArchitectureEntry, architectures
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.catalog.gpus import GPU, find_gpu, gpus
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trainatomy.reporters.json import to_json
     from trainatomy.results.comparison import Comparison, ComparisonRow
     from trainatomy.results.difference import Difference
+    from trainatomy.results.fit import Candidate, Fit, FitAcross, Shortage
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.memory import Components, Memory
     from trainatomy.results.operation_breakdown import OperationBreakdown
@@ -49,6 +50,7 @@ __all__ = [
     "AnatomyCallback",
     "ArchitectureEntry",
     "Calibration",
+    "Candidate",
     "Comparison",
     "ComparisonInterrupted",
     "ComparisonRow",
@@ -58,6 +60,8 @@ __all__ = [
     "DoesNotFit",
     "Fact",
     "FactoryError",
+    "Fit",
+    "FitAcross",
     "History",
     "Measurement",
     "Memory",
@@ -66,6 +70,7 @@ __all__ = [
     "OperationBreakdown",
     "Prediction",
     "Record",
+    "Shortage",
     "SimulationError",
     "Time",
     "TrainatomyError",
@@ -78,6 +83,8 @@ __all__ = [
     "compare",
     "diff",
     "find_gpu",
+    "fit",
+    "fit_gpus",
     "gpus",
     "history",
     "measure",
@@ -90,10 +97,11 @@ __all__ = [
     "read_workload",
     "to_json",
     "watch",
+    "why_out_of_memory",
 ]
 
 _NAMES_BY_MODULE = {
-    "api": ("calibrate", "compare", "measure", "ops", "predict"),
+    "api": ("calibrate", "compare", "fit", "fit_gpus", "measure", "ops", "predict", "why_out_of_memory"),
     "catalog.architectures": ("ArchitectureEntry", "architectures"),
     "catalog.calibrations": ("Calibration",),
     "catalog.gpus": ("GPU", "find_gpu", "gpus"),
@@ -105,6 +113,7 @@ _NAMES_BY_MODULE = {
     "reporters.json": ("to_json",),
     "results.comparison": ("Comparison", "ComparisonRow"),
     "results.difference": ("Difference",),
+    "results.fit": ("Candidate", "Fit", "FitAcross", "Shortage"),
     "results.measurement": ("Measurement",),
     "results.memory": ("Components", "Memory"),
     "results.operation_breakdown": ("OperationBreakdown",),

@@ -352,7 +352,7 @@ def fit(
     from trainatomy.search.fitting import SearchOptions
     from trainatomy.search.run import run
 
-    gpu = gpu or (_this_gpu() if measure else None)
+    gpu = gpu or (this_gpu() if measure else None)
     with _searched(what, batch, optimizer, gpu, settings, calibration, trust_remote_code, jobs) as (workload, pool):
         options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep), exhaustive)
         found = run(workload, maximize, options, pool, progress)
@@ -489,7 +489,7 @@ def _predict_module(
     return _assemble(workload, _simulate_module(module, workload, make_batch, options), options, started)
 
 
-def _this_gpu() -> str:
+def this_gpu() -> str:
     """Return the id of this machine's GPU."""
     from trainatomy.runs.machine import this_machine
 

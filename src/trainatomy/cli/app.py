@@ -34,6 +34,7 @@ COMMANDS = (
         "Trainings",
         "Predict the GPU memory and the time of a training step.",
     ),
+    Entry("fit", "Trainings", "Find the settings that fit a GPU and train fastest."),
     Entry("compare", "Trainings", "Compare several trainings, predicted or measured."),
     Entry("measure", "Trainings", "Measure a training step on this machine's GPU, beside the prediction."),
     Entry("ops", "Operations", "Break a training step down by operation group, phase and module."),

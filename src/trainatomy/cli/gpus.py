@@ -2,26 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from trainatomy.catalog.gpus import find_gpu as find
 from trainatomy.catalog.gpus import gpus as all_gpus
-from trainatomy.cli.options import Debug, Json
-from trainatomy.cli.output import show, show_json
-from trainatomy.reporters.json import gpus_to_json
+from trainatomy.cli.options import Debug, Json, in_run
+from trainatomy.cli.output import progress, quiet_libraries, show, show_json
+from trainatomy.reporters.json import comparison_to_json, gpus_to_json
 from trainatomy.reporters.text.catalog import gpu_page, gpus_table
+from trainatomy.units import many
 
+For = Annotated[
+    str | None,
+    in_run("--for", "Predict this training on every GPU: where it fits, how tightly, how fast.", metavar="WORKLOAD.yaml"),
+]
+Jobs = Annotated[
+    int | None, in_run("--jobs", "Processes that predict in parallel (default: one per core).", metavar="N", min=1)
+]
 Name = Annotated[
     str | None, typer.Argument(metavar="GPU", help="Show one GPU, with the source of every figure.", show_default=False)
 ]
 
 
-def gpus(gpu: Name = None, json: Json = False, debug: Debug = False) -> None:
-    """List the known GPUs, or show one with the source of every figure."""
+def gpus(
+    gpu: Name = None,
+    workload: For = None,
+    jobs: Jobs = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the known GPUs, or show one with the source of every figure.
+
+    With `--for`, predict a training as it is on each of them; `trainatomy fit --gpu all` also searches the best settings
+    for each.
+    """
+    if workload is not None:
+        _show_for(workload, [gpu] if gpu else None, jobs, json=json, debug=debug)
+        return
     chosen = all_gpus() if gpu is None else (find(gpu),)
     if json:
         show_json(gpus_to_json(chosen))
     else:
         show(gpus_table(chosen) if gpu is None else gpu_page(chosen[0]))
+
+
+def _show_for(file: str, names: Sequence[str] | None, jobs: int | None, *, json: bool, debug: bool) -> None:
+    """Predict a training on several GPUs."""
+    from trainatomy.reporters.text.fit import gpus_for_page
+    from trainatomy.runs.options import PredictOptions
+    from trainatomy.runs.predicting import jobs_for
+    from trainatomy.workload.reading import read
+
+    chosen = [find(name) for name in names] if names else all_gpus()
+    workload = read(file, {})
+    workloads = [workload.replace({"gpu": each.id, "name": each.name}) for each in chosen]
+    with quiet_libraries(debug=debug), progress(f"simulating {workload.display_name} on {many(len(chosen), 'GPU')}"):
+        from trainatomy import api
+
+        comparison = api.predict_comparison(workloads, PredictOptions(), jobs=jobs_for(len(workloads), jobs))
+    if json:
+        show_json(comparison_to_json(comparison))
+    else:
+        show(gpus_for_page(comparison))

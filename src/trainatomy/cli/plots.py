@@ -1,4 +1,4 @@
-"""Charts of a comparison, written to files."""
+"""Charts of a comparison or a search, written to files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from trainatomy.cli.output import note
 from trainatomy.errors import MissingLibrary
 from trainatomy.results.comparison import Comparison
+from trainatomy.results.fit import Fit, FitAcross, Shortage
 
 FORMATS = ("svg", "png", "pdf")
 DEFAULT_FORMATS = ("svg", "png")
@@ -38,6 +39,18 @@ def write_plots(comparison: Comparison, files: Sequence[Path]) -> None:
     for file in files:
         file.write_bytes(_render(comparison, file.suffix.lower().removeprefix(".")))
         note(f"chart written to {file}")
+
+
+def draw_into(file: Path, found: Fit | FitAcross | Shortage) -> None:
+    """Draw the outcome of a search into a file, in the format of its suffix."""
+    from trainatomy.reporters.charts.fit import draw, draw_gpus
+
+    ending = file.suffix.lower().removeprefix(".")
+    if isinstance(found, Shortage):
+        note(f"nothing drawn into {file}: --why-oom has no chart")
+        return
+    file.write_bytes(draw(found, ending) if isinstance(found, Fit) else draw_gpus(found, ending))
+    note(f"chart written to {file}")
 
 
 def write_default_plots(comparison: Comparison, folder: str) -> None:

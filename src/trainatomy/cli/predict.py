@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,21 +13,34 @@ from trainatomy.cli.options import (
     Json,
     TrustRemoteCode,
     in_output,
+    in_run,
     one_workload,
     skip_unused_imports,
     with_workload_options,
 )
-from trainatomy.cli.output import progress, quiet_libraries, show, show_json
+from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
 from trainatomy.errors import DoesNotFit
 from trainatomy.reporters.json import to_json
+from trainatomy.reporters.text.fit import shortage_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
+
+if TYPE_CHECKING:
+    from trainatomy.results.fit import Shortage
+    from trainatomy.workload.schema import Workload
+
+MANY_CANDIDATES = 100
+"""About as many trainings as a search executes, for the number of processes."""
 
 File = Annotated[
     str | None,
     typer.Argument(metavar="WORKLOAD.yaml", help="A file that describes the training.", show_default=False),
 ]
 Check = Annotated[bool, in_output("--check", "Exit with code 8 if the training does not fit.")]
+WhyOom = Annotated[
+    bool,
+    in_run("--why-oom", "If the training does not fit, also list the changes that would make it fit."),
+]
 Timeline = Annotated[bool, in_output("--timeline", "Show memory by component over the step.")]
 JsonVersion = Annotated[
     int, in_output("--json-version", "Version of the JSON; 2 is a draft.", min=1, max=2, hidden=True)
@@ -37,6 +51,7 @@ JsonVersion = Annotated[
 def predict(
     file: File = None,
     check: Check = False,
+    why_oom: WhyOom = False,
     timeline: Timeline = False,
     calibration: CalibrationFile = None,
     json: Json = False,
@@ -51,16 +66,40 @@ def predict(
     TrainingArguments, with hyphens or underscores.
     """
     workload = one_workload(file, flags)
-    skip_unused_imports([workload], trust_remote_code=trust_remote_code)
+    if not why_oom:
+        skip_unused_imports([workload], trust_remote_code=trust_remote_code)
     with progress(f"simulating {workload.display_name}"), quiet_libraries(debug=debug):
         from trainatomy import api
 
         prediction = api.predict(
             workload, timeline=timeline, trust_remote_code=trust_remote_code, calibration=calibration
         )
+    shortage = _shortage(workload, calibration, trust_remote_code, debug) if why_oom and not prediction.fits else None
     if json:
-        show_json(to_json(prediction, version=json_version))
+        found = to_json(prediction, version=json_version)
+        show_json(found if shortage is None else {**found, "shortage": to_json(shortage)})
     else:
         show(prediction_page(prediction))
+        if shortage is not None:
+            show(shortage_page(shortage))
+        elif not prediction.fits:
+            note("`trainatomy fit` finds settings that fit; --why-oom lists every change that would make this one fit")
     if check and not prediction.fits:
         raise DoesNotFit(render(verdict_line(prediction), width=1000).strip())
+
+
+def _shortage(workload: Workload, calibration: Path | None, trust_remote_code: bool, debug: bool) -> Shortage:
+    """Return what would make a training fit."""
+    from trainatomy.cli.progress import SearchProgress
+    from trainatomy.runs.predicting import jobs_for
+
+    with quiet_libraries(debug=debug), SearchProgress(workload.display_name) as observer:
+        from trainatomy import api
+
+        return api.why_out_of_memory(
+            workload,
+            calibration=calibration,
+            trust_remote_code=trust_remote_code,
+            jobs=jobs_for(MANY_CANDIDATES),
+            progress=observer,
+        )

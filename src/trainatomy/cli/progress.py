@@ -13,10 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from trainatomy.cli.output import note
 from trainatomy.reporters.text.comparison import run_line
 from trainatomy.runs.plan import Finished, Plan, RunObserver
-from trainatomy.units import human_bytes
+from trainatomy.search.explore import Observer
+from trainatomy.units import human_bytes, many
 
 if TYPE_CHECKING:
     from trainatomy.measurement.process.progress import Progress as RunProgress
+    from trainatomy.search.estimates import Outcome
 
     Tell = Callable[[RunProgress], None]
 
@@ -70,6 +72,34 @@ def _print_stages() -> Tell:
         print(f"{progress.run} run: {progress.stage}{held}", file=sys.stderr, flush=True)
 
     return tell
+
+
+class SearchProgress(Observer):
+    """Shows on a terminal how many candidates were executed, and the best one so far; use it as a context manager."""
+
+    def __init__(self, name: str) -> None:
+        self._paper = Console(stderr=True, highlight=False)
+        self._status = self._paper.status(f"{name}: starting") if self._paper.is_terminal else None
+        self._name = name
+
+    def __enter__(self) -> SearchProgress:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def executed(self, count: int, best: Outcome | None) -> None:
+        """Show the number of executed candidates and the best one."""
+        if self._status is None:
+            return
+        text = f"{self._name}: {many(count, 'candidate')} executed"
+        if best is not None and best.prediction.time is not None:
+            rate = best.prediction.time.samples_per_second
+            text += f", best so far batch {best.point[0]} with {rate:.3g} samples/s (Ctrl-C stops and shows it)"
+        self._status.update(text)
 
 
 class ComparisonProgress(RunObserver):

@@ -15,6 +15,8 @@ from trainatomy.results.prediction import GPUSummary, Prediction
 Permission = Literal["", "precision", "optimizer", "lora", "sequence-length"]
 """What a user has to allow for a change: empty for changes after which the same is trained."""
 Goal = Literal["throughput", "batch", "sequence-length", "model-size"]
+SAME_TIME = 0.005
+"""Share by which the times of two candidates must differ before they count as different."""
 RemedyKind = Literal["same training", "changes training", "larger GPU"]
 
 
@@ -265,11 +267,15 @@ class Fit:
 
     @property
     def runner_ups(self) -> tuple[Candidate, ...]:
-        """The next best candidates, without those that a faster one of the same batch size beats in memory too."""
+        """The next best candidates, without those that a faster one of the same batch size beats in memory too.
+
+        Candidates of the same batch size whose times differ by less than ``SAME_TIME`` count as one.
+        """
         shown: list[Candidate] = []
         for each in self.candidates:
-            same = (one for one in shown if one.per_device_train_batch_size == each.per_device_train_batch_size)
-            if all(each.device_bytes < one.device_bytes for one in same):
+            same = [one for one in shown if one.per_device_train_batch_size == each.per_device_train_batch_size]
+            is_slower = all(each.step_seconds > one.step_seconds * (1 + SAME_TIME) for one in same)
+            if is_slower and all(each.device_bytes < one.device_bytes for one in same):
                 shown.append(each)
         return tuple(shown[1:])
 

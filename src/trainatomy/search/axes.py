@@ -14,7 +14,6 @@ from trainatomy.results.fit import Change, Permission
 from trainatomy.workload.arguments import is_class_path
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
 from trainatomy.workload.schema import Workload
-from trainatomy.workload.train import TrainSpec
 
 PERMISSIONS: tuple[Permission, ...] = ("precision", "optimizer", "lora", "sequence-length")
 """What a user can allow, in the order of the documentation."""
@@ -25,7 +24,6 @@ _LOOPED = frozenset({"sgd", "adagrad", "rmsprop"})
 _CHECKPOINTED = (4, 3, 2)
 _LORA_RANKS = (16,)
 _SHORTER = (2, 4)
-_HAS = "gradient_checkpointing_every" in TrainSpec.model_fields
 _SHORTEST = 64
 """Tokens below which a shorter sequence is not proposed."""
 
@@ -115,17 +113,15 @@ def checkpointing_axis(workload: Workload) -> Axis:
     train = workload.train
 
     def option(name: str, *, on: bool, every: int = 1) -> Option:
-        settings: dict[str, object] = {"train.gradient_checkpointing": on}
-        if _HAS:
-            settings["train.gradient_checkpointing_every"] = every
+        settings = {"train.gradient_checkpointing": on, "train.gradient_checkpointing_every": every}
         return Option(name, settings)
 
     options = [
         option("off", on=False),
-        *(option(f"every_{count}", on=True, every=count) for count in _CHECKPOINTED if _HAS),
+        *(option(f"every_{count}", on=True, every=count) for count in _CHECKPOINTED),
         option("on", on=True),
     ]
-    every: int = getattr(train, "gradient_checkpointing_every", 1)
+    every = train.gradient_checkpointing_every
     given = "off" if not train.gradient_checkpointing else "on" if every == 1 else f"every_{every}"
     return _axis("gradient_checkpointing", options, given)
 
