@@ -264,7 +264,7 @@ def fit(candidate: MakeCandidate) -> Fit:
         given=given, best=best, candidates=(best, tie, given, checkpointed), too_large=(large,), ties=(tie,),
         prices=prices, shortage=None, maximum=None,
         counts=SearchCounts(space=100, executed=5, too_large=40, slower=30, dominated=24, failed=1, seconds=7.5),
-        notes=("precision_kept",),
+        notes=("few_batch_sizes",),
     )  # fmt: skip
 
 

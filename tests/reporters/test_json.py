@@ -224,8 +224,8 @@ def test_keys_of_a_search_that_are_kept(fit: Fit, nothing_fits: Fit) -> None:
 
 
 def test_notes_of_a_search_are_sentences(fit: Fit) -> None:
-    notes = to_json(replace(fit, notes=("precision_kept", "a code of the future")))["notes"]
-    assert notes[0].startswith("The precision was kept") and notes[1] == "a code of the future"
+    notes = to_json(replace(fit, notes=("few_batch_sizes", "a code of the future")))["notes"]
+    assert notes[0].startswith("The effective batch size has few divisors") and notes[1] == "a code of the future"
 
 
 def test_a_search_on_several_gpus_follows_its_schema(across: FitAcross) -> None:

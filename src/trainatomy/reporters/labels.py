@@ -309,9 +309,6 @@ FIT_NOTES = {
         "The effective batch size has few divisors, so there are few batch sizes to choose from; "
         "a multiple of 8 has more."
     ),
-    "precision_kept": (
-        "The precision was kept: --allow precision lets the search use 16-bit arithmetic, which is usually far faster."
-    ),
 }
 """Notes of a search by code; ``{}`` stands for the value that follows the code and a colon."""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.errors import WorkloadError
 from trainatomy.results.fit import Candidate, Fit, Permission, Price
 from trainatomy.results.prediction import GPUSummary
 from trainatomy.results.time import Time
-from trainatomy.search.axes import PERMISSIONS, axes_of, precision_of
+from trainatomy.search.axes import PERMISSIONS, axes_of
 from trainatomy.search.estimates import Estimator, Outcome
 from trainatomy.search.explore import Executor, Exploration, Observer
 from trainatomy.search.space import Point, Space
@@ -20,8 +21,8 @@ from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.schema import Workload
 
 DEFAULT_HEADROOM = 0.05
-SAME_SPEED = 0.02
-"""Of candidates whose steps differ by less than this share, the one that changes least of what is trained is best."""
+SAME_SPEED = 0.01
+"""Of candidates whose steps differ by less than this share, the one with the fewest changes is the best."""
 HOST_BOUND_SHARE = 0.85
 """A step counts as bound by the host if the CPU is busy for this share of the GPU's time: then either may bound it."""
 
@@ -172,19 +173,22 @@ def given_point(space: Space) -> Point | None:
 
 
 def best_of(exploration: Exploration) -> Outcome | None:
-    """Return the fastest outcome; of several that are about as fast, the one that changes least of what is trained."""
+    """Return the fastest outcome; of several that are about as fast, the one that changes the fewest settings."""
     fastest = exploration.best
     if fastest is None:
         return None
-    limit = fastest.seconds * (1 + SAME_SPEED if exploration.space.allowed else 1)
+    limit = fastest.seconds * (1 + SAME_SPEED)
     eligible = [outcome for outcome in exploration.fitting if outcome.seconds <= limit]
     return min(eligible, key=partial(_preference, exploration.space))
 
 
-def _preference(space: Space, outcome: Outcome) -> tuple[int, float, int]:
-    """Return a key that prefers fewer changes of what is trained, then the faster step, then fewer changes."""
-    changes = space.changes(outcome.point)
-    return sum(bool(change.permission) for change in changes), outcome.seconds, len(changes)
+def _preference(space: Space, outcome: Outcome) -> tuple[int, int, float, int]:
+    """Return a key that prefers fewer changes of what is trained, then fewer of other settings, then the faster step.
+
+    The batch size has to be chosen in any case; of equal times the one with less memory is preferred.
+    """
+    changes = [change for change in space.changes(outcome.point) if change.axis != "batch"]
+    return sum(bool(change.permission) for change in changes), len(changes), outcome.seconds, outcome.device_bytes
 
 
 def alternatives(space: Space, point: Point) -> Iterator[Point]:
@@ -245,8 +249,29 @@ def with_ties(fit: Fit) -> Fit:
     best = fit.best
     if best is None:
         return fit
-    ties = tuple(each for each in fit.runner_ups if each.step_seconds / best.step_seconds <= tie_factor(each, best))
+    ties = tuple(each for each in fit.runner_ups if _may_be_faster(each, best))
     return replace(fit, ties=ties)
+
+
+def _may_be_faster(candidate: Candidate, best: Candidate) -> bool:
+    """Return whether a slower candidate is within the error, unless all it does is to recompute more activations."""
+    own, others = (_without_checkpointing(each.workload) for each in (candidate, best))
+    if own == others and _checkpointed_layers(candidate.workload) > _checkpointed_layers(best.workload):
+        return False
+    return candidate.step_seconds / best.step_seconds <= tie_factor(candidate, best)
+
+
+def _without_checkpointing(workload: Mapping[str, Any]) -> dict[str, Any]:
+    train = dict(workload.get("train", {}))
+    for name in ("gradient_checkpointing", "gradient_checkpointing_every"):
+        train.pop(name, None)
+    return {**workload, "train": train}
+
+
+def _checkpointed_layers(workload: Mapping[str, Any]) -> float:
+    """Return the share of layers that recompute their activations."""
+    train = workload.get("train", {})
+    return 1 / int(train.get("gradient_checkpointing_every", 1)) if train.get("gradient_checkpointing") else 0.0
 
 
 def tie_factor(first: Candidate, second: Candidate) -> float:
@@ -310,5 +335,3 @@ def _notes(space: Space, options: SearchOptions) -> Iterator[str]:
     effective = effective_batch_size(space.workload, options)
     if len(space.batches) <= 2 and effective > 3:
         yield "few_batch_sizes"
-    if precision_of(space.workload) in ("auto", "fp32") and "precision" not in options.allow:
-        yield "precision_kept"

@@ -1,0 +1,101 @@
+"""A pretend executor: predictions by a formula instead of a simulation, so that whole spaces can be executed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+from trainatomy.errors import SimulationError, TrainatomyError
+from trainatomy.results.memory import Components
+from trainatomy.results.prediction import Prediction
+from trainatomy.workload.schema import Workload
+
+GIB = 2**30
+TINY = {
+    "model": {
+        "class": "GPT2LMHeadModel",
+        "config": {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 128},
+        "dtype": "float32",
+    },
+    "data": {"sequence_length": 256},
+    "gpu": "rtx-3090",
+}
+
+
+@dataclass
+class Model:
+    """How memory and time of a pretended training follow from its settings; time in seconds, memory in GiB."""
+
+    static: float = 2.0
+    sample: float = 0.5
+    saved: float = 0.7
+    recompute: float = 0.3
+    launch: float = 0.004
+    arithmetic: float = 0.01
+    update: float = 0.02
+    implementation: float = 0.1
+    eager: float = 0.2
+    noise: float = 0.0
+    eight_bit: float = 0.9
+
+    def step(self, workload: Workload) -> tuple[float, float, float, float]:
+        """Return static memory, memory of the batch, cache, and seconds."""
+        train = workload.train
+        share = 1 / train.gradient_checkpointing_every if train.gradient_checkpointing else 0.0
+        batch, micro_steps = train.per_device_train_batch_size, train.gradient_accumulation_steps
+        length = (workload.data.sequence_length or 256) / 256
+        eager = workload.model.attn_implementation == "eager"
+        memory = batch * length * self.sample * (1 - self.saved * share) * (1 + 0.1 * eager)
+        compute = (self.launch + self.arithmetic * batch * length) * (1 + self.recompute * share)
+        compute *= (1 + self.eager * eager) * (1 + self.noise * math.sin(7 * batch + 3 * share))
+        update = self.update * (1 if train.optim == "adamw_torch_fused" else 1 + self.implementation)
+        static = self.static * (self.eight_bit if "8bit" in train.optim else 1) * (0.5 if workload.model.lora else 1)
+        cache = 0.1 * memory * ("expandable" not in workload.allocator)
+        return static, memory, cache, micro_steps * compute + update
+
+
+@dataclass
+class Pretender:
+    """An executor that answers by a ``Model``, and keeps what it was asked."""
+
+    like: Prediction
+    model: Model
+    jobs: int = 2
+    fails: Callable[[Workload], bool] = lambda workload: False
+    asked: list[Workload] = field(default_factory=list)
+    interrupt_after: int | None = None
+
+    def submit(self, workload: Workload) -> Future[Prediction | TrainatomyError]:
+        if self.interrupt_after is not None and len(self.asked) >= self.interrupt_after:
+            raise KeyboardInterrupt
+        self.asked.append(workload)
+        future: Future[Prediction | TrainatomyError] = Future()
+        future.set_result(SimulationError("cannot") if self.fails(workload) else self.prediction(workload))
+        return future
+
+    def prediction(self, workload: Workload) -> Prediction:
+        static, activations, cache, seconds = self.model.step(workload)
+        gpu = workload.resolve_gpu()
+        sizes = {"weights": static, "activations": activations, "cache": cache}
+        components = Components.from_dict({name: round(size * GIB) for name, size in sizes.items()})
+        device = components.total_bytes
+        memory = replace(self.like.memory, components=components, device_bytes=device)
+        samples = workload.train.per_device_train_batch_size * workload.train.gradient_accumulation_steps
+        assert self.like.time is not None
+        time = replace(
+            self.like.time,
+            step_seconds=seconds,
+            interval_seconds=(0.9 * seconds, 1.2 * seconds),
+            samples_per_second=samples / seconds,
+            tokens_per_second=samples * (workload.data.sequence_length or 256) / seconds,
+            gpu_seconds=seconds,
+            host_seconds=0.1 * seconds,
+        )
+        card = replace(self.like.card, id=gpu.id, name=gpu.name, memory_bytes=gpu.memory_bytes)
+        fits = device <= gpu.memory_bytes
+        return replace(
+            self.like, workload=workload.to_mapping(), memory=memory, time=time, fits=fits, card=card,
+            room_bytes=gpu.memory_bytes - device,
+        )  # fmt: skip

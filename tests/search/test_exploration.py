@@ -1,0 +1,208 @@
+"""The search executes few candidates, and none of those that it leaves out would have been better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pretender import GIB, TINY, Model, Pretender
+
+from trainatomy.errors import SimulationError, WorkloadError
+from trainatomy.results.fit import Fit
+from trainatomy.results.prediction import Prediction
+from trainatomy.search.axes import divisors
+from trainatomy.search.explore import Observer
+from trainatomy.search.fitting import SAME_SPEED, SearchOptions, search, space_of
+from trainatomy.search.run import run
+from trainatomy.workload.schema import Workload
+
+MakePretender = Callable[..., Pretender]
+KEPT = ("optimizer_implementation", "torch_empty_cache_steps")
+"""Axes that are left out where a whole space is executed, to make it smaller."""
+
+
+def searched(workload: Workload, pretender: Pretender, memory: float, **options: object) -> Fit:
+    limited = workload.replace("gpu", {"base": "rtx-3090", "memory_bytes": round(memory * GIB)})
+    return search(limited, SearchOptions(**{"effective_batch_size": 64, **options}), pretender, Observer())[0]  # type: ignore[arg-type]
+
+
+def fastest(fit: Fit) -> float:
+    return min(each.step_seconds for each in fit.candidates)
+
+
+@cache
+def whole_space(size: int) -> tuple[Workload, ...]:
+    """Return the workload of every candidate."""
+    space = space_of(Workload.from_mapping(TINY), SearchOptions(size, keep=KEPT))
+    return tuple(map(space.workload_at, space.points({axis.name: space.options(axis) for axis in space.axes})))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    memory=st.floats(3, 60),
+    static=st.floats(0.5, 2.5),
+    sample=st.floats(0.05, 2),
+    saved=st.floats(0.2, 0.95),
+    recompute=st.floats(0.1, 0.5),
+    launch=st.floats(0, 0.2),
+    noise=st.floats(0, 0.008),
+    eager=st.floats(-0.1, 0.4),
+    size=st.sampled_from([1, 24, 61, 64]),
+)
+def test_no_candidate_that_was_left_out_is_better(
+    some_prediction: Prediction, memory: float, size: int, **changes: float
+) -> None:
+    model = Model(**changes)
+    found = searched(
+        Workload.from_mapping(TINY), Pretender(some_prediction, model), memory,
+        effective_batch_size=size, prices=False, keep=KEPT,
+    )  # fmt: skip
+    steps = [model.step(workload) for workload in whole_space(size)]
+    fitting = [seconds for *parts, seconds in steps if sum(round(part * GIB) for part in parts) <= found.usable_bytes]
+    assert (found.best is None) == (not fitting)
+    if fitting:
+        assert fastest(found) <= min(fitting) * 1.01
+    assert found.counts.executed <= len(steps) == found.counts.space
+
+
+def test_few_candidates_are_executed_and_all_are_accounted_for(workload: Workload, pretender: MakePretender) -> None:
+    executor = pretender()
+    found = searched(workload, executor, 24, prices=False)
+    counts = found.counts
+    assert counts.executed == len(executor.asked) < counts.space / 20
+    parts = (counts.executed, counts.too_large, counts.slower, counts.dominated, counts.failed, counts.unexplored)
+    assert sum(parts) == counts.space
+
+
+def test_the_effective_batch_size_never_changes(workload: Workload, pretender: MakePretender) -> None:
+    executor = pretender()
+    searched(workload, executor, 24)
+    for asked in executor.asked:
+        assert asked.train.per_device_train_batch_size * asked.train.gradient_accumulation_steps == 64
+
+
+def test_only_what_is_allowed_changes_what_is_trained(workload: Workload, pretender: MakePretender) -> None:
+    plain = searched(workload, pretender(), 24)
+    assert not any(change.permission for each in plain.candidates for change in each.changes)
+    assert any(price.change.permission and not price.allowed for price in plain.prices)
+    allowed = searched(workload, pretender(), 24, allow=("sequence-length", "lora"))
+    assert {c.permission for each in allowed.candidates for c in each.changes} >= {"sequence-length", "lora"}
+
+
+def test_headroom_stays_free(workload: Workload, pretender: MakePretender) -> None:
+    tight, roomy = (searched(workload, pretender(), 12, headroom=share) for share in (0.0, 0.3))
+    assert all(each.device_bytes <= 0.7 * 12 * GIB for each in roomy.candidates)
+    assert tight.best is not None and roomy.best is not None
+    assert tight.best.per_device_train_batch_size > roomy.best.per_device_train_batch_size
+
+
+def test_about_as_fast_means_the_one_with_fewer_changes(workload: Workload, pretender: MakePretender) -> None:
+    found = searched(workload, pretender(eager=-SAME_SPEED / 2), 24)
+    assert found.best is not None
+    assert [change.axis for change in found.best.changes] == ["batch"]
+    faster = searched(workload, pretender(eager=-0.2, sample=0.1), 24)
+    assert faster.best is not None
+    assert "eager" in [change.option for change in faster.best.changes]
+
+
+def test_expandable_segments_are_chosen_only_where_the_cache_is_in_the_way(
+    workload: Workload, pretender: MakePretender
+) -> None:
+    # 16 samples hold 2 + 8 GiB, and 0.8 GiB of cache
+    narrow = searched(workload, pretender(), 10.4, headroom=0.0)
+    wide = searched(workload, pretender(), 12, headroom=0.0)
+    assert narrow.best is not None and wide.best is not None
+    assert [c.option for c in narrow.best.changes] == ["16", "expandable_segments"]
+    assert [c.option for c in wide.best.changes] == ["16"]
+
+
+def test_prices_are_single_changes_of_the_best_candidate(workload: Workload, pretender: MakePretender) -> None:
+    found = searched(workload, pretender(), 24)
+    assert found.best is not None
+    by_option = {(price.change.axis, price.change.option): price for price in found.prices}
+    recomputed = by_option["gradient_checkpointing", "on"]
+    assert recomputed.device_bytes < 0 < recomputed.step_seconds
+    assert not by_option["optimizer", "adamw_8bit"].allowed
+    for price in found.prices:
+        assert price.candidate is not None
+        assert price.device_bytes == price.candidate.device_bytes - found.best.device_bytes
+
+
+def test_ties_may_be_faster_and_recomputing_more_may_not(workload: Workload, pretender: MakePretender) -> None:
+    found = searched(workload, pretender(launch=0.0, update=0.001, recompute=0.01), 24)
+    assert found.best is not None and found.ties
+    assert all(each.step_seconds <= 1.3 * found.best.step_seconds for each in found.ties)
+    size = found.best.per_device_train_batch_size
+    assert not any(
+        each.per_device_train_batch_size == size and "gradient_checkpointing" in {c.axis for c in each.changes}
+        for each in found.ties
+    )
+
+
+def test_an_option_that_cannot_be_predicted_is_left_out(workload: Workload, pretender: MakePretender) -> None:
+    executor = replace(pretender(), fails=lambda one: one.model.attn_implementation == "eager")
+    found = searched(workload, executor, 24)
+    assert found.best is not None and found.counts.failed
+    (price,) = (price for price in found.prices if price.change.axis == "attention")
+    assert price.candidate is None and price.error == "cannot"
+
+
+def test_a_workload_that_cannot_be_predicted_is_an_error(workload: Workload, pretender: MakePretender) -> None:
+    with pytest.raises(SimulationError):
+        searched(workload, replace(pretender(), fails=lambda one: True), 24)
+
+
+def test_an_interrupted_search_returns_the_best_so_far(workload: Workload, pretender: MakePretender) -> None:
+    found = searched(workload, replace(pretender(), interrupt_after=4), 24)
+    assert found.interrupted and found.best is not None and 0 < found.counts.executed <= 4
+    nothing = searched(workload, replace(pretender(), interrupt_after=0), 24)
+    assert nothing.interrupted and nothing.best is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"effective_batch_size": 0}, "not a number of samples"),
+        ({"headroom": 1.0}, "not a share"),
+        ({"allow": ("precison",)}, "did you mean precision"),
+        ({"keep": ("attn",)}, "unknown axis"),
+        ({"effective_batch_size": 12, "keep": ("batch",)}, "no multiple of the batch size 8"),
+    ],
+)
+def test_contradictions_are_named(workload: Workload, options: dict[str, object], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        space_of(workload, SearchOptions(**options))  # type: ignore[arg-type]
+
+
+def test_a_gpu_without_bf16_is_refused_unless_the_precision_may_change(workload: Workload) -> None:
+    old = workload.replace({"gpu": "v100", "train.bf16": True})
+    with pytest.raises(WorkloadError, match="no arithmetic units for bf16"):
+        space_of(old, SearchOptions())
+    assert space_of(old, SearchOptions(allow=("precision",))).size
+
+
+def test_inference_has_no_settings_to_search(workload: Workload) -> None:
+    with pytest.raises(WorkloadError, match="mode"):
+        space_of(workload.replace("mode", "inference"), SearchOptions())
+
+
+def test_if_nothing_fits_the_remedies_are_ordered(workload: Workload, pretender: MakePretender) -> None:
+    small = workload.replace("gpu", {"base": "rtx-3090", "memory_bytes": round(2.0 * GIB)})
+    found = run(small, "throughput", SearchOptions(8), pretender())
+    assert found.best is None and found.shortage is not None
+    remedies = found.shortage.remedies
+    assert found.shortage.missing_bytes > 0 and remedies[0].candidate.fits
+    kinds = [remedy.kind for remedy in remedies if remedy.candidate.fits]
+    assert kinds == sorted(kinds, key=["same training", "changes training", "larger GPU"].index)
+    assert kinds.count("larger GPU") == 2
+    assert remedies[-1].candidate.prediction.gpu.memory_bytes > 2 * GIB
+
+
+def test_divisors() -> None:
+    assert divisors(1) == (1,)
+    assert divisors(60) == (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60)
+    assert divisors(49) == (1, 7, 49)
