@@ -14,6 +14,7 @@ import typer
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
+    Jobs,
     Json,
     Records,
     TrustRemoteCode,
@@ -82,10 +83,6 @@ Fresh = Annotated[bool, in_run("--fresh", "With --measure: run everything again,
 TimeLimit = Annotated[
     float | None,
     in_run("--time-limit", "With --measure: stop a run after so many seconds.", metavar="SECONDS", min=0),
-]
-Jobs = Annotated[
-    int | None,
-    in_run("--jobs", "Processes that predict in parallel (default: one per core, up to 8).", metavar="N", min=1),
 ]
 
 

@@ -15,6 +15,7 @@ import typer
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
+    Jobs,
     Json,
     Records,
     TrustRemoteCode,
@@ -72,13 +73,17 @@ Headroom = Annotated[
 Maximize = Annotated[
     str | None,
     in_run(
-        "--maximize", "Find the largest one that fits instead of the fastest.", metavar="batch|sequence-length|model-size"
+        "--maximize",
+        "Find the largest one that fits instead of the fastest.",
+        metavar="batch|sequence-length|model-size",
     ),
 ]
 Price = Annotated[
     list[str] | None,
     in_run(
-        "--price", "Price of a GPU per hour, such as h100=2.9; repeatable. Adds the cost of training.", metavar="GPU=PRICE"
+        "--price",
+        "Price of a GPU per hour, such as h100=2.9; repeatable. Adds the cost of training.",
+        metavar="GPU=PRICE",
     ),
 ]
 Measure = Annotated[
@@ -90,9 +95,6 @@ WhyOom = Annotated[
 ]
 Exhaustive = Annotated[
     bool, in_run("--exhaustive", "Execute every candidate; takes long, and tells whether the search missed one.")
-]
-Jobs = Annotated[
-    int | None, in_run("--jobs", "Processes that predict in parallel (default: one per core, up to 8).", metavar="N", min=1)
 ]
 Plot = Annotated[
     list[Path] | None,

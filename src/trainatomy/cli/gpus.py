@@ -9,7 +9,7 @@ import typer
 
 from trainatomy.catalog.gpus import find_gpu as find
 from trainatomy.catalog.gpus import gpus as all_gpus
-from trainatomy.cli.options import Debug, Json, in_run
+from trainatomy.cli.options import Debug, Jobs, Json, in_run
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.reporters.json import comparison_to_json, gpus_to_json
 from trainatomy.reporters.text.catalog import gpu_page, gpus_table
@@ -17,10 +17,9 @@ from trainatomy.units import many
 
 For = Annotated[
     str | None,
-    in_run("--for", "Predict this training on every GPU: where it fits, how tightly, how fast.", metavar="WORKLOAD.yaml"),
-]
-Jobs = Annotated[
-    int | None, in_run("--jobs", "Processes that predict in parallel (default: one per core).", metavar="N", min=1)
+    in_run(
+        "--for", "Predict this training on every GPU: where it fits, how tightly, how fast.", metavar="WORKLOAD.yaml"
+    ),
 ]
 Name = Annotated[
     str | None, typer.Argument(metavar="GPU", help="Show one GPU, with the source of every figure.", show_default=False)
@@ -36,8 +35,8 @@ def gpus(
 ) -> None:
     """List the known GPUs, or show one with the source of every figure.
 
-    With `--for`, predict a training as it is on each of them; `trainatomy fit --gpu all` also searches the best settings
-    for each.
+    With `--for`, predict a training as it is on each of them; `trainatomy fit --gpu all` also searches the best
+    settings for each.
     """
     if workload is not None:
         _show_for(workload, [gpu] if gpu else None, jobs, json=json, debug=debug)

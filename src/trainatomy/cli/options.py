@@ -57,6 +57,11 @@ Records = Annotated[
     ),
 ]
 
+Jobs = Annotated[
+    int | None,
+    in_run("--jobs", "Processes that predict in parallel (default: one per core, up to 8).", metavar="N", min=1),
+]
+
 
 def one_workload(file: str | None, flags: Mapping[str, Any]) -> Workload:
     """Return the workload of a file with flags over it, or of flags alone; raise ``WorkloadError``."""

@@ -277,12 +277,12 @@ def _checkpointed_layers(workload: Mapping[str, Any]) -> float:
 def tie_factor(first: Candidate, second: Candidate) -> float:
     """Return the factor by which two predicted times differ at most while either may be the shorter one.
 
-    The intervals are those of ratios of measured to predicted step times on one machine (``catalog/intervals.yaml``).
+    The intervals are of ratios of measured to predicted step times on one machine (``catalog/ratio_intervals.yaml``).
     """
     calibrated = "calibrated" if all(_is_calibrated(each) for each in (first, second)) else "uncalibrated"
     hosts = [_is_host_bound(_time(first)), _is_host_bound(_time(second))]
     kind = "host" if all(hosts) else "mixed" if any(hosts) else "gpu"
-    low, high = read_yaml("intervals.yaml")["relative"][calibrated][kind]
+    low, high = read_yaml("ratio_intervals.yaml")[calibrated][kind]
     return math.sqrt(high / low)
 
 
