@@ -95,7 +95,7 @@ def choose(case: Case, gib: int, effective_batch: int, jobs: int, torch: str) ->
     """Return what the search chooses for a case and a limit; ``workload`` is ``None`` where it finds nothing."""
     workload = Workload.from_mapping(case.mapping | {"gpu": fit_cases.limited(gib), "software": {"torch": torch}})
     began = time.perf_counter()
-    found: Any = api.fit(workload, effective_batch_size=effective_batch, headroom=HEADROOM, jobs=jobs)  # type: ignore[attr-defined]
+    found: Any = api.fit(workload, effective_batch_size=effective_batch, headroom=HEADROOM, jobs=jobs)
     seconds = time.perf_counter() - began
     head: dict[str, Any] = {"case": case.name, "limit_gib": gib, "seconds_to_answer": seconds, "workload": None}
     if found.best is None:
