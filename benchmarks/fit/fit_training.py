@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from trainatomy.measurement.device.meter import Meter
+from trainatomy.measurement.process.job import set_environment
 from trainatomy.measurement.step.environment import is_out_of_memory
 from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer, Stopwatch
 from trainatomy.training import model as models
@@ -103,6 +105,22 @@ def settle_loss_scale() -> None:
     """Let every gradient scaler of this process start at ``LOSS_SCALE``."""
     scaler: Any = torch.amp.GradScaler
     scaler.__init__ = functools.partialmethod(scaler.__init__, init_scale=LOSS_SCALE)
+
+
+def set_allocator(options: str) -> None:
+    """Give this process's allocator the options of ``PYTORCH_ALLOC_CONF``; CUDA must not be initialised yet."""
+    set_environment(os.environ, options)
+    if options:
+        bindings: Any = torch._C
+        bindings._accelerator_setAllocatorSettings(options)
+
+
+def check_allocator(options: str) -> None:
+    """Raise ``RuntimeError`` if expandable segments were asked for and are not in use."""
+    if "expandable_segments:True" in options:
+        settings = torch.cuda.memory._snapshot()["allocator_settings"]
+        if not settings["expandable_segments"]:
+            raise RuntimeError(f"the allocator did not take {options}: {settings}")
 
 
 def timed_steps(mapping: Mapping[str, Any], model: nn.Module, length: Length) -> dict[str, Any]:

@@ -57,6 +57,8 @@ def run_group(group: Group, out: Path, deadline: float) -> None:
     first = group.tasks[0]
     if first.capacity_bytes is not None:
         limit_allocator(first.capacity_bytes)
+    allocator = str(first.workload.get("allocator", ""))
+    training.set_allocator(allocator)
     training.settle_loss_scale()
     with nvml.session() as driver:
         gpu = driver.gpus[0]
@@ -78,6 +80,7 @@ def run_group(group: Group, out: Path, deadline: float) -> None:
             append(out, line_of(task, group) | result | {"device_bytes": device, "seconds": time.monotonic() - began})
             if model is not None:
                 training.clear(model)
+        training.check_allocator(allocator)
 
 
 def line_of(task: Task, group: Group) -> dict[str, Any]:

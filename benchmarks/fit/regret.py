@@ -10,22 +10,25 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fit_cases
 import fit_page as page
 import fit_results as results
+import fit_search
 import outcomes
 from fit_cases import GIB, RECORDS, Case, Cases, Setting
 from fit_tasks import PLAN, Plan, read_plan
 
 from trainatomy import api
 from trainatomy.runs.predicting import predict_rows
+from trainatomy.search.fitting import SearchOptions
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
+    from trainatomy.results.fit import Fit
     from trainatomy.results.prediction import Prediction
 
 LINES = RECORDS / "h200.jsonl"
@@ -91,17 +94,13 @@ def point_of(case: Case, setting: Setting, found: list[Any], limits_gib: tuple[i
     }
 
 
-def choose(case: Case, gib: int, effective_batch: int, jobs: int, torch: str) -> dict[str, Any]:
-    """Return what the search chooses for a case and a limit; ``workload`` is ``None`` where it finds nothing."""
-    workload = Workload.from_mapping(case.mapping | {"gpu": fit_cases.limited(gib), "software": {"torch": torch}})
-    began = time.perf_counter()
-    found: Any = api.fit(workload, effective_batch_size=effective_batch, headroom=HEADROOM, jobs=jobs)
-    seconds = time.perf_counter() - began
-    head: dict[str, Any] = {"case": case.name, "limit_gib": gib, "seconds_to_answer": seconds, "workload": None}
+def choice_of(case: Case, gib: int, found: Fit) -> dict[str, Any]:
+    """Return what the search chose for a case and a limit; ``workload`` is ``None`` where nothing fits."""
+    head: dict[str, Any] = {"case": case.name, "limit_gib": gib, "executed": found.counts.executed, "workload": None}
     if found.best is None:
         return head | {"label": "nothing fits"}
-    prediction: Prediction = found.best.prediction
-    mapping = {key: value for key, value in found.best.workload.items() if key not in ("gpu", "software")}
+    prediction = found.best.prediction
+    mapping = _bare(found.best.workload)
     time_, memory = prediction.time, prediction.memory
     assert time_ is not None
     return head | {
@@ -113,7 +112,13 @@ def choose(case: Case, gib: int, effective_batch: int, jobs: int, torch: str) ->
         "bound_by": time_.bound_by,
         "device_bytes": memory.device_bytes,
         "fits": prediction.fits,
+        "ties": [label_of(_bare(tie.workload), case) for tie in found.ties],
     }
+
+
+def _bare(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a workload without the GPU and the software that it is predicted for."""
+    return {key: value for key, value in mapping.items() if key not in ("gpu", "software")}
 
 
 def label_of(mapping: dict[str, Any], case: Case) -> str:
@@ -150,6 +155,19 @@ def _lines(entries: list[Any]) -> str:
     return ",\n".join(json.dumps(entry) for entry in entries)
 
 
+def choose(cases: Cases, options: argparse.Namespace) -> None:
+    """Add what the search chooses to the plan, case by case; cases that have choices are left as they are."""
+    plan = read_plan(options.plan)
+    search_options = SearchOptions(cases.effective_batch, plan["headroom"], prices=False)
+    for case in cases.cases:
+        if any(choice["case"] == case.name for choice in plan["choices"]):
+            continue
+        found = fit_search.choices(case, cases.limits_gib, search_options, options.torch, options.jobs)
+        plan["choices"] += [choice_of(case, gib, fit) for gib, fit in found.items()]
+        write_plan(plan, options.plan)
+        print(f"{case.name}: {[choice['label'] for choice in plan['choices'][-len(found) :]]}", flush=True)
+
+
 def report(options: argparse.Namespace, cases: Cases) -> None:
     """Write the figures and the page."""
     lines = [json.loads(text) for text in options.lines.read_text(encoding="utf-8").splitlines()]
@@ -181,14 +199,7 @@ def main() -> int:
     if options.predict:
         write_plan(predict(cases, options.jobs, options.torch), options.plan)
     elif options.choose:
-        plan = read_plan(options.plan)
-        plan["choices"] = []
-        for case in cases.cases:
-            for gib in cases.limits_gib:
-                choice = choose(case, gib, cases.effective_batch, options.jobs, options.torch)
-                plan["choices"].append(choice)
-                write_plan(plan, options.plan)
-                print(f"{case.name}, {gib} GiB: {choice['label']}, {choice['seconds_to_answer']:.1f} s", flush=True)
+        choose(cases, options)
     else:
         report(options, cases)
     return 0

@@ -1,0 +1,75 @@
+"""The search for several sizes of a GPU at once: what one of them executes is not executed again for the others.
+
+The outcome is that of ``trainatomy.api.fit`` for each size: the same search, whose executions are remembered, because
+a simulation does not depend on how much memory the GPU has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import fit_cases
+from fit_cases import Case
+
+from trainatomy import api
+from trainatomy.errors import TrainatomyError
+from trainatomy.results.fit import Fit
+from trainatomy.results.prediction import Prediction
+from trainatomy.runs.predicting import PredictionPool, predict_rows, prediction_pool
+from trainatomy.search.explore import Observer
+from trainatomy.search.fitting import SearchOptions, search
+from trainatomy.workload.schema import Workload
+
+Result = Prediction | TrainatomyError
+
+
+def choices(case: Case, limits_gib: Sequence[int], options: SearchOptions, torch: str, jobs: int) -> dict[int, Fit]:
+    """Search for a case on each size of the GPU, without the price lists."""
+    given = {gib: _workload(case.mapping, gib, torch) for gib in limits_gib}
+    with prediction_pool(partial(under_limits, tuple(limits_gib)), jobs) as pool:
+        executor = Remembering(pool, tuple(limits_gib))
+        return {gib: search(workload, options, executor, Observer())[0] for gib, workload in given.items()}
+
+
+def under_limits(limits_gib: tuple[int, ...], workload: Workload) -> Any:
+    """Predict a workload on each size of the GPU, from one simulation."""
+    return predict_rows(api.predict, [_workload(workload.to_mapping(), gib) for gib in limits_gib])
+
+
+def _workload(mapping: dict[str, Any], gib: int, torch: str | None = None) -> Workload:
+    software = {"software": {"torch": torch}} if torch else {}
+    return Workload.from_mapping(mapping | {"gpu": fit_cases.limited(gib)} | software)
+
+
+class Remembering:
+    """An executor of the search that predicts for every size at once and remembers the predictions."""
+
+    def __init__(self, pool: PredictionPool, limits_gib: tuple[int, ...]) -> None:
+        self.pool = pool
+        self.jobs = pool.jobs
+        self.limits_gib = limits_gib
+        self.known: dict[str, Future[Any]] = {}
+
+    def submit(self, workload: Workload) -> Future[Result]:
+        """Begin to predict a training on its GPU, or return what is known."""
+        mapping = workload.to_mapping()
+        place = self.limits_gib.index(int(mapping.pop("gpu")["memory_bytes"]) // fit_cases.GIB)
+        key = json.dumps(mapping, sort_keys=True)
+        if key not in self.known:
+            self.known[key] = self.pool.submit(workload)
+        answer: Future[Result] = Future()
+
+        def take(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                found = done.result()
+                answer.set_result(found if isinstance(found, TrainatomyError) else found[place])
+
+        self.known[key].add_done_callback(take)
+        return answer
