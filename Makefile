@@ -12,6 +12,7 @@
 #                  fail if errors grew (several minutes)
 #   make rivals    run other tools on the same trainings (installs them; MemTracker needs a GPU)
 #   make walls     predict again which batches fit GPUs of 8 to 80 GB (many minutes)
+#   make regret    compare what the search chose with what an H200 measured, and rewrite docs/fit-accuracy.md
 #   make times     predict published step times of GPUs without a calibration (many minutes)
 #   make speed     time the command line and compare it with importing the libraries
 #
@@ -35,7 +36,7 @@ DEV_SETUP := $(VENV)/.dev-setup-done
 DOCS_SETUP := $(VENV)/.docs-setup-done
 TORCHVISION := build/torchvision
 
-.PHONY: help setup demo test check coverage format docs site accuracy rivals walls times speed clean
+.PHONY: help setup demo test check coverage format docs site accuracy rivals walls regret times speed clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -114,6 +115,9 @@ rivals: $(TORCHVISION)/.done
 
 walls: $(TORCHVISION)/.done
 	$(BIN)/python benchmarks/accuracy/plan_walls.py --again
+
+regret: $(TEST_SETUP)
+	$(BIN)/python benchmarks/fit/regret.py --report
 
 times: $(TORCHVISION)/.done
 	$(BIN)/python benchmarks/timing/published.py
