@@ -134,13 +134,19 @@ def label_of(mapping: dict[str, Any], case: Case) -> str:
     )
     plain = near.apply(case.mapping)
     changed = [
-        f"{section}.{key}={value}"
-        for section in mapping
-        if isinstance(mapping[section], dict)
-        for key, value in mapping[section].items()
-        if plain.get(section, {}).get(key) != value
+        f"{key}={value}"
+        for key, value in _flat(mapping).items()
+        if key not in ("name", "gpu", "software") and _flat(plain).get(key) != value
     ]
     return "; ".join([near.label, *changed])
+
+
+def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a workload with those of its sections beneath them, joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        flat |= {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
 
 
 def write_plan(plan: Plan, path: Path) -> None:

@@ -97,7 +97,9 @@ def test_settings_off_the_grid_are_named_by_what_differs() -> None:
     assert regret.label_of(mapping, case) == "8 × 8, checkpointing"
     mapping["train"]["optim"] = "adamw_torch"
     assert fit_cases.setting_of(mapping, case.mapping) is None
-    assert regret.label_of(mapping, case) == "8 × 8, checkpointing; train.optim=adamw_torch"
+    mapping["allocator"] = "expandable_segments:True"
+    changes = "train.optim=adamw_torch; allocator=expandable_segments:True"
+    assert regret.label_of(mapping, case) == f"8 × 8, checkpointing; {changes}"
 
 
 def test_what_may_be_best_is_measured_first_and_the_hopeless_last() -> None:
