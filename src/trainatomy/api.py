@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trainatomy.runs.plan import Finished, RunObserver
     from trainatomy.runs.predicting import PredictionPool
     from trainatomy.runs.single import MeasuredRun
+    from trainatomy.search.axes import CanApply
     from trainatomy.search.explore import Observer
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.timing.cost_model import CostModel
@@ -312,6 +313,8 @@ def fit(
     maximize: Goal = "throughput",
     measure: int = 0,
     exhaustive: bool = False,
+    can_apply: CanApply | None = None,
+    prices: bool = True,
     batch: Batch | None = None,
     optimizer: str | type[torch.optim.Optimizer] | None = None,
     calibration: Calibration | Path | str | None = None,
@@ -336,6 +339,9 @@ def fit(
         maximize: "throughput", or "batch", "sequence-length", "model-size": the largest one that fits.
         measure: Run so many of the best candidates on this machine's GPU, which is then the default of ``gpu``.
         exhaustive: Execute every candidate instead of leaving out those that cannot win.
+        can_apply: A function that gets the settings of an option, keys of the workload with their values, and returns
+            whether the caller can apply them; other options are left out.
+        prices: Execute the single changes of the best settings too, for what each costs or saves.
         batch: For a module: see ``predict``.  A mapping is repeated or cut to other batch sizes.
         optimizer: See ``predict``.
         calibration: See ``predict``.
@@ -354,7 +360,10 @@ def fit(
 
     gpu = gpu or (this_gpu() if measure else None)
     with _searched(what, batch, optimizer, gpu, settings, calibration, trust_remote_code, jobs) as (workload, pool):
-        options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep), exhaustive)
+        can_apply = _can_apply(what, batch, allow, can_apply)
+        options = SearchOptions(
+            effective_batch_size, headroom, tuple(allow), tuple(keep), exhaustive, prices, can_apply
+        )
         found = run(workload, maximize, options, pool, progress)
     return measure_fit(found, measure, PredictOptions(calibration=calibration), RunOptions()) if measure else found
 
@@ -406,7 +415,8 @@ def fit_gpus(
     chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
     costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}
     with _searched(what, batch, optimizer, None, settings, calibration, trust_remote_code, jobs) as (workload, pool):
-        options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep))
+        can_apply = _can_apply(what, batch, allow)
+        options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep), can_apply=can_apply)
         return search_across(workload, chosen, options, pool, progress or Observer(), costs)
 
 
@@ -446,7 +456,8 @@ def why_out_of_memory(
     from trainatomy.search.remedies import shortage_of
 
     with _searched(what, batch, optimizer, gpu, settings, calibration, trust_remote_code, jobs) as (workload, pool):
-        return shortage_of(workload, SearchOptions(headroom=headroom, keep=tuple(keep)), pool, progress)
+        options = SearchOptions(headroom=headroom, keep=tuple(keep), can_apply=_can_apply(what, batch, ()))
+        return shortage_of(workload, options, pool, progress)
 
 
 @contextmanager
@@ -480,6 +491,19 @@ def _searched(
         workload = workload.replace("train.per_device_train_batch_size", rows)
     options = options.for_workloads([workload])
     yield workload, PredictionPool(partial(_predict_module, what, make_batch, options), None, 1)
+
+
+def _can_apply(
+    what: Workload | nn.Module, batch: Batch | None, allow: Sequence[Permission], can_apply: CanApply | None = None
+) -> CanApply | None:
+    """Return which settings a search may try: those that apply to a live module, and that the caller can apply."""
+    if isinstance(what, Workload):
+        return can_apply
+    from trainatomy.simulator.live import applies_to, check_permissions
+
+    check_permissions(allow, batch)
+    to_module = applies_to(what, batch)
+    return to_module if can_apply is None else lambda settings: to_module(settings) and can_apply(settings)
 
 
 def _predict_module(

@@ -6,8 +6,8 @@ has no settings.  An axis with a permission changes what is trained, so that the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from trainatomy.catalog.gpus import GPU
 from trainatomy.results.fit import Change, Permission
@@ -77,6 +77,21 @@ def axes_of(workload: Workload, effective_batch_size: int) -> tuple[Axis, ...]:
         _sequence_length(workload),
     )
     return (axes[0], *(axis for axis in axes[1:] if len(axis.options) > 1))
+
+
+CanApply = Callable[[Mapping[str, object]], bool]
+"""Returns whether settings (keys of the workload with their values) can be applied to what is trained."""
+
+
+def applicable(axes: tuple[Axis, ...], can_apply: CanApply) -> tuple[Axis, ...]:
+    """Return the axes with those options only whose settings can be applied; the batch size stays first."""
+
+    def kept(axis: Axis) -> Axis:
+        options = (each for each in axis.options if each.name == axis.given or can_apply(each.settings))
+        return replace(axis, options=tuple(options))
+
+    rest = map(kept, axes[1:])
+    return (axes[0], *(axis for axis in rest if len(axis.options) > 1))
 
 
 def divisors(number: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.results.fit import Candidate, Fit, Permission, Price
 from trainatomy.results.prediction import GPUSummary
 from trainatomy.results.time import Time
-from trainatomy.search.axes import PERMISSIONS, axes_of
+from trainatomy.search.axes import PERMISSIONS, CanApply, applicable, axes_of
 from trainatomy.search.estimates import Estimator, Outcome
 from trainatomy.search.explore import Executor, Exploration, Observer
 from trainatomy.search.space import Point, Space
@@ -38,6 +38,8 @@ class SearchOptions:
         keep: Axes that it may not vary.
         exhaustive: Execute every candidate instead of leaving out those that cannot win.
         prices: Execute the workload as it was given too, and the single changes of the best candidate.
+        can_apply: Says which settings can be applied to what is trained; the others are neither tried nor priced.
+            All can by default.
     """
 
     effective_batch_size: int | None = None
@@ -46,6 +48,7 @@ class SearchOptions:
     keep: tuple[str, ...] = ()
     exhaustive: bool = False
     prices: bool = True
+    can_apply: CanApply | None = None
 
 
 def search(
@@ -100,6 +103,8 @@ def space_of(workload: Workload, options: SearchOptions) -> Space:
     check(workload, options)
     effective = effective_batch_size(workload, options)
     axes = axes_of(workload, effective)
+    if options.can_apply is not None:
+        axes = applicable(axes, options.can_apply)
     names = [axis.name for axis in axes]
     for name in options.keep:
         if name not in names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -138,6 +138,35 @@ def _check_types(model: Any, batch: Any, optimizer: Any) -> None:
     if not isinstance(model, nn.Module):
         raise WorkloadError(f"predict takes a Workload or a torch.nn.Module, not a {type(model).__name__}")
     check_keywords(batch, optimizer)
+
+
+def applies_to(model: nn.Module, batch: object) -> Callable[[Mapping[str, object]], bool]:
+    """Return which settings of a workload (keys with their values) change the prediction of a live module.
+
+    A module is trained with the layers and the dtype that it has, and a batch that is given has its own length.
+    """
+    dtype = _dtype(model).get("dtype", "float32")
+
+    def applies(key: str, value: object) -> bool:
+        section = key.partition(".")[0]
+        if section == "model":
+            return key == "model.dtype" and value == dtype
+        return section != "data" or batch is None
+
+    return lambda settings: all(applies(key, value) for key, value in settings.items())
+
+
+def check_permissions(allow: Collection[str], batch: object) -> None:
+    """Raise WorkloadError if a search may change what a live module or a batch keeps."""
+    if "lora" in allow:
+        raise WorkloadError(
+            "allow: lora: a module is trained with the layers that it has; add the adapters to it "
+            "(peft.get_peft_model), or give a workload"
+        )
+    if "sequence-length" in allow and batch is not None:
+        raise WorkloadError(
+            "allow: sequence-length: the batch has its length; leave the batch out, or pass a shorter one"
+        )
 
 
 def check_keywords(batch: Any, optimizer: Any) -> None:
