@@ -16,7 +16,7 @@ from trainatomy.workload.arguments import is_class_path
 from trainatomy.workload.model import LoraSpec
 from trainatomy.workload.schema import Workload
 
-_OF_TORCH = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
+OF_TORCH = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
 """Optimizers of ``torch.optim``, to which the Trainer does not pass ``optim_args`` (trainer_optimizer.py, 5.17)."""
 
 WIDTH = 76
@@ -90,7 +90,7 @@ def _settings(candidate: Candidate, workload: Workload) -> dict[str, Any]:
     left_out = {"gradient_checkpointing_every"}
     if is_class_path(workload.train.optim):
         left_out |= {"optim", "optim_args"}
-    elif workload.train.optim in _OF_TORCH:
+    elif workload.train.optim in OF_TORCH:
         left_out.add("optim_args")
     values = {name: getattr(workload.train, name) for name in written if name not in left_out}
     return {
@@ -165,7 +165,7 @@ def _trainer_settings(workload: Workload) -> list[tuple[list[str], str]]:
         keywords = ", ".join(["model.parameters()", "lr=args.learning_rate", *_keywords(extra)])
         code = f"optimizer = {kind}({keywords})"
         found.append(([f"from {place} import {kind}", code], "optimizers=(optimizer, None)"))
-    elif extra and train.optim in _OF_TORCH:
+    elif extra and train.optim in OF_TORCH:
         code = "optimizer, keywords = Trainer.get_optimizer_cls_and_kwargs(args)"
         found.append(([code], f"optimizer_cls_and_kwargs=(optimizer, {{**keywords, {_literal(extra)[1:-1]}}})"))
     return found
@@ -227,7 +227,7 @@ def _plain_optimizer(workload: Workload) -> tuple[list[str], list[str]]:
     given = _keywords({name: value for name, value in values.items() if value is not None})
     lines = [*_call("args = TrainingArguments", given, WIDTH - 4)]
     lines.append("kind, keywords = Trainer.get_optimizer_cls_and_kwargs(args, model)")
-    if extra and train.optim in _OF_TORCH:
+    if extra and train.optim in OF_TORCH:
         lines.append(f"keywords |= {_literal(train.optimizer_arguments())}")
     lines.append('optimizer = kind(keywords.pop("params", model.parameters()), **keywords)')
     return ["from transformers import Trainer, TrainingArguments", *imports], lines

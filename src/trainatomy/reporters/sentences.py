@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from trainatomy.reporters import settings
 from trainatomy.reporters.labels import BOUNDS, FACTS, FIT_NOTES, GOALS
 from trainatomy.results.comparison import Comparison, ComparisonRow
-from trainatomy.results.fit import Candidate, Fit, Maximum, SearchCounts, Shortage
+from trainatomy.results.fit import Candidate, Fit, Maximum, Remedy, SearchCounts, Shortage
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.results.operation_breakdown import Claim, Padding
@@ -246,6 +246,13 @@ def shortage(value: Shortage) -> str:
     if value.missing_bytes > 0:
         return f"{needs}, {human_bytes(value.missing_bytes)} more than {usable}"
     return f"{needs} of {usable}" if value.given.fits else f"{needs} of {usable}, and fails because of fragmentation"
+
+
+def remedy(step: Remedy) -> str:
+    """Return ``LoRA of rank 16: needs 9.12 GiB, changes what is trained``, or the name of a larger GPU."""
+    name = settings.options(step.changes) or step.candidate.prediction.gpu.name
+    changes = ", changes what is trained" if step.kind == "changes training" else ""
+    return f"{name}: needs {human_bytes(step.candidate.device_bytes)}{changes}"
 
 
 def fit_note(note: str) -> str:
