@@ -358,6 +358,8 @@ def fit(
     from trainatomy.search.fitting import SearchOptions
     from trainatomy.search.run import run
 
+    if not isinstance(what, Workload):
+        _check_request_for_module(maximize, measure)
     gpu = gpu or (this_gpu() if measure else None)
     with _searched(what, batch, optimizer, gpu, settings, calibration, trust_remote_code, jobs) as (workload, pool):
         can_apply = _can_apply(what, batch, allow, can_apply)
@@ -491,6 +493,17 @@ def _searched(
         workload = workload.replace("train.per_device_train_batch_size", rows)
     options = options.for_workloads([workload])
     yield workload, PredictionPool(partial(_predict_module, what, make_batch, options), None, 1)
+
+
+def _check_request_for_module(maximize: Goal, measure: int) -> None:
+    """Raise ``WorkloadError`` for what needs the configuration of a model, which a live module's workload lacks."""
+    if measure:
+        raise WorkloadError(
+            "measure: candidates run in fresh processes, which cannot be handed a module; give a workload whose "
+            "model.factory builds it"
+        )
+    if maximize in ("sequence-length", "model-size"):
+        raise WorkloadError(f"maximize: {maximize} needs the configuration of the model; give a workload")
 
 
 def _can_apply(

@@ -77,8 +77,6 @@ def maximize(workload: Workload, goal: Goal, options: SearchOptions, executor: E
     if options.allow:
         raise WorkloadError(f"maximize: what is trained is kept; leave --allow {','.join(options.allow)} out")
     sizes = sizes_of(workload, goal, options)
-    if options.can_apply is not None and not options.can_apply(sizes.settings(sizes.start)):
-        raise WorkloadError(f"maximize {goal}: a module, and a batch that is given with it, keep their sizes")
     usable = usable_bytes(workload, options.headroom)
     families = [_Family(workload, sizes, usable, changes) for changes in _families(workload, options)]
     interrupted = False
