@@ -255,13 +255,13 @@ def test_a_function_is_called_once_with_sizes_that_keep_the_effective_batch() ->
     assert len(calls) == 2
 
 
-def answered(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def answered(monkeypatch: pytest.MonkeyPatch, *changes: Change, **train: Any) -> list[dict[str, Any]]:
     """Let ``api.fit`` answer at once, and return the arguments of its calls."""
     seen: list[dict[str, Any]] = []
 
     def fit(what: Any, **options: Any) -> Any:
         seen.append({"what": what, **options})
-        best = candidate((), per_device_train_batch_size=3)
+        best = candidate(changes, per_device_train_batch_size=3, **train)
         best.prediction.notes, best.prediction.time = ("a note",), None  # type: ignore[misc]
         return SimpleNamespace(best=best, interrupted=len(seen) > 1)
 
@@ -310,8 +310,19 @@ def test_a_search_varies_nothing_that_a_module_or_a_batch_keeps() -> None:
     assert space_of(workload, without_batch).axis("sequence_length")
     with pytest.raises(WorkloadError, match="lora"):
         api.fit(tiny(), gpu="t4", allow=("lora",))
-    with pytest.raises(WorkloadError, match="maximize model-size"):
-        api.fit(tiny(), gpu="t4", maximize="model-size")
+    for goal in ("model-size", "sequence-length"):
+        with pytest.raises(WorkloadError, match=f"maximize: {goal} needs the configuration"):
+            api.fit(tiny(), gpu="t4", maximize=goal)  # type: ignore[arg-type]
+    with pytest.raises(WorkloadError, match=r"measure: .* cannot be handed a module"):
+        api.fit(tiny(), gpu="t4", measure=1)
+
+
+def test_a_change_of_training_is_announced(monkeypatch: pytest.MonkeyPatch, arguments: TrainingArguments) -> None:
+    settings = {"train.optim": "sgd", "train.optim_args": None}
+    answered(monkeypatch, Change("optimizer", "sgd", settings, "optimizer"), optim="sgd")
+    with pytest.warns(RuntimeWarning, match="SGD: The update rule is another one"):
+        made = fit_training_arguments(arguments, tiny(), gpu="t4", allow=("optimizer",), print=False)
+    assert (made.optim, made.optim_args, arguments.optim) == ("sgd", None, "adamw_torch_fused")
 
 
 def test_no_warnings_of_its_own(arguments: TrainingArguments) -> None:

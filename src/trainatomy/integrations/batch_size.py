@@ -32,6 +32,7 @@ from trainatomy.integrations.training_arguments import (
 )
 from trainatomy.integrations.utilization import utilization
 from trainatomy.reporters import sentences
+from trainatomy.reporters import settings as words
 from trainatomy.training.model import build_model
 from trainatomy.workload.schema import Workload
 
@@ -71,17 +72,19 @@ def fit_training_arguments(
     It takes the place of ``auto_find_batch_size``, which is off in the copy.  The copy has another
     ``per_device_train_batch_size``, ``gradient_accumulation_steps``, ``gradient_checkpointing`` and implementation of
     the optimizer if these are faster; their product, the effective batch size, is that of ``args``.  Settings that the
-    prediction does not simulate are refused by name, or named by a warning.
+    prediction does not simulate are refused by name, or named in a warning.
 
     Args:
         args: The arguments; they stay as they are.
-        model: The model, on any device, which is neither changed nor moved; or its name on the hub.
+        model: The model, on any device, which is neither changed nor moved; or its name on the hub, for the class that
+            its configuration names.
         batch: A batch as the collator makes it, or a function of the batch size that returns one.  A transformers
             model needs none, but the prediction is then for batches of full length without a mask.
         sequence_length: Tokens of the longest samples, in place of ``batch``.
         optimizer: The class of the optimizer, if the Trainer is given one.
         gpu: The GPU; by default this machine's, without the memory that other processes hold.
-        allow: Changes of what is trained that may be made: "precision", "optimizer".
+        allow: Changes of what is trained that may be made: "precision", "optimizer".  A warning says what is learnt
+            differently.
         headroom: Share of the GPU's memory that must stay free.
         keep: Settings that may not be varied, such as "gradient_checkpointing"; see ``trainatomy.fit``.
         calibration: See ``trainatomy.predict``.
@@ -260,7 +263,8 @@ def _search(
     best = _best(found)
     if isinstance(model, nn.Module) and batch is None and sequence_length is None:
         notes = [*notes, *_assumed_length(best)]
-    for note in dict.fromkeys([*notes, *best.prediction.notes]):
+    changed = [f"{words.option(each)}: {words.may_change(each)}" for each in best.changes if each.permission]
+    for note in dict.fromkeys([*notes, *changed, *best.prediction.notes]):
         warnings.warn(f"the settings that fit: {note}", RuntimeWarning, stacklevel=3)
     if print:
         builtins.print(f"trainatomy: {sentences.fit_answer(found, best)}")
