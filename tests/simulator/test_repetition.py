@@ -63,26 +63,40 @@ def assert_equal(executed: Simulation, copied: Simulation) -> None:
 @pytest.mark.parametrize(
     "train", [{}, {"fp16": True}, {"gradient_checkpointing": True}, {"optim": "adamw_bnb_8bit"}], ids=str
 )
-def test_copies_are_what_execution_writes(loop: str, train: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("accumulation", "expected"),
+    [(1, 1), (2, 2), (4, 4), (6, 4)],
+    ids=["first of step 3", "all of step 3", "last, and further of step 2", "with some left out"],
+)
+def test_copies_are_what_execution_writes(
+    loop: str, train: dict[str, Any], accumulation: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     described = Workload.from_mapping(
         {
             "loop": loop,
             "model": {"class": "BertForMaskedLM", "config": TEXT},
             "data": {"sequence_length": 16},
-            "train": {**ACCUMULATION, **train},
+            "train": {"gradient_accumulation_steps": accumulation, **train},
             "gpu": "h200",
         }
     )
     executed, copied, copies = executed_and_copied(described, monkeypatch)
     assert_equal(executed, copied)
-    assert copies == 4  # the last of the first step, and the three after the first of the second
+    assert copies == expected
+
+
+def test_gradients_that_stay_are_not_copied(from_factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = from_factory(NET.format(repeats=1) + BATCH, zero_grad_set_to_none=False, steps=3)
+    executed, copied, copies = executed_and_copied(described, monkeypatch)
+    assert_equal(executed, copied)
+    assert copies == 0
 
 
 def test_a_long_run_copies_in_every_step(from_factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
     described = from_factory(NET.format(repeats=1) + BATCH, train=ACCUMULATION, steps=4)
     executed, copied, copies = executed_and_copied(described, monkeypatch)
     assert_equal(executed, copied)
-    assert copies == 1 + 3 * 3
+    assert copies == 1 + 3 + 4 + 3  # after a copied first micro-batch the next one is executed
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ template, as long as their batches have the same shapes; in a later step also on
 did what that of the template's step did, so that nothing depends on the step.  A micro-batch that changes a number in
 the host's memory (random numbers, a module that counts its calls) is never a template.  Whatever fails a check is
 executed.
+
+The first micro-batch of a step is copied from that of the step before if that did what the one of the step before it
+did; the gradients that it made are then tensors of the same layout.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,58 +26,10 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from trainatomy.results.trace import Event, Mark, Origin
-from trainatomy.simulator.operations import Recording
+from trainatomy.simulator.micro_batches import BATCH, FIRST, LOSS, OLDER, OWN, Name, Template, Window, gradients
 from trainatomy.simulator.recorder import Recorder
 
-_OWN, _BATCH, _LOSS, _FIRST, _OLDER = "own", "batch", "loss", "first", "older"
 _PLAIN = (bool, int, float, str)
-Name = tuple[str, int]
-"""Allocation as a micro-batch refers to it: its own, by number; of its batch, by place; the loss that the loop kept of
-the one before; of the first micro-batch of the step, by number; an older one, by its number in the trace."""
-
-
-@dataclass(slots=True)
-class _Window:
-    """What the trace and the loop say about one executed micro-batch."""
-
-    step: int
-    micro_step: int
-    shapes: Any
-    batch: dict[int, int]
-    kept_before: int
-    events: range
-    numbers: range
-    marks: range
-    functions: list[Any]
-    is_stateful: bool
-    of_first: range
-    origins_before_step: int
-    loss: tuple[torch.Size, tuple[int, ...], torch.dtype] | None = None
-    kept: int = -1
-    recording: Recording | None = None
-
-    def name(self, number: int) -> Name:
-        """Return how this micro-batch refers to an allocation; -1 stands for none."""
-        if number < 0:
-            return _OLDER, number
-        if number in self.numbers:
-            return _OWN, number - self.numbers.start
-        if number in self.batch:
-            return _BATCH, self.batch[number]
-        if number == self.kept_before:
-            return _LOSS, 0
-        if number in self.of_first:
-            return _FIRST, number - self.of_first.start
-        return _OLDER, number
-
-
-@dataclass(slots=True)
-class _Template:
-    """A micro-batch that can be copied, with its entries in the trace."""
-
-    window: _Window
-    entries: list[tuple[Any, ...]]
-    outputs: list[tuple[Name, ...]] = field(default_factory=list)
 
 
 class Repetition:
@@ -87,11 +42,12 @@ class Repetition:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._operations = recorder.operations
-        self._firsts: dict[int, _Window] = {}
-        self._further: tuple[_Window, list[tuple[Any, ...]]] | None = None
-        self._template: _Template | None = None
-        self._open: tuple[_Window, Any] | None = None
+        self._firsts: dict[int, Window] = {}
+        self._further: tuple[Window, list[tuple[Any, ...]]] | None = None
+        self._template: Template | None = None
+        self._open: tuple[Window, Any] | None = None
         self._modules: list[nn.Module] = []
+        self._parameters: list[nn.Parameter] = []
         self._batch: tuple[Any, dict[int, int]] | None = None
         self._kept = -1
         self._loss: tuple[torch.Size, tuple[int, ...], torch.dtype] | None = None
@@ -104,6 +60,7 @@ class Repetition:
     def loaded(self, model: nn.Module) -> None:
         """Note the model that is trained."""
         self._modules = list(model.modules())
+        self._parameters = list(model.parameters())
 
     def between_steps(self) -> None:
         """Note that a step is over, or that the first one is about to be prepared."""
@@ -118,13 +75,57 @@ class Repetition:
     def repeat(self, micro_step: int, batch: Any) -> torch.Tensor | None:
         """Write a copy of the template as this micro-batch and return its loss; None if it has to be executed."""
         self._batch = self._described(batch)
-        template = self._template
-        if template is None or micro_step == 0 or self._batch is None or template.window.shapes != self._batch[0]:
+        if self._batch is None:
             return None
-        if template.window.step != self._recorder.step and not self._is_aligned(template):
+        if micro_step == 0:
+            return self._repeat_first(*self._batch)
+        template = self._template
+        if template is None or template.window.shapes != self._batch[0]:
+            return None
+        if template.window.step != self._recorder.step and not self._is_aligned(
+            template.window.step, self._recorder.step
+        ):
             self._template = None
             return None
         return self._copy(template, self._batch[1])
+
+    def _repeat_first(self, shapes: Any, batch: dict[int, int]) -> torch.Tensor | None:
+        """Copy the first micro-batch of the step before, if it did what that of the step before it did."""
+        step, trace = self._recorder.step, self._recorder.trace
+        window = self._firsts.get(step - 1)
+        if window is None or window.recording is None or window.gradients is None or window.shapes != shapes:
+            return None
+        if any(self._parameters[one.place].grad is not None for one in window.gradients):
+            return None
+        if self._is_in_use() or not self._is_aligned(step - 2, step - 1):
+            return None
+        entries = list(self._entries(window))
+        left = {one.number - window.numbers.start for one in window.gradients} | {window.kept - window.numbers.start}
+        if window.loss is None or not _leaves_only(window, entries, left):
+            return None
+        starts = len(trace.events), len(trace.origins), len(trace.marks)
+        kept_before = self._kept
+        loss = self._copy(_template(window, entries), batch)
+        if loss is None:
+            return None
+        with torch._C.DisableTorchFunction():
+            for one in window.gradients:
+                number = one.number - window.numbers.start + starts[1]
+                self._parameters[one.place].grad = self._recorder.stand_in(*one.layout, number)
+        self._firsts[step] = replace(
+            window,
+            step=step,
+            batch=batch,
+            kept_before=kept_before,
+            events=range(starts[0], len(trace.events)),
+            numbers=range(starts[1], len(trace.origins)),
+            marks=range(starts[2], len(trace.marks)),
+            kept=self._kept,
+            origins_before_step=self._origins_before_step,
+            gradients=None,
+            recording=None,
+        )
+        return loss
 
     def begin(self, micro_step: int) -> None:
         """Begin to follow a micro-batch that is executed."""
@@ -133,7 +134,7 @@ class Repetition:
             return
         functions: list[Any] = []
         start, number, mark = len(trace.events), len(trace.origins), len(trace.marks)
-        window = _Window(
+        window = Window(
             recorder.step,
             micro_step,
             *self._batch,
@@ -148,7 +149,7 @@ class Repetition:
         )
         self._batch, self._loss = None, None
         recorder.functions = functions
-        if micro_step > 0 and self._further is not None:
+        if self._further is not None if micro_step > 0 else recorder.step - 1 in self._firsts:
             self._operations.begin_recording(recorder.step)
         self._open = window, self._host_state()
 
@@ -164,15 +165,15 @@ class Repetition:
         window.marks = range(window.marks.start, len(trace.marks))
         window.is_stateful = self._host_state() != state
         window.loss, window.kept = self._loss, self._kept
+        window.recording = self._operations.end_recording()
         if window.micro_step == 0:
+            window.gradients = gradients(self._parameters, lambda grad: _number(self._recorder, grad))
             self._firsts[window.step] = window
             return
-        window.recording = self._operations.end_recording()
         entries = list(self._entries(window))
         before, self._further, self._template = self._further, (window, entries), None
         if before is not None and window.recording is not None and self._is_repeated(before, window, entries):
-            outputs = [tuple([window.name(number) for number in one.outputs]) for one in window.recording.operations]
-            self._template = _Template(window, entries, outputs)
+            self._template = _template(window, entries)
 
     # -- comparison ----------------------------------------------------------------------------------------------------
 
@@ -196,46 +197,42 @@ class Repetition:
         return (structure, tuple(shapes)), numbers
 
     def _is_repeated(
-        self, before: tuple[_Window, list[tuple[Any, ...]]], window: _Window, entries: list[tuple[Any, ...]]
+        self, before: tuple[Window, list[tuple[Any, ...]]], window: Window, entries: list[tuple[Any, ...]]
     ) -> bool:
         """Return whether a micro-batch did what the one before did, and whether a copy can take its place."""
         earlier, earlier_entries = before
-        freed = {entry[1] for entry in entries if entry[0] == "free"}
-        survivors = [i for i in range(len(window.numbers)) if (_OWN, i) not in freed]
         return (
             (earlier.step == window.step or earlier.micro_step == window.micro_step)
-            and not (
-                earlier.is_stateful
-                or window.is_stateful
-                or self._recorder.streams.in_use
-                or self._recorder.trace.stream_uses
-            )
+            and not (earlier.is_stateful or window.is_stateful or self._is_in_use())
             and earlier.shapes == window.shapes
             and window.loss is not None
             and earlier.loss == window.loss
-            and survivors == [window.kept - window.numbers.start]
-            and all(name[0] in (_OWN, _LOSS) for name in freed)
+            and _leaves_only(window, entries, {window.kept - window.numbers.start})
             and earlier.functions == window.functions
             and earlier_entries == entries
         )
 
-    def _is_aligned(self, template: _Template) -> bool:
-        """Return whether the first micro-batch of this step did what that of the template's step did.
+    def _is_in_use(self) -> bool:
+        """Return whether the run uses several streams: what they do is not compared."""
+        return self._recorder.streams.in_use or bool(self._recorder.trace.stream_uses)
+
+    def _is_aligned(self, earlier: int, later: int) -> bool:
+        """Return whether the first micro-batch of a step did what that of an earlier step did.
 
         What the earlier one made and what still lives now was made for the whole run: workspaces, the scaler's state.
         """
-        steps = template.window.step, self._recorder.step
+        steps = earlier, later
         if self._aligned == steps:
             return True
-        then, now = (self._firsts.get(step) for step in steps)
+        then, now = self._firsts.get(earlier), self._firsts.get(later)
         if then is None or now is None or now.shapes != then.shapes or now.loss != then.loss:
             return False
         if now.is_stateful or then.is_stateful:
             return False
         passed = self._recorder.trace.events[then.events.start : now.events.stop]
-        freed = {event.allocation for event in passed if event.action == "free"}
+        freed = {event.allocation for event in passed if event.action == "free"} | {then.kept}
         counted = [number for number in then.numbers if number in freed]
-        released = "free", (_LOSS, 0), 0, 0  # the first micro-batch of the run finds no loss of one before
+        released = "free", (LOSS, 0), 0, 0  # the first micro-batch of the run finds no loss of one before
         did_then, did_now = (
             [entry for entry in entries if entry != released]
             for entries in (self._entries(then, counted), self._entries(now))
@@ -245,7 +242,7 @@ class Repetition:
         self._renamed, self._aligned = dict(zip(counted, now.numbers, strict=True)), steps
         return True
 
-    def _entries(self, window: _Window, own: list[int] | None = None) -> Iterator[tuple[Any, ...]]:
+    def _entries(self, window: Window, own: list[int] | None = None) -> Iterator[tuple[Any, ...]]:
         """Yield what a micro-batch wrote to the trace, with allocations by their names.
 
         Args:
@@ -264,7 +261,7 @@ class Repetition:
             is_own = number in window.numbers
             if is_own and places is not None and number not in places:
                 continue
-            name = (_OWN, places[number]) if is_own and places is not None else window.name(number)
+            name = (OWN, places[number]) if is_own and places is not None else window.name(number)
             if action != "alloc":
                 yield action, name, size, stream
                 continue
@@ -287,7 +284,7 @@ class Repetition:
 
     # -- copies --------------------------------------------------------------------------------------------------------
 
-    def _copy(self, template: _Template, batch: dict[int, int]) -> torch.Tensor | None:
+    def _copy(self, template: Template, batch: dict[int, int]) -> torch.Tensor | None:
         """Write the template once more and return a tensor that holds the allocation of its loss."""
         window, trace, step = template.window, self._recorder.trace, self._recorder.step
         assert window.recording is not None and window.loss is not None
@@ -313,12 +310,12 @@ class Repetition:
             if choice is not None:
                 trace.choices[number] = choice
         self._operations.write_again(window.recording, first_event - window.events.start, outputs)
-        if any(entry[0] == "free" and entry[1][0] == _LOSS for entry in template.entries):
+        if any(entry[0] == "free" and entry[1][0] == LOSS for entry in template.entries):
             self._recorder.forget(kept)
         self._kept = first_number + window.kept - window.numbers.start
         return self._recorder.stand_in(*window.loss, self._kept)
 
-    def _resolver(self, template: _Template, places: dict[int, int]) -> Callable[[Name], int] | None:
+    def _resolver(self, template: Template, places: dict[int, int]) -> Callable[[Name], int] | None:
         """Return the function from names to today's numbers; None if a name has no number in this step."""
         window = template.window
         start, kept = len(self._recorder.trace.origins), self._kept
@@ -327,21 +324,21 @@ class Repetition:
 
         def number_of(name: Name) -> int:
             kind, number = name
-            if kind == _OWN:
+            if kind == OWN:
                 return start + number
-            if kind == _BATCH:
+            if kind == BATCH:
                 return places[number]
-            if kind == _LOSS:
+            if kind == LOSS:
                 return kept
-            if kind == _FIRST:
+            if kind == FIRST:
                 number += window.of_first.start
                 return number if same_step else self._renamed.get(number, number)
             return number
 
         for kind, number in used:
-            if kind == _BATCH and number not in places:
+            if kind == BATCH and number not in places:
                 return None
-            if kind == _OLDER and not same_step and number >= window.origins_before_step:
+            if kind == OLDER and not same_step and number >= window.origins_before_step:
                 return None
         return number_of
 
@@ -350,3 +347,16 @@ def _number(recorder: Recorder, tensor: torch.Tensor) -> int:
     """Return the allocation of a tensor, -1 if it has none."""
     found = recorder.number_of(tensor)
     return -1 if found is None else found
+
+
+def _template(window: Window, entries: list[tuple[Any, ...]]) -> Template:
+    """Return a recorded micro-batch as a template."""
+    operations = () if window.recording is None else window.recording.operations
+    return Template(window, entries, [tuple([window.name(number) for number in one.outputs]) for one in operations])
+
+
+def _leaves_only(window: Window, entries: list[tuple[Any, ...]], left: set[int]) -> bool:
+    """Return whether a micro-batch released all its allocations but some, and of others only the loss before."""
+    freed = {entry[1] for entry in entries if entry[0] == "free"}
+    survivors = {number for number in range(len(window.numbers)) if (OWN, number) not in freed}
+    return survivors == left and all(name[0] in (OWN, LOSS) for name in freed)
