@@ -10,12 +10,14 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import fit_cases
 from fit_cases import Case
 
 from trainatomy import api
+from trainatomy.catalog.calibrations import Calibration, resolve_calibration
 from trainatomy.errors import TrainatomyError
 from trainatomy.results.fit import Fit
 from trainatomy.results.prediction import Prediction
@@ -27,17 +29,26 @@ from trainatomy.workload.schema import Workload
 Result = Prediction | TrainatomyError
 
 
-def choices(case: Case, limits_gib: Sequence[int], options: SearchOptions, torch: str, jobs: int) -> dict[int, Fit]:
+def choices(
+    case: Case,
+    limits_gib: Sequence[int],
+    options: SearchOptions,
+    torch: str,
+    jobs: int,
+    calibration: Path | None = None,
+) -> dict[int, Fit]:
     """Search for a case on each size of the GPU, without the price lists."""
     given = {gib: _workload(case.mapping, gib, torch) for gib in limits_gib}
-    with prediction_pool(partial(under_limits, tuple(limits_gib)), jobs) as pool:
+    predict = partial(under_limits, tuple(limits_gib), resolve_calibration(calibration))
+    with prediction_pool(predict, jobs) as pool:
         executor = Remembering(pool, tuple(limits_gib))
         return {gib: search(workload, options, executor, Observer())[0] for gib, workload in given.items()}
 
 
-def under_limits(limits_gib: tuple[int, ...], workload: Workload) -> Any:
+def under_limits(limits_gib: tuple[int, ...], calibration: Calibration | None, workload: Workload) -> Any:
     """Predict a workload on each size of the GPU, from one simulation."""
-    return predict_rows(api.predict, [_workload(workload.to_mapping(), gib) for gib in limits_gib])
+    predict = partial(api.predict, calibration=calibration)
+    return predict_rows(predict, [_workload(workload.to_mapping(), gib) for gib in limits_gib])
 
 
 def _workload(mapping: dict[str, Any], gib: int, torch: str | None = None) -> Workload:

@@ -168,7 +168,9 @@ def choose(cases: Cases, options: argparse.Namespace) -> None:
     for case in cases.cases:
         if any(choice["case"] == case.name for choice in plan["choices"]):
             continue
-        found = fit_search.choices(case, cases.limits_gib, search_options, options.torch, options.jobs)
+        found = fit_search.choices(
+            case, cases.limits_gib, search_options, options.torch, options.jobs, options.calibration
+        )
         plan["choices"] += [choice_of(case, gib, fit) for gib, fit in found.items()]
         write_plan(plan, options.plan)
         print(f"{case.name}: {[choice['label'] for choice in plan['choices'][-len(found) :]]}", flush=True)
@@ -196,6 +198,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--torch", default=TORCH, help=f"the version that is measured (default: {TORCH})")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--calibration", type=Path, help="choose by this machine's calibration, as --choose on it may")
     return parser.parse_args(arguments)
 
 
