@@ -1,8 +1,9 @@
 """Predict what is measured, and report how good the choices were: ``python benchmarks/fit/regret.py --predict``.
 
 ``--predict`` predicts every point of every grid under every limit, and writes ``records/plan.json``; ``--choose`` adds
-what the search chooses. Both come before the measurement (``measure.py``) and need no GPU. ``--report`` compares the
-plan with ``records/h200.jsonl`` and writes ``records/regret.json`` and ``docs/fit-accuracy.md``.
+what the search chooses, and ``--time`` how long it takes. All come before the measurement (``measure.py``) and need no
+GPU. ``--report`` compares the plan with ``records/h200.jsonl`` and writes ``records/regret.json`` and
+``docs/fit-accuracy.md``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,6 +178,24 @@ def choose(cases: Cases, options: argparse.Namespace) -> None:
         print(f"{case.name}: {[choice['label'] for choice in plan['choices'][-len(found) :]]}", flush=True)
 
 
+def time_searches(cases: Cases, options: argparse.Namespace) -> None:
+    """Time ``trainatomy.fit`` where auto_find_batch_size runs too, on an otherwise idle machine; add it to the plan."""
+    plan = read_plan(options.plan)
+    for case in cases.cases:
+        for gib in case.automatic:
+            mapping = case.mapping | {"gpu": fit_cases.limited(gib), "software": {"torch": options.torch}}
+            began = time.perf_counter()
+            api.fit(
+                Workload.from_mapping(mapping), effective_batch_size=cases.effective_batch, headroom=HEADROOM,
+                jobs=options.jobs,
+            )  # fmt: skip
+            seconds = time.perf_counter() - began
+            choice = next(one for one in plan["choices"] if (one["case"], one["limit_gib"]) == (case.name, gib))
+            choice["seconds_to_answer"] = round(seconds, 1)
+            write_plan(plan, options.plan)
+            print(f"{case.name}, {gib} GiB: {seconds:.1f} s", flush=True)
+
+
 def report(options: argparse.Namespace, cases: Cases) -> None:
     """Write the figures and the page."""
     lines = [json.loads(text) for text in options.lines.read_text(encoding="utf-8").splitlines()]
@@ -191,6 +211,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--predict", action="store_true", help="predict the grids; drops the plan's choices")
     what.add_argument("--choose", action="store_true", help="let the search choose, and add it to the plan")
+    what.add_argument("--time", action="store_true", help="time single searches, and add that to the plan")
     what.add_argument("--report", dest="compare", action="store_true", help="compare the plan with what was measured")
     parser.add_argument("--plan", type=Path, default=PLAN)
     parser.add_argument("--lines", type=Path, default=LINES, help="what measure.py wrote")
@@ -209,6 +230,8 @@ def main() -> int:
         write_plan(predict(cases, options.jobs, options.torch), options.plan)
     elif options.choose:
         choose(cases, options)
+    elif options.time:
+        time_searches(cases, options)
     else:
         report(options, cases)
     return 0
