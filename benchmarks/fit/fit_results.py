@@ -26,6 +26,7 @@ class Regret:
         run_at_gib: The smaller limit under which the same settings ran, if they were not run again under this one.
         best: The fastest measured point of the grid that fits the limit.
         roomy: The fastest of those that also leave the headroom that the search leaves.
+        foreseen: The point of the grid that is predicted to be the fastest of those that leave the headroom.
     """
 
     case: str
@@ -39,6 +40,8 @@ class Regret:
     best_measured: float | None
     roomy: str | None
     roomy_measured: float | None
+    foreseen: str | None
+    foreseen_measured: float | None
 
     @property
     def share(self) -> float | None:
@@ -49,6 +52,11 @@ class Regret:
     def roomy_share(self) -> float | None:
         """The same over the best point that leaves the headroom."""
         return _share(self.measured, self.roomy_measured)
+
+    @property
+    def foreseen_share(self) -> float | None:
+        """Measured throughput of the foreseen point over that of the best that leaves the headroom."""
+        return _share(self.foreseen_measured, self.roomy_measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +105,15 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that is reported. ``unmeasured``: points of the grid without a measured time."""
+    """Everything that is reported of a plan.
 
+    Attributes:
+        calibrated: The plan's times are by a calibration of the machine that measured.
+        clear_verdicts: Points and limits that are far enough from each other that no run under the limit is needed.
+        unmeasured: Points of the grid without a measured time.
+    """
+
+    calibrated: bool
     regrets: tuple[Regret, ...]
     verdicts: tuple[Verdict, ...]
     automatic: tuple[Automatic, ...]
@@ -137,6 +152,7 @@ def compare(plan: Plan, cases: Cases, lines: Sequence[Line]) -> Comparison:
     ]
     timed = [point for point in plan["points"] if _speed(point, grid) is not None]
     return Comparison(
+        bool(plan.get("calibrated")),
         tuple(regrets),
         tuple(_verdicts(plan, limited)),
         tuple(_automatic(line, regrets, choices) for line in lines if line["kind"] == "automatic"),
@@ -164,6 +180,8 @@ def _regret(
     fitting = [point for point in points if _speed(point, grid) is not None and _fits(point, gib, grid, limited)]
     roomy = [point for point in fitting if _device_bytes(point, grid) <= (1 - headroom) * gib * GIB]
     best, best_roomy = (max(some, key=lambda one: _speed(one, grid) or 0, default=None) for some in (fitting, roomy))
+    promising = [point for point in points if point["device_bytes"] <= (1 - headroom) * gib * GIB]
+    foreseen = max(promising, key=lambda one: float(one["samples_per_second"]), default=None)
     line, at = _run_of(choice, gib, limited)
     return Regret(
         points[0]["case"],
@@ -177,6 +195,8 @@ def _regret(
         None if best is None else _speed(best, grid),
         None if best_roomy is None else best_roomy["label"],
         None if best_roomy is None else _speed(best_roomy, grid),
+        None if foreseen is None else foreseen["label"],
+        None if foreseen is None else _speed(foreseen, grid),
     )
 
 
@@ -279,7 +299,7 @@ def to_plain(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison as plain values; ratios as how many of each bound, and the factor for 9 of 10."""
     content = asdict(comparison)
     for entry, regret in zip(content["regrets"], comparison.regrets, strict=True):
-        entry |= {"share": regret.share, "roomy_share": regret.roomy_share}
+        entry |= {"share": regret.share, "roomy_share": regret.roomy_share, "foreseen_share": regret.foreseen_share}
     content["ratios"] = {
         bound: {"pairs": len(some), "nine_of_ten_within": within(some)}
         for bound in ("gpu", "mixed", "host")

@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from fit_cases import GIB, RECORDS, Case, Cases, Setting
 from fit_tasks import PLAN, Plan, read_plan
 
 from trainatomy import api
+from trainatomy.catalog.calibrations import Calibration, resolve_calibration
 from trainatomy.runs.predicting import predict_rows
 from trainatomy.search.fitting import SearchOptions
 from trainatomy.workload.schema import Workload
@@ -34,13 +36,14 @@ if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction
 
 LINES = RECORDS / "h200.jsonl"
+CALIBRATED = RECORDS / "plan-calibrated.json"
 REPORT = RECORDS / "regret.json"
 PAGE = fit_cases.HERE.parent.parent / "docs" / "fit-accuracy.md"
 TORCH = "2.11.0"
 HEADROOM = 0.05
 
 
-def predict(cases: Cases, jobs: int, torch: str) -> Plan:
+def predict(cases: Cases, jobs: int, torch: str, calibration: Calibration | None = None) -> Plan:
     """Return the plan: the predicted points of all grids, without choices."""
     entries = [(case, setting) for case in cases.cases for setting in cases.grid]
     limits: list[Any] = [fit_cases.BASE, *(fit_cases.limited(gib) for gib in cases.limits_gib)]
@@ -49,7 +52,7 @@ def predict(cases: Cases, jobs: int, torch: str) -> Plan:
         for case, setting in entries
         for gpu in limits
     ]
-    found = predict_rows(api.predict, workloads, jobs)
+    found = predict_rows(partial(api.predict, calibration=calibration), workloads, jobs)
     for one in found:
         if isinstance(one, Exception):
             raise one
@@ -57,10 +60,8 @@ def predict(cases: Cases, jobs: int, torch: str) -> Plan:
     for index, (case, setting) in enumerate(entries):
         of_point = found[index * len(limits) : (index + 1) * len(limits)]
         points.append(point_of(case, setting, of_point, cases.limits_gib))
-    return {"predicted_with": outcomes.software(), "for_torch": torch, "headroom": HEADROOM} | {
-        "points": points,
-        "choices": [],
-    }
+    head = {"predicted_with": outcomes.software(), "for_torch": torch, "headroom": HEADROOM}
+    return head | {"calibrated": calibration is not None, "points": points, "choices": []}
 
 
 def point_of(case: Case, setting: Setting, found: list[Any], limits_gib: tuple[int, ...]) -> dict[str, Any]:
@@ -199,8 +200,10 @@ def time_searches(cases: Cases, options: argparse.Namespace) -> None:
 def report(options: argparse.Namespace, cases: Cases) -> None:
     """Write the figures and the page."""
     lines = [json.loads(text) for text in options.lines.read_text(encoding="utf-8").splitlines()]
-    found = results.compare(read_plan(options.plan), cases, lines)
-    options.report.write_text(json.dumps(results.to_plain(found), indent=1) + "\n", encoding="utf-8")
+    plans = [read_plan(path) for path in (options.plan, options.calibrated) if path.exists()]
+    found = [results.compare(plan, cases, lines) for plan in plans]
+    content = [results.to_plain(comparison) for comparison in found]
+    options.report.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     options.page.write_text(page.page(found, cases), encoding="utf-8")
     print(page.summary(found))
 
@@ -214,12 +217,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     what.add_argument("--time", action="store_true", help="time single searches, and add that to the plan")
     what.add_argument("--report", dest="compare", action="store_true", help="compare the plan with what was measured")
     parser.add_argument("--plan", type=Path, default=PLAN)
+    parser.add_argument("--calibrated", type=Path, default=CALIBRATED, help="the plan by the machine's calibration")
     parser.add_argument("--lines", type=Path, default=LINES, help="what measure.py wrote")
     parser.add_argument("--figures", dest="report", type=Path, default=REPORT)
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--torch", default=TORCH, help=f"the version that is measured (default: {TORCH})")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--calibration", type=Path, help="choose by this machine's calibration, as --choose on it may")
+    parser.add_argument("--calibration", type=Path, help="predict and choose by a machine's calibration")
     return parser.parse_args(arguments)
 
 
@@ -227,7 +231,8 @@ def main() -> int:
     """Predict, choose or report."""
     options, cases = parse(), fit_cases.read()
     if options.predict:
-        write_plan(predict(cases, options.jobs, options.torch), options.plan)
+        calibration = resolve_calibration(options.calibration)
+        write_plan(predict(cases, options.jobs, options.torch, calibration), options.plan)
     elif options.choose:
         choose(cases, options)
     elif options.time:

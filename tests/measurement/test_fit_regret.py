@@ -193,6 +193,22 @@ def test_regret_is_measured_against_what_fits_and_against_what_leaves_headroom()
     assert found.share == pytest.approx(0.9) and found.roomy_share == pytest.approx(0.99)
 
 
+def test_the_point_that_the_grid_foresees_is_compared_with_the_fastest() -> None:
+    lines = all_points()
+    next(one for one in lines if (one["case"], one["label"]) == (BERT, "16 × 4"))["samples_per_second"] = 68.0
+    found = next(one for one in compared(lines).regrets if (one.case, one.limit_gib) == (BERT, 24))
+    assert (found.foreseen, found.roomy) == ("16 × 4", "64 × 1, checkpointing")
+    assert found.foreseen_share == pytest.approx(68 / 90)
+
+
+def test_two_plans_are_reported_one_after_the_other() -> None:
+    plan = plan_of(choice(BERT, 16, Setting(16, 4, False)))
+    both = [fit_results.compare(each, SMALL, all_points()) for each in (plan, plan | {"calibrated": True})]
+    text = fit_page.page(both, SMALL)
+    assert text.count("| training | GiB | chosen |") == 2
+    assert text.index("shipped data") < text.index("calibration of the machine")
+
+
 def test_a_run_under_the_limit_decides_what_fits() -> None:
     near = point(BERT, Setting(32, 2, False))
     lines = [*all_points(), line("verdict", near, 24, status="out of memory", samples_per_second=None)]
@@ -213,8 +229,8 @@ def test_a_choice_that_runs_out_of_memory_is_reported() -> None:
     chosen = choice(BERT, 16, Setting(16, 4, False))
     lines = [*all_points(), line("chosen", chosen, 16, status="out of memory", samples_per_second=None)]
     found = compared(lines, chosen)
-    assert "ran out of memory: 1 of 4" in fit_page.summary(found)
-    assert f"| {BERT} | 16 | 16 × 4 | fits | out of memory |" in fit_page.page(found, SMALL)
+    assert "ran out of memory: 1 of 1" in fit_page.summary([found])
+    assert f"| {BERT} | 16 | 16 × 4 | fits | out of memory |" in fit_page.page([found], SMALL)
 
 
 def test_ratios_of_step_times_are_compared_within_a_case() -> None:
@@ -234,4 +250,4 @@ def test_the_automatic_batch_is_reported_beside_the_choice() -> None:
         "effective_batch": 17, "seconds_to_answer": 4.0, "samples_per_second": 101.0,
     }  # fmt: skip
     found = compared([*all_points(), line("chosen", chosen, 16), automatic], chosen)
-    assert "| 3: 64 to 17 | 17 | 4.0 | 101 | 16 × 4 | 9.0 | 100 |" in fit_page.page(found, SMALL)
+    assert "| 3: 64 to 17 | 17 | 4.0 | 101 | 16 × 4 | 9.0 | 100 |" in fit_page.page([found], SMALL)
