@@ -1,9 +1,11 @@
 """Estimates of candidates that were not executed, from those that were.
 
 Memory and time of a training change with each axis in nearly the same way whatever the other axes are set to: memory
-has a part that does not depend on the batch and one that is proportional to it, and an option multiplies the time of a
-step.  So the effect of an option is read off two executed candidates that differ in nothing else, and an unknown
-candidate is an executed one with the effects of the options in which they differ.
+has a part that does not depend on the batch and one that is proportional to it, and an option multiplies the time that
+the GPU is busy and the time that the CPU is; the longer of the two is the time of a step.  So the effect of an option
+is read off two executed candidates that differ in nothing else, and an unknown candidate is an executed one with the
+effects of the options in which they differ.  Between batch sizes, the GPU's time is interpolated, and the CPU's is
+linear in the number of micro-batches.
 
 Estimates decide only what to execute next and what to leave out; no estimate is ever shown.  Each carries a margin,
 which widens with the number of effects and with the distance between the batch sizes.  The margins are constants below;
@@ -40,6 +42,8 @@ class Outcome:
         point: The candidate.
         prediction: Its prediction.
         seconds: Duration of a step, for each token of a sample where the sequence length varies.
+        gpu_seconds: Time that the GPU is busy, per token where ``seconds`` is.
+        cpu_seconds: Time that the CPU is busy, likewise.
         static_bytes: Device memory that does not depend on the batch.
         batch_bytes: Device memory that does.
         floor_bytes: Device memory if the allocator held no cache.
@@ -49,6 +53,8 @@ class Outcome:
     point: Point
     prediction: Prediction
     seconds: float
+    gpu_seconds: float
+    cpu_seconds: float
     static_bytes: int
     batch_bytes: int
     floor_bytes: int
@@ -71,14 +77,16 @@ def outcome_of(point: Point, prediction: Prediction, usable_bytes: int, *, per_t
     """
     memory, time = prediction.memory, prediction.time
     assert time is not None
-    seconds = time.step_seconds
+    tokens = 1.0
     if per_token and time.tokens_per_second:
-        seconds = time.samples_per_second * time.step_seconds / time.tokens_per_second
+        tokens = time.tokens_per_second / time.samples_per_second
     static = sum(memory.components[name] for name in _STATIC)
     return Outcome(
         point=point,
         prediction=prediction,
-        seconds=seconds,
+        seconds=time.step_seconds / tokens,
+        gpu_seconds=time.gpu_seconds / tokens,
+        cpu_seconds=time.host_seconds / tokens,
         static_bytes=static,
         batch_bytes=memory.device_bytes - static,
         floor_bytes=memory.device_bytes - memory.components.cache,
@@ -87,15 +95,22 @@ def outcome_of(point: Point, prediction: Prediction, usable_bytes: int, *, per_t
 
 
 class Effect(NamedTuple):
-    """The effect of one option instead of another: a factor of time, and bytes (independent of the batch; per sample).
+    """The effect of one option instead of another.
 
+    Logarithms of the factors of the GPU's and the CPU's time, and bytes: independent of the batch, and per sample.
     ``batch`` is the batch size at which it was observed.
     """
 
-    log_seconds: float
+    log_gpu: float
+    log_cpu: float
     static_bytes: float
     sample_bytes: float
     batch: int
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the option takes at least as much of the GPU's and of the CPU's time as the other."""
+        return self.log_gpu >= 0 and self.log_cpu >= 0
 
 
 class Estimate(NamedTuple):
@@ -153,7 +168,7 @@ class Estimator:
         effects = [
             self.effect(axis, fitting.point[axis], point[axis], point) for axis in self._differing(fitting, point)
         ]
-        return all(effect is not None and effect.log_seconds >= 0 for effect in effects)
+        return all(effect is not None and effect.is_slower for effect in effects)
 
     def effect(self, axis: int, old: str, new: str, near: Point) -> Effect | None:
         """Return the effect of an option, observed at the batch size nearest to that of a point."""
@@ -185,9 +200,14 @@ class Estimator:
         if not (observed := self._observed(axis, "off", "on")):
             return None
         found, more, less = observed[0], checkpointed_share(new), checkpointed_share(old)
-        slower = math.expm1(found.log_seconds)
+
+        def part(log_factor: float) -> float:
+            slower = math.expm1(log_factor)
+            return math.log1p(more * slower) - math.log1p(less * slower)
+
         return Effect(
-            math.log1p(more * slower) - math.log1p(less * slower),
+            part(found.log_gpu),
+            part(found.log_cpu),
             (more - less) * found.static_bytes,
             (more - less) * found.sample_bytes,
             found.batch,
@@ -200,7 +220,8 @@ class Estimator:
     def _from(self, near: Outcome, point: Point) -> Estimate | None:
         """Return the estimate that starts from an executed candidate."""
         old, new = self.space.batch(near.point), self.space.batch(point)
-        log_seconds = math.log(near.seconds) + self._batch_effect(near.point, new)
+        log_gpu = math.log(near.gpu_seconds) + self._batch_effect(near.point, new)
+        log_cpu = math.log(near.cpu_seconds * self._cpu_factor(near.point, new))
         static, sample = float(near.static_bytes), near.batch_bytes / old
         octaves, count = abs(math.log2(new / old)), 0
         if slope := self._slope(near.point):
@@ -209,12 +230,14 @@ class Estimator:
             effect = self.effect(axis, near.point[axis], point[axis], point)
             if effect is None:
                 return None
-            log_seconds += effect.log_seconds
+            log_gpu += effect.log_gpu
+            log_cpu += effect.log_cpu
             static += effect.static_bytes
             sample += effect.sample_bytes
             octaves += abs(math.log2(new / effect.batch))
             count += 1
-        seconds = math.exp(log_seconds)
+        overlap = near.seconds / max(near.gpu_seconds, near.cpu_seconds)
+        seconds = overlap * math.exp(max(log_gpu, log_cpu))
         variable = max(sample * new, 0.0)
         share_of_floor = near.floor_bytes / near.device_bytes
         return Estimate(
@@ -243,19 +266,41 @@ class Estimator:
         )
 
     def _batch_effect(self, point: Point, new: int) -> float:
-        """Return the logarithm of the factor by which the step's time changes with the batch size.
+        """Return the logarithm of the factor by which the GPU's time for a step changes with the batch size.
 
         It is read off the candidates that differ in the batch size alone, or else off any other such series; beyond
         its ends the time is taken as constant.
         """
         old = self.space.batch(point)
-        series = self._family(point)
-        if len(series) < 2:
-            series = max(map(self._family, self.outcomes), key=len, default=[])
+        series = self._series(point)
         if len(series) < 2:
             return 0.0
-        curve = [(math.log2(self.space.batch(each.point)), math.log(each.seconds)) for each in series]
+        curve = [(math.log2(self.space.batch(each.point)), math.log(each.gpu_seconds)) for each in series]
         return _interpolate(curve, math.log2(new)) - _interpolate(curve, math.log2(old))
+
+    def _cpu_factor(self, point: Point, new: int) -> float:
+        """Return the factor by which the CPU's time for a step changes with the batch size.
+
+        It is linear in the number of micro-batches, by the two ends of the series; without a series it is taken as
+        proportional to them.
+        """
+        old = self.space.batch(point)
+        series = self._series(point)
+        if len(series) < 2:
+            return old / new
+        first, last = series[0], series[-1]
+        few, many = 1 / self.space.batch(last.point), 1 / self.space.batch(first.point)
+        slope = (first.cpu_seconds - last.cpu_seconds) / (many - few)
+
+        def at(batch: int) -> float:
+            return max(last.cpu_seconds + slope * (1 / batch - few), 0.01 * last.cpu_seconds)
+
+        return at(new) / at(old)
+
+    def _series(self, point: Point) -> list[Outcome]:
+        """Return candidates that differ in the batch size alone: those of a point, or else the longest series."""
+        series = self._family(point)
+        return series if len(series) > 1 else max(map(self._family, self.outcomes), key=len, default=[])
 
 
 def checkpointed_share(option: str) -> float:
@@ -267,7 +312,8 @@ def checkpointed_share(option: str) -> float:
 
 def _effect(before: Outcome, after: Outcome, batch: int) -> Effect:
     return Effect(
-        math.log(after.seconds / before.seconds),
+        math.log(after.gpu_seconds / before.gpu_seconds),
+        math.log(after.cpu_seconds / before.cpu_seconds),
         after.static_bytes - before.static_bytes,
         (after.batch_bytes - before.batch_bytes) / batch,
         batch,

@@ -209,7 +209,7 @@ class Exploration:
         effect = self.estimator.effect(place, better, worse, near)
         if effect is None:
             return False
-        return effect.log_seconds >= 0 and effect.static_bytes + effect.sample_bytes * effect.batch >= 0
+        return effect.is_slower and effect.static_bytes + effect.sample_bytes * effect.batch >= 0
 
     def _promising(self) -> Point | None:
         """Return the candidate with the shortest estimated step among those that may win, or ``None``."""

@@ -15,7 +15,7 @@ from trainatomy.results.prediction import GPUSummary
 from trainatomy.results.time import Time
 from trainatomy.search.axes import PERMISSIONS, CanApply, applicable, axes_of
 from trainatomy.search.estimates import Estimator, Outcome
-from trainatomy.search.explore import Executor, Exploration, Observer
+from trainatomy.search.explore import DERIVED, Executor, Exploration, Observer
 from trainatomy.search.space import Point, Space
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.schema import Workload
@@ -197,19 +197,22 @@ def _preference(space: Space, outcome: Outcome) -> tuple[int, int, float, int]:
 
 
 def alternatives(space: Space, point: Point) -> Iterator[Point]:
-    """Yield the single changes of a point that are worth a price: neighbouring batch sizes, every other option."""
+    """Yield the single changes of a point that are worth a price: neighbouring batch sizes, and the other options.
+
+    Options between two others are left out: every third layer, a quarter of the sequence.
+    """
     batches = [option.name for option in space.axes[0].options]
     place = batches.index(point[0])
     for batch in (*batches[max(place - 1, 0) : place], *batches[place + 1 : place + 2]):
         yield (batch, *point[1:])
     for axis in space.axes[1:]:
-        for option in axis.options:
-            changed = space.replaced(point, axis.name, option.name)
-            if option.name not in _UNPRICED and changed != point and space.is_valid(changed):
+        options = [option.name for option in axis.options if option.name not in DERIVED]
+        if axis.name == "sequence_length":
+            options = [name for name in options if name != axis.given][:1]
+        for name in options:
+            changed = space.replaced(point, axis.name, name)
+            if changed != point and space.is_valid(changed):
                 yield changed
-
-
-_UNPRICED = frozenset({"every_3", "every_4"})
 
 
 def _prices(exploration: Exploration, best: Outcome) -> Iterator[Price]:
