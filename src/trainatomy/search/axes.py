@@ -18,6 +18,20 @@ from trainatomy.workload.schema import Workload
 PERMISSIONS: tuple[Permission, ...] = ("precision", "optimizer", "lora", "sequence-length")
 """What a user can allow, in the order of the documentation."""
 
+AXES = (
+    "batch",
+    "gradient_checkpointing",
+    "optimizer_implementation",
+    "attention",
+    "allocator",
+    "torch_empty_cache_steps",
+    "precision",
+    "optimizer",
+    "lora",
+    "sequence_length",
+)
+"""Names of all axes; a workload has those of which it has more than one option."""
+
 _FUSED_NAMES = {"adamw_torch_fused": "fused", "adamw_torch": "foreach"}
 _HAS_FUSED = frozenset({"sgd"})
 _LOOPED = frozenset({"sgd", "adagrad", "rmsprop"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.results.fit import Candidate, Fit, Permission, Price
 from trainatomy.results.prediction import GPUSummary
 from trainatomy.results.time import Time
-from trainatomy.search.axes import PERMISSIONS, CanApply, applicable, axes_of
+from trainatomy.search.axes import AXES, PERMISSIONS, CanApply, applicable, axes_of
 from trainatomy.search.estimates import Estimator, Outcome
 from trainatomy.search.explore import DERIVED, Executor, Exploration, Observer
 from trainatomy.search.space import Point, Space
@@ -78,7 +78,6 @@ def search(
     """
     space = space_of(workload, options)
     exploration = Exploration(space, usable_bytes(workload, options.headroom), executor, observer, prior)
-    prices: tuple[Price, ...] = ()
     try:
         if options.exhaustive:
             exploration.exhaust()
@@ -88,10 +87,9 @@ def search(
             exploration.execute([given])
         if options.prices and (best := best_of(exploration)) is not None:
             exploration.execute(alternatives(space, best.point))
-            prices = tuple(_prices(exploration, best))
     except KeyboardInterrupt:
         exploration.interrupted = True
-    return _outcome(exploration, options, prices), exploration
+    return _outcome(exploration, options), exploration
 
 
 def space_of(workload: Workload, options: SearchOptions) -> Space:
@@ -105,10 +103,9 @@ def space_of(workload: Workload, options: SearchOptions) -> Space:
     axes = axes_of(workload, effective)
     if options.can_apply is not None:
         axes = applicable(axes, options.can_apply)
-    names = [axis.name for axis in axes]
     for name in options.keep:
-        if name not in names:
-            raise WorkloadError(f"keep: unknown axis {name!r}{suggestion(name, names)}; known: {', '.join(names)}")
+        if name not in AXES:
+            raise WorkloadError(f"keep: unknown setting {name!r}{suggestion(name, AXES)}")
     if "batch" in options.keep and axes[0].given not in {option.name for option in axes[0].options}:
         raise WorkloadError(
             f"an effective batch size of {effective} is no multiple of the batch size {axes[0].given}, which was to be "
@@ -143,9 +140,7 @@ def check(workload: Workload, options: SearchOptions) -> None:
         raise WorkloadError(f"headroom: {options.headroom:g} is not a share of the GPU's memory; give 0 to 0.99")
     for name in options.allow:
         if name not in PERMISSIONS:
-            raise WorkloadError(
-                f"allow: unknown change {name!r}{suggestion(name, PERMISSIONS)}; known: {', '.join(PERMISSIONS)}"
-            )
+            raise WorkloadError(f"allow: unknown change {name!r}{suggestion(name, PERMISSIONS)}")
     size = options.effective_batch_size
     if size is not None and size < 1:
         raise WorkloadError(f"effective_batch_size: {size} is not a number of samples; give 1 or more")
@@ -305,7 +300,7 @@ def _is_calibrated(outcome: Candidate) -> bool:
     return bool(high / low < 0.999 * widest[1] / widest[0])
 
 
-def _outcome(exploration: Exploration, options: SearchOptions, prices: Collection[Price]) -> Fit:
+def _outcome(exploration: Exploration, options: SearchOptions) -> Fit:
     """Return the outcome of an exploration, the permitted candidates only."""
     space, workload = exploration.space, exploration.space.workload
     gpu = workload.resolve_gpu()
@@ -328,7 +323,7 @@ def _outcome(exploration: Exploration, options: SearchOptions, prices: Collectio
         candidates=tuple(candidate_of(exploration, each) for each in ranked),
         too_large=tuple(candidate_of(exploration, each) for each in large),
         ties=(),
-        prices=tuple(prices),
+        prices=tuple(_prices(exploration, best)) if best and options.prices else (),
         shortage=None,
         maximum=None,
         counts=exploration.counts(),

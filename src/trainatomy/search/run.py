@@ -33,7 +33,7 @@ def run(
     observer = observer or Observer()
     if goal != "throughput":
         if goal not in GOALS:
-            raise WorkloadError(f"maximize: unknown goal {goal!r}{suggestion(goal, GOALS)}; known: {', '.join(GOALS)}")
+            raise WorkloadError(f"maximize: unknown goal {goal!r}{suggestion(goal, GOALS)}")
         return maximize(workload, goal, options, executor, observer)
     found, exploration = search(workload, options, executor, observer)
     if found.best is not None or found.interrupted:
