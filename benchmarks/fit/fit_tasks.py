@@ -177,7 +177,7 @@ def _automatic(plan: Plan, cases: Cases) -> list[Task]:
 def _task(kind: Kind, entry: Mapping[str, Any], limit: int | None, *, timed: int, most: int = 10) -> Task:
     """Return the task of a point or of a choice."""
     train = entry["workload"]["train"]
-    warm_up = 1 if train["gradient_accumulation_steps"] >= LONG_ACCUMULATION else 2
+    warm_up = 1 if train.get("gradient_accumulation_steps", 1) >= LONG_ACCUMULATION else 2
     seconds = entry["step_seconds"] / PREDICTED_SHARE
     estimate = seconds * (warm_up + timed) + 1.0 + (20.0 if kind == "automatic" else 0.0)
     capacity = entry["limits"][str(limit)]["capacity_bytes"] if limit and "limits" in entry else None
