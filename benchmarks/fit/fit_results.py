@@ -22,7 +22,10 @@ class Regret:
     """A case under a limit.
 
     Attributes:
-        chosen: Label of the chosen settings; throughputs in samples/s are predicted, and measured under the limit.
+        chosen: Label of the chosen settings; throughputs in samples/s are predicted and measured.  Settings of the grid
+            count as they ran in the grid's session, because sessions differ by up to a fifth; others as they ran under
+            the limit.
+        from_grid: Whether the measured throughput is from the grid's session.
         run_at_gib: The smaller limit under which the same settings ran, if they were not run again under this one.
         best: The fastest measured point of the grid that fits the limit.
         roomy: The fastest of those that also leave the headroom that the search leaves.
@@ -42,6 +45,7 @@ class Regret:
     roomy_measured: float | None
     foreseen: str | None
     foreseen_measured: float | None
+    from_grid: bool = False
 
     @property
     def share(self) -> float | None:
@@ -183,12 +187,14 @@ def _regret(
     promising = [point for point in points if point["device_bytes"] <= (1 - headroom) * gib * GIB]
     foreseen = max(promising, key=lambda one: float(one["samples_per_second"]), default=None)
     line, at = _run_of(choice, gib, limited)
+    on_grid = None if choice is None else grid.get((choice["case"], choice["label"]))
+    timed = on_grid or line
     return Regret(
         points[0]["case"],
         gib,
         "not asked" if choice is None else choice["label"],
         None if choice is None else choice.get("samples_per_second"),
-        None if line is None else line["samples_per_second"],
+        None if timed is None else timed["samples_per_second"],
         "not run" if line is None else line["status"],
         None if at == gib else at,
         None if best is None else best["label"],
@@ -197,6 +203,7 @@ def _regret(
         None if best_roomy is None else _speed(best_roomy, grid),
         None if foreseen is None else foreseen["label"],
         None if foreseen is None else _speed(foreseen, grid),
+        on_grid is not None,
     )
 
 

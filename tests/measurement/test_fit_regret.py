@@ -185,12 +185,20 @@ def all_points() -> list[dict[str, Any]]:
 
 
 def test_regret_is_measured_against_what_fits_and_against_what_leaves_headroom() -> None:
-    chosen = choice(BERT, 24, Setting(16, 4, False))
+    chosen = choice(BERT, 24, Setting(16, 4, False)) | {"label": "16 × 4; allocator=expandable_segments:True"}
     lines = [*all_points(), line("chosen", chosen, 24, samples_per_second=99.0)]
     found = next(one for one in compared(lines, chosen).regrets if (one.case, one.limit_gib) == (BERT, 24))
     assert (found.best, found.best_measured) == ("32 × 2", 110.0)  # 23 of 24 GiB: no headroom left
+    assert not found.from_grid
     assert (found.roomy, found.roomy_measured) == ("16 × 4", 100.0)
     assert found.share == pytest.approx(0.9) and found.roomy_share == pytest.approx(0.99)
+
+
+def test_a_choice_on_the_grid_counts_as_it_ran_with_the_grid() -> None:
+    chosen = choice(BERT, 24, Setting(16, 4, False))
+    lines = [*all_points(), line("chosen", chosen, 24, samples_per_second=80.0)]
+    found = next(one for one in compared(lines, chosen).regrets if (one.case, one.limit_gib) == (BERT, 24))
+    assert found.from_grid and found.roomy_share == pytest.approx(1.0)
 
 
 def test_the_point_that_the_grid_foresees_is_compared_with_the_fastest() -> None:

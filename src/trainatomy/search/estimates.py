@@ -8,8 +8,8 @@ effects of the options in which they differ.  Between batch sizes, the GPU's tim
 linear in the number of micro-batches.
 
 Estimates decide only what to execute next and what to leave out; no estimate is ever shown.  Each carries a margin,
-which widens with the number of effects and with the distance between the batch sizes.  The margins are constants below;
-``benchmarks/fit/margins.py`` compares them with every candidate of several spaces.
+which widens with the number of effects and with the distance between the batch sizes.  The tests compare what is left
+out with whole spaces (``tests/search/test_exploration.py``), and so does ``trainatomy fit --exhaustive``.
 """
 
 from __future__ import annotations
