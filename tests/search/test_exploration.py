@@ -41,7 +41,9 @@ def whole_space(size: int) -> tuple[Workload, ...]:
     return tuple(map(space.workload_at, space.points({axis.name: space.options(axis) for axis in space.axes})))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     memory=st.floats(3, 60),
     static=st.floats(0.5, 2.5),

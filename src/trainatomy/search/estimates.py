@@ -4,8 +4,7 @@ Memory and time of a training change with each axis in nearly the same way whate
 has a part that does not depend on the batch and one that is proportional to it, and an option multiplies the time that
 the GPU is busy and the time that the CPU is; the longer of the two is the time of a step.  So the effect of an option
 is read off two executed candidates that differ in nothing else, and an unknown candidate is an executed one with the
-effects of the options in which they differ.  Between batch sizes, the GPU's time is interpolated, and the CPU's is
-linear in the number of micro-batches.
+effects of the options in which they differ.  Between batch sizes, both times are linear in the number of micro-batches.
 
 Estimates decide only what to execute next and what to leave out; no estimate is ever shown.  Each carries a margin,
 which widens with the number of effects and with the distance between the batch sizes.  The tests compare what is left
@@ -275,8 +274,8 @@ class Estimator:
         series = self._series(point)
         if len(series) < 2:
             return 0.0
-        curve = [(math.log2(self.space.batch(each.point)), math.log(each.gpu_seconds)) for each in series]
-        return _interpolate(curve, math.log2(new)) - _interpolate(curve, math.log2(old))
+        curve = [(1 / self.space.batch(each.point), each.gpu_seconds) for each in reversed(series)]
+        return math.log(_interpolate(curve, 1 / new) / _interpolate(curve, 1 / old))
 
     def _cpu_factor(self, point: Point, new: int) -> float:
         """Return the factor by which the CPU's time for a step changes with the batch size.

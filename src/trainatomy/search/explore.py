@@ -235,13 +235,13 @@ class Exploration:
         self, point: Point, plain: Point, estimate: Estimate, fitting: list[Outcome], best: Outcome | None
     ) -> Reason | None:
         """Return why a candidate is left out, or ``None`` if it may be the best one."""
+        needed, margin = estimate.device_bytes, estimate.bytes_margin
         if point != plain:
             executed = self.outcomes.get(plain)
-            if executed is None or executed.fits:
+            if executed.fits if executed else needed - margin <= self.usable_bytes:
                 return "dominated"
-            needed, margin = float(executed.floor_bytes), 0.0
-        else:
-            needed, margin = estimate.device_bytes, estimate.bytes_margin
+            needed = float(executed.floor_bytes) if executed else estimate.floor_bytes
+            margin = 0.0 if executed else margin
         if needed - margin > self.usable_bytes:
             return "too_large"
         if best is None:
