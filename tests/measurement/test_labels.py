@@ -70,6 +70,9 @@ class NoteTaker(Watcher):
         numbers = [self._recorder.number_of(tensor) for tensor in tensors if tensor is not None]
         return [number + 1 for number in numbers if number is not None and number >= 0]
 
+    def repeat(self, micro_step: int, batch: Any) -> None:
+        """Copy no micro-batch: a GPU executes every one, and notes are taken of all."""
+
     def loaded(self, model: Any) -> None:
         super().loaded(model)
         self.take("loaded", {"weight": self.places(model.parameters()), "buffer": self.places(model.buffers())})

@@ -58,6 +58,9 @@ class NoStopwatch:
 class Watched(Watcher):
     """Attaches a watch's hooks and recorder to a simulated run; addresses are allocation numbers from 1."""
 
+    def repeat(self, micro_step: int, batch: Any) -> None:
+        """Copy no micro-batch: a watch sees those that are executed."""
+
     def ready(self, model: Any, optimizer: Any) -> None:
         super().ready(model, optimizer)
         self._held = self._peak = self._seen = 0
