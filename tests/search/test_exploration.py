@@ -170,7 +170,7 @@ def test_an_interrupted_search_returns_the_best_so_far(workload: Workload, prete
     [
         ({"effective_batch_size": 0}, "not a number of samples"),
         ({"headroom": 1.0}, "not a share"),
-        ({"allow": ("precison",)}, "did you mean precision"),
+        ({"allow": ("precisn",)}, "did you mean precision"),
         ({"keep": ("attn",)}, "unknown setting"),
         ({"effective_batch_size": 12, "keep": ("batch",)}, "no multiple of the batch size 8"),
     ],
