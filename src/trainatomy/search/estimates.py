@@ -183,11 +183,11 @@ class Estimator:
         """Return the effects seen in pairs of candidates that differ in this axis alone, or else the prior ones."""
         key = (axis, old, new)
         if key not in self._effects:
-            befores = [outcome for outcome in self.outcomes.values() if outcome.point[axis] == old]
-            afters = [self.outcomes.get((*each.point[:axis], new, *each.point[axis + 1 :])) for each in befores]
+            without = [outcome for outcome in self.outcomes.values() if outcome.point[axis] == old]
+            with_it = [self.outcomes.get((*each.point[:axis], new, *each.point[axis + 1 :])) for each in without]
             self._effects[key] = [
                 _effect(before, after, self.space.batch(before.point))
-                for before, after in zip(befores, afters, strict=True)
+                for before, after in zip(without, with_it, strict=True)
                 if after is not None
             ] or (self.prior._observed(axis, old, new) if self.prior else [])
         return self._effects[key]
