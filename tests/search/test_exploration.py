@@ -208,3 +208,12 @@ def test_divisors() -> None:
     assert divisors(1) == (1,)
     assert divisors(60) == (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60)
     assert divisors(49) == (1, 7, 49)
+
+
+def test_prices_are_of_the_best_candidate_even_if_a_price_finds_a_better_one(
+    workload: Workload, pretender: MakePretender
+) -> None:
+    found = searched(workload, pretender(launch=0.0, noise=0.008, sample=0.1), 60)
+    assert found.best is not None
+    priced = {price.change.option for price in found.prices}
+    assert {"on", "eager", "adamw_8bit", "sgd", "r16"} <= priced

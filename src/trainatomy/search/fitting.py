@@ -85,11 +85,24 @@ def search(
             exploration.explore()
         if options.prices and (given := given_point(space)) is not None:
             exploration.execute([given])
-        if options.prices and (best := best_of(exploration)) is not None:
-            exploration.execute(alternatives(space, best.point))
+        if options.prices:
+            _execute_alternatives(exploration)
     except KeyboardInterrupt:
         exploration.interrupted = True
     return _outcome(exploration, options), exploration
+
+
+def _execute_alternatives(exploration: Exploration) -> None:
+    """Execute the single changes of the best candidate; if one of them turns out to be better, then those of that.
+
+    Neighbouring batch sizes come first, because they are the most likely to be better.
+    """
+    priced: Outcome | None = None
+    while (best := best_of(exploration)) is not None and best is not priced:
+        exploration.execute(neighbours(exploration.space, best.point))
+        if best_of(exploration) is best:
+            exploration.execute(alternatives(exploration.space, best.point))
+            priced = best
 
 
 def space_of(workload: Workload, options: SearchOptions) -> Space:
@@ -191,15 +204,20 @@ def _preference(space: Space, outcome: Outcome) -> tuple[int, int, float, int]:
     return sum(bool(change.permission) for change in changes), len(changes), outcome.seconds, outcome.device_bytes
 
 
+def neighbours(space: Space, point: Point) -> Iterator[Point]:
+    """Yield a point with the next smaller and the next larger batch size."""
+    batches = [option.name for option in space.axes[0].options]
+    place = batches.index(point[0])
+    for batch in (*batches[max(place - 1, 0) : place], *batches[place + 1 : place + 2]):
+        yield (batch, *point[1:])
+
+
 def alternatives(space: Space, point: Point) -> Iterator[Point]:
     """Yield the single changes of a point that are worth a price: neighbouring batch sizes, and the other options.
 
     Options between two others are left out: every third layer, a quarter of the sequence.
     """
-    batches = [option.name for option in space.axes[0].options]
-    place = batches.index(point[0])
-    for batch in (*batches[max(place - 1, 0) : place], *batches[place + 1 : place + 2]):
-        yield (batch, *point[1:])
+    yield from neighbours(space, point)
     for axis in space.axes[1:]:
         options = [option.name for option in axis.options if option.name not in DERIVED]
         if axis.name == "sequence_length":
