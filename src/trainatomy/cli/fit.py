@@ -310,5 +310,5 @@ def _command_line() -> list[str]:
 
 
 def _command() -> str:
-    """Return the command line for a hint to measure; an option that is given twice counts as given last."""
+    """Return the command line, for the hint how to measure ties."""
     return shlex.join(_command_line())
