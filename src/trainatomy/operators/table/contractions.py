@@ -1,0 +1,89 @@
+"""Contractions: matrix products, convolutions, attention, recurrent layers."""
+
+from __future__ import annotations
+
+from trainatomy.operators.operator import Operator
+from trainatomy.operators.table.family import CUDNN, family, row
+
+_CUBLAS = ("cublas",)
+_CUBLASLT = ("cublas", "cublaslt")
+"""A bias goes through cuBLASLt's epilogue; ``mm`` and batched products do not use it."""
+
+MATRIX_PRODUCTS = family(
+    Operator(
+        "",
+        "contraction",
+        why="matrix products",
+        launch="matmul",
+        cost="matmul:matmul",
+        loads=_CUBLAS,
+        workspaces=_CUBLAS,
+    ),
+    row("mm", allocates="matmul:matrix_product"),
+    row("addmm", allocates="matmul:matrix_product", workspaces=_CUBLASLT),
+    row("_addmm_activation", workspaces=_CUBLASLT),
+    row("bmm baddbmm", allocates="matmul:batched_product"),
+    row("addbmm"),
+    row("mv addmv dot vdot", cost="matmul:vector_product"),
+    row("addr", cost="matmul:vector_product", loads=(), workspaces=()),
+    row("linear", loads=(), workspaces=()),  # seen whole in inference mode only
+    row("_grouped_mm", cost="matmul:grouped_matmul", allocates="grouped:grouped_product", workspaces=()),
+    row("_scaled_mm _int_mm", cost="", workspaces=_CUBLASLT),
+    row("_scaled_grouped_mm", cost="", loads=(), workspaces=()),
+)
+
+CONVOLUTIONS = family(
+    Operator("", "contraction", why="convolutions are products of unfolded images", launch="convolution"),
+    row(
+        "convolution",
+        cost="convolution:convolution",
+        allocates="convolution:convolution",
+        meta="meta:convolution",
+        loads=CUDNN,
+    ),
+    row(
+        "convolution_backward",
+        cost="convolution:convolution",
+        allocates="convolution:convolution_backward",
+        meta="meta:convolution_backward",
+        loads=("cudnn_backward",),
+    ),
+    row("cudnn_convolution", cost="convolution:convolution", loads=CUDNN),
+    row("convolution_overrideable cudnn_convolution_transpose", loads=CUDNN),
+    row("cudnn_convolution_relu cudnn_convolution_add_relu", loads=CUDNN),
+    row("_convolution"),
+    row("_slow_conv2d_forward", launch="pointwise"),
+)
+
+ATTENTION = family(
+    Operator(
+        "",
+        "contraction",
+        why="two products with a softmax between them that never leaves the chip",
+        launch="attention",
+        cost="attention:attention",
+    ),
+    row("_scaled_dot_product_flash_attention", allocates="attention:flash_forward"),
+    row("_scaled_dot_product_flash_attention_backward", allocates="attention:flash_backward"),
+    row("_scaled_dot_product_efficient_attention", allocates="efficient_attention:efficient_forward"),
+    row("_scaled_dot_product_efficient_attention_backward", allocates="efficient_attention:efficient_backward"),
+    row("_scaled_dot_product_cudnn_attention", allocates="attention:cudnn_forward", loads=("cudnn",)),
+    row(
+        "_scaled_dot_product_cudnn_attention_backward",
+        allocates="attention:cudnn_backward",
+        loads=("cudnn_backward",),
+    ),
+    row("_flash_attention_forward _flash_attention_backward", cost=""),
+    row("_efficient_attention_forward _efficient_attention_backward", cost=""),
+    row("_cudnn_attention_forward _cudnn_attention_backward", cost=""),
+)
+
+# What they allocate: ``allocation.recurrent``, which runs cuDNN's layers whole.
+RECURRENT = family(
+    Operator("", "contraction", why="products, time step by time step"),
+    row("_cudnn_rnn", cost="recurrent:recurrent", loads=CUDNN),
+    row("_cudnn_rnn_backward", cost="recurrent:recurrent", loads=("cudnn_backward",)),
+    row("_thnn_fused_lstm_cell _thnn_fused_gru_cell"),
+)
+
+CONTRACTIONS = (*MATRIX_PRODUCTS, *CONVOLUTIONS, *ATTENTION, *RECURRENT)

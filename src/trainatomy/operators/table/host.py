@@ -1,0 +1,23 @@
+"""Operators that launch no kernel, and values that the CPU reads."""
+
+from __future__ import annotations
+
+from trainatomy.operators.operator import Operator
+from trainatomy.operators.table.family import family, row
+
+WITHOUT_KERNEL = family(
+    Operator("", kernel=False),
+    row("empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize set lift_fresh detach"),
+    row("alias view _unsafe_view _reshape_alias expand t transpose permute select slice unsqueeze squeeze"),
+    row("as_strided split split_with_sizes unbind chunk diagonal unfold view_as_real view_as_complex"),
+    row("record_stream is_same_size is_pinned sym_size _version _has_compatible_shallow_copy_type item"),
+)
+
+READ_BY_CPU = family(
+    Operator("", sync="value"),
+    row("_local_scalar_dense", cost="elementwise:transfer"),
+    row("equal is_nonzero"),
+    row("_assert_async", group="elementwise", flop=0, why="a check", sync=""),
+)
+
+HOST = (*WITHOUT_KERNEL, *READ_BY_CPU)

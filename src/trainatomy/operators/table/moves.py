@@ -1,0 +1,109 @@
+"""Copies, fills, random numbers, indexing, pooling, sorting."""
+
+from __future__ import annotations
+
+from trainatomy.operators.operator import Operator
+from trainatomy.operators.table.family import CUDNN, family, row
+
+COPIES = family(
+    Operator("", "elementwise", 0, "a move", cost="elementwise:pointwise"),
+    row("_to_copy clone cat stack", launch="copy"),
+    row("copy", launch="copy", reads="sources"),
+    row("flip repeat"),
+    row("roll", allocates="elementwise:roll"),
+    row("constant_pad_nd slice_backward select_backward", cost="indexing:part_of_zeros"),
+    row("im2col col2im", cost="", allocates="indexing:columns"),
+    row("repeat_interleave", cost="", allocates="indexing:repeated"),
+    row("scatter masked_scatter", launch="index", cost="indexing:scattered"),
+    row("slice_scatter select_scatter diagonal_scatter as_strided_scatter unfold_backward", cost=""),
+    row("reflection_pad1d reflection_pad2d pixel_shuffle pixel_unshuffle channel_shuffle", cost=""),
+    row("_reshape_copy expand_copy permute_copy", cost=""),
+    row("contiguous", launch="copy", group=None, flop=None, why="", cost=""),  # seen whole in inference mode only
+)
+
+FILLS = family(
+    Operator("", "elementwise", 0, "only written", reads="none", cost="elementwise:fill"),
+    row("zero zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full fill"),
+    row("arange eye scalar_tensor linspace tril_indices triu_indices"),
+)
+
+RANDOM = family(
+    Operator("", "elementwise", 0, "random numbers are no arithmetic of the model", reads="none"),
+    row("bernoulli uniform normal rand randn randint randperm random exponential", cost="elementwise:fill"),
+    row("rand_like randn_like multinomial"),
+)
+
+GATHERS = family(
+    Operator("", "elementwise", 0, "rows are picked", reads="rows", launch="index", cost="indexing:gathered"),
+    row("index", allocates="indexing:index"),
+    row("index_select gather"),
+    row("take", launch="pointwise"),
+    row("masked_select", sync="shape"),
+    row("_unsafe_index", launch="pointwise", cost=""),
+    row("nonzero", sync="shape", reads="all", cost="elementwise:pointwise"),
+    row("embedding", cost="indexing:embedding", allocates="embedding:embedding"),
+    row("embedding_bag one_hot", group=None, flop=None, why="", reads="all", cost=""),
+)
+
+NEGATIVE_LOG_LIKELIHOOD = family(
+    Operator("", "elementwise", 0, launch="reduction", cost="indexing:negative_log_likelihood"),
+    row("nll_loss_forward nll_loss2d_forward", reads="rows", why="rows are picked", allocates="loss:nll_loss"),
+    row("nll_loss_backward nll_loss2d_backward", reads="none", why="zeros", allocates="loss:nll_loss"),
+)
+
+SCATTERS = family(
+    Operator("", "elementwise", 1, "additions into the rows", launch="index", cost="indexing:scattered"),
+    row(
+        "embedding_dense_backward",
+        cost="indexing:embedding_backward",
+        allocates="embedding:embedding_dense_backward",
+    ),
+    row("index_put _index_put_impl", allocates="indexing:index_put"),
+    row("index_add scatter_add scatter_reduce"),
+    row("index_copy", launch="pointwise"),
+    row("_unsafe_index_put put", launch="pointwise", cost=""),
+    row("index_fill", launch="pointwise", cost="", reads="sources"),
+)
+
+MAX_POOLING = family(
+    Operator("", "elementwise", 0, "comparisons in a window", cost="elementwise:pointwise"),
+    row("max_pool2d_with_indices max_pool2d_with_indices_backward"),
+    row("max_pool3d_with_indices adaptive_max_pool2d", cost=""),
+)
+
+AVERAGE_POOLING = family(
+    Operator("", "elementwise", 1, "additions in a window", cost="elementwise:pointwise"),
+    row("avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward"),
+    row("avg_pool1d avg_pool3d adaptive_avg_pool1d", cost=""),
+)
+
+RESAMPLING = family(
+    Operator("", cost="elementwise:pointwise"),
+    row("upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward"),
+    row("upsample_bicubic2d upsample_bicubic2d_backward"),
+    row("cudnn_grid_sampler cudnn_affine_grid_generator", cost="", loads=CUDNN),
+    row("cudnn_grid_sampler_backward cudnn_affine_grid_generator_backward", cost="", loads=("cudnn_backward",)),
+)
+
+SORTING = family(
+    Operator("", "elementwise", None, "no formula: comparisons in an order that the data decide", launch="index"),
+    row("sort", cost="indexing:sorted_values", allocates="indexing:sort"),
+    row("argsort", cost="indexing:sorted_values", group=None, why=""),
+    row("_unique2", sync="shape"),
+    row("histc", cost="elementwise:pointwise"),
+    row("bincount searchsorted"),
+    row("unique_dim bucketize", launch="pointwise"),
+)
+
+MOVES = (
+    *COPIES,
+    *FILLS,
+    *RANDOM,
+    *GATHERS,
+    *NEGATIVE_LOG_LIKELIHOOD,
+    *SCATTERS,
+    *MAX_POOLING,
+    *AVERAGE_POOLING,
+    *RESAMPLING,
+    *SORTING,
+)

@@ -1,0 +1,121 @@
+"""Statistical normalisations: softmax, norms, reductions."""
+
+from __future__ import annotations
+
+from trainatomy.operators.operator import Operator
+from trainatomy.operators.table.family import CUDNN, family, row
+
+_SOFTMAX = "difference, exponential, sum, division"
+_STANDARDISE = "sum, difference, square, its sum, division, scale, shift"
+_STANDARDISE_BACKWARD = (
+    "nine for the data (scale, sum, difference, product, its sum, division, two additions, product), three for "
+    "scale and shift (sum, product, its sum)"
+)
+
+SOFTMAX = family(
+    Operator("", "normalisation", 4, _SOFTMAX, launch="reduction", cost="reduction:normalisation"),
+    row("_softmax", allocates="loss:softmax"),
+    row("_safe_softmax", allocates="attention:safe_softmax"),
+    row(
+        "_softmax_backward_data",
+        allocates="loss:softmax_backward",
+        why="product with the gradient, its sum, product with the sum, difference",
+    ),
+    row("_log_softmax", allocates="loss:softmax", why="difference, exponential, sum, difference"),
+    row(
+        "_log_softmax_backward_data",
+        allocates="loss:log_softmax_backward",
+        meta="gradients:log_softmax_backward",
+        why="sum, exponential, product, difference",
+    ),
+    row("logsumexp", cost="reduction:reduction", why="difference, exponential, sum, difference"),
+)
+
+NORMS = family(
+    Operator("", "normalisation", 7, _STANDARDISE, launch="normalisation", cost="reduction:normalisation"),
+    row("native_layer_norm", allocates="normalisation:layer_norm"),
+    row("native_group_norm", allocates="normalisation:group_norm"),
+    row("native_batch_norm", cost="batch_norm:batch_norm", allocates="normalisation:batch_norm"),
+    row("cudnn_batch_norm", cost="batch_norm:batch_norm", allocates="normalisation:batch_norm", loads=CUDNN),
+    row("_native_batch_norm_legit _batch_norm_with_update", cost=""),
+    row(
+        "_fused_rms_norm",
+        flop=4,
+        why="square, its sum, division, scale",
+        allocates="normalisation:layer_norm",
+    ),
+)
+
+NORM_GRADIENTS = family(
+    Operator("", "normalisation", 12, _STANDARDISE_BACKWARD, launch="normalisation", cost="reduction:normalisation"),
+    row(
+        "native_layer_norm_backward",
+        allocates="normalisation:layer_norm_backward",
+        meta="gradients:layer_norm_backward",
+    ),
+    row("native_group_norm_backward", allocates="normalisation:group_norm_backward"),
+    row(
+        "native_batch_norm_backward",
+        cost="batch_norm:batch_norm",
+        allocates="normalisation:batch_norm",
+        meta="gradients:batch_norm_backward",
+    ),
+    row(
+        "cudnn_batch_norm_backward",
+        cost="batch_norm:batch_norm",
+        allocates="normalisation:batch_norm",
+        loads=("cudnn_backward",),
+    ),
+    row("batch_norm_backward", cost=""),
+    row(
+        "_fused_rms_norm_backward",
+        flop=8,
+        why="as layer normalisation without means: six for the data, two for the scale",
+        allocates="normalisation:layer_norm_backward",
+    ),
+)
+
+SUMS = family(
+    Operator("", "normalisation", 1, "a reduction", launch="reduction", cost="reduction:reduction"),
+    # Gradients of biases are sums: the authors count them with the biases.
+    row("sum", group="elementwise", allocates="reduction:SUM"),
+    row("nansum", group="elementwise", allocates="reduction:PRODUCT", launch="pointwise"),
+    row("mean", allocates="reduction:SUM"),
+    row("prod", allocates="reduction:PRODUCT"),
+    row("trace", launch="pointwise", cost=""),
+)
+
+MOMENTS = family(
+    Operator("", "normalisation", 3, "difference, square, their sum", launch="reduction", cost="reduction:reduction"),
+    row("var var_mean std", allocates="reduction:MOMENTS"),
+    row("std_mean", allocates="reduction:MOMENTS", launch="pointwise"),
+)
+
+VECTOR_NORMS = family(
+    Operator("", "normalisation", 2, "square and sum", cost="reduction:reduction"),
+    row("linalg_vector_norm", allocates="reduction:NORM", launch="reduction"),
+    row("norm", allocates="reduction:NORM"),
+    row("native_norm", cost=""),
+    row("_weight_norm_interface", cost="reduction:normalisation"),
+    row("_weight_norm_interface_backward", group=None, flop=None, why="", cost="reduction:normalisation"),
+)
+
+EXTREMES = family(
+    Operator("", "normalisation", 0, "comparisons", launch="reduction", cost="reduction:reduction"),
+    row("max min", allocates="reduction:extremum"),
+    row("amax amin", allocates="reduction:EXTREMUM"),
+    row("argmax argmin", allocates="reduction:EXTREMUM_WITH_INDEX"),
+    row("any all", allocates="reduction:LOGICAL"),
+    row("aminmax", launch="pointwise"),
+    row("count_nonzero cummax cummin", launch="pointwise", cost=""),
+    row("topk", allocates="indexing:topk", launch="index", cost="indexing:sorted_values"),
+)
+
+CUMULATIVE = family(
+    Operator("", "normalisation", 1, "an addition or product"),
+    row("cumsum", allocates="indexing:cumulative_sum", launch="index", cost="indexing:sorted_values"),
+    row("cumprod", cost="indexing:sorted_values"),
+    row("logcumsumexp"),
+)
+
+NORMALISATIONS = (*SOFTMAX, *NORMS, *NORM_GRADIENTS, *SUMS, *MOMENTS, *VECTOR_NORMS, *EXTREMES, *CUMULATIVE)
