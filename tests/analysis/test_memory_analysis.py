@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from traces_by_hand import GIB, KIB, MIB, TraceBuilder, one_step
 
 import trainatomy
-import trainatomy.api
+import trainatomy.api.operations
 import trainatomy.prediction
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import COMPONENTS, TIGHT_SHARE, MemoryAnalysis, analyze_memory, verdict
@@ -196,7 +196,7 @@ def test_operations_are_analyzed_on_the_same_gpu_as_a_prediction(monkeypatch: py
         contexts.append(context)
         return analyze_memory(trace, settings, gpu_bytes, context)
 
-    for module in (trainatomy.prediction, trainatomy.api):
+    for module in (trainatomy.prediction, trainatomy.api.operations):
         monkeypatch.setattr(module, "analyze_memory", spy)
     workload = trainatomy.Workload.from_mapping({"model": TINY_BERT, "gpu": "t4"})
     predicted = trainatomy.predict(workload, timed=False)

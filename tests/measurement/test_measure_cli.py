@@ -12,7 +12,8 @@ import pytest
 from measured import FULL, GIB
 from rich.console import Console
 
-import trainatomy.api
+import trainatomy.api.measuring
+import trainatomy.api.predicting
 from trainatomy.cli import main
 from trainatomy.cli import progress as measuring
 from trainatomy.errors import DeviceError, SimulationError
@@ -29,7 +30,7 @@ WORKLOAD = "model: {class: GPT2LMHeadModel, config: {n_layer: 1, n_embd: 8, n_he
 
 @pytest.fixture
 def measure_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """Return a dict with the arguments of the ``api.measure`` call; ``answer`` is the result of that call."""
+    """Return a dict with the arguments of the ``measure`` call; ``answer`` is the result of that call."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINATOMY_RECORDS", str(tmp_path / "records"))
     monkeypatch.setattr(machine, "this_machine", lambda: machine.Machine(("NVIDIA H200",), "580"))
@@ -42,7 +43,7 @@ def measure_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, A
         answer: Measurement = call["answer"]
         return answer
 
-    monkeypatch.setattr(trainatomy.api, "measure", measure)
+    monkeypatch.setattr(trainatomy.api.measuring, "measure", measure)
     return call
 
 
@@ -90,7 +91,7 @@ def test_unpredictable_rows_are_measured(
     def refuse(*_: object, **__: object) -> NoReturn:
         raise SimulationError("aten::nonzero")
 
-    monkeypatch.setattr(trainatomy.api, "predict", refuse)
+    monkeypatch.setattr(trainatomy.api.predicting, "predict", refuse)
     assert main(["measure", "w.yaml"]) == 0
     assert "no prediction beside: aten::nonzero" in capsys.readouterr().err
     assert records()[0]["prediction"] is None
@@ -155,7 +156,7 @@ def test_without_a_gpu_nothing_is_predicted(
         raise DeviceError("no GPU here")
 
     monkeypatch.setattr(machine, "this_machine", none)
-    monkeypatch.setattr(trainatomy.api, "predict", lambda *_, **__: pytest.fail("predicted"))
+    monkeypatch.setattr(trainatomy.api.predicting, "predict", lambda *_, **__: pytest.fail("predicted"))
     assert main(["measure", "w.yaml"]) == 7
     assert main(["measure", "w.yaml", "--era", "2022"]) == 2
     assert "no GPU here" in capsys.readouterr().err

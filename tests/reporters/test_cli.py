@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 from typer.testing import CliRunner
 
-import trainatomy.api
+import trainatomy.api.predicting
 from trainatomy import errors
 from trainatomy.catalog.gpus import gpus
 from trainatomy.cli import main
@@ -27,7 +27,7 @@ TINY = ["--model-class", "GPT2LMHeadModel", "--config", "n_layer=1"]
 
 @pytest.fixture
 def predicted_workloads(monkeypatch: pytest.MonkeyPatch, prediction: Prediction) -> list[Any]:
-    """Replace ``trainatomy.api.predict`` by a fixed prediction and return the list of workloads that it receives."""
+    """Replace ``predict`` by a fixed prediction and return the list of workloads that it receives."""
     seen: list[Any] = []
 
     def predict(workload: Any, **options: Any) -> Prediction:
@@ -35,7 +35,8 @@ def predicted_workloads(monkeypatch: pytest.MonkeyPatch, prediction: Prediction)
         print("a library says something on stdout")
         return prediction
 
-    monkeypatch.setattr(trainatomy.api, "predict", predict)
+    for module in (trainatomy.api, trainatomy.api.predicting):
+        monkeypatch.setattr(module, "predict", predict)
     return seen
 
 
@@ -43,7 +44,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def predict(workload: Any, **options: Any) -> NoReturn:
         raise error
 
-    monkeypatch.setattr(trainatomy.api, "predict", predict)
+    for module in (trainatomy.api, trainatomy.api.predicting):
+        monkeypatch.setattr(module, "predict", predict)
 
 
 @pytest.fixture

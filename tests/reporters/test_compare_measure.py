@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-import trainatomy.api
+import trainatomy.api.predicting
 import trainatomy.measurement.measure
 import trainatomy.runs.machine
 from trainatomy.cli import main
@@ -63,7 +63,7 @@ def script(monkeypatch: pytest.MonkeyPatch, prediction: Prediction, measurement:
             raise answer
         return replace(made, **answer)
 
-    monkeypatch.setattr(trainatomy.api, "predict", predict)
+    monkeypatch.setattr(trainatomy.api.predicting, "predict", predict)
     monkeypatch.setattr(trainatomy.measurement.measure, "measure", measure)
     monkeypatch.setattr(trainatomy.runs.machine, "this_machine", lambda: Machine(("NVIDIA H200",), measurement.driver))
     return script

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import trainatomy
-from trainatomy import api
+from trainatomy.api import predicting
 from trainatomy.errors import DeviceError, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as real_gpu
 from trainatomy.records.store import Store
@@ -42,7 +42,7 @@ def measure_options(monkeypatch: pytest.MonkeyPatch, gpu: Any, machine: Machine)
         raise SimulationError(f"not predicted for {workload.resolve_gpu().id}")
 
     monkeypatch.setattr(real_gpu, "measure", measure)
-    monkeypatch.setattr(api, "predict", predict)
+    monkeypatch.setattr(predicting, "predict", predict)
     monkeypatch.setattr(machines, "this_machine", lambda: machine)
     return options
 

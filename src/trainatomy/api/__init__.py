@@ -1,0 +1,36 @@
+"""The library's functions: predict, fit, compare, measure, ops, calibrate. They take workloads and return values.
+
+The functions with keywords are for users.  Those that take one value of options (``predict_comparison``,
+``search_settings`` and others) are for the command line, which has checked its own.
+"""
+
+from __future__ import annotations
+
+from trainatomy.api.comparing import compare, measure_comparison, predict_comparison
+from trainatomy.api.fitting import fit, fit_gpus, measure_fit, why_out_of_memory
+from trainatomy.api.keywords import Batch
+from trainatomy.api.measuring import calibrate, measure, measure_and_record, this_gpu
+from trainatomy.api.operations import ops
+from trainatomy.api.predicting import predict
+from trainatomy.api.searching import SearchRequest, search_gpus, search_remedies, search_settings
+
+__all__ = [
+    "Batch",
+    "SearchRequest",
+    "calibrate",
+    "compare",
+    "fit",
+    "fit_gpus",
+    "measure",
+    "measure_and_record",
+    "measure_comparison",
+    "measure_fit",
+    "ops",
+    "predict",
+    "predict_comparison",
+    "search_gpus",
+    "search_remedies",
+    "search_settings",
+    "this_gpu",
+    "why_out_of_memory",
+]

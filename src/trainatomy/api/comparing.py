@@ -1,0 +1,117 @@
+"""Compare several workloads, predicted or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.api.keywords import with_settings
+from trainatomy.api.predicting import predict_row
+from trainatomy.errors import TrainatomyError, WorkloadError
+from trainatomy.runs.options import PredictOptions, RunOptions
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.records.store import Store
+    from trainatomy.results.comparison import Comparison
+    from trainatomy.results.prediction import Prediction
+    from trainatomy.runs.plan import Finished, RunObserver
+
+
+def compare(
+    workloads: Sequence[Workload],
+    *,
+    measure: bool = False,
+    repeat: int = 1,
+    store: Store | Path | str | None = None,
+    group: str | None = None,
+    fresh: bool = False,
+    time_limit: float | None = None,
+    gpu: str | None = None,
+    calibration: Calibration | Path | str | None = None,
+    timeline: bool = False,
+    trust_remote_code: bool = False,
+    jobs: int = 1,
+    progress: Callable[[Finished], None] | RunObserver | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Compare several workloads: predict them and, with ``measure``, run them on this machine's GPU one by one.
+
+    A run that fails or runs out of memory is a row that says so; a record that cannot be written is a warning.
+
+    Args:
+        workloads: The trainings, in the order of the rows.
+        measure: Run each of them in fresh processes; ``repeat``, ``store``, ``group``, ``fresh``, ``time_limit`` and
+            ``progress`` need it.
+        repeat: Runs per training.
+        store: Where records are kept: a store, a folder or its URL (default: TRAINATOMY_RECORDS, or
+            ./trainatomy-records). Runs that are on record are not repeated, so an interrupted comparison continues
+            where it stopped.
+        group: Name that the records share; derived from the workloads by default.
+        fresh: Run everything again, whatever is on record.
+        time_limit: Seconds for each run.
+        gpu: The GPU to predict for. By default the workloads' own or, with ``measure``, this machine's if it is known.
+        calibration: See ``predict``.
+        timeline: See ``predict``.
+        trust_remote_code: See ``predict``.
+        jobs: Processes that predict in parallel. A script that asks for several must start its own work behind
+            ``if __name__ == "__main__"``.
+        progress: Called with each run that ended, or an observer.
+        **settings: Settings for all workloads, as in ``predict``.
+
+    Raises:
+        TrainatomyError: The errors of ``predict``; with ``measure`` only ``WorkloadError`` among them, because what
+            cannot be predicted can still be measured, ``DeviceError`` if there is no GPU, and ``TrainatomyError`` if
+            records cannot be written.
+        ComparisonInterrupted: A ``KeyboardInterrupt`` that carries the comparison so far.
+    """
+    predict_options = PredictOptions(timeline, True, trust_remote_code, calibration)
+    run_options = RunOptions(repeat, store, group, fresh, time_limit, keep_gpus=gpu is not None)
+    changed = [with_settings(workload, settings, gpu) for workload in workloads]
+    if measure:
+        return measure_comparison(changed, predict_options, run_options, jobs=jobs, progress=progress)
+    if names := run_options.changed():
+        raise WorkloadError(f"{', '.join(names)}: needs measure=True; a prediction is the same every time")
+    return predict_comparison(changed, predict_options, jobs=jobs)
+
+
+def predict_comparison(workloads: Sequence[Workload], options: PredictOptions, *, jobs: int = 1) -> Comparison:
+    """Predict several workloads and return them side by side (see ``compare``)."""
+    from trainatomy.runs.comparison import gather
+    from trainatomy.runs.published import published
+
+    predictions = _predict_rows(workloads, options.for_workloads(workloads), jobs)
+    for each in predictions:
+        if isinstance(each, TrainatomyError):
+            raise each
+    return gather(workloads, predictions, (), published(workloads))
+
+
+def measure_comparison(
+    workloads: Sequence[Workload],
+    predict_options: PredictOptions,
+    run_options: RunOptions,
+    *,
+    jobs: int = 1,
+    progress: Callable[[Finished], None] | RunObserver | None = None,
+) -> Comparison:
+    """Predict several workloads, run them on this machine's GPU, and return both side by side (see ``compare``)."""
+    from trainatomy.catalog.calibrations import resolve_calibration
+    from trainatomy.runs.comparison import prepare
+    from trainatomy.runs.plan import observer_of
+
+    options = replace(predict_options, calibration=resolve_calibration(predict_options.calibration))
+    run = prepare(workloads, lambda planned: _predict_rows(planned, options, jobs), run_options)
+    return run.run(observer_of(progress))
+
+
+def _predict_rows(
+    workloads: Sequence[Workload], options: PredictOptions, jobs: int
+) -> Sequence[Prediction | TrainatomyError]:
+    from trainatomy.runs.predicting import jobs_for, predict_rows
+
+    return predict_rows(partial(predict_row, options), workloads, jobs_for(len(workloads), jobs))

@@ -1,0 +1,127 @@
+"""Predict one training, given as a workload or as a live module."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.api.keywords import Batch, changed, check_keywords, with_batch
+from trainatomy.results.prediction import Prediction
+from trainatomy.runs.options import PredictOptions
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.training.batch import MakeBatch
+
+
+def predict(
+    what: Workload | nn.Module,
+    *,
+    batch: Batch | None = None,
+    optimizer: str | type[torch.optim.Optimizer] | None = None,
+    gpu: str | None = None,
+    timeline: bool = False,
+    trust_remote_code: bool = False,
+    calibration: Calibration | Path | str | None = None,
+    timed: bool = True,
+    **settings: Any,
+) -> Prediction:
+    """Predict, without a GPU, what one training step holds in GPU memory and how long it takes.
+
+    Args:
+        what: A workload, or a live module, which is neither changed nor moved.
+        batch: A mapping of tensors (on any device; only shapes, dtypes and the values of small integer tensors
+            matter), or a function of the batch size that returns one. A transformers model and a workload need none.
+        optimizer: A name of ``TrainingArguments.optim``, or an optimizer class.
+        gpu: The GPU to predict for.
+        timeline: Include memory by component over the step.
+        trust_remote_code: Run code that a model on the hub brings along.
+        calibration: A calibration of a machine (``trainatomy calibrate``) or its file, for the timing model. By
+            default the calibration that ships for the GPU is used, or else its data sheet.
+        timed: Predict the time too. False predicts memory only, somewhat faster; ``Prediction.time`` is then None.
+        **settings: Settings by their name in ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``),
+            and sections of a workload (``loop="trainer"``, ``data={"sequence_length": 512}``). They override those of
+            a workload. The loop of a module is "pytorch" by default.
+
+    Raises:
+        WorkloadError: The description is wrong: an unknown setting, a contradiction, an argument of the wrong type.
+        MissingLibrary: An optional library is needed.
+        NetworkError: The hub cannot be reached.
+        FactoryError: The user's code raised.
+        SimulationError: An operation needs data that a run without a GPU does not have.
+    """
+    started = time.perf_counter()
+    options = PredictOptions(timeline, timed, trust_remote_code, calibration)
+    if isinstance(what, Workload):
+        check_keywords(batch, optimizer)
+        workload, make_batch = with_batch(changed(what, optimizer, gpu, settings), batch, settings)
+        options = options.for_workloads([workload])
+        simulation = _simulate_workload(workload, make_batch, options)
+    else:
+        from trainatomy.simulator.live import described
+
+        workload, make_batch = described(what, batch, optimizer, gpu, settings)
+        options = options.for_workloads([workload])
+        simulation = _simulate_module(what, workload, make_batch, options)
+    return _assemble(workload, simulation, options, started)
+
+
+def predict_row(options: PredictOptions, workload: Workload) -> Prediction:
+    return predict(workload, **options.keywords(workload))
+
+
+def predict_module(
+    module: nn.Module, make_batch: MakeBatch | None, options: PredictOptions, workload: Workload
+) -> Prediction:
+    started = time.perf_counter()
+    return _assemble(workload, _simulate_module(module, workload, make_batch, options), options, started)
+
+
+def _assemble(workload: Workload, simulation: Simulation, options: PredictOptions, started: float) -> Prediction:
+    from trainatomy.prediction import prediction_of
+
+    loaded: Any = options.calibration
+    return prediction_of(
+        workload, simulation, calibration=loaded, timed=options.timed, timeline=options.timeline, started=started
+    )
+
+
+def _simulate_workload(workload: Workload, make_batch: MakeBatch | None, options: PredictOptions) -> Simulation:
+    from trainatomy.runs.predicting import shared_simulation
+    from trainatomy.simulator.simulate import simulate
+
+    run = partial(
+        simulate,
+        workload,
+        workload.resolve_gpu(),
+        make_batch=make_batch,
+        trust_remote_code=options.trust_remote_code,
+        operations=options.timed,
+    )
+    if make_batch is not None:
+        return run()
+    return shared_simulation(workload, (options.trust_remote_code, options.timed), run)
+
+
+def _simulate_module(
+    module: nn.Module, workload: Workload, make_batch: MakeBatch | None, options: PredictOptions
+) -> Simulation:
+    from trainatomy.simulator.live import on_meta
+    from trainatomy.simulator.simulate import simulate
+    from trainatomy.training.factory import user_code
+
+    with user_code(f"{type(module).__name__}: its forward"):
+        return simulate(
+            workload,
+            workload.resolve_gpu(),
+            model=lambda: on_meta(module),
+            make_batch=make_batch,
+            operations=options.timed,
+        )
