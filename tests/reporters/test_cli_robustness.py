@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-import trainatomy.api
+import trainatomy.api.predicting
 from trainatomy import cli
 from trainatomy.cli import main
-from trainatomy.cli.options import skip_unused_imports
+from trainatomy.cli.workloads import skip_unused_imports
 from trainatomy.results.prediction import Prediction
 from trainatomy.workload import Workload
 
@@ -77,7 +77,7 @@ def test_a_sweep_notes_where_a_larger_batch_reserves_less(
         less = replace(prediction.memory, peak_reserved_bytes=prediction.memory.peak_reserved_bytes - size)
         return replace(prediction, memory=less) if size == 4 else prediction
 
-    monkeypatch.setattr(trainatomy.api, "predict", predict)
+    monkeypatch.setattr(trainatomy.api.predicting, "predict", predict)
     file = tmp_path / "w.yaml"
     file.write_text("model: {class: GPT2LMHeadModel}\n")
     sweep = ["compare", str(file), "--json", "--sweep"]
@@ -111,7 +111,7 @@ def test_libraries_are_hidden_where_nothing_needs_them(
 ) -> None:
     workload = Workload.from_mapping({"model": {"id": "gpt2"}}).replace(changes)
     modules: dict[str, Any] = {}
-    monkeypatch.setattr("trainatomy.cli.options.sys.modules", modules)
+    monkeypatch.setattr("trainatomy.cli.workloads.sys.modules", modules)
     assert skip_unused_imports([workload], trust_remote_code=trust) == () and modules == {}
     monkeypatch.setattr(cli, "owns_process", True)
     assert bool(skip_unused_imports([workload], trust_remote_code=trust)) is is_hidden

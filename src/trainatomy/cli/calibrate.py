@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from trainatomy.cli.options import Debug, Json, in_output, in_run
+from trainatomy.cli.options import Debug, Json, in_output, time_limit_option
 from trainatomy.cli.output import note, quiet_libraries, show, show_json
 from trainatomy.reporters.text.catalog import calibration_page
 
@@ -15,12 +15,7 @@ Output = Annotated[
 ]
 TimeLimit = Annotated[
     float,
-    in_run(
-        "--time-limit",
-        "Stop measuring after so many seconds (default: 120).",
-        metavar="SECONDS",
-        min=1,
-    ),
+    time_limit_option("Stop measuring after so many seconds (default: 120).", min=1),
 ]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Annotated, Any
@@ -18,17 +16,17 @@ from trainatomy.cli.options import (
     Json,
     Records,
     TrustRemoteCode,
+    command_line,
     in_output,
     in_run,
-    note_many_steps,
-    samples_of,
-    several_workloads,
-    skip_unused_imports,
-    with_workload_options,
+    plot_option,
+    time_limit_option,
 )
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
 from trainatomy.cli.plots import check_plots, write_default_plots, write_plots
 from trainatomy.cli.progress import ComparisonProgress
+from trainatomy.cli.workload_options import with_workload_options
+from trainatomy.cli.workloads import note_many_steps, samples_of, several_workloads, skip_unused_imports
 from trainatomy.errors import MissingLibrary
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import comparison_to_json
@@ -64,12 +62,7 @@ Sweep = Annotated[
 ]
 Plot = Annotated[
     list[Path] | None,
-    in_output(
-        "--plot",
-        "Write a chart to this file; repeatable. With --measure, charts are also written beside the records.",
-        metavar="FILE.svg|FILE.png",
-        dir_okay=False,
-    ),
+    plot_option("Write a chart to this file; repeatable. With --measure, charts are also written beside the records."),
 ]
 Group = Annotated[
     str | None,
@@ -82,7 +75,7 @@ Group = Annotated[
 Fresh = Annotated[bool, in_run("--fresh", "With --measure: run everything again, whatever is on record.")]
 TimeLimit = Annotated[
     float | None,
-    in_run("--time-limit", "With --measure: stop a run after so many seconds.", metavar="SECONDS", min=0),
+    time_limit_option("With --measure: stop a run after so many seconds."),
 ]
 
 
@@ -127,7 +120,7 @@ def compare(
         keep_gpus=flags.get("gpu") is not None or any(each.startswith("gpu=") for each in sweep or ()),
         title="-".join(dict.fromkeys(PurePath(file).stem for file in files)),
         samples=samples_of(files),
-        command=shlex.join(["trainatomy", *sys.argv[1:]]),
+        command=command_line(),
     )
     jobs = jobs_for(len(workloads), jobs)
     if measure:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
+    File,
     Json,
     Records,
     TrustRemoteCode,
+    command_line,
     in_output,
     in_run,
-    one_workload,
-    with_workload_options,
+    time_limit_option,
 )
 from trainatomy.cli.output import note, quiet_libraries, show, show_json
-from trainatomy.cli.predict import File
 from trainatomy.cli.progress import follow_measurement
+from trainatomy.cli.workload_options import with_workload_options
+from trainatomy.cli.workloads import one_workload
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.reporters.json import measurement_to_json
 from trainatomy.reporters.text.measurement import measurement_page
@@ -33,7 +33,7 @@ AllocationTrace = Annotated[
     Path | None,
     in_output("--trace", "File for the allocation trace of the recorded run.", metavar="FILE", dir_okay=False),
 ]
-TimeLimit = Annotated[float | None, in_run("--time-limit", "Stop after so many seconds.", metavar="SECONDS", min=0)]
+TimeLimit = Annotated[float | None, time_limit_option("Stop after so many seconds.")]
 Components = Annotated[
     bool,
     in_run("--components/--no-components", "Make a second, recorded run, which attributes memory to components."),
@@ -70,7 +70,7 @@ def measure(
                 store=records,
                 time_limit=time_limit,
                 keep_gpus=flags.get("gpu") is not None,
-                command=shlex.join(["trainatomy", *sys.argv[1:]]),
+                command=command_line(),
             ),
             components=components,
             trace=trace,

@@ -1,29 +1,13 @@
-"""Options that several commands share, and the workloads that arguments and options describe."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
-import inspect
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from trainatomy.catalog.gpus import find_gpu
-from trainatomy.catalog.published import notebook as published_notebook
-from trainatomy.cli.output import note
-from trainatomy.errors import WorkloadError
-from trainatomy.workload.arguments import arguments
-from trainatomy.workload.flags import FLAGS, Flag
-from trainatomy.workload.notebook import NOTEBOOK, NOTEBOOK_FP16, READY, ready
-from trainatomy.workload.overrides import merge
-from trainatomy.workload.reading import read, read_all
-from trainatomy.workload.schema import Workload
-
-_READY_SIZE = {NOTEBOOK: "nine trainings", NOTEBOOK_FP16: "eight trainings"}
-_MANY_STEPS = 20
 
 
 def in_run(name: str, help: str, **more: Any) -> Any:
@@ -36,6 +20,25 @@ def in_output(name: str, help: str, **more: Any) -> Any:
     return typer.Option(name, help=help, rich_help_panel="Output", show_default=False, **more)
 
 
+def check_option(case: str) -> Any:
+    """Return the option ``--check``, which turns ``case`` into an exit code."""
+    return in_output("--check", f"Exit with code 8 if {case}.")
+
+
+def plot_option(help: str) -> Any:
+    """Return the option ``--plot``."""
+    return in_output("--plot", help, metavar="FILE.svg|FILE.png", dir_okay=False)
+
+
+def time_limit_option(help: str, *, min: int = 0) -> Any:
+    """Return the option ``--time-limit``."""
+    return in_run("--time-limit", help, metavar="SECONDS", min=min)
+
+
+File = Annotated[
+    str | None,
+    typer.Argument(metavar="WORKLOAD.yaml", help="A file that describes the training.", show_default=False),
+]
 Debug = Annotated[bool, in_output("--debug", "Show tracebacks and all logs of the libraries.")]
 Json = Annotated[bool, in_output("--json", "Print one JSON object and nothing else.")]
 TrustRemoteCode = Annotated[bool, in_run("--trust-remote-code", "Run code that a model on the hub brings along.")]
@@ -63,119 +66,6 @@ Jobs = Annotated[
 ]
 
 
-def one_workload(file: str | None, flags: Mapping[str, Any]) -> Workload:
-    """Return the workload of a file with flags over it, or of flags alone; raise ``WorkloadError``."""
-    workload = read(file, flags) if file is not None else merge(None, flags)
-    note_many_steps([workload])
-    return workload
-
-
-def several_workloads(files: Sequence[str], flags: Mapping[str, Any], *, today: bool = False) -> tuple[Workload, ...]:
-    """Return every workload of several files, or the rows of a built-in comparison, with flags over each.
-
-    Args:
-        files: Paths, or the name of a built-in comparison.
-        flags: Flags for all of them.
-        today: Use today's libraries even where a built-in comparison would emulate those of 2022.
-
-    Raises:
-        WorkloadError: A file or a flag is wrong.
-    """
-    for name in READY:
-        if name in files:
-            if len(files) > 1:
-                raise WorkloadError(
-                    f"{name!r} stands for {_READY_SIZE[name]} and cannot be combined with files "
-                    f"(write ./{name} for a file of that name)"
-                )
-            return _ready_workloads(name, flags, today=today)
-    return tuple(workload for file in files for workload in read_all(file, flags))
-
-
-def _ready_workloads(name: str, flags: Mapping[str, Any], *, today: bool) -> tuple[Workload, ...]:
-    """Return a built-in comparison: on its own GPU with the libraries of 2022, on a named GPU with today's."""
-    gpu, era = flags.get("gpu"), flags.get("era")
-    if gpu is not None:
-        find_gpu(gpu)
-    as_published = era == "2022" or (gpu is None and era is None and not today)
-    rest = {name: value for name, value in flags.items() if name not in ("gpu", "era")}
-    if era not in (None, "2022"):
-        rest["era"] = era
-    return ready(name, "2022" if as_published else "today", gpu, rest)
-
-
-def skip_unused_imports(workloads: Sequence[Workload], *, trust_remote_code: bool) -> tuple[str, ...]:
-    """Hide peft and bitsandbytes if nothing can need them, and return their names.
-
-    transformers' Trainer imports peft wherever it is installed, and peft imports bitsandbytes; together they take a
-    quarter of the time of a small prediction. They are hidden only in a process of the command line's own.
-    """
-    from trainatomy import cli
-
-    if not cli.owns_process or trust_remote_code or any(map(_may_use_adapters, workloads)):
-        return ()
-    for name in ("peft", "bitsandbytes"):
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    return ("peft", "bitsandbytes")
-
-
-def _may_use_adapters(workload: Workload) -> bool:
-    """Return whether a workload uses peft, bitsandbytes or code of the user's."""
-    uses_library = workload.model.lora is not None or arguments().package_of(workload.train.optim) is not None
-    runs_user_code = workload.model.factory or workload.data.factory or "." in workload.train.optim
-    return bool(uses_library or runs_user_code)
-
-
-def samples_of(files: Sequence[str]) -> int | None:
-    """Return the number of samples that the source of a built-in comparison gives times for."""
-    return published_notebook().samples if list(files) == [NOTEBOOK] else None
-
-
-def note_many_steps(workloads: Sequence[Workload]) -> None:
-    """Print a note where the number of steps will make a prediction slow."""
-    if (steps := max((workload.steps or 0 for workload in workloads), default=0)) > _MANY_STEPS:
-        note(f"{steps:,} steps are executed one by one, which takes long; without `steps`, as many as the peak needs")
-
-
-def with_workload_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the last parameter of a command, ``**flags``, by one option for each flag of a workload.
-
-    The command receives the flags that were set, by name, as typed; ``RawWorkload.with_flags`` parses them.
-    Names of TrainingArguments that change nothing are accepted too, so that the command line of a training script can
-    be pasted; help does not show them.
-    """
-    signature = inspect.signature(command, eval_str=True)
-    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    generated = [_parameter(flag.name, *_option(flag)) for flag in FLAGS]
-    names = {flag.name for flag in FLAGS}
-    ignored = [_parameter(name, *_hidden(name)) for name in arguments().names() if name not in names | {"debug"}]
-
-    @wraps(command)
-    def called(**values: Any) -> None:
-        command(**{name: value for name, value in values.items() if value is not None and value != []})
-
-    called.__signature__ = signature.replace(parameters=[*own, *generated, *ignored])  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *generated, *ignored)}
-    return called
-
-
-def _option(flag: Flag) -> tuple[Any, Any]:
-    """Return the type and the option of a flag; its value is checked by the schema, whose messages name the flag."""
-    shown: Mapping[str, Any] = {"help": _sentence(flag.help), "rich_help_panel": flag.panel, "show_default": False}
-    if flag.kind == "switch":
-        return bool | None, typer.Option(f"{flag.option}/--no-{flag.option.removeprefix('--')}", **shown)
-    kind: Any = list[str] if flag.repeatable else str
-    return kind | None, typer.Option(flag.option, metavar=flag.metavar, **shown)
-
-
-def _hidden(name: str) -> tuple[Any, Any]:
-    return str | None, typer.Option(f"--{name.replace('_', '-')}", hidden=True)
-
-
-def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
-
-
-def _sentence(text: str) -> str:
-    """Return a description of the schema as a sentence."""
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}" if text else ""
+def command_line() -> str:
+    """Return the command line of this process, for records and hints."""
+    return shlex.join(["trainatomy", *sys.argv[1:]])

@@ -5,20 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from trainatomy.cli.options import (
-    CalibrationFile,
-    Debug,
-    Json,
-    TrustRemoteCode,
-    in_output,
-    in_run,
-    one_workload,
-    skip_unused_imports,
-    with_workload_options,
-)
+from trainatomy.cli.options import CalibrationFile, Debug, File, Json, TrustRemoteCode, check_option, in_output, in_run
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
+from trainatomy.cli.workload_options import with_workload_options
+from trainatomy.cli.workloads import one_workload, skip_unused_imports
 from trainatomy.errors import DoesNotFit
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.fit import shortage_page
@@ -32,11 +22,7 @@ if TYPE_CHECKING:
 MANY_CANDIDATES = 100
 """About as many trainings as a search executes, for the number of processes."""
 
-File = Annotated[
-    str | None,
-    typer.Argument(metavar="WORKLOAD.yaml", help="A file that describes the training.", show_default=False),
-]
-Check = Annotated[bool, in_output("--check", "Exit with code 8 if the training does not fit.")]
+Check = Annotated[bool, check_option("the training does not fit")]
 WhyOom = Annotated[
     bool,
     in_run("--why-oom", "If the training does not fit, also list the changes that would make it fit."),

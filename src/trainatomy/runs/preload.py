@@ -1,6 +1,6 @@
 """Imported first in the process that workers are forked from: hides modules that no worker needs.
 
-``predicting.hidden_in_workers`` names them; see ``cli.options.skip_unused_imports`` for why.
+``predicting.hidden_in_workers`` names them; see ``cli.workloads.skip_unused_imports`` for why.
 """
 
 import os

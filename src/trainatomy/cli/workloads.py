@@ -1,0 +1,94 @@
+"""The workloads that the arguments and options of a command describe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.published import notebook as published_notebook
+from trainatomy.cli.output import note
+from trainatomy.errors import WorkloadError
+from trainatomy.workload.arguments import arguments
+from trainatomy.workload.notebook import NOTEBOOK, NOTEBOOK_FP16, READY, ready
+from trainatomy.workload.overrides import merge
+from trainatomy.workload.reading import read, read_all
+from trainatomy.workload.schema import Workload
+
+_READY_SIZE = {NOTEBOOK: "nine trainings", NOTEBOOK_FP16: "eight trainings"}
+_MANY_STEPS = 20
+
+
+def one_workload(file: str | None, flags: Mapping[str, Any]) -> Workload:
+    """Return the workload of a file with flags over it, or of flags alone; raise ``WorkloadError``."""
+    workload = read(file, flags) if file is not None else merge(None, flags)
+    note_many_steps([workload])
+    return workload
+
+
+def several_workloads(files: Sequence[str], flags: Mapping[str, Any], *, today: bool = False) -> tuple[Workload, ...]:
+    """Return every workload of several files, or the rows of a built-in comparison, with flags over each.
+
+    Args:
+        files: Paths, or the name of a built-in comparison.
+        flags: Flags for all of them.
+        today: Use today's libraries even where a built-in comparison would emulate those of 2022.
+
+    Raises:
+        WorkloadError: A file or a flag is wrong.
+    """
+    for name in READY:
+        if name in files:
+            if len(files) > 1:
+                raise WorkloadError(
+                    f"{name!r} stands for {_READY_SIZE[name]} and cannot be combined with files "
+                    f"(write ./{name} for a file of that name)"
+                )
+            return _ready_workloads(name, flags, today=today)
+    return tuple(workload for file in files for workload in read_all(file, flags))
+
+
+def _ready_workloads(name: str, flags: Mapping[str, Any], *, today: bool) -> tuple[Workload, ...]:
+    """Return a built-in comparison: on its own GPU with the libraries of 2022, on a named GPU with today's."""
+    gpu, era = flags.get("gpu"), flags.get("era")
+    if gpu is not None:
+        find_gpu(gpu)
+    as_published = era == "2022" or (gpu is None and era is None and not today)
+    rest = {name: value for name, value in flags.items() if name not in ("gpu", "era")}
+    if era not in (None, "2022"):
+        rest["era"] = era
+    return ready(name, "2022" if as_published else "today", gpu, rest)
+
+
+def skip_unused_imports(workloads: Sequence[Workload], *, trust_remote_code: bool) -> tuple[str, ...]:
+    """Hide peft and bitsandbytes if nothing can need them, and return their names.
+
+    transformers' Trainer imports peft wherever it is installed, and peft imports bitsandbytes; together they take a
+    quarter of the time of a small prediction. They are hidden only in a process of the command line's own.
+    """
+    from trainatomy import cli
+
+    if not cli.owns_process or trust_remote_code or any(map(_may_use_adapters, workloads)):
+        return ()
+    for name in ("peft", "bitsandbytes"):
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    return ("peft", "bitsandbytes")
+
+
+def _may_use_adapters(workload: Workload) -> bool:
+    """Return whether a workload uses peft, bitsandbytes or code of the user's."""
+    uses_library = workload.model.lora is not None or arguments().package_of(workload.train.optim) is not None
+    runs_user_code = workload.model.factory or workload.data.factory or "." in workload.train.optim
+    return bool(uses_library or runs_user_code)
+
+
+def samples_of(files: Sequence[str]) -> int | None:
+    """Return the number of samples that the source of a built-in comparison gives times for."""
+    return published_notebook().samples if list(files) == [NOTEBOOK] else None
+
+
+def note_many_steps(workloads: Sequence[Workload]) -> None:
+    """Print a note where the number of steps will make a prediction slow."""
+    if (steps := max((workload.steps or 0 for workload in workloads), default=0)) > _MANY_STEPS:
+        note(f"{steps:,} steps are executed one by one, which takes long; without `steps`, as many as the peak needs")

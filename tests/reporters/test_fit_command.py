@@ -1,0 +1,125 @@
+"""``trainatomy fit``: what its options ask of the search, and what it does with the answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainatomy.api
+from trainatomy.api import SearchRequest
+from trainatomy.cli import main
+from trainatomy.results.fit import Fit, FitAcross
+
+GPT2 = ("fit", "--model", "gpt2", "--json")
+Calls = list[tuple[str, SearchRequest, tuple[Any, ...]]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, fit: Fit, nothing_fits: Fit, across: FitAcross) -> Calls:
+    """Return the searches that are asked for; each is answered at once."""
+    calls: Calls = []
+    answers = {"search_settings": fit, "search_gpus": across, "search_remedies": nothing_fits.shortage}
+
+    def answer(name: str, request: SearchRequest, *rest: Any) -> Any:
+        calls.append((name, request, rest))
+        return answers[name]
+
+    for name in answers:
+        monkeypatch.setattr(trainatomy.api, name, lambda request, *rest, name=name: answer(name, request, *rest))
+    return calls
+
+
+def test_options_become_one_request(calls: Calls, tmp_path: Path) -> None:
+    options = ["--gpu", "t4", "--allow", "lora,precision", "--keep", "gradient-checkpointing", "--headroom", "10%"]
+    more = ["--effective-batch-size", "32", "--exhaustive", "--jobs", "3", "--trust-remote-code"]
+    assert main([*GPT2, *options, *more]) == 0
+    ((name, request, rest),) = calls
+    assert (name, rest, request.jobs) == ("search_settings", ("throughput",), 3)
+    assert request.what.gpu == "t4" and request.predict_options.trust_remote_code
+    asked = request.options
+    assert (asked.effective_batch_size, asked.headroom, asked.exhaustive) == (32, 0.1, True)
+    assert (asked.allow, asked.keep) == (("lora", "precision"), ("gradient_checkpointing",))
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "rest"),
+    [
+        (("--maximize", "batch", "--gpu", "t4"), "search_settings", ("batch",)),
+        (("--why-oom", "--gpu", "t4"), "search_remedies", ()),
+        (("--gpu", "all"), "search_gpus", (None, {})),
+        (("--gpu", "t4, h100"), "search_gpus", (["t4", "h100"], {})),
+        (("--price", "h100=2.9,t4=0.3"), "search_gpus", (["h100", "t4"], {"h100": 2.9, "t4": 0.3})),
+        (("--gpu", "all", "--exhaustive"), "search_gpus", (None, {})),
+    ],
+)
+def test_each_mode_is_its_own_search(calls: Calls, options: tuple[str, ...], name: str, rest: Any) -> None:
+    assert main([*GPT2, *options]) == 0
+    ((asked, request, others),) = calls
+    assert (asked, others) == (name, rest)
+    assert request.options.exhaustive == ("--exhaustive" in options)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("--maximize", "batch"), ("--why-oom",)),
+        (("--why-oom",), ("--measure", "2")),
+        (("--maximize", "batch"), ("--exhaustive",)),
+        (("--why-oom",), ("--exhaustive",)),
+        (("--why-oom",), ("--allow", "lora")),
+        (("--why-oom",), ("--effective-batch-size", "8")),
+        (("--measure", "1"), ("--gpu", "t4,h100")),
+    ],
+)
+def test_options_that_exclude_each_other(
+    calls: Calls, first: tuple[str, ...], second: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*GPT2, *first, *second]) == 2
+    named = "several GPUs or --price" if second[0] == "--gpu" else second[0]
+    assert f"{first[0]} and {named} cannot be combined" in " ".join(capsys.readouterr().err.split())
+    assert not calls
+
+
+def test_check_and_output_follow_the_answer(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, nothing_fits: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = tmp_path / "best.yaml"
+    assert main([*GPT2, "--gpu", "t4", "--check", "--output", str(best)]) == 0
+    assert "gradient_accumulation_steps" in best.read_text() and json.loads(capsys.readouterr().out)["best"]
+    monkeypatch.setattr(trainatomy.api, "search_settings", lambda *_: nothing_fits)
+    none = tmp_path / "none.yaml"
+    assert main([*GPT2, "--gpu", "t4", "--output", str(none)]) == 0
+    assert not none.exists() and "there are no best settings" in capsys.readouterr().err
+    assert main([*GPT2, "--gpu", "t4", "--check"]) == 8
+    monkeypatch.setattr(trainatomy.api, "search_settings", lambda *_: replace(nothing_fits, interrupted=True))
+    assert main([*GPT2, "--gpu", "t4", "--check"]) == 130
+
+
+def test_the_best_are_measured_as_they_were_predicted(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, fit: Fit, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+
+    def measure_fit(found: Fit, count: int, *options: Any, progress: Any) -> Fit:
+        seen.append((found, count, *options))
+        return found
+
+    monkeypatch.setattr(trainatomy.api, "measure_fit", measure_fit)
+    assert main([*GPT2, "--gpu", "t4", "--measure", "2", "--records", str(tmp_path), "--trust-remote-code"]) == 0
+    ((found, count, predict_options, run_options),) = seen
+    assert found is fit and count == 2
+    assert predict_options == calls[0][1].predict_options and predict_options.trust_remote_code
+    assert run_options.store == str(tmp_path) and run_options.command.startswith("trainatomy ")
+
+
+def test_a_measured_search_trusts_remote_code_for_both(monkeypatch: pytest.MonkeyPatch, fit: Fit) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(trainatomy.api.fitting, "search_settings", lambda request, goal: fit)
+    monkeypatch.setattr(trainatomy.api.fitting, "measure_fit", lambda *arguments: given.append(arguments))
+    workload = trainatomy.Workload.from_mapping({"model": {"id": "gpt2"}})
+    trainatomy.fit(workload, gpu="t4", measure=1, trust_remote_code=True)
+    assert given[0][2].trust_remote_code
