@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 import trainatomy
 from trainatomy import api
 from trainatomy.errors import DoesNotFit, WorkloadError
-from trainatomy.integrations import batch_size, fit_training_arguments, predicted_batch_size
+from trainatomy.integrations import best_settings, fit_training_arguments, predicted_batch_size
 from trainatomy.integrations.training_arguments import can_hold, check_launch, train_settings, with_candidate
 from trainatomy.results.fit import Candidate, Change
 from trainatomy.search.fitting import SearchOptions, space_of
@@ -104,7 +104,7 @@ def test_where_the_model_is_does_not_matter(arguments: TrainingArguments) -> Non
 
 
 def test_a_name_stands_for_the_model_on_the_hub() -> None:
-    model = batch_size._built("distilbert-base-uncased", trust_remote_code=False)
+    model = best_settings._built("distilbert-base-uncased", trust_remote_code=False)
     assert isinstance(model, nn.Module)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
@@ -273,15 +273,17 @@ def test_this_machine_is_asked_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     seen = answered(monkeypatch)
     used = SimpleNamespace(other_bytes=trainatomy.find_gpu("t4").memory_bytes // 4, unlisted_bytes=None)
     monkeypatch.setattr(api, "this_gpu", lambda: "t4")
-    monkeypatch.setattr(batch_size, "utilization", lambda: used)
+    monkeypatch.setattr(best_settings, "utilization", lambda: used)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     workload = Workload.from_mapping({"model": {"id": "gpt2"}})
     function = predicted_batch_size(
-        lambda *sizes: sizes, model=workload, effective_batch_size=3, print=False, bf16=True
+        lambda *sizes: sizes, model=workload, effective_batch_size=3, print=False, bf16=True, trust_remote_code=True
     )
-    with pytest.warns(RuntimeWarning, match="a note"):
+    with pytest.warns(RuntimeWarning, match="a note") as warned:
         assert function() == (3, 1)
+    assert {each.filename for each in warned} == {__file__}
     (options,) = seen
+    assert options["trust_remote_code"]
     assert options["gpu"] == "t4" and options["headroom"] == pytest.approx(0.3)
     assert options["allocator"] == "max_split_size_mb:64" and options["bf16"] is True
     assert options["can_apply"]({"train.per_device_train_batch_size": 3, "train.gradient_accumulation_steps": 1})

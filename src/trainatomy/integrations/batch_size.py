@@ -8,48 +8,36 @@ the effective batch size.
 
 from __future__ import annotations
 
-import builtins
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
-from trainatomy import api
-from trainatomy.catalog.gpus import find_gpu
-from trainatomy.errors import DeviceError, DoesNotFit, WorkloadError
-from trainatomy.integrations.live_prediction import restored_accelerate_state
+from trainatomy.errors import WorkloadError
+from trainatomy.integrations.best_settings import Model, best_settings
 from trainatomy.integrations.training_arguments import (
     Arguments,
-    allocator_settings,
     can_hold,
     check_launch,
     train_settings,
     with_candidate,
 )
-from trainatomy.integrations.utilization import utilization
-from trainatomy.reporters import sentences
-from trainatomy.reporters import settings as words
-from trainatomy.training.model import build_model
-from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trainatomy.api import Batch
     from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.results.fit import Candidate, Fit, Permission
+    from trainatomy.results.fit import Candidate, Permission
 
 Result = TypeVar("Result")
 
 _BATCH = "per_device_train_batch_size"
 _ACCUMULATION = "gradient_accumulation_steps"
 _PERMISSIONS = ("precision", "optimizer")
-_REMEDIES = 5
-"""Ways out that an error lists."""
 
 
 def fit_training_arguments(
@@ -102,8 +90,8 @@ def fit_training_arguments(
             f"allow: {refused[0]} cannot be set by TrainingArguments; they can set {' and '.join(_PERMISSIONS)}"
         )
     settings, notes = train_settings(args)
-    best = _search(
-        _built(model, trust_remote_code),
+    best = best_settings(
+        model,
         {**settings, "loop": "trainer"},
         notes,
         batch=batch,
@@ -114,6 +102,7 @@ def fit_training_arguments(
         headroom=headroom,
         keep=keep,
         calibration=calibration,
+        trust_remote_code=trust_remote_code,
         can_apply=can_hold,
         print=print,
     )
@@ -123,7 +112,7 @@ def fit_training_arguments(
 def predicted_batch_size(
     function: Callable[..., Result] | None = None,
     *,
-    model: nn.Module | str | Workload | Callable[[], nn.Module],
+    model: Model,
     effective_batch_size: int,
     batch: Batch | None = None,
     sequence_length: int | None = None,
@@ -169,32 +158,36 @@ def predicted_batch_size(
     if given := [name for name in (_BATCH, _ACCUMULATION) if name in settings]:
         raise WorkloadError(f"{given[0]}: predicted_batch_size finds it; give effective_batch_size", key=given[0])
 
-    @functools.cache
-    def sizes() -> tuple[int, int]:
-        best = _search(
-            _built(model, trust_remote_code),
-            settings,
-            effective_batch_size=effective_batch_size,
-            batch=batch,
-            sequence_length=sequence_length,
-            optimizer=optimizer,
-            gpu=gpu,
-            headroom=headroom,
-            calibration=calibration,
-            can_apply=_sets_batch,
-            print=print,
-        )
-        return best.per_device_train_batch_size, best.gradient_accumulation_steps
-
-    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
-        @functools.wraps(function)
-        def train(*arguments: Any, **keywords: Any) -> Result:
-            _check_call(function, arguments, keywords)
-            return function(*sizes(), *arguments, **keywords)
-
-        return train
-
+    search = functools.partial(
+        best_settings,
+        model,
+        settings,
+        effective_batch_size=effective_batch_size,
+        batch=batch,
+        sequence_length=sequence_length,
+        optimizer=optimizer,
+        gpu=gpu,
+        headroom=headroom,
+        calibration=calibration,
+        trust_remote_code=trust_remote_code,
+        can_apply=_sets_batch,
+        print=print,
+    )
+    decorate = functools.partial(_called_with_sizes, functools.cache(search))
     return decorate if function is None else decorate(function)
+
+
+def _called_with_sizes(search: Callable[[], Candidate], function: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a function that puts the sizes that a search finds before the arguments of ``function``."""
+
+    @functools.wraps(function)
+    def train(*arguments: Any, **keywords: Any) -> Result:
+        _check_call(function, arguments, keywords)
+        best = search()
+        sizes = best.per_device_train_batch_size, best.gradient_accumulation_steps
+        return function(*sizes, *arguments, **keywords)
+
+    return train
 
 
 def _sets_batch(settings: Mapping[str, object]) -> bool:
@@ -212,97 +205,3 @@ def _check_call(function: Callable[..., Any], arguments: Sequence[Any], keywords
             f"{name}: {error}. predicted_batch_size passes the batch size and the accumulation steps as its first two "
             "arguments; call it with the others only"
         ) from None
-
-
-def _built(
-    model: nn.Module | str | Workload | Callable[[], nn.Module], trust_remote_code: bool
-) -> nn.Module | Workload:
-    """Return a model that was given by its name on meta tensors, and the result of a function."""
-    if isinstance(model, str):
-        with torch.device("meta"):
-            workload = Workload.from_mapping({"model": {"id": model}})
-            return build_model(workload, trust_remote_code=trust_remote_code)
-    if isinstance(model, nn.Module | Workload):
-        return model
-    made = model()
-    if not isinstance(made, nn.Module):
-        raise WorkloadError(f"model: the function returned a {type(made).__name__}, not a torch.nn.Module")
-    return made
-
-
-def _search(
-    model: nn.Module | Workload,
-    settings: Mapping[str, Any],
-    notes: Sequence[str] = (),
-    *,
-    batch: Batch | None,
-    sequence_length: int | None,
-    gpu: str | None,
-    headroom: float,
-    print: bool,
-    **options: Any,
-) -> Candidate:
-    """Search for settings as ``trainatomy.fit`` does, in the environment of this process.
-
-    Prints the answer, and warns of ``notes`` and those of the prediction.
-    """
-    sections: dict[str, Any] = {}
-    if sequence_length is not None:
-        if batch is not None:
-            raise WorkloadError("sequence_length: the batch has its length already; give one of the two")
-        sections["data"] = {"sequence_length": sequence_length}
-    if allocator := allocator_settings():
-        sections["allocator"] = allocator
-    if gpu is None:
-        gpu = _this_gpu()
-        headroom += _share_of_others(gpu)
-    with restored_accelerate_state():
-        found = api.fit(model, gpu=gpu, headroom=headroom, batch=batch, prices=False, **options, **sections, **settings)
-    if found.interrupted:
-        raise KeyboardInterrupt
-    best = _best(found)
-    if isinstance(model, nn.Module) and batch is None and sequence_length is None:
-        notes = [*notes, *_assumed_length(best)]
-    changed = [f"{words.option(each)}: {words.may_change(each)}" for each in best.changes if each.permission]
-    for note in dict.fromkeys([*notes, *changed, *best.prediction.notes]):
-        warnings.warn(f"the settings that fit: {note}", RuntimeWarning, stacklevel=3)
-    if print:
-        builtins.print(f"trainatomy: {sentences.fit_answer(found, best)}")
-    return best
-
-
-def _assumed_length(best: Candidate) -> list[str]:
-    """Return a note on the length of samples, which nobody gave."""
-    time = best.prediction.time
-    if time is None or not time.tokens_per_second:
-        return []
-    tokens = round(time.tokens_per_second / time.samples_per_second)
-    return [f"every sample was taken to have {tokens:,} tokens; give sequence_length, or a batch, if yours differ"]
-
-
-def _this_gpu() -> str:
-    try:
-        return api.this_gpu()
-    except DeviceError as error:
-        message = f"gpu: this machine has none; name the GPU to search for, such as gpu='rtx-4090'. {error}"
-        raise WorkloadError(message, key="gpu") from None
-
-
-def _share_of_others(gpu: str) -> float:
-    """Return the share of this machine's GPU that other processes hold now."""
-    now = utilization()
-    return ((now.other_bytes or 0) + (now.unlisted_bytes or 0)) / find_gpu(gpu).memory_bytes
-
-
-def _best(found: Fit) -> Candidate:
-    """Return the best candidate; raise ``DoesNotFit`` if nothing fits."""
-    if found.best is not None:
-        return found.best
-    message = f"no setting of {found.name} fits on {found.gpu.name}"
-    if found.shortage is None:
-        raise DoesNotFit(message)
-    lines = [f"{message}: the smallest one {sentences.shortage(found.shortage)}."]
-    steps = [sentences.remedy(each) for each in found.shortage.remedies if each.candidate.fits][:_REMEDIES]
-    if steps:
-        lines += ["What would make it fit:", *(f"- {step}" for step in steps)]
-    raise DoesNotFit("\n".join(lines))
