@@ -14,6 +14,9 @@ from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleA
 from trainatomy.results.trace import AllocationTrace, DriverCall
 
 COMPONENTS = ("weights", "optimizer_states", "gradients", "activations", "temporary", "functionality")
+OTHER_COMPONENTS = ("gathered_weights", "communication_buffers")
+"""Components that only trainings on several GPUs have, in display order."""
+_ORDER = (*COMPONENTS, *OTHER_COMPONENTS)
 TIGHT_SHARE = 0.05
 """A training that leaves less than this share of the GPU's memory free is called tight."""
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -105,10 +108,10 @@ def held_after(trace: AllocationTrace, event: int) -> list[int]:
 
 def bytes_by_component(held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]) -> dict[str, int]:
     """Sum the block sizes of the ``held`` allocations by component; all of ``COMPONENTS`` are present."""
-    totals = dict.fromkeys(COMPONENTS, 0)
+    totals = dict.fromkeys(_ORDER, 0)
     for number in held:
         totals[purposes[number].component] += sizes[number]
-    return totals
+    return {name: size for name, size in totals.items() if size or name in COMPONENTS}
 
 
 def breakdown_lines(held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]) -> tuple[Line, ...]:
@@ -119,7 +122,7 @@ def breakdown_lines(held: Sequence[int], purposes: Sequence[Purpose], sizes: Seq
         entry[0] += sizes[number]
         entry[1] += 1
     found = [Line(purpose.component, purpose.line, size, count) for purpose, (size, count) in totals.items()]
-    return tuple(sorted(found, key=lambda line: (COMPONENTS.index(line.component), -line.bytes)))
+    return tuple(sorted(found, key=lambda line: (_ORDER.index(line.component), -line.bytes)))
 
 
 def activations_by_module(

@@ -43,7 +43,7 @@ def component_bytes_over_time(
 
     The dictionary is the same object each time.
     """
-    totals = dict.fromkeys(COMPONENTS, 0)
+    totals = dict.fromkeys((*COMPONENTS, *sorted({each.component for each in purposes} - set(COMPONENTS))), 0)
     for index, (action, allocation, _, _) in enumerate(trace.events):
         if action == "alloc":
             totals[purposes[allocation].component] += sizes[allocation]

@@ -21,6 +21,8 @@ LABELLED = {
     "weight_copy": ("weights", "16-bit copies kept by autocast"),
     "gradient": ("gradients", "gradients"),
     "optimizer_state": ("optimizer_states", "optimizer states"),
+    "gathered_weight": ("gathered_weights", "gathered weights"),
+    "communication_buffer": ("communication_buffers", "communication buffers"),
     "input": ("functionality", "inputs"),
     "cublas_workspace": ("functionality", "cuBLAS workspaces"),
     "cublaslt_workspace": ("functionality", "cuBLASLt workspaces"),

@@ -192,7 +192,14 @@ class OperationWriter:
         self._append(index, event, outputs, numbers)
 
     def write_one(
-        self, name: str, inputs: Any, outputs: Any, numbers: dict[str, Any], written: tuple[int, ...], event: int
+        self,
+        name: str,
+        inputs: Any,
+        outputs: Any,
+        numbers: dict[str, Any],
+        written: tuple[int, ...],
+        event: int,
+        stream: int | None = None,
     ) -> None:
         """Write an operation that Python simulates; see ``one_operation``."""
         if not self.recording:
@@ -206,7 +213,43 @@ class OperationWriter:
                 texts = tuple((key, text(value)) for key, value in numbers.items())
                 call = Call(name, arrays(input_key), arrays(output_key), numbers=texts, written=written)
                 index = self._add_call(key, call)
-            self._append(index, event, output_key, storages)
+            self._append(index, event, output_key, storages, stream)
+
+    def write_collective(
+        self,
+        name: str,
+        inputs: Any,
+        outputs: Any,
+        numbers: dict[str, Any],
+        event: int,
+        stream: int | None,
+        before: Sequence[int],
+    ) -> int:
+        """Write a collective and return its index.
+
+        Args:
+            name: Name of the operation.
+            inputs: Tensors that are sent.
+            outputs: Tensors that are received.
+            numbers: Size of the message and of the group.
+            event: Number of events of the allocation trace before it.
+            stream: Stream of its group, on which it runs after what the current stream was given; None: the current
+                stream itself.
+            before: Operations that must be over before it starts.
+        """
+        current = self.streams.executing.stream_id
+        runs_on = current if stream is None else stream
+        awaited = frozenset(before)
+        if stream is not None:
+            awaited |= self._last.get(current, frozenset()) | self._awaited.get(current, frozenset())
+        self._awaited[runs_on] = self._awaited.get(runs_on, frozenset()) | awaited
+        self.write_one(name, inputs, outputs, numbers, (), event, stream=runs_on)
+        return len(self.operations.operations) - 1
+
+    def wait_for(self, position: int) -> None:
+        """Let the next operation on the current stream wait for the operation of that index."""
+        current = self.streams.executing.stream_id
+        self._awaited[current] = self._awaited.get(current, frozenset()) | {position}
 
     def enter(self, name: str) -> int:
         """Let what runs until ``leave`` be parts of one operation; returns the number of events before it."""
@@ -239,12 +282,14 @@ class OperationWriter:
             index = self._add_call(call, call) if index is None else index
             self.operations.operations[-1] = last._replace(call=index)
 
-    def _append(self, index: int, event: int, output_key: Any, numbers: StorageNumbers) -> None:
+    def _append(
+        self, index: int, event: int, output_key: Any, numbers: StorageNumbers, stream: int | None = None
+    ) -> None:
         storages = list(numbers.storages)
         places = (output_key[3],) if type(output_key) is TensorKey else dict.fromkeys(storages_in(output_key))
         found = [self._number_of(storages[place]) for place in places]
         outputs = tuple([number for number in found if number is not None and number >= 0])
-        stream = self.streams.executing.stream_id
+        stream = self.streams.executing.stream_id if stream is None else stream
         position = len(self.operations.operations)
         if awaited := self._awaited.pop(stream, None):
             self.operations.dependencies[position] = tuple(sorted(awaited))

@@ -58,20 +58,21 @@ class SimulatedProcess:
         self.current = CurrentDevice(self.topology)
         self.storages = Storages()
         self.modules = ModuleTracker(lambda begins: self.recorder.mark("recompute" if begins else "recompute end"))
-        self.recorder = Recorder(
-            self.storages,
-            self.modules,
-            self.rules,
-            self.processor,
-            self.workspaces,
-            self.current.device,
-            self.topology.rank,
-        )
+        parts = (self.storages, self.modules, self.rules, self.processor, self.workspaces, self.current.device)
+        self.recorder = self._recorder(parts)
         self.autocast = Autocast(
             self.storages, self.processor.torch_version, lambda copy: self.recorder.label(copy, "weight_copy")
         )
         self.placement = Placement(self.current, self.storages, self._arrived, self.on_host, self._known)
         self.functions = CudaFunctions(self.placement, self._handlers(), self._composites(), self.autocast)
+
+    def _recorder(self, parts: tuple[Any, ...]) -> Recorder:
+        """Return the recorder: for one of several processes, one that knows collectives and sharded tensors."""
+        if self.topology.world_size == 1:
+            return Recorder(*parts)
+        from trainatomy.simulator.parallel.recorder import RankRecorder
+
+        return RankRecorder(*parts, topology=self.topology)
 
     @property
     def trace(self) -> AllocationTrace:
@@ -99,9 +100,21 @@ class SimulatedProcess:
         stack.enter_context(record_operations_with(self.recorder.operations))
         stack.enter_context(flattening())
         stack.enter_context(meta_kernels())
+        if self.topology.world_size > 1:
+            self._enter_group(stack)
         stack.enter_context(self.modules)
         stack.enter_context(self.recorder)
         stack.enter_context(self.functions)
+
+    def _enter_group(self, stack: contextlib.ExitStack) -> None:
+        """Make the process one of several."""
+        from trainatomy.simulator.parallel import patches
+        from trainatomy.simulator.parallel.group import process_group
+        from trainatomy.simulator.parallel.recorder import RankRecorder
+
+        assert isinstance(self.recorder, RankRecorder)
+        patches.install(stack, self.recorder)
+        stack.enter_context(process_group(self.topology))
 
     @staticmethod
     def _skip_counting_flop(stack: contextlib.ExitStack) -> None:
@@ -139,11 +152,19 @@ class SimulatedProcess:
         """
         t = torch.Tensor
         return {
-            **self.placement.handlers(),
+            **self._placement_handlers(),
             **self._flagged((torch.add, t.add, t.__add__, t.__radd__), "python_adds"),
             **self._flagged((t.__setitem__,), "scalars_on_host"),
             torch.ctc_loss: self._ctc_loss,
         }
+
+    def _placement_handlers(self) -> dict[Any, Handler]:
+        found = self.placement.handlers()
+        if self.topology.world_size > 1:
+            from trainatomy.simulator.parallel.patches import handlers
+
+            found.update(handlers(found))
+        return found
 
     def _composites(self) -> dict[Any, Callable[..., Any]]:
         return {**composites(self.processor), **grouped_mm_fallback()}

@@ -68,8 +68,11 @@ class Recorder(TorchDispatchMode):
         python_adds: True while Python code adds tensors, which the autograd engine's accumulation must not be taken
             for.
         scalars_on_host: True while an assignment converts a number, which CUDA keeps on the host.
+        communicates: True for one rank of several.
         functions: Where it is a list, the operators that run and the values that Python reads are appended to it.
     """
+
+    communicates = False
 
     def __init__(
         self,
@@ -79,10 +82,9 @@ class Recorder(TorchDispatchMode):
         processor: Processor,
         workspaces: Callable[[str, bool, int], list[tuple[int, str]]],
         device: torch.device,
-        rank: int = 0,
     ) -> None:
         super().__init__()
-        self.trace = AllocationTrace(rank=rank)
+        self.trace = AllocationTrace()
         self.step = -1
         self.stage = "load"
         self.python_adds = False
@@ -190,6 +192,9 @@ class Recorder(TorchDispatchMode):
             if known == number:
                 del self._known[key]
                 return
+
+    def end_run(self) -> None:
+        """Complete the labels when the run is over."""
 
     def label(self, tensor: torch.Tensor, label: str) -> None:
         """Label the allocation behind a tensor, unless it has a label."""

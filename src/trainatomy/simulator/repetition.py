@@ -213,8 +213,8 @@ class Repetition:
         )
 
     def _is_in_use(self) -> bool:
-        """Return whether the run uses several streams: what they do is not compared."""
-        return self._recorder.streams.in_use or bool(self._recorder.trace.stream_uses)
+        """Return whether the run uses several streams or processes: what they do is not compared."""
+        return self._recorder.communicates or self._recorder.streams.in_use or bool(self._recorder.trace.stream_uses)
 
     def _is_aligned(self, earlier: int, later: int) -> bool:
         """Return whether the first micro-batch of a step did what that of an earlier step did.

@@ -72,6 +72,12 @@ def torch_version(workload: Workload) -> tuple[int, int]:
     return parse_version(workload.software.torch or torch.__version__)
 
 
+def topology_of(workload: Workload, rank: int = 0) -> Topology:
+    """Return the place of a rank of the workload's training."""
+    parallel = workload.parallel
+    return Topology(rank, parallel.world_size, parallel.gpus)
+
+
 def steps_needed(workload: Workload) -> int:
     """Return how many optimizer steps to execute, so that states exist and the allocator's cache is stable."""
     if workload.steps is not None:
@@ -104,7 +110,7 @@ def simulate(
         make_batch: Makes batches, if they are not the workload's.
         trust_remote_code: True if code from the Hugging Face hub may run.
         operations: False if only the allocation trace is wanted.
-        topology: Place of the process in a training on several GPUs; by default it is alone.
+        topology: Place of the process in a training on several GPUs; by default it is rank 0 of ``workload.parallel``.
 
     Raises:
         SimulationError: An operation needs data, or this thread is already simulating.
@@ -120,14 +126,23 @@ def simulate(
             processor,
             allocation_rules(),
             WorkspaceTracker(processor),
-            topology or Topology(),
+            topology or topology_of(workload),
         )
         process.recorder.operations.wanted = operations
         steps = steps_needed(workload)
         with software_of(workload.era), _optimizer_library(workload, process):
             built = _build(workload, model, trust_remote_code)
+            whole = _parameters(built)
             _execute(workload, process, built, steps, make_batch)
-    return _result(workload, process, built, steps)
+    # FSDP1 leaves only this rank's shards in the model; elsewhere the first step may complete it.
+    parameters = whole if workload.parallel.world_size > 1 else _parameters(built)
+    return _result(workload, process, built, steps, parameters)
+
+
+def _parameters(model: nn.Module) -> tuple[int, int]:
+    """Return the numbers of all and of trained parameters."""
+    counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(count for count, _ in counts), sum(count for count, trained in counts if trained)
 
 
 def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remote_code: bool) -> nn.Module:
@@ -166,16 +181,19 @@ def _execute(
             own_batch=make_batch is None and workload.data.factory is None,
         ):
             run_steps(observer=Watcher(process.recorder, steps))
+    process.recorder.end_run()
 
 
-def _result(workload: Workload, process: SimulatedProcess, model: nn.Module, steps: int) -> Simulation:
+def _result(
+    workload: Workload, process: SimulatedProcess, model: nn.Module, steps: int, parameters: tuple[int, int]
+) -> Simulation:
     """Collect the records of the run."""
     recorder = process.recorder
     version = process.processor.torch_version
     return Simulation(
         trace=recorder.trace,
-        parameters=sum(p.numel() for p in model.parameters()),
-        trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        parameters=parameters[0],
+        trainable_parameters=parameters[1],
         steps=steps,
         torch_version=version,
         libraries=frozenset(

@@ -18,6 +18,7 @@ from trainatomy.workload.gpu import GPUChoice, GPUOverride, resolve_gpu
 from trainatomy.workload.loops import LOOPS, LoopName, describe_loops, unsupported_settings
 from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
 from trainatomy.workload.overlay import overlay, remove_replaced, set_key
+from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.section import Count, Path, Problem, Section, Text, number_as_text
 from trainatomy.workload.software import AllocatorSettings, SoftwareSpec
 from trainatomy.workload.train import TrainSpec
@@ -34,11 +35,14 @@ __all__ = [
     "GPUOverride",
     "LoraSpec",
     "ModelSpec",
+    "ParallelSpec",
     "SoftwareSpec",
     "TrainSpec",
     "Workload",
 ]
 
+_SECTIONS = ("data", "train", "parallel", "software")
+"""Sections that may be empty."""
 _LINE_BREAKS = frozenset("\x85\u2028\u2029")
 
 MAX_STEPS = 10_000
@@ -61,6 +65,7 @@ class Workload(Section):
         default=True, description="release gradients after a step instead of filling them with zeros"
     )
     train: TrainSpec = Field(default_factory=TrainSpec, description="the settings of the training")
+    parallel: ParallelSpec = Field(default_factory=ParallelSpec, description="the GPUs of the training")
     gpu: GPUChoice = Field(
         default="h200", description="a GPU (`trainatomy gpus` lists them), or a mapping that changes one"
     )
@@ -78,7 +83,7 @@ class Workload(Section):
 
     _places: dict[Path, str] = PrivateAttr(default_factory=dict)
 
-    @field_validator("data", "train", "software", mode="before")
+    @field_validator(*_SECTIONS, mode="before")
     @classmethod
     def _empty_section(cls, section: Any) -> Any:
         """Return an empty section (``train:`` with nothing under it) as one without keys."""
@@ -154,7 +159,7 @@ class Workload(Section):
     def to_mapping(self) -> dict[str, Any]:
         """Return the values that differ from the defaults, with the keys of the YAML file (see ``from_mapping``)."""
         mapping = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        return {key: value for key, value in mapping.items() if value != {} or key not in ("data", "train", "software")}
+        return {key: value for key, value in mapping.items() if value != {} or key not in _SECTIONS}
 
     def to_raw_mapping(self) -> dict[str, Any]:
         """Return ``to_mapping`` with the names, but not the values, of settings that change nothing."""

@@ -17,8 +17,8 @@ from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
 from trainatomy.training.checkpointing import check_checkpointing, checkpoint_every
 from trainatomy.training.model import set_use_cache
-from trainatomy.training.optimizer import create_optimizer
 from trainatomy.training.outputs import loss_of
+from trainatomy.training.parallel.spread import Spread, spread_over_gpus
 from trainatomy.training.precision import autocast
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trainatomy.training.batch import Batch, MakeBatch, SyntheticDataset
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
+    from trainatomy.workload.train import TrainSpec
 
 
 def train(
@@ -45,12 +46,13 @@ def train(
     set_use_cache(model, settings.use_cache)
     dataset = build_dataset(workload, model, workload.batch_size * steps * accumulation, make_batch)
     batches = _batches(dataset, workload.batch_size, device)
-    model.to(device)
+    _enable(model, settings)
+    spread = spread_over_gpus(model, workload.parallel, device)
     observer.loaded(model)
-    optimizer = _prepare(workload, model, device, steps)
-    observer.ready(model, optimizer)
+    optimizer = _create_optimizer(workload, spread, device, steps)
+    observer.ready(model, spread.with_states(optimizer))
     kind = torch.device(device).type
-    scaler = torch.amp.GradScaler(kind, enabled=settings.fp16)
+    scaler = spread.scaler(kind, enabled=settings.fp16)
 
     for step in range(steps):
         observer.step_begin(step)
@@ -63,15 +65,16 @@ def train(
                 loss, repeated = repeated, None
                 continue
             observer.micro_step_begin(micro_step)
-            with autocast(settings, kind):
-                loss = loss_of(model(**batch))
-            observer.forward_end()
-            scaler.scale(loss / accumulation).backward()
+            with spread.synchronizes(last=micro_step == accumulation - 1):
+                with autocast(settings, kind):
+                    loss = loss_of(spread.module(**batch))
+                observer.forward_end()
+                scaler.scale(loss / accumulation).backward()
             observer.loss_kept(loss)
             observer.micro_step_end(micro_step)
         if settings.max_grad_norm > 0:
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+            spread.clip(settings.max_grad_norm)
         observer.optimizer_begin()
         scaler.step(optimizer)
         scaler.update()
@@ -82,9 +85,8 @@ def train(
         observer.step_end(step)
 
 
-def _prepare(workload: Workload, model: nn.Module, device: str, steps: int) -> torch.optim.Optimizer:
-    """Set training mode and checkpointing, and return the optimizer."""
-    settings = workload.train
+def _enable(model: nn.Module, settings: TrainSpec) -> None:
+    """Set training mode and checkpointing."""
     model.train()
     if settings.gradient_checkpointing:
         enable: Any = model.gradient_checkpointing_enable
@@ -94,10 +96,13 @@ def _prepare(workload: Workload, model: nn.Module, device: str, steps: int) -> t
             enable(gradient_checkpointing_kwargs=settings.gradient_checkpointing_kwargs)
         if settings.gradient_checkpointing_every > 1:
             checkpoint_every(model, settings.gradient_checkpointing_every)
+
+
+def _create_optimizer(workload: Workload, spread: Spread, device: str, steps: int) -> torch.optim.Optimizer:
     use_cpu = torch.device(device).type == "cpu"
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
         arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=use_cpu)
-        return create_optimizer(settings, arguments, model)
+        return spread.optimizer(workload.train, arguments)
 
 
 def _batches(dataset: SyntheticDataset, size: int, device: str) -> Iterator[Batch]:

@@ -1,0 +1,1 @@
+"""One rank of a training on several GPUs: process group, collectives, sharded tensors."""

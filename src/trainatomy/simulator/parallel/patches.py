@@ -1,0 +1,120 @@
+"""Places where PyTorch's parallel code asks for what one simulated rank does not have, each with its reason."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.distributed.tensor import DTensor, _dispatch, _random
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn.parallel import distributed
+from torch.utils._python_dispatch import _disable_current_modes
+
+from trainatomy.simulator.parallel.recorder import RankRecorder, local
+from trainatomy.simulator.placement import Handler
+
+_c10d: Any = torch._C._distributed_c10d
+_DISABLED = torch._C.DisableTorchFunction
+_PROPAGATIONS = ("_propagate_tensor_meta_non_cached", "propagate_op_sharding_non_cached")
+
+
+def install(stack: contextlib.ExitStack, recorder: RankRecorder) -> None:
+    """Patch PyTorch for one rank; ``stack`` undoes it."""
+
+    def patch(target: Any, name: str, value: Any) -> None:
+        stack.enter_context(mock.patch.object(target, name, value))
+
+    patch(torch.UntypedStorage, "resize_", _resizing(recorder))
+    for name in _PROPAGATIONS:
+        if hasattr(ShardingPropagator, name):
+            patch(ShardingPropagator, name, _unseen(getattr(ShardingPropagator, name), recorder))
+    for module in (_dispatch, _random):
+        # DTensor keeps offsets of CUDA's generator, so that ranks draw different numbers; no memory depends on them.
+        patch(module, "is_rng_supported_mesh", lambda mesh: False)
+    # Ranks compare the shapes of their parameters by values when DDP begins.
+    patch(distributed, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
+    # It measures times with CUDA events, and warns that meta tensors have none.
+    patch(_c10d.Logger, "set_runtime_stats_and_log", lambda logger: None)
+    _install_fsdp1(patch, recorder)
+
+
+def handlers(known: dict[Any, Handler]) -> dict[Any, Handler]:
+    """Return handlers of functions for sharded tensors: ``known`` ones ask this rank's part.
+
+    The storage of a ``DTensor`` is that of a wrapper.  Accelerate and DDP find parameters by their addresses, so each
+    storage has one.
+    """
+    getters: tuple[Any, ...] = (torch.Tensor.device, torch.Tensor.is_cuda, torch.Tensor.is_cpu)
+    asked = {getter.__get__: _of_local(known[getter.__get__]) for getter in getters}
+    return {**asked, torch.Tensor.to: _to(known[torch.Tensor.to]), torch.Tensor.data_ptr: _address}
+
+
+def _resizing(recorder: RankRecorder) -> Callable[..., Any]:
+    """Return ``UntypedStorage.resize_`` that tells the recorder."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        before = storage.nbytes()
+        result = resize(storage, size)
+        if before != size and storage.device.type == "meta":
+            recorder.resized(storage, before, int(size))
+        return result
+
+    return resize_
+
+
+def _unseen(function: Callable[..., Any], recorder: RankRecorder) -> Callable[..., Any]:
+    """Run DTensor's sharding propagation outside of the simulation: it makes fake tensors to learn shapes."""
+
+    def propagate(*args: Any, **kwargs: Any) -> Any:
+        before, recorder.paused = recorder.paused, True
+        try:
+            with _disable_current_modes(), _DISABLED():
+                return function(*args, **kwargs)
+        finally:
+            recorder.paused = before
+
+    return propagate
+
+
+def _install_fsdp1(patch: Callable[[Any, str, Any], None], recorder: RankRecorder) -> None:
+    """FSDP1 records streams with every mode off, in C++, which does not know the simulated ones."""
+    from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
+
+    for module in (_common_utils, _flat_param, _runtime_utils):
+        if hasattr(module, "_no_dispatch_record_stream"):
+            patch(module, "_no_dispatch_record_stream", recorder.use_on_stream)
+
+
+def _address(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    tensor = local(args[0])
+    if not tensor.is_meta:
+        return int(func(tensor))
+    storage = tensor.untyped_storage()
+    return storage._cdata + tensor.storage_offset() * tensor.itemsize if storage.nbytes() else 0
+
+
+def _of_local(handler: Handler) -> Handler:
+    def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return handler(func, (local(args[0]), *args[1:]), kwargs)
+
+    return handle
+
+
+def _to(handler: Handler) -> Handler:
+    """Move the part of a sharded tensor that this rank holds."""
+
+    def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor = args[0]
+        if not isinstance(tensor, DTensor):
+            return handler(func, args, kwargs)
+        part = tensor._local_tensor
+        moved = handler(func, (part, *args[1:]), kwargs)
+        if moved is part:
+            return tensor
+        return DTensor(moved, tensor._spec, requires_grad=tensor.requires_grad)
+
+    return handle

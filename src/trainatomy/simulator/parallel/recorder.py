@@ -1,0 +1,190 @@
+"""Recorder of one rank: also sees collectives, sharded tensors, and storages that are resized."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+
+from trainatomy.simulator.parallel.collectives import (
+    KINDS,
+    NAMESPACES,
+    PASSING,
+    Collective,
+    collective_of,
+    finished,
+    tensors_in,
+)
+from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.topology import Topology
+
+_WRAPPERS = (DTensor, AsyncCollectiveTensor)
+_DISABLED = torch._C.DisableTorchFunction
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor that is sharded or still on its way."""
+    while isinstance(tensor, _WRAPPERS):
+        tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor.elem
+    return tensor
+
+
+class RankRecorder(Recorder):
+    """Recorder of one rank of a training on several GPUs; see ``Recorder``.
+
+    An operation on a sharded tensor is seen as the operations on this rank's part that it consists of.  A collective is
+    written as an operation ``nccl::<kind>``: on the current stream if its caller waits for it, else on a stream of its
+    group's own, and the first operation on one of its tensors waits for it.
+
+    Attributes:
+        paused: True while operations run that a GPU would not see, such as those of DTensor's sharding propagation.
+        topology: Place of the process.
+        groups: Kinds of collectives that each group of ranks was used for.
+    """
+
+    communicates = True
+
+    def __init__(self, *args: Any, topology: Topology, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.trace.rank = topology.rank
+        self.topology = topology
+        self.paused = False
+        self._communicated: dict[int, str] = {}
+        self._group_streams: dict[tuple[int, ...], int] = {}
+        self._last_of_group: dict[tuple[int, ...], int] = {}
+        self._pending: dict[int, int] = {}
+        self._step = self.operations.operations
+        self.groups: dict[tuple[int, ...], set[str]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(each, _WRAPPERS) for each in types):
+            return NotImplemented  # the subclass runs the operation on this rank's tensors, which comes back here
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        if func.namespace in NAMESPACES:
+            return self._communicate(func, args, kwargs)
+        if self._pending:
+            self._wait_for_collectives(args)
+        if func._schema.name == "aten::copy_" and self._comes_to_host(args):
+            return self._read(*args[:2])
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the allocation that holds this rank's part of a tensor."""
+        with _DISABLED():
+            return super().number_of(local(tensor))
+
+    def end_run(self) -> None:
+        """Label the buffers of collectives that have no other label: a gradient, for example, has one."""
+        for number, label in self._communicated.items():
+            self.trace.labels.setdefault(number, label)
+
+    # -- storages ------------------------------------------------------------------------------------------------------
+
+    def resized(self, storage: torch.UntypedStorage, before: int, after: int) -> None:
+        """Note that a storage gave its memory back (``after`` is 0) or took memory.
+
+        FSDP takes and frees the memory of whole parameters so (torch/distributed/fsdp, ``_alloc_storage`` and
+        ``free_storage``), which no operation shows.
+        """
+        if self.paused:
+            return
+        key = storage._cdata
+        known = self._known.pop(key, None)
+        if known is not None:
+            self.release(known[0])
+        elif before or self._storages.is_host_key(key):
+            return
+        if not after:
+            self._known[key] = (-1, weakref.ref(storage))
+            return
+        number = self.allocate(after, "resize_")
+        self._communicated[number] = "gathered_weight"
+        self._assign(storage, key, number)
+
+    def _comes_to_host(self, args: tuple[Any, ...]) -> bool:
+        with _DISABLED():
+            return not args[0].is_meta and args[1].is_meta
+
+    def _read(self, host: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy to a tensor of the host: known values, else the host's own.
+
+        DDP sends the order of its buckets from rank 0 to the others through the GPU, and reads it back.
+        """
+        with _DISABLED():
+            known = self.values.of(tensor)
+            return host if known is None else host.copy_(known)
+
+    # -- collectives ---------------------------------------------------------------------------------------------------
+
+    def _communicate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a collective: what it returns is allocated, its communication is written as an operation."""
+        name = func._schema.name.rpartition("::")[2]
+        if name in PASSING:
+            with _DISABLED():
+                self._wait_for_collectives(args)
+            return args[0]
+        event = len(self.trace.events)
+        writer = self.operations
+        before, writer.whole = writer.whole, f"nccl::{KINDS.get(name, name)}"  # one operation, written below
+        try:
+            result = super().__torch_dispatch__(func, (), args, kwargs)
+        finally:
+            writer.whole = before
+        with _DISABLED():
+            found = collective_of(func, args, kwargs, result)
+            self._note(found, event, is_c10d=func.namespace == "c10d")
+        if func.namespace != "c10d":
+            return result
+        if isinstance(result, tuple) and len(result) == 2:
+            return result[0], finished(tensors_in(result[0]))
+        return finished(list(found.outputs))
+
+    def _note(self, collective: Collective, event: int, *, is_c10d: bool) -> None:
+        """Write a collective, and label its buffers unless they are activations (functional collectives)."""
+        self.groups.setdefault(collective.ranks, set()).add(collective.kind)
+        if is_c10d:
+            for tensor in (*collective.inputs, *collective.outputs):
+                number = self.number_of(tensor)
+                if number is not None and number >= 0:
+                    self._communicated.setdefault(number, "communication_buffer")
+        if len(collective.ranks) > 1:
+            self._write_collective(collective, event)
+
+    def _write_collective(self, collective: Collective, event: int) -> None:
+        """Write the operation, after those that it has to wait for."""
+        writer, group = self.operations, collective.ranks
+        if writer.operations is not self._step:  # another step is written: indices of the one before mean nothing in it
+            self._step = writer.operations
+            self._pending.clear()
+            self._last_of_group.clear()
+        if not writer.recording:
+            return
+        before = [self._last_of_group[group]] if group in self._last_of_group else []
+        stream = None
+        if collective.is_async:
+            stream = self._group_streams.setdefault(group, -1 - len(self._group_streams))
+        nodes = len({rank // self.topology.gpus_per_node for rank in group})
+        numbers = {"bytes": collective.bytes, "ranks": len(group), "nodes": nodes}
+        position = writer.write_collective(
+            f"nccl::{collective.kind}", collective.inputs, collective.outputs, numbers, event, stream, before
+        )
+        self._last_of_group[group] = position
+        if collective.is_async:
+            for tensor in (*collective.inputs, *collective.outputs):
+                self._pending[tensor.untyped_storage()._cdata] = position
+
+    def _wait_for_collectives(self, args: tuple[Any, ...]) -> None:
+        """Let the next operation wait for the collectives of its tensors that are still running."""
+        with _DISABLED():
+            for tensor in tensors_in(args):
+                if not isinstance(tensor, _WRAPPERS) and tensor.layout == torch.strided:
+                    position = self._pending.pop(tensor.untyped_storage()._cdata, None)
+                    if position is not None:
+                        self.operations.wait_for(position)

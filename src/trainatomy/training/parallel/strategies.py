@@ -1,0 +1,235 @@
+"""The strategies of ``loop: pytorch``, one class each.
+
+Each takes the model from the CPU, as a script that ``torchrun`` starts would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+
+from trainatomy.errors import WorkloadError
+from trainatomy.training.optimizer import choose_optimizer
+from trainatomy.training.parallel.spread import Spread
+from trainatomy.training.parallel.tensor import shard_layers
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from trainatomy.workload.parallel import ParallelSpec
+    from trainatomy.workload.train import TrainSpec
+
+
+def spread(model: nn.Module, parallel: ParallelSpec, device: str) -> Spread:
+    """Spread a model over several GPUs; the process group exists.
+
+    Raises:
+        WorkloadError: The strategy cannot be applied to this model.
+    """
+    strategy = parallel.strategy or "ddp"
+    if parallel.data_parallel_size == 1 and strategy in ("ddp", "zero1"):
+        return TensorParallel(model, parallel, device)
+    return {"ddp": DDP, "zero1": ZeRO1, "fsdp2": FSDP2, "fsdp1": FSDP1}[strategy](model, parallel, device)
+
+
+class TensorParallel(Spread):
+    """Layers sharded by the model's plan; every rank processes the same samples."""
+
+    def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
+        """Move the model to the device and shard its layers there."""
+        model.to(device)
+        shard_layers(model, init_device_mesh("cuda", (parallel.tp_size,), mesh_dim_names=("tp",)))
+        super().__init__(model)
+
+    def clip(self, max_norm: float) -> None:
+        """Clip the gradients of sharded and of whole parameters."""
+        _clip_by_mesh(self.module, max_norm)
+
+
+class DDP(Spread):
+    """``DistributedDataParallel``: every rank holds the whole model, and gradients are reduced in buckets."""
+
+    def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
+        """Move the model to the device and wrap it."""
+        self._no_sync = parallel.no_sync
+        capacity: dict[str, Any] = {} if parallel.bucket_cap_mb is None else {"bucket_cap_mb": parallel.bucket_cap_mb}
+        self._model = model.to(device)
+        super().__init__(
+            nn.parallel.DistributedDataParallel(
+                model,
+                gradient_as_bucket_view=parallel.gradient_as_bucket_view,
+                static_graph=parallel.static_graph,
+                find_unused_parameters=parallel.find_unused_parameters,
+                broadcast_buffers=parallel.broadcast_buffers,
+                **capacity,
+            )
+        )
+
+    def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Reduce gradients after the last micro-batch only, unless ``parallel.no_sync`` is off."""
+        wrapper: Any = self.module
+        return contextlib.nullcontext() if last or not self._no_sync else wrapper.no_sync()
+
+
+class ZeRO1(DDP):
+    """DDP with ``ZeroRedundancyOptimizer``: each rank holds the optimizer states of a part of the parameters."""
+
+    def optimizer(self, train: TrainSpec, arguments: TrainingArguments) -> torch.optim.Optimizer:
+        """Return the sharded optimizer."""
+        chosen, keywords = choose_optimizer(train, arguments, self._model)
+        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        return ZeroRedundancyOptimizer(trained, optimizer_class=chosen, **keywords)
+
+    def with_states(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return the optimizer of this rank's parameters."""
+        inner: torch.optim.Optimizer = optimizer.optim  # type: ignore[attr-defined]
+        return inner
+
+
+class FSDP2(Spread):
+    """``fully_shard`` on each layer and on the model; with ``tp_size``, on layers that are sharded already."""
+
+    def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
+        """Shard the model, which ``fully_shard`` moves to the device; with replicas it is hybrid (HSDP)."""
+        self._no_sync = parallel.no_sync
+        mesh = _mesh(parallel)
+        if parallel.tp_size > 1:
+            shard_layers(model, mesh["tp"])
+        data = [name for name in mesh.mesh_dim_names or () if name != "tp"]
+        offloads = parallel.offload_policy == "cpu"
+        options: dict[str, Any] = {
+            "mesh": mesh[tuple(data)] if len(data) > 1 else mesh[data[0]],
+            "mp_policy": MixedPrecisionPolicy(**_dtypes(parallel)),
+            "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
+        }
+        if parallel.reshard_after_forward is not None:
+            options["reshard_after_forward"] = parallel.reshard_after_forward
+        for layer in repeated_layers(model):
+            fully_shard(layer, **options)
+        fully_shard(model, **options)
+        super().__init__(model if offloads else model.to(device))  # the buffers; the weights are there already
+
+    def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Reduce gradients after the last micro-batch only, unless ``parallel.no_sync`` is off."""
+        if self._no_sync:
+            model: Any = self.module
+            model.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+    def clip(self, max_norm: float) -> None:
+        """Clip gradients that may lie on several meshes."""
+        _clip_by_mesh(self.module, max_norm)
+
+
+class FSDP1(Spread):
+    """``FullyShardedDataParallel``, wrapped around each layer and the model."""
+
+    def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
+        """Wrap the model, which moves it to the device."""
+        self._no_sync = parallel.no_sync
+        classes = {type(layer) for layer in repeated_layers(model)}
+        keeps = parallel.reshard_after_forward is False
+        super().__init__(
+            FullyShardedDataParallel(
+                model,
+                auto_wrap_policy=partial(transformer_auto_wrap_policy, transformer_layer_cls=classes),
+                device_id=torch.cuda.current_device(),
+                sharding_strategy=ShardingStrategy.SHARD_GRAD_OP if keeps else ShardingStrategy.FULL_SHARD,
+                mixed_precision=MixedPrecision(**_dtypes(parallel)) if parallel.mp_policy is not None else None,
+                use_orig_params=True,
+            )
+        )
+
+    def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Reduce gradients after the last micro-batch only, unless ``parallel.no_sync`` is off."""
+        wrapper: Any = self.module
+        return contextlib.nullcontext() if last or not self._no_sync else wrapper.no_sync()
+
+    def clip(self, max_norm: float) -> None:
+        """Clip by FSDP's own function, which knows that gradients are sharded."""
+        wrapper: Any = self.module
+        wrapper.clip_grad_norm_(max_norm)
+
+    def scaler(self, kind: str, *, enabled: bool) -> torch.amp.GradScaler:
+        """Return the scaler whose ranks agree on whether gradients are finite."""
+        return ShardedGradScaler(kind, enabled=enabled)
+
+
+def _mesh(parallel: ParallelSpec) -> DeviceMesh:
+    """Return the mesh of FSDP2: copies, then shards, then tensor parallelism, in accelerate's order."""
+    shard = parallel.dp_shard_size or parallel.data_parallel_size // (parallel.dp_replicate_size or 1)
+    sizes = {
+        "dp_replicate": parallel.data_parallel_size // shard,
+        "dp_shard": shard,
+        "tp": parallel.tp_size,
+    }
+    used = {name: size for name, size in sizes.items() if size > 1 or name == "dp_shard"}
+    return init_device_mesh("cuda", tuple(used.values()), mesh_dim_names=tuple(used))
+
+
+def _clip_by_mesh(model: nn.Module, max_norm: float) -> None:
+    """Clip gradients to a norm over all of them.
+
+    PyTorch's ``clip_grad_norm_`` takes gradients of one mesh only, so the norms of the meshes are combined as numbers.
+    """
+    by_mesh: dict[Any, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    if len(by_mesh) < 2:
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        return
+    norms = []
+    for parameters in by_mesh.values():
+        norm = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    for parameters in by_mesh.values():
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+
+
+def repeated_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that FSDP wraps one by one: those of the classes that transformers never splits.
+
+    A model that names none is wrapped by its longest list of modules.
+
+    Raises:
+        WorkloadError: The model has neither.
+    """
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    found = [module for module in model.modules() if type(module).__name__ in names]
+    if found:
+        return found
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    longest: list[nn.Module] = list(max(lists, key=len, default=[]))
+    if not longest:
+        raise WorkloadError(
+            f"FSDP wraps a model layer by layer, and {type(model).__name__} has no list of layers: "
+            "use parallel.strategy: ddp",
+            key="parallel.strategy",
+        )
+    return longest
+
+
+def _dtypes(parallel: ParallelSpec) -> dict[str, Any]:
+    policy = parallel.mp_policy
+    given = {} if policy is None else {"param_dtype": policy.param_dtype, "reduce_dtype": policy.reduce_dtype}
+    return {name: getattr(torch, dtype) for name, dtype in given.items() if dtype is not None}

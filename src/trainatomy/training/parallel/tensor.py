@@ -1,0 +1,79 @@
+"""Tensor parallelism by the plan that a model of transformers brings along, with PyTorch's styles."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from trainatomy.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def shard_layers(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard the linear layers that the model's plan (``model.tp_plan``) names over the ranks of ``mesh``.
+
+    An embedding and an output layer that share their weights stay whole: sharding would separate the two.
+
+    Raises:
+        WorkloadError: The model has no plan, or one with a style that is not simulated, or its heads cannot be divided.
+    """
+    plan: dict[str, str] = dict(getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None) or {})
+    if not plan:
+        raise WorkloadError(f"{type(model).__name__} has no plan for tensor parallelism", key="parallel.tp_size")
+    _check_heads(model, mesh.size())
+    tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    styles: dict[str, Any] = {}
+    for pattern, style in plan.items():
+        names = _matching(model, pattern)
+        if tied and any(model.get_submodule(name) in _ends(model) for name in names):
+            continue
+        styles.update(dict.fromkeys(names, _style(model, pattern, style)))
+    parallelize_module(model, mesh, styles)
+
+
+def _ends(model: nn.Module) -> tuple[Any, ...]:
+    """Return the embedding and the output layer."""
+    find: Any = model
+    return find.get_input_embeddings(), find.get_output_embeddings()
+
+
+def _style(model: nn.Module, pattern: str, style: str) -> Any:
+    """Return PyTorch's style for one of transformers'."""
+    if style == "colwise":
+        return ColwiseParallel()
+    if style in ("colwise_rep", "colwise_gather_output"):
+        return ColwiseParallel(output_layouts=Replicate())
+    if style == "rowwise":
+        return RowwiseParallel()
+    if style in ("rowwise_rep", "embedding_rowwise"):
+        return RowwiseParallel(input_layouts=Replicate())
+    raise WorkloadError(
+        f"{type(model).__name__} shards {pattern} as {style!r}, which is not simulated; colwise and rowwise are",
+        key="parallel.tp_size",
+    )
+
+
+def _matching(model: nn.Module, pattern: str) -> list[str]:
+    """Return the modules that a pattern of the plan names, which may leave the base model's prefix out."""
+    prefix = getattr(model, "base_model_prefix", "")
+    expression = re.compile(rf"(?:{re.escape(prefix)}\.)?" + re.escape(pattern).replace(r"\*", r"\d+"))
+    return [name for name, _ in model.named_modules() if expression.fullmatch(name)]
+
+
+def _check_heads(model: nn.Module, size: int) -> None:
+    config: Any = model.config
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, name, None)
+        if heads is not None and heads % size:
+            raise WorkloadError(
+                f"{type(model).__name__} has {heads} {name.removeprefix('num_').replace('_', ' ')}, "
+                f"which {size} ranks cannot share evenly",
+                key="parallel.tp_size",
+            )

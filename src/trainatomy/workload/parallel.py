@@ -1,0 +1,122 @@
+"""How a training is spread over GPUs: machines, degrees of parallelism, and PyTorch's own options.
+
+The degrees carry the names of accelerate's ``ParallelismConfig``.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal
+
+from pydantic import Field
+
+from trainatomy.workload.section import Amount, Count, Problem, Section
+
+Strategy = Literal["ddp", "fsdp2", "fsdp1", "zero1"]
+Half = Literal["float32", "float16", "bfloat16"]
+
+_OPTIONS: dict[str, frozenset[str]] = {
+    "gradient_as_bucket_view": frozenset({"ddp", "zero1"}),
+    "static_graph": frozenset({"ddp"}),
+    "find_unused_parameters": frozenset({"ddp", "zero1"}),
+    "bucket_cap_mb": frozenset({"ddp", "zero1"}),
+    "broadcast_buffers": frozenset({"ddp", "zero1"}),
+    "reshard_after_forward": frozenset({"fsdp2", "fsdp1"}),
+    "mp_policy": frozenset({"fsdp2", "fsdp1"}),
+    "offload_policy": frozenset({"fsdp2"}),
+}
+"""The strategies that each option belongs to."""
+
+
+class MixedPrecisionSpec(Section):
+    """The dtypes of FSDP: ``MixedPrecisionPolicy`` of version 2, ``MixedPrecision`` of version 1."""
+
+    param_dtype: Half | None = Field(default=None, description="dtype of gathered weights and of the computation")
+    reduce_dtype: Half | None = Field(default=None, description="dtype in which gradients are reduced")
+
+
+class ParallelSpec(Section):
+    """The GPUs of a training, and how it is spread over them."""
+
+    gpus: Count = Field(default=1, description="GPUs of each machine that the training uses")
+    nodes: Count = Field(default=1, description="machines")
+    strategy: Strategy | None = Field(
+        default=None,
+        description="how `loop: pytorch` spreads the training over data-parallel ranks: `ddp` (the default), `fsdp2`, "
+        "`fsdp1`, or `zero1` (DDP with `ZeroRedundancyOptimizer`); with `loop: trainer`, `train.fsdp` says it",
+    )
+    dp_replicate_size: Count | None = Field(
+        default=None, description="ranks that hold copies of the same weights (default: what the other degrees leave)"
+    )
+    dp_shard_size: Count | None = Field(
+        default=None, description="ranks that FSDP shards weights over (default: what the other degrees leave)"
+    )
+    tp_size: Count = Field(default=1, description="ranks that share each layer (tensor parallelism)")
+    cp_size: Count = Field(default=1, description="ranks that share each sequence (context parallelism)")
+    pp_size: Count = Field(default=1, description="stages of a pipeline")
+    gradient_as_bucket_view: bool = Field(default=False, description="DDP: gradients are views of its buckets")
+    static_graph: bool = Field(default=False, description="DDP: the graph of a step never changes")
+    find_unused_parameters: bool = Field(default=False, description="DDP: look for parameters without a gradient")
+    bucket_cap_mb: Amount | None = Field(default=None, description="DDP: size of a bucket in MiB (default: 25)")
+    broadcast_buffers: bool = Field(default=True, description="DDP: send buffers from rank 0 in each forward pass")
+    reshard_after_forward: bool | Count | None = Field(
+        default=None, description="FSDP: free gathered weights after forward; a number: keep them sharded that far"
+    )
+    mp_policy: MixedPrecisionSpec | None = Field(default=None, description="FSDP: mixed precision")
+    offload_policy: Literal["cpu"] | None = Field(
+        default=None, description="FSDP2: `cpu` keeps sharded weights, gradients and optimizer states in host memory"
+    )
+    no_sync: bool = Field(
+        default=True, description="accumulate gradients without communication until the last micro-batch"
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Number of GPUs, which is the number of processes."""
+        return self.gpus * self.nodes
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of ranks that process different samples."""
+        return self.world_size // (self.tp_size * self.cp_size * self.pp_size)
+
+    def contradictions(self) -> list[Problem]:
+        """Refuse degrees that do not multiply to the number of GPUs, and options of another strategy."""
+        return [*self._unsupported(), *self._degrees(), *self._options()]
+
+    def _unsupported(self) -> list[Problem]:
+        reason = "is not simulated yet; data parallelism (ddp, fsdp2, fsdp1, zero1) and tp_size are"
+        return [Problem((name,), reason) for name in ("cp_size", "pp_size") if getattr(self, name) > 1]
+
+    def _degrees(self) -> list[Problem]:
+        given = {
+            name: size
+            for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "pp_size")
+            if (size := getattr(self, name)) not in (None, 1)
+        }
+        product, total = prod(given.values()), self.world_size
+        both = self.dp_replicate_size is not None and self.dp_shard_size is not None
+        if product == total or (not both and total % product == 0):
+            return []
+        shown = " × ".join(f"{name} {size}" for name, size in given.items()) or "dp_replicate_size 1 × dp_shard_size 1"
+        count = f"{self.gpus} GPUs" + (f" × {self.nodes} nodes" if self.nodes > 1 else "")
+        relation = "is not" if both or product > total else "does not divide"
+        return [Problem((next(iter(given), "gpus"),), f"{shown} = {product} {relation} {total} ({count})")]
+
+    def _options(self) -> list[Problem]:
+        strategy = self.strategy or "ddp"
+        problems = []
+        for name, strategies in _OPTIONS.items():
+            if getattr(self, name) != type(self).model_fields[name].default and strategy not in strategies:
+                named = ", ".join(sorted(strategies))
+                problems.append(Problem((name,), f"belongs to strategy {named}, but the strategy is {strategy}"))
+        if strategy in ("ddp", "zero1"):
+            if self.dp_shard_size not in (None, 1):
+                problems.append(Problem(("dp_shard_size",), f"belongs to FSDP, but the strategy is {strategy}"))
+            if self.tp_size > 1 and self.data_parallel_size > 1:
+                problems.append(
+                    Problem(("tp_size",), f"cannot be combined with {strategy}: DDP does not take sharded parameters")
+                )
+        if strategy == "fsdp1" and (self.tp_size > 1 or (self.dp_replicate_size or 1) > 1):
+            problems.append(Problem(("strategy",), "fsdp1 shards over all GPUs here: use fsdp2 for tp or replicas"))
+        return problems

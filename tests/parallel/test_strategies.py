@@ -1,0 +1,183 @@
+"""One rank of trainings on several GPUs, by PyTorch's own strategies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainatomy.errors import WorkloadError
+from trainatomy.results.trace import AllocationTrace
+from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.workload.schema import Workload
+
+LAYERS = 3
+HIDDEN, INNER, VOCABULARY = 256, 512, 1000
+CONFIG = {
+    "num_hidden_layers": LAYERS,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "vocab_size": VOCABULARY,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+}
+
+
+def workload(loop: str = "pytorch", train: dict[str, Any] | None = None, **parallel: Any) -> Workload:
+    return Workload.from_mapping(
+        {
+            "loop": loop,
+            "model": {"class": "LlamaForCausalLM", "config": CONFIG},
+            "data": {"sequence_length": 64},
+            "train": {"per_device_train_batch_size": 2, **(train or {})},
+            "gpu": "h200",
+            "parallel": parallel,
+        }
+    )
+
+
+def simulated(described: Workload) -> Simulation:
+    return simulate(described, described.resolve_gpu())
+
+
+def labelled(trace: AllocationTrace, label: str) -> int:
+    """Bytes that were requested for tensors with a label and are held after backward or the optimizer, at most."""
+    ends = {mark.event for mark in trace.marks if mark.name in ("backward end", "optimizer end")}
+    held: dict[int, int] = {}
+    most = 0
+    for index, event in enumerate(trace.events):
+        if index in ends:
+            most = max(most, sum(size for number, size in held.items() if trace.labels.get(number) == label))
+        if event.action == "alloc":
+            held[event.allocation] = event.bytes
+        else:
+            held.pop(event.allocation, None)
+    return most
+
+
+def collectives(simulation: Simulation) -> list[tuple[str, int]]:
+    """Kind and bytes of each collective of the last step, in order."""
+    calls = [simulation.operations.calls[one.call] for one in simulation.operations.operations]
+    return [(c.name, int(dict(c.numbers)["bytes"])) for c in calls if c.name.startswith("nccl::")]
+
+
+def weight_bytes(simulation: Simulation) -> int:
+    return simulation.parameters * 4
+
+
+def test_ddp_reduces_each_gradient_once_and_holds_buckets_of_their_size() -> None:
+    found = simulated(workload(gpus=4))
+    reduced = sum(size for name, size in collectives(found) if name == "nccl::all_reduce")
+    assert reduced == weight_bytes(found)
+    assert labelled(found.trace, "communication_buffer") == pytest.approx(weight_bytes(found), rel=0.02)
+
+
+def test_gradients_as_views_take_the_memory_of_the_buckets() -> None:
+    found = simulated(workload(gpus=4, gradient_as_bucket_view=True))
+    both = labelled(found.trace, "gradient") + labelled(found.trace, "communication_buffer")
+    assert both == pytest.approx(weight_bytes(found), rel=0.02)
+
+
+def test_fsdp2_holds_a_share_and_gathers_each_layer_twice() -> None:
+    found = simulated(workload(gpus=4, strategy="fsdp2"))
+    assert labelled(found.trace, "weight") == pytest.approx(weight_bytes(found) / 4, rel=0.01)
+    assert labelled(found.trace, "optimizer_state") == pytest.approx(2 * weight_bytes(found) / 4, rel=0.01)
+    gathers = [size for name, size in collectives(found) if name == "nccl::all_gather"]
+    assert len(gathers) == 2 * LAYERS + 1  # the root stays gathered
+    scattered = sum(size for name, size in collectives(found) if name == "nccl::reduce_scatter")
+    assert scattered == weight_bytes(found)
+
+
+def test_fsdp2_without_resharding_gathers_once() -> None:
+    found = simulated(workload(gpus=4, strategy="fsdp2", reshard_after_forward=False))
+    assert len([name for name, _ in collectives(found) if name == "nccl::all_gather"]) == LAYERS + 1
+
+
+def test_hybrid_sharding_reduces_over_the_copies_too() -> None:
+    found = simulated(workload(gpus=4, nodes=2, strategy="fsdp2", dp_replicate_size=2))
+    groups = {
+        (call.name, dict(call.numbers)["ranks"], dict(call.numbers)["nodes"])
+        for call in found.operations.calls
+        if call.name.startswith("nccl::")
+    }
+    assert ("nccl::reduce_scatter", "4", "1") in groups
+    assert ("nccl::all_reduce", "2", "2") in groups
+    assert labelled(found.trace, "weight") == pytest.approx(weight_bytes(found) / 4, rel=0.01)
+
+
+def test_mixed_precision_gathers_half_the_bytes() -> None:
+    whole = simulated(workload(gpus=4, strategy="fsdp2"))
+    half = simulated(workload(gpus=4, strategy="fsdp2", mp_policy={"param_dtype": "bfloat16"}))
+    of = [sum(size for name, size in collectives(one) if name == "nccl::all_gather") for one in (whole, half)]
+    assert of[1] * 2 == of[0]
+
+
+def test_fsdp1_holds_a_share() -> None:
+    found = simulated(workload(gpus=4, strategy="fsdp1"))
+    assert labelled(found.trace, "weight") == pytest.approx(weight_bytes(found) / 4, rel=0.1)
+    assert found.trace.stream_uses
+
+
+def test_zero1_shards_only_the_states() -> None:
+    found = simulated(workload(gpus=4, strategy="zero1"))
+    assert labelled(found.trace, "weight") >= weight_bytes(found)
+    assert 0 < labelled(found.trace, "optimizer_state") < 0.6 * 2 * weight_bytes(found)
+
+
+def test_tensor_parallelism_shards_every_linear_layer() -> None:
+    found = simulated(workload(gpus=4, tp_size=4))
+    # Norms are whole, and DTensor computes the whole gradient of an embedding whose rows are sharded.
+    whole = (2 * LAYERS + 1) * HIDDEN * 4 + VOCABULARY * HIDDEN * 4
+    assert labelled(found.trace, "gradient") == pytest.approx((weight_bytes(found) - whole) / 4 + whole, rel=0.01)
+
+
+def test_offloaded_weights_and_states_are_not_on_the_gpu() -> None:
+    found = simulated(workload(gpus=4, strategy="fsdp2", offload_policy="cpu"))
+    assert labelled(found.trace, "weight") == labelled(found.trace, "optimizer_state") == 0
+
+
+def test_accumulation_communicates_in_the_last_micro_batch_only() -> None:
+    train = {"gradient_accumulation_steps": 3}
+    once = collectives(simulated(workload(train=train, gpus=4)))
+    always = collectives(simulated(workload(train=train, gpus=4, no_sync=False)))
+    assert len([one for one in always if one[0] == "nccl::all_reduce"]) == 3 * len(
+        [one for one in once if one[0] == "nccl::all_reduce"]
+    )
+
+
+def test_a_world_of_1024_ranks_is_one_process() -> None:
+    found = simulated(workload(gpus=8, nodes=128, strategy="fsdp2"))
+    assert labelled(found.trace, "weight") < weight_bytes(found) / 100
+
+
+def test_nothing_is_left_behind() -> None:
+    before = sys.excepthook, torch.UntypedStorage.resize_, dict(os.environ)
+    simulated(workload(gpus=4, strategy="fsdp2"))
+    assert not dist.is_initialized()
+    assert (sys.excepthook, torch.UntypedStorage.resize_, dict(os.environ)) == before
+
+
+@pytest.mark.parametrize(
+    ("parallel", "key", "message"),
+    [
+        ({"gpus": 8, "tp_size": 3}, "parallel.tp_size", "tp_size 3 = 3 does not divide 8"),
+        ({"gpus": 4, "dp_shard_size": 2, "dp_replicate_size": 4, "strategy": "fsdp2"}, "parallel.dp", "is not 4"),
+        ({"gpus": 4, "pp_size": 2}, "parallel.pp_size", "is not simulated yet"),
+        ({"gpus": 4, "reshard_after_forward": False}, "parallel.reshard_after_forward", "belongs to strategy fsdp1"),
+        ({"gpus": 4, "tp_size": 2}, "parallel.tp_size", "cannot be combined with ddp"),
+        ({"gpus": 4, "strategy": "fsdp1", "gradient_as_bucket_view": True}, "parallel.gradient", "belongs to strategy"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_key(parallel: dict[str, Any], key: str, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message) as raised:
+        workload(**parallel)
+    assert key in str(raised.value)
+
+
+def test_heads_that_cannot_be_divided_are_named() -> None:
+    with pytest.raises(WorkloadError, match="8 attention heads, which 16 ranks cannot share"):
+        simulated(workload(gpus=16, tp_size=16))
