@@ -2,7 +2,7 @@
 
 A family states what its operators share; a row states its names and what differs. ``operator.Operator`` explains the
 columns. To add an operator, add a row; a rule or cost function that it names is written in ``operators.allocation`` or
-``operators.cost``.  Collectives (``c10d::…``, ``_c10d_functional::…``) have no rows yet, since one GPU is simulated.
+``operators.cost``.  Collectives (``c10d::…``) have no rows: ``simulator.parallel`` knows what they do.
 
 FLOP are counted by the rule of the paper's authors (github.com/spcl/substation, substation/arith_counter.py): an
 addition, a multiplication, a division, an exponential, a hyperbolic tangent and a square root are one each; minimum,
