@@ -106,6 +106,14 @@ Output = Annotated[
 ]
 Check = Annotated[bool, check_option("nothing fits")]
 
+_EXCLUSIVE = (
+    ("--maximize", "--why-oom", "--measure", "several GPUs or --price"),
+    ("--maximize", "--why-oom", "--exhaustive"),
+    ("--why-oom", "--allow"),
+    ("--why-oom", "--effective-batch-size"),
+)
+"""Options of which only one can be given."""
+
 
 @with_workload_options
 def fit(
@@ -138,17 +146,17 @@ def fit(
     """
     plots = check_plots(plot or ())
     gpus = several_gpus(flags, price)
-    refuse_together(
+    _refuse_contradictions(
         {
             "--maximize": maximize is not None,
             "--why-oom": why_oom,
             "--measure": measure > 0,
             "several GPUs or --price": gpus is not None,
+            "--exhaustive": exhaustive,
+            "--allow": bool(allow),
+            "--effective-batch-size": effective_batch_size is not None,
         }
     )
-    refuse_together({"--maximize": maximize is not None, "--why-oom": why_oom, "--exhaustive": exhaustive})
-    refuse_together({"--why-oom": why_oom, "--allow": bool(allow)})
-    refuse_together({"--why-oom": why_oom, "--effective-batch-size": effective_batch_size is not None})
     if gpus is not None:
         flags.pop("gpu", None)
     elif measure and "gpu" not in flags:
@@ -174,6 +182,12 @@ def fit(
         raise KeyboardInterrupt
     if check and not _fits(found):
         raise DoesNotFit(f"nothing fits for {workload.display_name}")
+
+
+def _refuse_contradictions(given: Mapping[str, bool]) -> None:
+    """Raise ``BadParameter`` for two modes of a search, and for an option that a mode would ignore."""
+    for group in _EXCLUSIVE:
+        refuse_together({name: given[name] for name in group})
 
 
 def _search(
