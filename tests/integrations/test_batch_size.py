@@ -194,7 +194,7 @@ def test_what_is_not_simulated_is_named(arguments: TrainingArguments, tmp_path: 
     [
         ("torch_compile", True, "train.torch_compile: .*not simulated"),
         ("use_liger_kernel", True, "train.use_liger_kernel: .*not simulated"),
-        ("fsdp", "full_shard", "train.fsdp: .*not simulated"),
+        ("fsdp", "full_shard", "train.fsdp: shards over several GPUs"),
         ("mixed_precision", "fp8", "mixed_precision: fp8 is not simulated"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_factory_replaces_the_model_of_the_file_and_vice_versa(
         ({"config": "num_labels"}, ["--config: must look like KEY=VALUE, found 'num_labels'"]),
         ({"config": "a=[1"}, ["--config: the value of a cannot be read: '[1'"]),
         ({"model": "x", "model_factory": "a:b"}, ["--model: cannot be combined with `factory`, which builds the model"]),
-        ({"fsdp": "full_shard"}, ["--fsdp: not supported: sharding over several GPUs is not simulated: a prediction is of one GPU"]),
+        ({"fsdp": "full_shard"}, ["--fsdp: shards over several GPUs: set parallel.gpus"]),
         ({"per_gpu_train_batch_size": 1}, ["--per-gpu-train-batch-size: is called per_device_train_batch_size today"]),
         ({"gradient_checkpointing_kwargs": ["use_reentrant=maybe"]}, ["--gradient-checkpointing-kwargs: use_reentrant: must be true or false, found 'maybe'"]),
         ({"gpu": "h1000"}, None),

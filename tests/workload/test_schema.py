@@ -62,9 +62,9 @@ def test_inference_uses_the_training_batch_size_by_default() -> None:
 
 
 def test_arguments_that_change_nothing_are_set_aside_with_their_values() -> None:
-    pasted = {"output_dir": "out", "hub_token": "secret", "fsdp": "", "torch_compile": False, "bf16": True}
+    pasted = {"output_dir": "out", "hub_token": "secret", "fsdp": [], "torch_compile": False, "bf16": True}
     workload = Workload.from_mapping({**GPT2, "train": pasted})
-    assert workload.train.ignored == ("output_dir", "hub_token", "fsdp", "torch_compile")
+    assert workload.train.ignored == ("output_dir", "hub_token", "torch_compile")
     assert workload.train.bf16
     assert workload == Workload.from_mapping({**GPT2, "train": {"bf16": True}})
     assert "secret" not in repr(workload) + workload.to_yaml()

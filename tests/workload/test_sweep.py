@@ -88,7 +88,7 @@ def test_nothing_to_sweep_changes_nothing() -> None:
         (["per_device_train_batch_size=1,1"], "twice"),
         (["fp16=true", "train.fp16=false"], "twice"),
         (["model.config.num_hidden_layers=2", "model.config.num_hidden_layers=4"], "twice"),
-        (["fsdp=full_shard"], "not supported"),
+        (["fsdp=full_shard"], "shards over several GPUs"),
         (["seed=" + ",".join(map(str, range(40))), "max_steps=" + ",".join(map(str, range(1, 41)))], "1,600"),
     ],
 )

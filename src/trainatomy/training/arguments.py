@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ from trainatomy.workload.arguments import is_class_path
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from trainatomy.workload.parallel import ParallelSpec
     from trainatomy.workload.schema import Workload
-    from trainatomy.workload.train import TrainSpec
 
 _QUIET: dict[str, Any] = {
     "report_to": "none",
@@ -40,7 +41,7 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
     from transformers import TrainingArguments
 
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
-    settings = {name: value for name, value in _settings(workload.train).items() if name in known}
+    settings = {name: value for name, value in _settings(workload).items() if name in known}
     try:
         made = TrainingArguments(
             output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **_LOADING, **settings
@@ -51,11 +52,26 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
     return made
 
 
-def _settings(train: TrainSpec) -> dict[str, Any]:
+def _settings(workload: Workload) -> dict[str, Any]:
     """Return the settings in the form that transformers accepts, which excludes the path of an optimizer's class."""
+    train = workload.train
     values = {name: value for name, value in train if value is not None and name not in _LOADING}
     if isinstance(values.get("optim_target_modules"), tuple):
         values["optim_target_modules"] = list(values["optim_target_modules"])
     if is_class_path(train.optim):
         values = {name: value for name, value in values.items() if name not in {"optim", "optim_args"}}
+    if isinstance(values.get("fsdp"), tuple):
+        values["fsdp"] = list(values["fsdp"])
+    if "fsdp_config" in values:
+        values["fsdp_config"] = copy.deepcopy(values["fsdp_config"])  # transformers fills it in
+    if (copies := workload.parallel.dp_replicate_size or 1) > 1 and train.fsdp:
+        values["parallelism_config"] = _hybrid(workload.parallel, copies)
     return values
+
+
+def _hybrid(parallel: ParallelSpec, copies: int) -> Any:
+    """Return accelerate's configuration of shards within groups of ranks and copies between them."""
+    from accelerate import ParallelismConfig
+
+    shards = parallel.dp_shard_size or parallel.data_parallel_size // copies
+    return ParallelismConfig(dp_replicate_size=copies, dp_shard_size=shards)

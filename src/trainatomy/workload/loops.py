@@ -62,6 +62,8 @@ class Loop:
 
 _BY_TRAINER = "is applied by the Hugging Face Trainer; `loop: pytorch` does not support it"
 
+_SPREAD_BY_TRAINER = "is applied by the Hugging Face Trainer; with `loop: pytorch` use the section `parallel`"
+
 _HOST_ONLY = frozenset({"dataloader_pin_memory", "dataloader_num_workers", "seed"})
 """Settings without effect on the GPU's memory or on the operations of a step, in any loop."""
 
@@ -92,6 +94,12 @@ LOOPS: Mapping[str, Loop] = {
                 "torch_empty_cache_steps": _BY_TRAINER,
                 "average_tokens_across_devices": _BY_TRAINER,
                 "logging_nan_inf_filter": _BY_TRAINER,
+                "fsdp": _SPREAD_BY_TRAINER,
+                "fsdp_config": _SPREAD_BY_TRAINER,
+                "ddp_find_unused_parameters": _SPREAD_BY_TRAINER,
+                "ddp_bucket_cap_mb": _SPREAD_BY_TRAINER,
+                "ddp_broadcast_buffers": _SPREAD_BY_TRAINER,
+                "ddp_static_graph": _SPREAD_BY_TRAINER,
             },
             unused=_HOST_ONLY | _EVALUATION_ONLY,
         ),
@@ -121,6 +129,12 @@ LOOPS: Mapping[str, Loop] = {
                 "average_tokens_across_devices",
                 "logging_nan_inf_filter",
                 "torch_empty_cache_steps",
+                "fsdp",
+                "fsdp_config",
+                "ddp_find_unused_parameters",
+                "ddp_bucket_cap_mb",
+                "ddp_broadcast_buffers",
+                "ddp_static_graph",
             },
         ),
     )

@@ -105,7 +105,7 @@ class ParallelSpec(Section):
 
     def _options(self) -> list[Problem]:
         strategy = self.strategy or "ddp"
-        problems = []
+        problems: list[Problem] = []
         for name, strategies in _OPTIONS.items():
             if getattr(self, name) != type(self).model_fields[name].default and strategy not in strategies:
                 named = ", ".join(sorted(strategies))

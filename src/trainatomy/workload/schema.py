@@ -41,6 +41,20 @@ __all__ = [
     "Workload",
 ]
 
+_BY_TRAINER = {
+    "strategy": "belongs to loop: pytorch; the Trainer uses DDP, or FSDP with train.fsdp: true",
+    "gradient_as_bucket_view": "belongs to loop: pytorch; the Trainer does not set it",
+    "static_graph": "belongs to loop: pytorch; the Trainer takes train.ddp_static_graph",
+    "find_unused_parameters": "belongs to loop: pytorch; the Trainer takes train.ddp_find_unused_parameters",
+    "bucket_cap_mb": "belongs to loop: pytorch; the Trainer takes train.ddp_bucket_cap_mb",
+    "broadcast_buffers": "belongs to loop: pytorch; the Trainer takes train.ddp_broadcast_buffers",
+    "reshard_after_forward": "belongs to loop: pytorch; the Trainer takes it in train.fsdp_config",
+    "mp_policy": "belongs to loop: pytorch; the Trainer takes train.bf16 or train.fp16",
+    "offload_policy": "belongs to loop: pytorch; the Trainer takes cpu_offload in train.fsdp_config",
+    "no_sync": "belongs to loop: pytorch; accelerate always synchronizes the last micro-batch only",
+    "tp_size": "is simulated with loop: pytorch only",
+}
+"""Options of ``parallel`` that the Trainer does not take, with what it takes instead."""
 _SECTIONS = ("data", "train", "parallel", "software")
 """Sections that may be empty."""
 _LINE_BREAKS = frozenset("\x85\u2028\u2029")
@@ -192,7 +206,34 @@ class Workload(Section):
 
     def contradictions(self) -> list[Problem]:
         """Return problems between keys of different sections."""
-        return [*self._unscalable_gradients(), *self._refused_by_loop(), *self._targets(), *self._oversized_batch()]
+        return [
+            *self._unscalable_gradients(),
+            *self._refused_by_loop(),
+            *self._targets(),
+            *self._oversized_batch(),
+            *self._spread(),
+        ]
+
+    def _spread(self) -> list[Problem]:
+        """Refuse what the loop cannot spread over several GPUs."""
+        parallel, train = self.parallel, self.train
+        if parallel.world_size > 1 and self.mode == "inference":
+            return [Problem(("parallel",), "inference on several GPUs is not simulated: without it, one GPU is")]
+        if self.loop != "trainer" or self.mode == "inference":
+            return []
+        defaults = {name: field.default for name, field in ParallelSpec.model_fields.items()}
+        problems = [
+            Problem(("parallel", name), instead)
+            for name, instead in _BY_TRAINER.items()
+            if getattr(parallel, name) != defaults[name]
+        ]
+        if train.fsdp and parallel.world_size == 1:
+            problems.append(Problem(("train", "fsdp"), "shards over several GPUs: set parallel.gpus"))
+        if train.fsdp and (train.fsdp_config or {}).get("xla"):
+            problems.append(Problem(("train", "fsdp_config", "xla"), "is about TPUs, which are not simulated"))
+        if not train.fsdp and parallel.dp_shard_size not in (None, 1):
+            problems.append(Problem(("parallel", "dp_shard_size"), "needs train.fsdp: true"))
+        return problems
 
     def _unscalable_gradients(self) -> list[Problem]:
         """Refuse float16 gradients that GradScaler would unscale (torch/amp/grad_scaler.py, ``_unscale_grads_``).

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainatomy.workload.arguments import arguments, is_class_path
@@ -42,6 +42,11 @@ def _optimizer_arguments(text: str) -> str:
 def _parts(text: str) -> list[str]:
     """Split ``"eps=(1e-30,0.001), foreach=True"`` at the commas outside brackets, without blanks."""
     return [part for part in re.split(r",(?![^(\[]*[)\]])", text.replace(" ", "")) if part]
+
+
+def _unless_empty(value: Any) -> Any:
+    """Return None for the ways in which releases of transformers write that FSDP is off."""
+    return value or None
 
 
 class TrainSpec(Section):
@@ -103,6 +108,20 @@ class TrainSpec(Section):
         default=True, description="leave NaN and infinite losses out of the logged mean"
     )
     torch_empty_cache_steps: Count | None = Field(default=None, description="empty the allocator's cache every N steps")
+    fsdp: Annotated[bool | str | tuple[str, ...] | None, BeforeValidator(_unless_empty)] = Field(
+        default=None, description="shard over the GPUs of `parallel` with FSDP; a string or list as older releases have"
+    )
+    fsdp_config: Settings | None = Field(
+        default=None, description="how FSDP shards: the keys of `TrainingArguments.fsdp_config` (`version: 2` or `1`)"
+    )
+    ddp_find_unused_parameters: bool | None = Field(
+        default=None, description="DDP: look for parameters without a gradient (default: transformers')"
+    )
+    ddp_bucket_cap_mb: Count | None = Field(default=None, description="DDP: size of a bucket in MiB (default: 25)")
+    ddp_broadcast_buffers: bool | None = Field(
+        default=None, description="DDP: send buffers from rank 0 in each forward pass (default: transformers')"
+    )
+    ddp_static_graph: bool | None = Field(default=None, description="DDP: the graph of a step never changes")
     dataloader_pin_memory: bool = Field(default=True, description="copy batches from pinned host memory")
     dataloader_num_workers: Index = Field(default=0, description="worker processes that load batches")
     seed: Index = Field(default=42, description="random seed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -101,11 +100,9 @@ class RankRecorder(Recorder):
             self.release(known[0])
         elif before or self._storages.is_host_key(key):
             return
-        if not after:
-            self._known[key] = (-1, weakref.ref(storage))
-            return
         number = self.allocate(after, "resize_")
-        self._communicated[number] = "gathered_weight"
+        if after:
+            self._communicated[number] = "gathered_weight"
         self._assign(storage, key, number)
 
     def _comes_to_host(self, args: tuple[Any, ...]) -> bool:

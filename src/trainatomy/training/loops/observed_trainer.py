@@ -28,6 +28,10 @@ class Steps(TrainerCallback):
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if args.fsdp:  # the Trainer leaves the model where it is, and accelerate moves the shards
+            self.observer.loaded(model)
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.observer.step_begin(state.global_step)
 

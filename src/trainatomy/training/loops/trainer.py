@@ -38,7 +38,8 @@ def train(
     Arguments and exceptions are those of ``trainatomy.training.run.run``.
     """
     check_checkpointing(model, workload.train)
-    samples = workload.batch_size * workload.train.gradient_accumulation_steps * steps
+    ranks = workload.parallel.data_parallel_size
+    samples = workload.batch_size * workload.train.gradient_accumulation_steps * steps * ranks
     dataset = build_dataset(workload, model, samples, make_batch)
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
         arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=device == "cpu")

@@ -1,0 +1,57 @@
+"""One rank of the Hugging Face Trainer on several GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from spread import collectives, labelled, simulated, weight_bytes, workload
+
+from trainatomy.errors import WorkloadError
+
+
+def test_the_trainer_reduces_gradients_with_ddp() -> None:
+    found = simulated(workload("trainer", gpus=4))
+    reduced = sum(size for name, size in collectives(found) if name == "nccl::all_reduce")
+    assert reduced == pytest.approx(weight_bytes(found), rel=0.001)
+    assert labelled(found.trace, "communication_buffer") == pytest.approx(weight_bytes(found), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "config", [{"version": 2}, {"fsdp_version": 1}, {"version": 2, "reshard_after_forward": False}]
+)
+def test_the_trainer_shards_with_fsdp(config: dict[str, Any]) -> None:
+    found = simulated(workload("trainer", {"fsdp": True, "bf16": True, "fsdp_config": config}, gpus=4))
+    assert labelled(found.trace, "weight") == pytest.approx(weight_bytes(found) / 4, rel=0.01)
+    assert labelled(found.trace, "optimizer_state") == pytest.approx(2 * weight_bytes(found) / 4, rel=0.01)
+
+
+def test_fsdp1_is_the_same_in_every_run() -> None:
+    train = {"fsdp": True, "fsdp_config": {"version": 1}}
+    first, second = (simulated(workload("trainer", train, gpus=4)).trace for _ in range(2))
+    assert first.events == second.events
+
+
+def test_copies_of_shards_take_accelerates_configuration() -> None:
+    found = simulated(workload("trainer", {"fsdp": True}, gpus=4, dp_replicate_size=2))
+    assert labelled(found.trace, "weight") == pytest.approx(weight_bytes(found) / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("train", "parallel", "message"),
+    [
+        ({"fsdp": True}, {}, "train.fsdp: shards over several GPUs: set parallel.gpus"),
+        ({}, {"gpus": 2, "strategy": "fsdp2"}, "parallel.strategy: belongs to loop: pytorch; the Trainer uses DDP"),
+        ({}, {"gpus": 2, "dp_shard_size": 2}, "parallel.dp_shard_size"),
+        ({}, {"gpus": 2, "tp_size": 2}, "parallel.tp_size: is simulated with loop: pytorch only"),
+        ({"deepspeed": "ds.json"}, {"gpus": 2}, "DeepSpeed is not simulated"),
+    ],
+)
+def test_what_the_trainer_does_not_do_is_refused(train: dict[str, Any], parallel: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        workload("trainer", train, **parallel)
+
+
+def test_the_plain_loop_refuses_the_trainers_settings() -> None:
+    with pytest.raises(WorkloadError, match="use the section `parallel`"):
+        workload("pytorch", {"fsdp": True}, gpus=2)
