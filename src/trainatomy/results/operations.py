@@ -131,7 +131,14 @@ class Operations:
     step: int = -1
     dependencies: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
+    def blocks(self) -> list[tuple[int, range]]:
+        """Return consecutive indices into ``operations`` with the times that a real step runs them as a whole."""
+        found: list[tuple[int, range]] = []
+        for repeats, block in groupby(range(len(self.operations)), key=lambda index: self.operations[index].repeats):
+            first = next(block)
+            found.append((repeats, range(first, first + 1 + sum(1 for _ in block))))
+        return found
+
     def unrolled(self) -> list[int]:
         """Return indices into ``operations`` in the order of a real step, with micro-batches repeated."""
-        blocks = groupby(range(len(self.operations)), key=lambda index: self.operations[index].repeats)
-        return [index for repeats, block in blocks for index in list(block) * repeats]
+        return [index for repeats, block in self.blocks() for index in list(block) * repeats]

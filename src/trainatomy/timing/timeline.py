@@ -14,6 +14,7 @@ The step ends when the CPU and every stream are done.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,12 @@ from trainatomy.timing.launch import CPUCosts, batch_bytes
 LAUNCH_QUEUE_DEPTH = 1024
 """Kernels of a stream that can be launched and not yet started; a launch beyond that blocks the CPU.  Not documented;
 the depth at which launches begin to block on GPUs since 2017 (CUDA 9 and later)."""
+
+SAME_STATE = 1e-10
+"""Difference of what two repetitions of a micro-batch leave, as a share of its duration, up to which they are alike."""
+
+FEWEST_REPEATED = 2
+"""Repetitions that are left and worth not being replayed."""
 
 _BACKWARD_PHASES = frozenset({"backward", "recompute"})
 
@@ -85,7 +92,7 @@ def replay_step(
     order = operations.unrolled()
     blocking = [blocks_cpu(call) for call in operations.calls]
     loop_position = _position_of_loop_work(operations, order, blocking)
-    work = _work_of_loop(operations, order, loop_position, loop_seconds)
+    work = _work_of_loop(operations, loop_position, loop_seconds)
     rows = [
         _Row(seconds, *kernels[one.call], one.phase, one.stream, blocking[one.call], index in synchronized)
         for index, (one, seconds) in enumerate(zip(operations.operations, launch_seconds, strict=True))
@@ -108,19 +115,19 @@ class _Row(NamedTuple):
 
 
 def _work_of_loop(
-    operations: Operations, order: Sequence[int], loop_position: int, loop_seconds: Mapping[str, float]
+    operations: Operations, loop_position: int, loop_seconds: Mapping[str, float]
 ) -> dict[int, list[float]]:
-    """Return the CPU time that the training loop adds before operations, by their places in ``order``."""
-    work: dict[int, list[float]] = {}
-    micro_step, before = -1, -1
-    for place, index in enumerate(order):
-        operation = operations.operations[index]
-        if place == loop_position:
-            work[place] = [loop_seconds["step"]]
-        if operation.micro_step != micro_step or index <= before:  # a new micro-batch, or the same one repeated
-            micro_step = operation.micro_step
-            work.setdefault(place, []).append(loop_seconds["micro_step"])
-        before = index
+    """Return the CPU time that the training loop adds before operations, by their places in the unrolled step."""
+    work = {loop_position: [loop_seconds["step"]]}
+    place, micro_step = 0, -1
+    for repeats, block in operations.blocks():
+        micro_steps = [operations.operations[index].micro_step for index in block]
+        begins = [later for later in range(1, len(block)) if micro_steps[later] != micro_steps[later - 1]]
+        for repetition in range(repeats):
+            is_new = repetition or micro_steps[0] != micro_step
+            for begin in (0, *begins) if is_new else begins:
+                work.setdefault(place + begin, []).append(loop_seconds["micro_step"])
+            place, micro_step = place + len(block), micro_steps[-1]
     return work
 
 
@@ -157,19 +164,120 @@ def _replay_one_stream(
     work: Mapping[int, Sequence[float]],
     costs: CPUCosts,
 ) -> StepTimeline:
-    """Replay a step on one stream: as ``_replay_streams`` does, several times as fast."""
-    cpu = end = 0.0
-    queue: deque[tuple[float, int]] = deque()
-    queued = 0
+    """Replay a step on one stream: as ``_replay_streams`` does, many times as fast."""
+    stream = _OneStream(costs, dict.fromkeys((row.phase for row in rows), 0.0))
+    passes = _passes(operations, rows, work)
     for _ in range(2):
-        began = max(cpu, end)
-        cpu_busy = gpu_busy = 0.0
-        phases = dict.fromkeys((rows[index].phase for index in order), 0.0)
-        for place, index in enumerate(order):
-            launch, seconds, kernels, phase, _, blocks, waits = rows[index]
-            for extra in work.get(place, ()):
-                cpu += extra
-                cpu_busy += extra
+        began = stream.end
+        stream.start_recording()
+        place = 0
+        while place < len(passes):
+            place += stream.run(passes, place)
+    return StepTimeline(stream.end - began, stream.cpu_busy, stream.gpu_busy, stream.phases)
+
+
+class _Pass(NamedTuple):
+    """Operations that are launched one after the other, with the loop's work before some; ``alike``: equal passes next.
+
+    Passes over the same micro-batch share their rows.
+    """
+
+    rows: Sequence[_Row]
+    work: Mapping[int, Sequence[float]]
+    alike: int
+
+
+def _passes(operations: Operations, rows: Sequence[_Row], work: Mapping[int, Sequence[float]]) -> list[_Pass]:
+    """Return a step as passes, one for each repetition of a micro-batch."""
+    places = sorted(work)
+    found: list[tuple[Sequence[_Row], dict[int, Sequence[float]]]] = []
+    place = 0
+    for repeats, block in operations.blocks():
+        own = [rows[index] for index in block]
+        for _ in range(repeats):
+            within = places[bisect_left(places, place) : bisect_left(places, place + len(own))]
+            found.append((own, {each - place: work[each] for each in within}))
+            place += len(own)
+    passes: list[_Pass] = []
+    for own, extra in reversed(found):
+        is_alike = passes and passes[-1].rows is own and passes[-1].work == extra
+        passes.append(_Pass(own, extra, passes[-1].alike + 1 if is_alike else 0))
+    return passes[::-1]
+
+
+class _OneStream:
+    """The CPU's timeline and that of the only stream, in seconds from the start of the replay."""
+
+    def __init__(self, costs: CPUCosts, phases: dict[str, float]) -> None:
+        self.cpu = self.gpu = self.cpu_busy = self.gpu_busy = 0.0
+        self.phases = phases
+        self._costs = costs
+        self._queue: deque[tuple[float, int]] = deque()
+        self._queued = 0
+
+    @property
+    def end(self) -> float:
+        """The time at which the CPU and the stream are done."""
+        return max(self.cpu, self.gpu)
+
+    def start_recording(self) -> None:
+        """Reset the busy times."""
+        self.cpu_busy = self.gpu_busy = 0.0
+        self.phases = dict.fromkeys(self.phases, 0.0)
+
+    def run(self, passes: Sequence[_Pass], place: int) -> int:
+        """Replay a pass and those like it; return how many these are.
+
+        They are replayed until one leaves the timelines as it found them, only later; the others then do the same.
+        Because an operation starts at a maximum of sums of earlier times and durations, a difference in what a pass
+        finds never grows, so that the error of the sum is at most ``SAME_STATE`` of it.
+        """
+        one, count = passes[place], passes[place].alike + 1
+        state: list[float] = []
+        for done in range(1, count + 1):
+            before = self._figures()
+            self._launch(one)
+            if count - done < FEWEST_REPEATED:
+                continue
+            found, state = state, self._state()
+            tolerance = SAME_STATE * (self.cpu - before[0])
+            if len(found) == len(state) and all(
+                abs(new - old) <= tolerance for new, old in zip(state, found, strict=True)
+            ):
+                self._repeat(before, count - done)
+                break
+        return count
+
+    def _state(self) -> list[float]:
+        """Return what later operations depend on, relative to the CPU's time."""
+        waiting = [number for end, count in self._queue for number in (end - self.cpu, float(count))]
+        return [self.gpu - self.cpu, *waiting]
+
+    def _figures(self) -> list[float]:
+        return [self.cpu, self.cpu_busy, self.gpu_busy, *self.phases.values()]
+
+    def _repeat(self, before: Sequence[float], times: int) -> None:
+        """Add to all figures ``times`` what was added to them since ``before``."""
+        cpu, *_ = now = self._figures()
+        passed = times * (cpu - before[0])
+        self.cpu += passed
+        self.gpu += passed
+        self._queue = deque((end + passed, count) for end, count in self._queue)
+        _, self.cpu_busy, self.gpu_busy, *spent = (
+            new + times * (new - old) for new, old in zip(now, before, strict=True)
+        )
+        self.phases = dict(zip(self.phases, spent, strict=True))
+
+    def _launch(self, one: _Pass) -> None:
+        """Replay a pass: the hot loop."""
+        cpu, end, cpu_busy, gpu_busy = self.cpu, self.gpu, self.cpu_busy, self.gpu_busy
+        queue, queued, phases, work = self._queue, self._queued, self.phases, one.work
+        delay, read = self._costs.launch_delay, self._costs.read
+        for place, (launch, seconds, kernels, phase, _, blocks, waits) in enumerate(one.rows):
+            if place in work:
+                for extra in work[place]:
+                    cpu += extra
+                    cpu_busy += extra
             if waits:
                 cpu = max(cpu, end)
                 queue.clear()
@@ -178,21 +286,21 @@ def _replay_one_stream(
             cpu_busy += launch
             if kernels:
                 queued += kernels
-                ready = cpu + costs.launch_delay
+                ready = cpu + delay
                 end = (ready if ready > end else end) + seconds
                 gpu_busy += seconds
                 phases[phase] += seconds
                 queue.append((end, kernels))
                 while queue and (queue[0][0] <= cpu or queued > LAUNCH_QUEUE_DEPTH):
                     done, count = queue.popleft()
-                    cpu = max(cpu, done)
+                    cpu = done if done > cpu else cpu
                     queued -= count
             if blocks:
-                cpu = max(cpu, end) + costs.read
-                cpu_busy += costs.read
+                cpu = max(cpu, end) + read
+                cpu_busy += read
                 queue.clear()
                 queued = 0
-    return StepTimeline(max(cpu, end) - began, cpu_busy, gpu_busy, phases)
+        self.cpu, self.gpu, self.cpu_busy, self.gpu_busy, self._queued = cpu, end, cpu_busy, gpu_busy, queued
 
 
 def _position_of_loop_work(operations: Operations, order: Sequence[int], blocking: Sequence[bool]) -> int:
@@ -201,9 +309,13 @@ def _position_of_loop_work(operations: Operations, order: Sequence[int], blockin
     That is after backward, once the Trainer has checked the loss for NaN, for which it waits: it then walks all
     parameters to clip their gradients, and the GPU is idle meanwhile.
     """
-    after = 1 + max(
-        (place for place, index in enumerate(order) if operations.operations[index].phase in _BACKWARD_PHASES),
-        default=-1,
+    after = next(
+        (
+            place + 1
+            for place in reversed(range(len(order)))
+            if operations.operations[order[place]].phase in _BACKWARD_PHASES
+        ),
+        0,
     )
     found = after
     for place in range(after, len(order)) if after else ():
