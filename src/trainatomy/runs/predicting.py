@@ -33,12 +33,7 @@ MAX_IN_ONE_PROCESS = 3
 """Trainings that one process predicts faster than several, each of which has to be set up."""
 _SIMULATIONS: ContextVar[dict[str, Simulation] | None] = ContextVar("_SIMULATIONS", default=None)
 _HIDDEN = "TRAINATOMY_HIDDEN_MODULES"
-_PRELOADED = (
-    "trainatomy.runs.preload",
-    "trainatomy.simulator.simulate",
-    "trainatomy.training.loops.trainer",
-    "trainatomy.api",
-)
+_PRELOADED = ("trainatomy.runs.preload",)
 
 
 def jobs_for(count: int, wanted: int | None = None) -> int:

@@ -1,10 +1,52 @@
-"""Imported first in the process that workers are forked from: hides modules that no worker needs.
+"""Imported first in the process that workers are forked from: imports what predictions need, once for all workers.
 
-``predicting.hidden_in_workers`` names them; see ``cli.workloads.skip_unused_imports`` for why.
+Modules that no worker needs are hidden: ``predicting.hidden_in_workers`` names them; see
+``cli.workloads.skip_unused_imports`` for why.  So is a GPU of this machine while libraries are imported, since a process
+that has initialised CUDA cannot be forked.
 """
 
+import logging
 import os
 import sys
+from contextlib import suppress
+from importlib import import_module
+from unittest import mock
 
-for _name in os.environ.get("TRAINATOMY_HIDDEN_MODULES", "").split():
-    sys.modules.setdefault(_name, None)  # type: ignore[arg-type]
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MODULES = (
+    "torch._dynamo",
+    "transformers.trainer",
+    "trainatomy.api",
+    "trainatomy.prediction",
+    "trainatomy.simulator.simulate",
+    "trainatomy.timing.step",
+    "trainatomy.training.loops.observed_trainer",
+    "trainatomy.training.loops.trainer",
+)
+
+
+def _import_bitsandbytes() -> None:
+    """Import bitsandbytes without PyTorch's compiler, which it loads for functions that a simulation does not call."""
+    import torch
+
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it logs what it cannot do on a CPU
+    with mock.patch.object(torch, "compile", lambda function=None, **_: function):
+        import_module("bitsandbytes")
+
+
+def _import_all() -> None:
+    for name in os.environ.get("TRAINATOMY_HIDDEN_MODULES", "").split():
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    visible = os.environ.get(_VISIBLE)
+    os.environ[_VISIBLE] = ""
+    try:
+        with suppress(Exception):  # the prediction that needs a library reports what is wrong with it
+            _import_bitsandbytes()
+        for name in _MODULES:
+            with suppress(Exception):
+                import_module(name)
+    finally:
+        os.environ.pop(_VISIBLE) if visible is None else os.environ.update({_VISIBLE: visible})
+
+
+_import_all()
