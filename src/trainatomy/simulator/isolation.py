@@ -269,6 +269,7 @@ def _neutral_state() -> Iterator[None]:
         for kind in _DEVICES:
             torch.set_autocast_enabled(kind, False)
         torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(1)  # little runs on the host, such as joining a batch, and threads make that slower
         with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
