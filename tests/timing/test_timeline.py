@@ -168,7 +168,7 @@ def test_many_repetitions_are_replayed_as_one_by_one(monkeypatch: pytest.MonkeyP
             for index, kind in enumerate(kinds)
         ]
         launches = [draw.random() * launch for _ in described]
-        replayed = [0]
+        replayed, loop = [0], {"step": 1.9, "micro_step": 0.4}
         launch_pass = timeline._OneStream._launch
         with monkeypatch.context() as patch:
 
