@@ -154,37 +154,37 @@ def test_one_stream_is_replayed_as_several_are(monkeypatch: pytest.MonkeyPatch) 
             assert replay_step(step, launches, kernels, costs, loop, {3, 20}) == found
 
 
+@pytest.mark.parametrize("reads", [0, 1])
 @pytest.mark.parametrize("launch", [0.1, 2.0, 30.0])
-def test_many_repetitions_are_replayed_as_one_by_one(monkeypatch: pytest.MonkeyPatch, launch: float) -> None:
+def test_many_repetitions_are_replayed_as_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, launch: float, reads: int
+) -> None:
     """Bound by the GPU, by both in turns, and by the CPU; with and without a read in each repetition."""
     draw = random.Random(1)
     monkeypatch.setattr(timeline, "LAUNCH_QUEUE_DEPTH", 50)
-    calls = [KERNEL, READ, KERNEL]
-    kernels = [(2.7, 2), (0.0, 0), (0.1, 1)]
-    for reads in (0, 0, 0, 1, 1, 1):
+    kernels, loop = [(2.7, 2), (0.0, 0), (0.1, 1)], {"step": 1.9, "micro_step": 0.4}
+    replayed: list[timeline._Pass] = []
+    launch_pass = timeline._OneStream._launch
+
+    def counted(self: timeline._OneStream, one: timeline._Pass) -> None:
+        replayed.append(one)
+        launch_pass(self, one)
+
+    monkeypatch.setattr(timeline._OneStream, "_launch", counted)
+    for _ in range(5):
         kinds = [draw.choice((0, 2)) for _ in range(20)] + [1] * reads + [0, 2, 0]
         described = [
             Operation(0, kind, "backward", "", min(index // 9, 2), 1 + 200 * (9 <= index < 21))
             for index, kind in enumerate(kinds)
         ]
+        step = Operations([KERNEL, READ, KERNEL], described)
         launches = [draw.random() * launch for _ in described]
-        replayed, loop = [0], {"step": 1.9, "micro_step": 0.4}
-        launch_pass = timeline._OneStream._launch
+        found = replay_step(step, launches, kernels, COSTS, loop)
+        assert len(replayed) < 100
+        replayed.clear()
         with monkeypatch.context() as patch:
-
-            def counted(self: timeline._OneStream, one: timeline._Pass, count: list[int] = replayed) -> None:
-                count[0] += 1
-                launch_pass(self, one)
-
-            patch.setattr(timeline._OneStream, "_launch", counted)
-            found = replay_step(
-                Operations(calls, described), launches, kernels, COSTS, {"step": 1.9, "micro_step": 0.4}
-            )
             patch.setattr(timeline, "_replay_one_stream", timeline._replay_streams)
-            every = replay_step(
-                Operations(calls, described), launches, kernels, COSTS, {"step": 1.9, "micro_step": 0.4}
-            )
-        assert replayed[0] < 100
+            every = replay_step(step, launches, kernels, COSTS, loop)
         assert (found.seconds, found.cpu_seconds, found.gpu_seconds) == pytest.approx(
             (every.seconds, every.cpu_seconds, every.gpu_seconds), rel=1e-9
         )

@@ -135,8 +135,8 @@ class Operations:
         """Return consecutive indices into ``operations`` with the times that a real step runs them as a whole."""
         found: list[tuple[int, range]] = []
         for repeats, block in groupby(range(len(self.operations)), key=lambda index: self.operations[index].repeats):
-            first = next(block)
-            found.append((repeats, range(first, first + 1 + sum(1 for _ in block))))
+            indices = list(block)
+            found.append((repeats, range(indices[0], indices[-1] + 1)))
         return found
 
     def unrolled(self) -> list[int]:

@@ -83,8 +83,6 @@ def search(
             exploration.exhaust()
         else:
             exploration.explore()
-        if options.prices and (given := given_point(space)) is not None:
-            exploration.execute([given])
         if options.prices:
             _execute_alternatives(exploration)
     except KeyboardInterrupt:
@@ -95,14 +93,18 @@ def search(
 def _execute_alternatives(exploration: Exploration) -> None:
     """Execute the single changes of the best candidate; if one of them turns out to be better, then those of that.
 
-    Neighbouring batch sizes come first, because they are the most likely to be better.
+    Neighbouring batch sizes come first, because they are the most likely to be better; with them the workload as given.
     """
+    given = given_point(exploration.space)
+    waiting = [given] if given is not None else []
     priced: Outcome | None = None
     while (best := best_of(exploration)) is not None and best is not priced:
-        exploration.execute(neighbours(exploration.space, best.point))
+        exploration.execute([*waiting, *neighbours(exploration.space, best.point)])
+        waiting = []
         if best_of(exploration) is best:
             exploration.execute(alternatives(exploration.space, best.point))
             priced = best
+    exploration.execute(waiting)
 
 
 def space_of(workload: Workload, options: SearchOptions) -> Space:

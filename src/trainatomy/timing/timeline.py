@@ -199,9 +199,9 @@ def _passes(operations: Operations, rows: Sequence[_Row], work: Mapping[int, Seq
             found.append((own, {each - place: work[each] for each in within}))
             place += len(own)
     passes: list[_Pass] = []
-    for own, extra in reversed(found):
-        is_alike = passes and passes[-1].rows is own and passes[-1].work == extra
-        passes.append(_Pass(own, extra, passes[-1].alike + 1 if is_alike else 0))
+    for repeated, extra in reversed(found):
+        is_alike = passes and passes[-1].rows is repeated and passes[-1].work == extra
+        passes.append(_Pass(repeated, extra, passes[-1].alike + 1 if is_alike else 0))
     return passes[::-1]
 
 
