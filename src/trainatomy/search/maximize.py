@@ -26,6 +26,7 @@ SEQUENCE_STEP = 8
 """Sequence lengths are multiples of this, the number that tensor cores want."""
 _VARIED = ("gradient_checkpointing", "allocator")
 _VARIED_OPTIONS = frozenset({"off", "on", "default", "expandable_segments"})
+_BATCH_MEMORY = ("activations", "temporary", "cache")
 _LARGEST_MODEL = 10_000
 _DEPTHS = (
     ("num_hidden_layers",),
@@ -47,6 +48,7 @@ class Sizes:
         values: All sizes in ascending order.
         settings: Returns the keys of the workload for a size.
         bounded_by: What bounds the sizes from above.
+        grows: Components of the memory that grow with the size.
     """
 
     axis: str
@@ -54,6 +56,7 @@ class Sizes:
     values: Sequence[int]
     settings: Callable[[int], Mapping[str, object]]
     bounded_by: str
+    grows: tuple[str, ...] = _BATCH_MEMORY
 
     def change(self, size: int) -> Change:
         """Return the change to a size."""
@@ -98,7 +101,8 @@ def sizes_of(workload: Workload, goal: Goal, options: SearchOptions) -> Sizes:
     if goal == "model-size":
         depth, keys = _depth(workload)
         layers = range(1, _LARGEST_MODEL + 1)
-        return Sizes("layers", depth, layers, lambda size: {**single, **dict.fromkeys(keys, size)}, "")
+        grows = (*_BATCH_MEMORY, "weights", "gradients", "optimizer_states")
+        return Sizes("layers", depth, layers, lambda size: {**single, **dict.fromkeys(keys, size)}, "", grows)
     if workload.data.factory is not None:
         raise WorkloadError("maximize sequence-length: data.factory makes the batch, so its length cannot be varied")
     start = workload.data.sequence_length or DEFAULT_SEQUENCE_LENGTH
@@ -230,7 +234,7 @@ class _Family:
         if len(near) == 1:
             (size,) = near
             components = self.executed[size].memory.components
-            slope = (components.activations + components.temporary + components.cache) / size
+            slope = sum(components[name] for name in self.sizes.grows) / size
         else:
             size, other = near
             slope = (known[size] - known[other]) / (size - other)
