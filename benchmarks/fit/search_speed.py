@@ -1,17 +1,21 @@
 """Time ``trainatomy fit`` on this machine: ``python benchmarks/fit/search_speed.py [--jobs 2] [--names …]``.
 
 Each search is a command of its own, with its start, its price list and its page. Memory is the sum over its processes,
-each page of memory counted once (PSS), sampled twice a second. Exits with 1 beyond the limits.
+each page of memory counted once (PSS), and so are the seconds of CPU time, which other work on the machine changes less
+than it does the seconds; both are sampled twice a second. Exits with 1 beyond the limits.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,13 +56,15 @@ def run(search: Search, jobs: int) -> dict[str, Any]:
         file, output = Path(folder) / "workload.yaml", Path(folder) / "fit.json"
         file.write_text(yaml.safe_dump(search.workload), encoding="utf-8")
         command = [sys.executable, "-m", "trainatomy", "fit", str(file), "--gpu", search.gpu, "--json"]
-        began, peak = time.perf_counter(), 0
+        began, peak, cpu = time.perf_counter(), 0, dict[int, float]()
         with output.open("w", encoding="utf-8") as stream:
             process = subprocess.Popen(
                 [*command, "--effective-batch-size", "64", "--jobs", str(jobs)], stdout=stream, stderr=subprocess.PIPE
             )
             while process.poll() is None:
-                peak = max(peak, _memory(process.pid))
+                sampled = {pid: _usage(pid) for pid in _descendants(process.pid)}
+                peak = max(peak, sum(memory for memory, _ in sampled.values()))
+                cpu.update({pid: max(seconds, cpu.get(pid, 0.0)) for pid, (_, seconds) in sampled.items()})
                 time.sleep(SAMPLE_SECONDS)
         seconds = time.perf_counter() - began
         assert process.stderr is not None
@@ -69,6 +75,7 @@ def run(search: Search, jobs: int) -> dict[str, Any]:
     return {
         "name": search.name,
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(sum(cpu.values()), 1),
         "limit_seconds": search.limit_seconds,
         "memory_bytes": peak,
         "candidates": counts["space"],
@@ -78,19 +85,27 @@ def run(search: Search, jobs: int) -> dict[str, Any]:
     }
 
 
-def _memory(pid: int) -> int:
-    """Return the PSS of a process and its descendants; the server that forks workers is one of them."""
-    total, waiting = 0, [pid]
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield a process and its descendants; the server that forks workers is one of them."""
+    waiting = [pid]
     while waiting:
         one = waiting.pop()
-        try:
-            lines = Path(f"/proc/{one}/smaps_rollup").read_text(encoding="utf-8").splitlines()
-            children = Path(f"/proc/{one}/task/{one}/children").read_text(encoding="utf-8").split()
-        except OSError:  # it has ended
-            continue
-        total += next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
-        waiting += map(int, children)
-    return total
+        with suppress(OSError):  # it has ended
+            waiting += map(int, Path(f"/proc/{one}/task/{one}/children").read_text(encoding="utf-8").split())
+        yield one
+
+
+def _usage(pid: int) -> tuple[int, float]:
+    """Return the PSS of a process in bytes, and the seconds of CPU time that it has taken; zeros if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+        times = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0, 0.0
+    ticks = os.sysconf("SC_CLK_TCK")
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0), sum(
+        int(times[place]) / ticks for place in (11, 12)
+    )
 
 
 def main() -> int:
