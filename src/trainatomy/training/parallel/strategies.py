@@ -69,7 +69,7 @@ class DDP(Spread):
 
     def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
         """Move the model to the device and wrap it."""
-        self._no_sync = parallel.no_sync
+        self._sync_each_batch = parallel.sync_each_batch
         capacity: dict[str, Any] = {} if parallel.bucket_cap_mb is None else {"bucket_cap_mb": parallel.bucket_cap_mb}
         self._model = model.to(device)
         super().__init__(
@@ -84,9 +84,9 @@ class DDP(Spread):
         )
 
     def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Reduce gradients after the last micro-batch only, unless ``parallel.no_sync`` is off."""
+        """Reduce gradients after the last micro-batch only, unless ``parallel.sync_each_batch`` is on."""
         wrapper: Any = self.module
-        return contextlib.nullcontext() if last or not self._no_sync else wrapper.no_sync()
+        return contextlib.nullcontext() if last or self._sync_each_batch else wrapper.no_sync()
 
 
 class ZeRO1(DDP):
@@ -109,7 +109,7 @@ class FSDP2(Spread):
 
     def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
         """Shard the model, which ``fully_shard`` moves to the device; with replicas it is hybrid (HSDP)."""
-        self._no_sync = parallel.no_sync
+        self._sync_each_batch = parallel.sync_each_batch
         mesh = _mesh(parallel)
         if parallel.tp_size > 1:
             shard_layers(model, mesh["tp"])
@@ -128,8 +128,8 @@ class FSDP2(Spread):
         super().__init__(model if offloads else model.to(device))  # the buffers; the weights are there already
 
     def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Reduce gradients after the last micro-batch only, unless ``parallel.no_sync`` is off."""
-        if self._no_sync:
+        """Reduce gradients after the last micro-batch only, unless ``parallel.sync_each_batch`` is on."""
+        if not self._sync_each_batch:
             model: Any = self.module
             model.set_requires_gradient_sync(last)
         return contextlib.nullcontext()
@@ -144,7 +144,7 @@ class FSDP1(Spread):
 
     def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
         """Wrap the model, which moves it to the device."""
-        self._no_sync = parallel.no_sync
+        self._sync_each_batch = parallel.sync_each_batch
         classes = {type(layer) for layer in repeated_layers(model)}
         keeps = parallel.reshard_after_forward is False
         super().__init__(
@@ -159,9 +159,9 @@ class FSDP1(Spread):
         )
 
     def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Reduce gradients after the last micro-batch only, unless ``parallel.no_sync`` is off."""
+        """Reduce gradients after the last micro-batch only, unless ``parallel.sync_each_batch`` is on."""
         wrapper: Any = self.module
-        return contextlib.nullcontext() if last or not self._no_sync else wrapper.no_sync()
+        return contextlib.nullcontext() if last or self._sync_each_batch else wrapper.no_sync()
 
     def clip(self, max_norm: float) -> None:
         """Clip by FSDP's own function, which knows that gradients are sharded."""
