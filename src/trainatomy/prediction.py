@@ -126,6 +126,9 @@ def _time(
         calibration=calibration,
         driver_calls=analysis.driver_calls,
         current_software=software.current,
+        links=workload.parallel.links(workload.resolve_gpu()),
+        gpus=workload.parallel.world_size,
+        data_parallel_size=workload.parallel.data_parallel_size,
     )
 
 

@@ -69,7 +69,7 @@ def _breakdown(
     allocator = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     memory = analyze_memory(trace, allocator, gpu.memory_bytes, context_bytes(workload, simulation))
     tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
-    cost_model = cost_model_of(gpu, calibration, tf32=tf32)
+    cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=workload.parallel.links(gpu))
     predicted = _predict_times(operations, cost_model)
     source = f"predicted times are based on: {cost_model.source}"
     published = is_encoder_layer(workload)

@@ -51,6 +51,8 @@ class GPU:
         driver_reserved_bytes: Memory that the driver keeps, where it was measured.
         rates: Dense peaks in FLOP/s by precision (fp64 and fp32 without tensor cores; tf32, fp16, bf16, fp8 with
             them); a missing one is not offered.
+        links: Bytes per second each way over all links of a kind together (pcie, nvlink).
+        link: The link between the GPUs of a machine, by its name in ``links.yaml``.
         sources: Source of each field by its dotted name; an entry holds for all fields below it.
         assumed: Reason for each assumed value, keyed in the same way.
     """
@@ -67,6 +69,7 @@ class GPU:
     rates: Mapping[str, float] = field(default_factory=lambda: _EMPTY, hash=False)
     l2_bytes: int | None = None
     links: Mapping[str, float] = field(default_factory=lambda: _EMPTY, hash=False)
+    link: str = ""
     contexts: Mapping[str, Context] = field(default_factory=lambda: _EMPTY, hash=False)
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=lambda: _EMPTY, hash=False, repr=False)
@@ -209,6 +212,7 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "rates_flop_per_second": _numbers,
     "l2_bytes": int,
     "link_bytes_per_second": _numbers,
+    "link": str,
     "context": _contexts,
 }
 _FIELDS = {"rates_flop_per_second": "rates", "link_bytes_per_second": "links", "context": "contexts"}

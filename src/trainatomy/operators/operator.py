@@ -22,6 +22,7 @@ LaunchKind = Literal[
     "index",
     "list",
     "library",
+    "collective",
     "host",
 ]
 Reads = Literal["all", "none", "rows", "sources"]

@@ -178,10 +178,16 @@ BOUNDS = {
     "arithmetic": "compute-bound",
     "memory bandwidth": "bound by memory bandwidth",
     "host": "CPU-bound (kernel launch)",
+    "communication": "bound by communication",
 }
 """Limits of a step, by the names of ``results.time.Bound``."""
 
-LIMITS = {"arithmetic": "compute", "memory bandwidth": "memory bandwidth", "host": "CPU"}
+LIMITS = {
+    "arithmetic": "compute",
+    "memory bandwidth": "memory bandwidth",
+    "host": "CPU",
+    "communication": "communication",
+}
 """The same in one or two words, for a column of a table."""
 
 PHASES = {

@@ -5,7 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Bound = Literal["arithmetic", "memory bandwidth", "host"]
+Bound = Literal["arithmetic", "memory bandwidth", "host", "communication"]
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """What a step on several GPUs spends on communication, and what all of them process together.
+
+    Attributes:
+        seconds: Sum of the durations of this rank's collectives.
+        exposed_seconds: Time in which the GPU does nothing else: a collective runs and no kernel of the model.
+        scaling_efficiency: The step's time without exposed communication over the step's time: the rate of one of
+            these GPUs relative to one that does the same work and waits for nobody.
+        gpus: GPUs of the training.
+        data_parallel_size: Ranks that process different samples.
+        total_samples_per_second: Samples that all ranks process per second.
+        total_tokens_per_second: Tokens that all ranks process per second; None if samples are not text.
+        links: Names of the links: inside a machine, then between machines.
+        links_assumed: True if nobody said what joins the machines.
+    """
+
+    seconds: float
+    exposed_seconds: float
+    scaling_efficiency: float
+    gpus: int
+    data_parallel_size: int
+    total_samples_per_second: float
+    total_tokens_per_second: float | None
+    links: tuple[str, ...]
+    links_assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +46,7 @@ class Time:
         samples_per_second: Samples that the rank processes per second.
         tokens_per_second: Tokens that it processes per second; None if samples are not text.
         bound_by: `host` if launching the work takes the CPU longer than executing it takes the GPU; otherwise what most
-            of the GPU's time goes into.
+            of the GPU's time goes into; `communication` if that is waiting for other GPUs.
         gpu_seconds: Time in which the GPU executes kernels.
         host_seconds: Time in which the CPU is busy.
         phases: The GPU's seconds by phase.
@@ -32,6 +60,7 @@ class Time:
         priced_by: Where the costs of kernels come from: a calibration or the data sheet.
         host: The host whose CPU costs are assumed.
         general_rule_only: Operators whose time is predicted from their memory traffic alone.
+        communication: Figures of a training on several GPUs; None on one.
     """
 
     step_seconds: float
@@ -50,3 +79,4 @@ class Time:
     priced_by: str
     host: str
     general_rule_only: tuple[str, ...]
+    communication: Communication | None = None

@@ -24,6 +24,7 @@ from trainatomy.timing.extrapolation import SAME_GPU, Extrapolation, extrapolati
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
+    from trainatomy.catalog.links import Links
 
 # The next three were chosen by leaving out points of an H200's calibration and predicting them from the others.
 _NEAREST_POINTS = 6
@@ -169,7 +170,9 @@ def _squared_distance(one: tuple[float, ...], other: tuple[float, ...]) -> float
 
 
 @lru_cache(maxsize=64)
-def cost_model_of(gpu: GPU, calibration: Calibration | None = None, *, tf32: bool | None = None) -> CostModel:
+def cost_model_of(
+    gpu: GPU, calibration: Calibration | None = None, *, tf32: bool | None = None, links: Links | None = None
+) -> CostModel:
     """Return the cost model of a GPU, built once per combination of arguments.
 
     Args:
@@ -178,6 +181,7 @@ def cost_model_of(gpu: GPU, calibration: Calibration | None = None, *, tf32: boo
             One without kernels (it measured only the CPU) leaves the shipped one in place.
         tf32: Whether fp32 matrix products and convolutions may use tensor cores.  None is PyTorch's default: only
             convolutions may.
+        links: The links to other GPUs, for a training on several.
 
     Raises:
         WorkloadError: If ``calibration`` does not apply to this GPU.
@@ -186,7 +190,7 @@ def cost_model_of(gpu: GPU, calibration: Calibration | None = None, *, tf32: boo
         calibration.check(gpu)
     with_kernels = calibration if calibration is not None and calibration.points else None
     measured = with_kernels or shipped().get(gpu.id) or nearest_calibration(gpu)
-    return cost_model_from(gpu, measured, tf32=tf32)
+    return cost_model_from(gpu, measured, tf32=tf32, links=links)
 
 
 def tensor_cores_for_fp32(tf32: bool | None, torch_version: Version) -> bool | None:
@@ -230,9 +234,11 @@ def _flop_per_byte(gpu: GPU) -> float:
     return gpu.rates.get("fp16", gpu.rates["fp32"]) / gpu.bandwidth_bytes_per_second
 
 
-def cost_model_from(gpu: GPU, measured: Calibration | None, *, tf32: bool | None = None) -> CostModel:
+def cost_model_from(
+    gpu: GPU, measured: Calibration | None, *, tf32: bool | None = None, links: Links | None = None
+) -> CostModel:
     """Build the cost model of a GPU from a calibration of it or of another GPU, or from the data sheet if ``None``."""
-    chip = chip_of(gpu, tf32)
+    chip = chip_of(gpu, tf32)._replace(links=links)
     calibrated = measured is not None and measured.is_of(gpu)
     if measured is None:
         return CostModel(chip, gap_seconds(None))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.results.operations import Operations
-from trainatomy.results.time import Bound, Time
+from trainatomy.results.time import Bound, Communication, Time
 from trainatomy.timing.cost_model import (
     CostModel,
     KernelCost,
@@ -20,11 +20,12 @@ from trainatomy.timing.cost_model import (
 from trainatomy.timing.driver import DriverWork, driver_costs, driver_work
 from trainatomy.timing.extrapolation import attainable_share
 from trainatomy.timing.launch import PARTS, CPUCosts, cpu_costs, launch_seconds, loop_seconds
-from trainatomy.timing.timeline import StepTimeline, replay_step
+from trainatomy.timing.timeline import COLLECTIVES, StepTimeline, replay_step
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.catalog.gpus import GPU
+    from trainatomy.catalog.links import Links
     from trainatomy.results.trace import DriverCall
 
 
@@ -39,6 +40,9 @@ def predict_step_time(
     calibration: Calibration | None = None,
     driver_calls: Sequence[DriverCall] = (),
     current_software: bool = True,
+    links: Links | None = None,
+    gpus: int = 1,
+    data_parallel_size: int = 1,
 ) -> Time:
     """Predict how long a step takes on one rank.
 
@@ -53,8 +57,11 @@ def predict_step_time(
         driver_calls: The allocator's calls to the driver, from replaying the whole allocation trace.
         current_software: Whether the software is of the versions that the calibrations measured.  If not, the
             uncalibrated interval applies.
+        links: The links to the other GPUs; None: there are none.
+        gpus: GPUs of the training.
+        data_parallel_size: Ranks that process different samples.
     """
-    cost_model = cost_model_of(gpu, calibration, tf32=tf32)
+    cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
     costs, host = _cpu_costs(calibration)
     kernels = [kernel_cost(call, cost_model) for call in operations.calls]
     driver = driver_work(operations, driver_calls, driver_costs(gpu, calibration))
@@ -64,11 +71,12 @@ def predict_step_time(
     flop = sum((operations.calls[one.call].flop or 0) * one.repeats for one in operations.operations)
     at_peak, attainable = _utilisation(operations, gpu, cost_model, timeline.seconds)
     rate = samples / timeline.seconds
+    tokens = None if tokens_per_sample is None else rate * tokens_per_sample
     return Time(
         step_seconds=timeline.seconds,
         interval_seconds=(timeline.seconds * low, timeline.seconds * high),
         samples_per_second=rate,
-        tokens_per_second=None if tokens_per_sample is None else rate * tokens_per_sample,
+        tokens_per_second=tokens,
         bound_by=bound,
         gpu_seconds=timeline.gpu_seconds,
         host_seconds=timeline.cpu_seconds,
@@ -81,6 +89,31 @@ def predict_step_time(
         priced_by=cost_model.source,
         host=host,
         general_rule_only=tuple(sorted(general_rule_only(operations.calls))),
+        communication=_communication(timeline, links, gpus, data_parallel_size, rate, tokens),
+    )
+
+
+def _communication(
+    timeline: StepTimeline,
+    links: Links | None,
+    gpus: int,
+    data_parallel_size: int,
+    samples_per_second: float,
+    tokens_per_second: float | None,
+) -> Communication | None:
+    """Return the figures of a training on several GPUs."""
+    if links is None:
+        return None
+    return Communication(
+        seconds=timeline.communication_seconds,
+        exposed_seconds=timeline.exposed_seconds,
+        scaling_efficiency=1 - timeline.exposed_seconds / timeline.seconds,
+        gpus=gpus,
+        data_parallel_size=data_parallel_size,
+        total_samples_per_second=samples_per_second * data_parallel_size,
+        total_tokens_per_second=None if tokens_per_second is None else tokens_per_second * data_parallel_size,
+        links=links.names,
+        links_assumed=links.assumed,
     )
 
 
@@ -109,18 +142,22 @@ def _replay(
 def bound_by(operations: Operations, kernels: Sequence[KernelCost], timeline: StepTimeline) -> Bound:
     """Return what bounds the step.
 
-    ``host`` if the CPU is busy for longer than the GPU; otherwise arithmetic or memory bandwidth, whichever bounds the
-    kernels that take most of the GPU's time.
+    ``host`` if the CPU is busy for longer than the GPU; otherwise communication, arithmetic or memory bandwidth,
+    whichever takes most of the GPU's time: communication where it is exposed, the others by what bounds the kernels.
     """
     if timeline.cpu_seconds > timeline.gpu_seconds:
         return "host"
     arithmetic = traffic = 0.0
     for operation in operations.operations:
         kernel = kernels[operation.call]
+        if operations.calls[operation.call].name.startswith(COLLECTIVES):
+            continue
         if kernel.flop_seconds > kernel.bytes_seconds:
             arithmetic += kernel.seconds * operation.repeats
         else:
             traffic += kernel.seconds * operation.repeats
+    if timeline.exposed_seconds > max(arithmetic, traffic):
+        return "communication"
     return "arithmetic" if arithmetic > traffic else "memory bandwidth"
 
 

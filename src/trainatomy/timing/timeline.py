@@ -4,6 +4,9 @@ A kernel starts when the CPU has launched it, the kernel before it in the same s
 operations of other streams that it depends on (``Operations.dependencies``).  Streams run side by side at full speed;
 that kernels share the GPU's multiprocessors is not modelled.
 
+A collective takes its stream as a kernel does; other ranks are taken to be as fast as this one, so that none waits for
+another.
+
 The CPU runs ahead of the GPU until a stream's launch queue is full, or until it reads a value (``loss.item()``, a NaN
 check) or copies a batch: then it waits for the stream of that operation.  Streams do not wait for stream 0 implicitly,
 because PyTorch's streams are created with ``cudaStreamNonBlocking`` (c10/cuda/CUDAStream.cpp).  ``cudaFree`` waits for
@@ -34,6 +37,9 @@ SAME_STATE = 1e-10
 FEWEST_REPEATED = 2
 """Repetitions that are left and worth not being replayed."""
 
+COLLECTIVES = "nccl::"
+"""Namespace of the operations that communicate with other GPUs."""
+
 _BACKWARD_PHASES = frozenset({"backward", "recompute"})
 
 
@@ -46,12 +52,16 @@ class StepTimeline:
         cpu_seconds: Time the CPU was busy, waits excluded.
         gpu_seconds: Time during which at least one stream was executing.
         phase_gpu_seconds: Sum of kernel durations by phase.
+        communication_seconds: Sum of the durations of collectives.
+        exposed_seconds: Time during which collectives were executing and nothing else.
     """
 
     seconds: float
     cpu_seconds: float
     gpu_seconds: float
     phase_gpu_seconds: dict[str, float]
+    communication_seconds: float = 0.0
+    exposed_seconds: float = 0.0
 
 
 def blocks_cpu(call: Call) -> bool:
@@ -97,7 +107,9 @@ def replay_step(
         _Row(seconds, *kernels[one.call], one.phase, one.stream, blocking[one.call], index in synchronized)
         for index, (one, seconds) in enumerate(zip(operations.operations, launch_seconds, strict=True))
     ]
+    communicates = any(call.name.startswith(COLLECTIVES) for call in operations.calls)
     is_alone = len({one.stream for one in operations.operations}) == 1 and not operations.dependencies
+    is_alone = is_alone and not communicates
     replay = _replay_one_stream if is_alone else _replay_streams
     return replay(operations, order, rows, work, costs)
 
@@ -154,7 +166,15 @@ def _replay_streams(
             if row.blocks:
                 timelines.wait_for([timelines.streams[row.stream]])
                 timelines.run_on_cpu(costs.read)
-    return StepTimeline(timelines.end - began, timelines.cpu_busy, timelines.gpu_busy(), timelines.phase_gpu_seconds)
+    busy = timelines.gpu_busy()
+    return StepTimeline(
+        timelines.end - began,
+        timelines.cpu_busy,
+        busy,
+        timelines.phase_gpu_seconds,
+        timelines.communication_seconds,
+        max(busy - _covered(timelines.computing), 0.0) if timelines.communication_seconds else 0.0,
+    )
 
 
 def _replay_one_stream(
@@ -335,24 +355,32 @@ class _Stream:
         end: When everything launched so far is done.
         queue: End and number of kernels of each operation that has not started, as far as the CPU knows.
         queued: Number of kernels in ``queue``.
-        busy: Sum of the durations since recording started.
-        intervals: Begin and end of each operation since recording started; only kept if there are several streams.
     """
 
     end: float = 0.0
     queue: deque[tuple[float, int]] = field(default_factory=deque)
     queued: int = 0
-    busy: float = 0.0
-    intervals: list[tuple[float, float]] = field(default_factory=list)
 
 
 class _Timelines:
-    """The CPU's timeline and one for each stream, in seconds from the start of the replay."""
+    """The CPU's timeline and one for each stream, in seconds from the start of the replay.
+
+    Attributes:
+        intervals: Begin and end of each operation on any stream since recording started.
+        computing: The same of those that are no collectives.
+        communication_seconds: Sum of the durations of collectives since then.
+    """
 
     def __init__(self, operations: Operations, launch_delay: float) -> None:
         self.cpu = self.cpu_busy = 0.0
         self.streams = {stream: _Stream() for stream in {operation.stream for operation in operations.operations}}
         self.phase_gpu_seconds: dict[str, float] = {}
+        self.communication_seconds = self._kernel_seconds = 0.0
+        self.intervals: list[tuple[float, float]] = []
+        self.computing: list[tuple[float, float]] = []
+        self._communicates = [
+            operations.calls[operation.call].name.startswith(COLLECTIVES) for operation in operations.operations
+        ]
         self._launch_delay = launch_delay
         self._dependencies = operations.dependencies
         self._awaited = {index for indices in operations.dependencies.values() for index in indices}
@@ -365,11 +393,10 @@ class _Timelines:
 
     def start_recording(self) -> None:
         """Reset the busy times of the CPU and the streams."""
-        self.cpu_busy = 0.0
+        self.cpu_busy = self.communication_seconds = self._kernel_seconds = 0.0
         self.phase_gpu_seconds = {}
-        for stream in self.streams.values():
-            stream.busy = 0.0
-            stream.intervals.clear()
+        self.intervals.clear()
+        self.computing.clear()
 
     def run_on_cpu(self, seconds: float) -> None:
         """Let the CPU work."""
@@ -379,16 +406,19 @@ class _Timelines:
     def launch(self, index: int, row: _Row) -> None:
         """Queue the kernels of an operation on its stream; the CPU waits while the queue is full."""
         stream = self.streams[row.stream]
+        for dependency in self._dependencies.get(index, ()):  # a view waits, too: what comes after it has to
+            stream.end = max(stream.end, self._ends.get(dependency, 0.0))
         if row.kernels:
             stream.queued += row.kernels
             begin = max(stream.end, self.cpu + self._launch_delay)
-            for dependency in self._dependencies.get(index, ()):
-                begin = max(begin, self._ends.get(dependency, 0.0))
             stream.end = begin + row.seconds
-            stream.busy += row.seconds
             stream.queue.append((stream.end, row.kernels))
-            if len(self.streams) > 1:
-                stream.intervals.append((begin, stream.end))
+            self.intervals.append((begin, stream.end))
+            self._kernel_seconds += row.seconds
+            if self._communicates[index]:
+                self.communication_seconds += row.seconds
+            else:
+                self.computing.append((begin, stream.end))
             while stream.queue and (stream.queue[0][0] <= self.cpu or stream.queued > LAUNCH_QUEUE_DEPTH):
                 done, count = stream.queue.popleft()
                 self.cpu = max(self.cpu, done)
@@ -408,9 +438,14 @@ class _Timelines:
     def gpu_busy(self) -> float:
         """Return the time during which at least one stream was executing."""
         if len(self.streams) == 1:
-            return next(iter(self.streams.values())).busy
-        busy, until = 0.0, 0.0
-        for begin, end in sorted(interval for stream in self.streams.values() for interval in stream.intervals):
-            busy += max(end - max(begin, until), 0.0)
-            until = max(until, end)
-        return busy
+            return self._kernel_seconds
+        return _covered(self.intervals)
+
+
+def _covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return the time that intervals cover together."""
+    covered, until = 0.0, 0.0
+    for begin, end in sorted(intervals):
+        covered += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    return covered

@@ -22,7 +22,16 @@ _FILE_ONLY = {
     ("gpu", "base"),
     *(("model", "lora", key) for key in ("trainable_token_indices", "layer_replication", "layers_to_transform")),
 }
-_PANELS = {"model": "Model", "lora": "LoRA", "data": "Data", "parallel": "Parallel", "train": "TrainingArguments"}
+_SEVERAL = "Several GPUs"
+_PANELS = {
+    "model": "Model",
+    "lora": "LoRA",
+    "data": "Data",
+    "train": "TrainingArguments",
+    "parallel": _SEVERAL,
+    "mp_policy": _SEVERAL,
+    "link": _SEVERAL,
+}
 _METAVARS: dict[str, str] = {"integer": "INT", "number": "FLOAT", "text": "TEXT", "list": "NAME", "pairs": "KEY=VALUE"}
 
 
@@ -68,7 +77,7 @@ def _name(path: Path) -> str:
     section, key = (path[-2] if len(path) > 1 else "", str(path[-1]))
     if path in _NAMES:
         return _NAMES[path]
-    if path in _PREFIXED or section == "gpu":
+    if path in _PREFIXED or section in ("gpu", "link"):
         return f"{section}_{key}"
     return key if section != "lora" or key.startswith("lora_") else f"lora_{key}"
 

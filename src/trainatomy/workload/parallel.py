@@ -6,11 +6,15 @@ The degrees carry the names of accelerate's ``ParallelismConfig``.
 from __future__ import annotations
 
 from math import prod
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
-from trainatomy.workload.section import Amount, Count, Problem, Section
+from trainatomy.catalog.gpus import GPU
+from trainatomy.catalog.links import Links, find_link, links_of
+from trainatomy.errors import WorkloadError
+from trainatomy.workload.section import Amount, Count, Problem, Section, Text
 
 Strategy = Literal["ddp", "fsdp2", "fsdp1", "zero1"]
 Half = Literal["float32", "float16", "bfloat16"]
@@ -33,6 +37,38 @@ class MixedPrecisionSpec(Section):
 
     param_dtype: Half | None = Field(default=None, description="dtype of gathered weights and of the computation")
     reduce_dtype: Half | None = Field(default=None, description="dtype in which gradients are reduced")
+
+
+def _known_link(name: str) -> str:
+    """Refuse an unknown link, with the nearest names."""
+    try:
+        return find_link(name)
+    except WorkloadError as error:
+        raise PydanticCustomError("link", "{reason}", {"reason": str(error)}) from None
+
+
+def _speed_as_text(value: Any) -> Any:
+    """Return bytes per second as text: YAML reads ``25.0e+9`` as a number."""
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+LinkName = Annotated[Text, BeforeValidator(_speed_as_text), AfterValidator(_known_link)]
+"""The name of a link in ``catalog/links.yaml``, or a speed."""
+
+
+class LinkSpec(Section):
+    """The links between the GPUs of a training, where they are not the usual ones."""
+
+    intra: LinkName | None = Field(
+        default=None,
+        description="between the GPUs of a machine: a name such as `nvlink4`, `pcie5` or `pcie5-host` (through host "
+        'memory), or bytes per second of each GPU, as `"50 GB/s"` or `"400 Gb/s"` (default: the usual one)',
+    )
+    inter: LinkName | None = Field(
+        default=None,
+        description="between machines: a name such as `infiniband-ndr`, `efa-400` or `ethernet-100`, or bytes per "
+        "second of each GPU (default: InfiniBand as fast as machines with these GPUs usually have)",
+    )
 
 
 class ParallelSpec(Section):
@@ -66,9 +102,10 @@ class ParallelSpec(Section):
     offload_policy: Literal["cpu"] | None = Field(
         default=None, description="FSDP2: `cpu` keeps sharded weights, gradients and optimizer states in host memory"
     )
-    sync_each_batch: bool = Field(
-        default=False, description="reduce gradients after every micro-batch instead of the last one only"
+    no_sync: bool = Field(
+        default=True, description="accumulate gradients without communication until the last micro-batch"
     )
+    link: LinkSpec = Field(default_factory=LinkSpec, description="the links between the GPUs")
 
     @property
     def world_size(self) -> int:
@@ -79,6 +116,12 @@ class ParallelSpec(Section):
     def data_parallel_size(self) -> int:
         """Number of ranks that process different samples."""
         return self.world_size // (self.tp_size * self.cp_size * self.pp_size)
+
+    def links(self, gpu: GPU) -> Links | None:
+        """Return the links between the GPUs, None for a training on one."""
+        if self.world_size == 1:
+            return None
+        return links_of(gpu, self.gpus, self.nodes, self.link.intra, self.link.inter)
 
     def contradictions(self) -> list[Problem]:
         """Refuse degrees that do not multiply to the number of GPUs, and options of another strategy."""

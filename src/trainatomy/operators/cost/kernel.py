@@ -7,6 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.links import Links
 from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Array, Call
 
@@ -22,6 +23,7 @@ class Chip(NamedTuple):
         bandwidth: bytes per second of the data sheet.
         tf32: fp32 matrix products may use tensor cores.
         cudnn_tf32: fp32 convolutions may (PyTorch's default).
+        links: links to other GPUs of the training; None: it runs on one.
     """
 
     capability: tuple[int, int]
@@ -31,6 +33,7 @@ class Chip(NamedTuple):
     rates: Mapping[str, float]
     tf32: bool = False
     cudnn_tf32: bool = True
+    links: Links | None = None
 
     def rate(self, precision: str) -> float:
         """Return the peak of a precision, or that of fp32 where the GPU lacks it (bf16 before Ampere)."""

@@ -13,6 +13,7 @@ their definitions (substation/attention.py, substation/transformer.py) where the
 from __future__ import annotations
 
 from trainatomy.operators.operator import Operator
+from trainatomy.operators.table.communication import COMMUNICATION
 from trainatomy.operators.table.contractions import CONTRACTIONS
 from trainatomy.operators.table.elementwise import ELEMENTWISE
 from trainatomy.operators.table.host import HOST
@@ -24,7 +25,7 @@ from trainatomy.operators.table.normalisations import NORMALISATIONS
 OPERATORS: dict[str, Operator] = {}
 """The row of each operator by its name."""
 
-for _operator in (*CONTRACTIONS, *NORMALISATIONS, *ELEMENTWISE, *LOSS_FUNCTIONS, *MOVES, *LISTS, *HOST):
+for _operator in (*CONTRACTIONS, *NORMALISATIONS, *ELEMENTWISE, *LOSS_FUNCTIONS, *MOVES, *LISTS, *HOST, *COMMUNICATION):
     if _operator.name in OPERATORS:
         raise ValueError(f"operators/table describes {_operator.name} twice")
     OPERATORS[_operator.name] = _operator

@@ -1,0 +1,122 @@
+"""The time of collectives: NCCL's model, the measured points, and what was kept out of both."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import median
+
+import pytest
+
+from trainatomy.catalog import links as catalog
+from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.gpus import find_gpu, gpus
+from trainatomy.catalog.links import Links, Point, bus_bytes, find_link, links_of, points_of
+from trainatomy.errors import WorkloadError
+from trainatomy.operators.cost import nccl
+from trainatomy.operators.cost.nccl import collective_seconds
+
+H200 = find_gpu("h200")
+MEASURED = [point for link in read_yaml("links.yaml")["links"] for point in points_of(link) if not point.algorithm]
+GIB = 2**30
+
+
+def predicted(point: Point) -> float:
+    return collective_seconds(point.collective, point.bytes, point.ranks, point.nodes, point.links)
+
+
+@pytest.fixture
+def forgets(monkeypatch: pytest.MonkeyPatch):
+    """Leave a point out of those that predictions rest on."""
+
+    def forget(left_out: Point | None) -> None:
+        monkeypatch.setattr(
+            nccl, "points_of", lambda link: tuple(point for point in points_of(link) if point != left_out)
+        )
+        nccl._relevant_points.cache_clear()
+        collective_seconds.cache_clear()
+
+    yield forget
+    monkeypatch.undo()
+    nccl._relevant_points.cache_clear()
+    collective_seconds.cache_clear()
+
+
+def test_measured_points_are_met() -> None:
+    for point in MEASURED:
+        assert predicted(point) == pytest.approx(point.seconds, rel=0.02)
+
+
+def test_a_point_is_predicted_from_the_others(forgets) -> None:
+    errors = []
+    for point in MEASURED:
+        forgets(point)
+        errors.append(abs(predicted(point) / point.seconds - 1))
+    assert median(errors) < 0.08
+    assert max(errors) < 0.5  # the smallest message between four machines, where NCCL's model is 2.7 times too fast
+
+
+@pytest.mark.parametrize("check", read_yaml("links.yaml")["checks"], ids=lambda check: check["gpu"])
+def test_machines_that_no_figure_was_taken_from_are_met(check: dict) -> None:
+    links = links_of(find_gpu(check["gpu"]), check["ranks"])
+    size, ranks = check["bytes"], check["ranks"]
+    seconds = collective_seconds(check["collective"], size, ranks, 1, links)
+    assert bus_bytes(check["collective"], size, ranks) / seconds / 1e9 == pytest.approx(
+        check["bus_gb_per_second"], rel=0.05
+    )
+
+
+@pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.id)
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"])
+def test_every_gpu_has_a_link_and_larger_messages_take_longer(gpu, kind: str) -> None:
+    assert gpu.link in read_yaml("links.yaml")["links"]
+    for ranks, nodes in ((2, 1), (8, 1), (16, 2), (1024, 128)):
+        links = links_of(gpu, ranks // nodes, nodes)
+        times = [collective_seconds(kind, 2**power, ranks, nodes, links) for power in range(16, 34)]
+        assert all(0 < one <= 1.1 * other for one, other in pairwise(times))
+        assert times[-1] > 10 * times[0]
+
+
+def test_links_order_the_same_collective() -> None:
+    def seconds(intra: str | None, gpus_: int = 8, nodes: int = 1, inter: str | None = None) -> float:
+        return collective_seconds("all_gather", GIB, gpus_ * nodes, nodes, links_of(H200, gpus_, nodes, intra, inter))
+
+    assert seconds("nvlink4") < seconds("pcie5") < seconds("pcie5-host") < seconds("pcie3-host")
+    assert seconds(None) == seconds("nvlink4")
+    assert seconds(None, 8, 4, "infiniband-ndr") < seconds(None, 8, 4, "ethernet-100") < seconds(None, 8, 4, "1 GB/s")
+
+
+def test_a_bridge_joins_pairs_only() -> None:
+    pair, four = (links_of(find_gpu("rtx-a6000"), count) for count in (2, 4))
+    assert pair.within(2).id == "nvlink3-bridge" and four.within(4).id == "pcie4"
+
+
+def test_gpus_of_a_machine_share_its_network_card() -> None:
+    one, eight = (links_of(H200, count, 2, None, "ethernet-100").inter for count in (1, 8))
+    assert one is not None and eight is not None
+    assert one.bytes_per_second == 8 * eight.bytes_per_second
+
+
+@pytest.mark.parametrize(("text", "speed"), [("50 GB/s", 50e9), ("400 Gb/s", 50e9), ("25e9", 25e9), ("1000 B/s", 1e3)])
+def test_a_link_can_be_given_by_its_speed(text: str, speed: float) -> None:
+    assert find_link(text) == text
+    assert links_of(H200, 8, 1, text).intra.bytes_per_second == speed
+
+
+@pytest.mark.parametrize("text", ["nvlnk4", "0", "fast", "50 GiB/s"])
+def test_an_unknown_link_is_refused(text: str) -> None:
+    with pytest.raises(WorkloadError, match=f"unknown link '{text}'; did you mean"):
+        find_link(text)
+
+
+def test_ones_own_points_come_first() -> None:
+    links = links_of(H200, 2)
+    slow = Point("all_reduce", GIB, 1.0, links, 2)
+    mine = Links(links.intra, None, links.generation, 2, (slow,))
+    assert collective_seconds("all_reduce", GIB, 2, 1, mine) == pytest.approx(1.0)
+    assert collective_seconds("all_reduce", GIB, 2, 1, links) < 0.01
+
+
+def test_what_joins_the_machines_is_assumed_where_nobody_says() -> None:
+    assert links_of(H200, 8, 2).assumed and not links_of(H200, 8, 2, None, "efa-400").assumed
+    assert not links_of(H200, 8).assumed
+    assert catalog.generation_of(find_gpu("a100")) == "ampere"
