@@ -12,6 +12,7 @@ import torch.distributed as dist
 from spread import HIDDEN, LAYERS, VOCABULARY, collectives, labelled, simulated, weight_bytes, workload
 
 from trainatomy.errors import WorkloadError
+from trainatomy.workload.schema import Workload
 
 
 def test_ddp_reduces_each_gradient_once_and_holds_buckets_of_their_size() -> None:
@@ -126,3 +127,16 @@ def test_what_cannot_be_is_refused_by_its_key(parallel: dict[str, Any], key: str
 def test_heads_that_cannot_be_divided_are_named() -> None:
     with pytest.raises(WorkloadError, match="8 attention heads, which 16 ranks cannot share"):
         simulated(workload(gpus=16, tp_size=16))
+
+
+def test_a_model_with_position_embeddings_is_described_as_it_was_before_it_was_sharded() -> None:
+    gpt2 = Workload.from_mapping(
+        {
+            "loop": "pytorch",
+            "model": {"class": "GPT2LMHeadModel", "config": {"n_layer": 2, "n_embd": 64, "n_head": 2}},
+            "data": {"sequence_length": 64},
+            "gpu": "h200",
+            "parallel": {"gpus": 2, "strategy": "fsdp1"},
+        }
+    )
+    assert simulated(gpt2).tokens_per_sample == 64

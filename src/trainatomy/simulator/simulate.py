@@ -132,17 +132,35 @@ def simulate(
         steps = steps_needed(workload)
         with software_of(workload.era), _optimizer_library(workload, process):
             built = _build(workload, model, trust_remote_code)
-            whole = _parameters(built)
+            # FSDP1 leaves only this rank's shards in the model; on one GPU the first step may complete it.
+            described = _describe(workload, built) if workload.parallel.world_size > 1 else None
             _execute(workload, process, built, steps, make_batch)
-    # FSDP1 leaves only this rank's shards in the model; elsewhere the first step may complete it.
-    parameters = whole if workload.parallel.world_size > 1 else _parameters(built)
-    return _result(workload, process, built, steps, parameters)
+    return _result(process, described or _describe(workload, built), steps)
 
 
-def _parameters(model: nn.Module) -> tuple[int, int]:
-    """Return the numbers of all and of trained parameters."""
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """What a simulation says about the model and the workload."""
+
+    parameters: int
+    trainable_parameters: int
+    libraries: frozenset[str]
+    notes: tuple[str, ...]
+    tokens_per_sample: int | None
+    weights_dtype: str
+
+
+def _describe(workload: Workload, model: nn.Module) -> _Description:
+    """Describe a model, and the workload that trains it."""
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    return sum(count for count, _ in counts), sum(count for count, trained in counts if trained)
+    return _Description(
+        parameters=sum(count for count, _ in counts),
+        trainable_parameters=sum(count for count, trained in counts if trained),
+        libraries=frozenset({"kernels", "training"} if workload.mode == "training" else {"kernels"}),
+        notes=(*model_notes(model), *workload.train.notes(), *_notes(workload, model)),
+        tokens_per_sample=tokens_per_sample(workload, model),
+        weights_dtype=str(weights_dtype(workload, model)).removeprefix("torch."),
+    )
 
 
 def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remote_code: bool) -> nn.Module:
@@ -184,25 +202,21 @@ def _execute(
     process.recorder.end_run()
 
 
-def _result(
-    workload: Workload, process: SimulatedProcess, model: nn.Module, steps: int, parameters: tuple[int, int]
-) -> Simulation:
+def _result(process: SimulatedProcess, described: _Description, steps: int) -> Simulation:
     """Collect the records of the run."""
     recorder = process.recorder
     version = process.processor.torch_version
     return Simulation(
         trace=recorder.trace,
-        parameters=parameters[0],
-        trainable_parameters=parameters[1],
+        parameters=described.parameters,
+        trainable_parameters=described.trainable_parameters,
         steps=steps,
         torch_version=version,
-        libraries=frozenset(
-            recorder.libraries | {"kernels"} | ({"training"} if workload.mode == "training" else set())
-        ),
-        notes=(*_version_notes(version), *model_notes(model), *workload.train.notes(), *_notes(workload, model)),
+        libraries=described.libraries | recorder.libraries,
+        notes=(*_version_notes(version), *described.notes),
         operations=recorder.operations.operations,
-        tokens_per_sample=tokens_per_sample(workload, model),
-        weights_dtype=str(weights_dtype(workload, model)).removeprefix("torch."),
+        tokens_per_sample=described.tokens_per_sample,
+        weights_dtype=described.weights_dtype,
     )
 
 
