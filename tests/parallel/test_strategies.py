@@ -89,7 +89,7 @@ def test_offloaded_weights_and_states_are_not_on_the_gpu() -> None:
 def test_accumulation_communicates_in_the_last_micro_batch_only() -> None:
     train = {"gradient_accumulation_steps": 3}
     once = collectives(simulated(workload(train=train, gpus=4)))
-    always = collectives(simulated(workload(train=train, gpus=4, no_sync=False)))
+    always = collectives(simulated(workload(train=train, gpus=4, sync_each_batch=True)))
     assert len([one for one in always if one[0] == "nccl::all_reduce"]) == 3 * len(
         [one for one in once if one[0] == "nccl::all_reduce"]
     )

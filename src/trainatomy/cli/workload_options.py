@@ -12,6 +12,14 @@ import typer
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.flags import FLAGS, Flag
 
+_LAUNCH = typer.Option(
+    "--launch",
+    metavar="FILE",
+    help="An accelerate configuration, or a command line of torchrun or accelerate launch, to read the GPUs, mixed "
+    "precision and FSDP from.",
+    rich_help_panel="Parallel",
+)
+
 
 def with_workload_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the last parameter of a command, ``**flags``, by one option for each flag of a workload.
@@ -23,6 +31,7 @@ def with_workload_options(command: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     generated = [_parameter(flag.name, *_option(flag)) for flag in FLAGS]
+    generated.append(_parameter("launch", str | None, _LAUNCH))
     names = {flag.name for flag in FLAGS}
     ignored = [_parameter(name, *_hidden(name)) for name in arguments().names() if name not in names | {"debug"}]
 

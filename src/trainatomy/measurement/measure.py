@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.libraries import version_of
-from trainatomy.measurement.device.visible import require_gpu
+from trainatomy.measurement.device.visible import require_gpu, require_gpus
 from trainatomy.measurement.process.job import Job, Stacks, warm_up_steps
 from trainatomy.measurement.process.pool import TimeLimit, WorkerPool
 from trainatomy.measurement.process.progress import Progress
@@ -55,7 +55,7 @@ def measure(
     progress: Callable[[Progress], None] | None = None,
     pool: WorkerPool | None = None,
 ) -> Measurement:
-    """Run ``workload`` on this machine's GPU and return the measurement; running out of memory is a result too.
+    """Run ``workload`` on this machine's GPUs and return the measurement; running out of memory is a result too.
 
     Args:
         workload: The training to run.
@@ -65,19 +65,24 @@ def measure(
         components: Run a second time with recording, for the memory breakdown.
         time_limit: Seconds for everything.
         progress: Called with the progress (default: print a line to stderr for each stage).
-        pool: Worker processes to use (default: start and end them here).
+        pool: Worker processes to use (default: start and end them here); a training on several GPUs has its own.
 
     Raises:
-        DeviceError: There is no GPU, or the control run's process died or took too long.
+        DeviceError: There are fewer GPUs than the training uses, or the control run's process died or took too long.
         TrainatomyError: The workload itself failed.  If only the recorded run failed, the result lacks its memory
             breakdown and a note says why.
     """
     on_progress = progress or _stage_printer()
     check_allocator(workload)
     target = None if trace is None else writable(Path(trace))
-    on_progress(Progress("control", f"starting on {require_gpu()}"))
+    found = require_gpus(workload.parallel) if workload.parallel.world_size > 1 else require_gpu()
+    on_progress(Progress("control", f"starting on {found}"))
     jobs = jobs_for(workload, steps, components=components, trace=target, stacks=stacks)
     limit = None if time_limit is None else TimeLimit(time_limit)
+    if workload.parallel.world_size > 1:
+        from trainatomy.measurement.ranks import measure_ranks
+
+        return measure_ranks(jobs, workload.parallel.gpus, limit, on_progress)
     if pool is None:
         with WorkerPool() as own:
             return _run_jobs(jobs, own, limit, on_progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint
@@ -36,6 +36,35 @@ class OtherProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class RankMeasurement:
+    """One process of a training that was measured on several GPUs; the fields are those of ``Measurement``."""
+
+    rank: int
+    status: Status
+    message: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int | None
+    context_bytes: int | None
+    nccl_bytes: int | None
+    model_bytes: int | None
+    num_alloc_retries: int
+    step_seconds: float | None
+    synchronized_step_seconds: float | None
+    steps: int
+    memory: Memory | None = None
+    modules: tuple[ModuleActivations, ...] = ()
+    timed_step_seconds: tuple[float, ...] = ()
+    recorded_step_seconds: float | None = None
+    out_of_memory: OutOfMemoryPoint | None = None
+
+    @classmethod
+    def of(cls, measurement: Measurement) -> RankMeasurement:
+        """Return what ``measurement`` says of its own rank."""
+        return cls(**{each.name: getattr(measurement, each.name) for each in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """The same step on a GPU; ``None`` where a figure could not be read.
 
@@ -49,6 +78,11 @@ class Measurement:
     the warm-up of a run without recording.  ``recorded_step_seconds`` is the median of the run whose allocations were
     recorded (``None`` without one).  ``out_of_memory`` is the failed allocation and the memory held then.
     ``tape_file`` is the file with the allocation trace; ``neighbours`` are other processes on the GPU.
+
+    On several GPUs the figures are those of the process ``rank``, which is 0 unless only another one ran out of memory;
+    ``other_ranks`` holds the others, and rates are those of all ranks together.  ``nccl_bytes`` is what the process
+    group and its first collective took outside of PyTorch's allocator.  ``synchronized_step_seconds`` is the median of
+    steps after each of which the CPU waited for the GPU.
     """
 
     name: str
@@ -81,3 +115,13 @@ class Measurement:
     neighbours: tuple[OtherProcess, ...] = ()
     out_of_memory: OutOfMemoryPoint | None = None
     notes: tuple[str, ...] = ()
+    rank: int = 0
+    nccl_bytes: int | None = None
+    synchronized_step_seconds: float | None = None
+    other_ranks: tuple[RankMeasurement, ...] = ()
+
+    @property
+    def ranks(self) -> dict[int, RankMeasurement]:
+        """The figures of every rank by its number; a training on one GPU has rank 0 only."""
+        every = (RankMeasurement.of(self), *self.other_ranks)
+        return {each.rank: each for each in sorted(every, key=lambda one: one.rank)}

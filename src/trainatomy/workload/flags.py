@@ -22,16 +22,7 @@ _FILE_ONLY = {
     ("gpu", "base"),
     *(("model", "lora", key) for key in ("trainable_token_indices", "layer_replication", "layers_to_transform")),
 }
-_SEVERAL = "Several GPUs"
-_PANELS = {
-    "model": "Model",
-    "lora": "LoRA",
-    "data": "Data",
-    "train": "TrainingArguments",
-    "parallel": _SEVERAL,
-    "mp_policy": _SEVERAL,
-    "link": _SEVERAL,
-}
+_PANELS = {"model": "Model", "lora": "LoRA", "data": "Data", "parallel": "Parallel", "train": "TrainingArguments"}
 _METAVARS: dict[str, str] = {"integer": "INT", "number": "FLOAT", "text": "TEXT", "list": "NAME", "pairs": "KEY=VALUE"}
 
 

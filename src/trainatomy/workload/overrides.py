@@ -18,6 +18,7 @@ from trainatomy.workload.arguments import arguments
 from trainatomy.workload.explain import explain, workload_error
 from trainatomy.workload.factory import resolve
 from trainatomy.workload.flags import BY_NAME, Flag
+from trainatomy.workload.launch import read_launch
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.overlay import get_key, overlay, remove_replaced, set_key
 from trainatomy.workload.schema import Workload
@@ -62,13 +63,22 @@ class RawWorkload:
         Args:
             flags: Values by name (hyphens or underscores, with or without ``--``), as Python values or as typed in a
                 shell; None, () and [] mean that the flag was not set. Names of ``TrainingArguments`` that change
-                nothing are accepted.
+                nothing are accepted.  ``launch`` is what a launcher says (see ``read_launch``); the other flags
+                override it, and it overrides the workload.
         """
         present = {
             _plain_name(name): value for name, value in flags.items() if value is not None and value not in ((), [])
         }
+        launch = present.pop("launch", None)
         mapping = overlay({}, self.mapping)
         problems, used = list(self.problems), dict(self.flags)
+        places = dict(self.places)
+        if launch is not None:
+            launched = read_launch(launch).settings(present.get("loop") or mapping.get("loop") or "trainer")
+            for path, value in launched.items():
+                set_key(mapping, path, value)
+                places[path] = f"--launch: {'.'.join(map(str, path))}"
+            remove_replaced(mapping, [*launched])
         for name, value in present.items():
             flag = BY_NAME.get(name)
             try:
@@ -82,7 +92,7 @@ class RawWorkload:
             if not _is_malformed(mapping, path):
                 set_key(mapping, path, overlay(get_key(mapping, path), read))
         remove_replaced(mapping, [path for path in used if path not in self.flags])
-        places = {**self.places, **{path: flag.option for path, flag in used.items()}}
+        places = {**places, **{path: flag.option for path, flag in used.items()}}
         return replace(self, mapping=mapping, places=places, flags=used, problems=tuple(problems))
 
     def check(self) -> Workload | list[str]:

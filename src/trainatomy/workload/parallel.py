@@ -102,8 +102,8 @@ class ParallelSpec(Section):
     offload_policy: Literal["cpu"] | None = Field(
         default=None, description="FSDP2: `cpu` keeps sharded weights, gradients and optimizer states in host memory"
     )
-    no_sync: bool = Field(
-        default=True, description="accumulate gradients without communication until the last micro-batch"
+    sync_each_batch: bool = Field(
+        default=False, description="reduce gradients after every micro-batch instead of the last one only"
     )
     link: LinkSpec = Field(default_factory=LinkSpec, description="the links between the GPUs")
 

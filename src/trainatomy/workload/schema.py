@@ -51,7 +51,7 @@ _BY_TRAINER = {
     "reshard_after_forward": "belongs to loop: pytorch; the Trainer takes it in train.fsdp_config",
     "mp_policy": "belongs to loop: pytorch; the Trainer takes train.bf16 or train.fp16",
     "offload_policy": "belongs to loop: pytorch; the Trainer takes cpu_offload in train.fsdp_config",
-    "no_sync": "belongs to loop: pytorch; accelerate always synchronizes the last micro-batch only",
+    "sync_each_batch": "belongs to loop: pytorch; the Trainer reduces gradients after the last micro-batch only",
     "tp_size": "is simulated with loop: pytorch only",
 }
 """Options of ``parallel`` that the Trainer does not take, with what it takes instead."""

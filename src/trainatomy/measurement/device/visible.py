@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from trainatomy.errors import DeviceError, MissingLibrary
+from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.measurement.device import nvml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from trainatomy.workload.parallel import ParallelSpec
 
 _PREDICT_HINT = "`trainatomy predict` needs no GPU."
 _HIDING_VALUES = ("", "-1", "NoDevFiles")
@@ -41,6 +44,60 @@ def require_gpu() -> str:
         ) from None
     except DeviceError as error:
         raise DeviceError(f"{error} Measuring runs the training on a GPU; {_PREDICT_HINT}") from None
+
+
+def require_gpus(parallel: ParallelSpec) -> str:
+    """Return the names of this machine's GPUs after checking that there are as many as a training uses.
+
+    Raises:
+        DeviceError: There are not.
+        WorkloadError: The training runs on several machines.
+    """
+    refuse_nodes(parallel)
+    name = require_gpu()
+    count = _count_visible()
+    if count is not None and count < parallel.gpus:
+        hidden = f", as {_variable()} says" if first_visible() is not None else ""
+        raise DeviceError(
+            f"parallel.gpus: the training uses {parallel.gpus} GPUs, and this machine shows {count}{hidden} ({name}). "
+            f"Measure with `--gpus {count}`, or on a machine with {parallel.gpus}; {_PREDICT_HINT}"
+        )
+    return f"{parallel.gpus} × {name}"
+
+
+def refuse_nodes(parallel: ParallelSpec) -> None:
+    """Raise ``WorkloadError`` for a training on several machines."""
+    if parallel.nodes > 1:
+        raise WorkloadError(
+            f"parallel.nodes: {parallel.nodes} machines can be predicted; a measurement uses the GPUs of this one. "
+            "Leave parallel.nodes out",
+            key="parallel.nodes",
+        )
+
+
+def refuse_several_gpus(parallel: ParallelSpec, what: str) -> None:
+    """Raise ``WorkloadError`` for a training on several GPUs, where ``what`` runs on one."""
+    if parallel.world_size > 1:
+        raise WorkloadError(
+            f"parallel.gpus: {what} one GPU, and the training uses {parallel.world_size}. Leave parallel.gpus out, or "
+            "use `trainatomy measure`, which runs a process for each",
+            key="parallel.gpus",
+        )
+
+
+def _count_visible() -> int | None:
+    """Return how many GPUs child processes can use; ``None`` without NVML's binding."""
+    try:
+        with nvml.session() as driver:
+            count = sum(not gpu.is_instance for gpu in driver.gpus)
+    except (MissingLibrary, nvml.NoAnswer):
+        return None
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return count
+    entries = [entry.strip() for entry in value.split(",")]
+    usable = takewhile(lambda entry: not entry.isdigit() or int(entry) < count, entries)
+    return len(set(usable))
 
 
 def first_visible() -> str | None:

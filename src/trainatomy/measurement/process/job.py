@@ -34,6 +34,8 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Environment variable that makes PyTorch query NVML for GPUs instead of CUDA, which no
 fork could use afterwards
 (torch/cuda/__init__.py)."""
+RUN_VARIABLE = "TRAINATOMY_RUN"
+"""Environment variable with the number of a task of ranks, which distinguishes the process groups of one launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,13 @@ def can_fork(job: Job) -> bool:
     initialised in the child only.  Not so with allocator options, which PyTorch reads when it is loaded, and with
     bitsandbytes, which asks CUDA about the GPU when it is imported.
     """
-    optimizer = job.workload.get("train", {}).get("optim", "")
-    needs_bitsandbytes = any(word in optimizer for word in ("bnb", "8bit", "lion", "ademamix", "paged"))
-    return hasattr(os, "fork") and not job.workload.get("allocator") and not needs_bitsandbytes
+    return hasattr(os, "fork") and not job.workload.get("allocator") and not needs_bitsandbytes(job.workload)
+
+
+def needs_bitsandbytes(workload: Mapping[str, Any]) -> bool:
+    """Return whether the optimizer of a workload's mapping may be one of bitsandbytes."""
+    optimizer = workload.get("train", {}).get("optim", "")
+    return any(word in optimizer for word in ("bnb", "8bit", "lion", "ademamix", "paged"))
 
 
 def warm_up_steps(workload: Workload) -> int:

@@ -43,10 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def preload() -> bool:
-    """Import what every training needs; return False if that initialised CUDA, so that no fork can use the GPU."""
+def preload(allocator: str = "") -> bool:
+    """Import what every training needs; return False if that initialised CUDA, so that no fork can use the GPU.
+
+    ``allocator``: options of PyTorch's allocator, which it reads when it is loaded.
+    """
     os.environ[NVML_CHECK] = "1"
-    set_environment(os.environ, "")
+    set_environment(os.environ, allocator)
     with _hidden("bitsandbytes"):
         import torch
 

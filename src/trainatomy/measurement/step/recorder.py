@@ -41,8 +41,9 @@ def read_counters(device: int | None = None) -> AllocatorCounters:
 
 
 def addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return the addresses of the storages of those ``tensors`` that are on a GPU."""
-    return [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.is_cuda]
+    """Return the addresses of the storages of those ``tensors`` that are on a GPU, and of this rank's parts."""
+    parts = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
+    return [part.untyped_storage().data_ptr() for part in parts if part.is_cuda]
 
 
 class TraceRecorder(Silent):

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,14 +15,15 @@ import torch
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.measurement.device import nvml
 from trainatomy.measurement.device.meter import Meter
-from trainatomy.measurement.process.job import warm_up_steps
+from trainatomy.measurement.process.job import Job, to_plain, warm_up_steps
 from trainatomy.measurement.process.progress import Reporter
 from trainatomy.measurement.step.environment import allocator_setup, is_out_of_memory, requested_bytes, versions
+from trainatomy.measurement.step.group import RankGroup, first_collective, join, place_of
 from trainatomy.measurement.step.recorder import RunRecorder
 from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
 from trainatomy.measurement.traces import history as histories
 from trainatomy.measurement.traces.breakdown import Failure, MeasuredTotals, measured_breakdown
-from trainatomy.results.measurement import Measurement
+from trainatomy.results.measurement import Measurement, Stage
 from trainatomy.results.memory import Instant
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
@@ -30,9 +32,8 @@ from trainatomy.training.throughput import throughput, tokens_per_sample
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from trainatomy.measurement.process.job import Job
     from trainatomy.training.observer import Observer
 
 _CASE_FIELDS = (
@@ -49,6 +50,10 @@ _CASE_FIELDS = (
 """Fields of the measurement that describe the run in a file of its allocation history."""
 
 
+PROCESS_GROUP = "process group"
+"""Stage of a run on several GPUs: NCCL has connected them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of a run: status, message, tokens per sample (``None``: the samples are not text), point of failure."""
@@ -62,35 +67,82 @@ class Outcome:
 def run(job: Job, reporter: Reporter | None = None) -> Measurement:
     """Run ``job`` in this process and measure it.  The process must be fresh: nothing may have used CUDA in it.
 
-    The order makes the figures exact: idle reading, CUDA context (by a first tensor, which is dropped), model on the
-    CPU, then the steps.
+    The order makes the figures exact: idle reading, CUDA context (by a first tensor, which is dropped), on several GPUs
+    the process group, model on the CPU, then the steps.
 
     Raises:
         DeviceError: PyTorch finds no GPU.
         WorkloadError: PyTorch's allocator refuses the workload's options.
     """
     workload = Workload.from_mapping(job.workload)
+    place = place_of(workload.parallel)
+    job = job if place.rank == 0 else replace(job, trace=None)
     reporter = reporter or Reporter()
     with _open_driver() as driver:
         meter = Meter(driver, is_exclusive=job.alone)
         reporter.stage("first tensor")
         start_cuda(workload)
+        if place.size > 1:
+            torch.cuda.set_device(place.local_rank)
         device = torch.cuda.current_device()
         meter.choose(str(torch.cuda.get_device_properties(device).uuid))
         if job.recorded:
             _record_history(job)
         _make_context()
         reporter.stage("building the model", meter.read_context(torch.cuda.memory_reserved()))
-        limit = _step_limit(job, workload)
-        timer = StepTimer(meter, warm_up=warm_up_steps(workload), reporter=reporter, limit=limit)
-        recorder = RunRecorder(timer.warm_up) if job.recorded else None
-        outcome = _execute(workload, timer, recorder, limit.max_steps)
-        meter.read()
-        reporter.stage("analyzing memory")
-        measurement = _measurement(job, workload, meter, timer, outcome, device)
-        if recorder is not None:
-            measurement = _with_breakdown(measurement, job, workload, recorder, outcome.failure, device)
-        return measurement
+        group = join(place, offloads=workload.parallel.offload_policy is not None)
+        if group.size > 1:
+            first_collective()
+            meter.stage(PROCESS_GROUP)
+        return _run_in_group(job, workload, meter, group, reporter, device)
+
+
+def _run_in_group(
+    job: Job, workload: Workload, meter: Meter, group: RankGroup, reporter: Reporter, device: int
+) -> Measurement:
+    """Build the model, run the steps and gather what was measured."""
+    limit = _step_limit(job, workload)
+    timer = StepTimer(meter, warm_up=warm_up_steps(workload), reporter=reporter, limit=limit, group=group)
+    recorder = RunRecorder(timer.warm_up) if job.recorded else None
+    outcome = _execute(workload, timer, recorder, limit.max_steps)
+    meter.read()
+    if outcome.failure is None:
+        group.wait_for_all()
+    reporter.stage("analyzing memory")
+    measurement = _measurement(job, workload, meter, timer, outcome, device)
+    if group.size > 1:
+        measurement = _of_rank(measurement, workload, timer, group)
+    if recorder is not None:
+        measurement = _with_breakdown(measurement, job, workload, recorder, outcome.failure, device)
+    return measurement
+
+
+def _of_rank(measurement: Measurement, workload: Workload, timer: StepTimer, group: RankGroup) -> Measurement:
+    """Add what only a process among several has; rates become those of all of them."""
+    ranks = workload.parallel.data_parallel_size
+    samples, tokens = measurement.samples_per_second, measurement.tokens_per_second
+    return replace(
+        measurement,
+        rank=group.rank,
+        nccl_bytes=_added_at(PROCESS_GROUP, measurement.stages),
+        synchronized_step_seconds=timer.synchronized_step_seconds,
+        samples_per_second=None if samples is None else samples * ranks,
+        tokens_per_second=None if tokens is None else tokens * ranks,
+    )
+
+
+def _added_at(name: str, stages: tuple[Stage, ...]) -> int | None:
+    """Return the bytes that a stage added outside of PyTorch's allocator."""
+    for before, stage in pairwise(stages):
+        if stage.name == name and stage.device_bytes is not None and before.device_bytes is not None:
+            return (stage.device_bytes - stage.reserved_bytes) - (before.device_bytes - before.reserved_bytes)
+    return None
+
+
+def run_rank(arguments: Mapping[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Run a job (``job``: its line of JSON) as one rank of several; out of memory ends it before the others."""
+    measurement = run(Job.from_json(arguments["job"]), reporter)
+    return {**to_plain(measurement), "left_early": measurement.status != "completed"}
 
 
 def start_cuda(workload: Workload) -> None:
@@ -240,7 +292,9 @@ def _with_breakdown(
 ) -> Measurement:
     """Add the memory breakdown from the recorded allocations, and write them to ``job.trace`` if that is set."""
     case = {name: getattr(measurement, name) for name in _CASE_FIELDS}
-    history = histories.from_snapshot(case, _device_trace(device), recorder.notes)
+    # After a failure other ranks may never take part in the collectives that this GPU waits for.
+    trace = _device_trace(device, wait=failure is None or workload.parallel.world_size == 1)
+    history = histories.from_snapshot(case, trace, recorder.notes)
     notes, trace_file = list(measurement.notes), None
     if job.trace is not None:
         try:
@@ -259,7 +313,8 @@ def _with_breakdown(
     return replace(measurement, notes=tuple(notes))
 
 
-def _device_trace(device: int) -> list[dict[str, Any]]:
-    torch.cuda.synchronize()
+def _device_trace(device: int, *, wait: bool) -> list[dict[str, Any]]:
+    if wait:
+        torch.cuda.synchronize()
     traces: list[list[dict[str, Any]]] = torch.cuda.memory._snapshot()["device_traces"]
     return traces[device]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from contextlib import suppress
@@ -18,6 +19,10 @@ from trainatomy.training.observer import Silent
 
 if TYPE_CHECKING:
     from trainatomy.measurement.device.meter import Meter
+    from trainatomy.measurement.step.group import RankGroup
+
+SYNCHRONIZED_STEPS = 3
+"""Steps on several GPUs that are timed with a synchronisation after each."""
 
 
 class Stopwatch:
@@ -74,6 +79,9 @@ class StepTimer(Silent):
     step while the GPU still works on the one before.  A step lasts from the end of the one before to its own end,
     because the Trainer fetches a step's batches before ``step_begin``.  ``step`` and ``phase`` give the position in the
     run.  Raises ``EnoughSteps`` when ``limit`` is reached.
+
+    The processes of a ``group`` agree at the end of the warm-up on how many steps they time, because a collective waits
+    for all of them; after those steps come ``SYNCHRONIZED_STEPS``, each of which ends with the CPU waiting for the GPU.
     """
 
     def __init__(
@@ -84,8 +92,12 @@ class StepTimer(Silent):
         reporter: Reporter | None = None,
         limit: StepLimit | None = None,
         device: int | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         self._meter = meter
+        self._group = None if group is None or group.size == 1 else group
+        self._asynchronous_steps: int | None = None
+        self._synchronized: list[float] = []
         self._reporter = reporter or Reporter()
         self._limit = limit
         self._stopwatch = Stopwatch(device)
@@ -105,6 +117,11 @@ class StepTimer(Silent):
     def step_seconds(self) -> float | None:
         """Median of the steps after the warm-up; ``None`` if there are none."""
         return median(self.timed_seconds) if self.timed_seconds else None
+
+    @property
+    def synchronized_step_seconds(self) -> float | None:
+        """Median of the steps after which the CPU waited for the GPU; ``None`` if there are none."""
+        return median(self._synchronized) if self._synchronized else None
 
     def loaded(self, model: nn.Module) -> None:
         self.model_bytes = torch.cuda.memory_allocated()
@@ -132,11 +149,16 @@ class StepTimer(Silent):
     def step_end(self, step: int) -> None:
         self.steps += 1
         held = self._end_warm_up_step() if self.steps <= self.warm_up else None
-        if self.steps >= self.warm_up:
+        if self._asynchronous_steps is not None and self.steps > self._asynchronous_steps:
+            self._end_synchronized_step()
+        elif self.steps >= self.warm_up:
             self._stopwatch.tick()
         self._reporter.step(self.steps, self._limit.max_steps if self._limit else 0, held)
         if self._limit is not None and self._limit.is_reached(self._seconds_since_warm_up(), self.steps):
             raise EnoughSteps
+        if self.steps == self._asynchronous_steps:
+            torch.cuda.synchronize()
+            self._timed_since = time.perf_counter()
 
     def finish(self) -> None:
         """Read the remaining times after the run, however it ended."""
@@ -144,8 +166,26 @@ class StepTimer(Silent):
 
     def _end_warm_up_step(self) -> int | None:
         torch.cuda.synchronize()
+        now = time.perf_counter()
+        if self.steps == self.warm_up and self._group is not None and self._limit is not None:
+            self._agree(self._group, self._limit, now - self._timed_since)
         self._timed_since = time.perf_counter()
         return self._meter.read()
+
+    def _agree(self, group: RankGroup, limit: StepLimit, step_seconds: float) -> None:
+        """Set the number of steps in all ranks alike, from rank 0's time of the last step of the warm-up."""
+        if limit.max_steps <= limit.min_steps:
+            return  # exactly as many as were asked for
+        wanted = self.steps + math.ceil(limit.seconds / max(step_seconds, 1e-6))
+        most = limit.max_steps - SYNCHRONIZED_STEPS
+        self._asynchronous_steps = round(group.agree("steps", min(max(limit.min_steps, wanted), most)))
+        self._limit = StepLimit(limit.max_steps, self._asynchronous_steps + SYNCHRONIZED_STEPS, 0.0)
+
+    def _end_synchronized_step(self) -> None:
+        torch.cuda.synchronize()
+        now = time.perf_counter()
+        self._synchronized.append(now - self._timed_since)
+        self._timed_since = now
 
     def _seconds_since_warm_up(self) -> float:
         """Return CPU seconds since the last synchronisation, 0 during the warm-up.

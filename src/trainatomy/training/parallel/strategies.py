@@ -56,7 +56,7 @@ class TensorParallel(Spread):
     def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
         """Move the model to the device and shard its layers there."""
         model.to(device)
-        shard_layers(model, init_device_mesh("cuda", (parallel.tp_size,), mesh_dim_names=("tp",)))
+        shard_layers(model, init_device_mesh(torch.device(device).type, (parallel.tp_size,), mesh_dim_names=("tp",)))
         super().__init__(model)
 
     def clip(self, max_norm: float) -> None:
@@ -69,7 +69,7 @@ class DDP(Spread):
 
     def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
         """Move the model to the device and wrap it."""
-        self._no_sync = parallel.no_sync
+        self._sync_each_batch = parallel.sync_each_batch
         capacity: dict[str, Any] = {} if parallel.bucket_cap_mb is None else {"bucket_cap_mb": parallel.bucket_cap_mb}
         self._model = model.to(device)
         super().__init__(
@@ -84,9 +84,9 @@ class DDP(Spread):
         )
 
     def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Reduce gradients after the last micro-batch only, unless ``parallel.no_sync`` is off."""
+        """Reduce gradients after the last micro-batch only, unless ``parallel.sync_each_batch`` is on."""
         wrapper: Any = self.module
-        return contextlib.nullcontext() if last or not self._no_sync else wrapper.no_sync()
+        return contextlib.nullcontext() if last or self._sync_each_batch else wrapper.no_sync()
 
 
 class ZeRO1(DDP):
@@ -109,8 +109,8 @@ class FSDP2(Spread):
 
     def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
         """Shard the model, which ``fully_shard`` moves to the device; with replicas it is hybrid (HSDP)."""
-        self._no_sync = parallel.no_sync
-        mesh = _mesh(parallel)
+        self._sync_each_batch = parallel.sync_each_batch
+        mesh = _mesh(parallel, torch.device(device).type)
         if parallel.tp_size > 1:
             shard_layers(model, mesh["tp"])
         data = [name for name in mesh.mesh_dim_names or () if name != "tp"]
@@ -128,8 +128,8 @@ class FSDP2(Spread):
         super().__init__(model if offloads else model.to(device))  # the buffers; the weights are there already
 
     def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Reduce gradients after the last micro-batch only, unless ``parallel.no_sync`` is off."""
-        if self._no_sync:
+        """Reduce gradients after the last micro-batch only, unless ``parallel.sync_each_batch`` is on."""
+        if not self._sync_each_batch:
             model: Any = self.module
             model.set_requires_gradient_sync(last)
         return contextlib.nullcontext()
@@ -144,14 +144,15 @@ class FSDP1(Spread):
 
     def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
         """Wrap the model, which moves it to the device."""
-        self._no_sync = parallel.no_sync
+        self._sync_each_batch = parallel.sync_each_batch
         classes = {type(layer) for layer in repeated_layers(model)}
         keeps = parallel.reshard_after_forward is False
+        on_gpu = torch.device(device).type == "cuda"
         super().__init__(
             FullyShardedDataParallel(
                 model,
                 auto_wrap_policy=partial(transformer_auto_wrap_policy, transformer_layer_cls=classes),
-                device_id=torch.cuda.current_device(),
+                device_id=torch.cuda.current_device() if on_gpu else torch.device(device),
                 sharding_strategy=ShardingStrategy.SHARD_GRAD_OP if keeps else ShardingStrategy.FULL_SHARD,
                 mixed_precision=MixedPrecision(**_dtypes(parallel)) if parallel.mp_policy is not None else None,
                 use_orig_params=True,
@@ -159,9 +160,9 @@ class FSDP1(Spread):
         )
 
     def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Reduce gradients after the last micro-batch only, unless ``parallel.no_sync`` is off."""
+        """Reduce gradients after the last micro-batch only, unless ``parallel.sync_each_batch`` is on."""
         wrapper: Any = self.module
-        return contextlib.nullcontext() if last or not self._no_sync else wrapper.no_sync()
+        return contextlib.nullcontext() if last or self._sync_each_batch else wrapper.no_sync()
 
     def clip(self, max_norm: float) -> None:
         """Clip by FSDP's own function, which knows that gradients are sharded."""
@@ -173,7 +174,7 @@ class FSDP1(Spread):
         return ShardedGradScaler(kind, enabled=enabled)
 
 
-def _mesh(parallel: ParallelSpec) -> DeviceMesh:
+def _mesh(parallel: ParallelSpec, kind: str) -> DeviceMesh:
     """Return the mesh of FSDP2: copies, then shards, then tensor parallelism, in accelerate's order."""
     shard = parallel.dp_shard_size or parallel.data_parallel_size // (parallel.dp_replicate_size or 1)
     sizes = {
@@ -182,7 +183,7 @@ def _mesh(parallel: ParallelSpec) -> DeviceMesh:
         "tp": parallel.tp_size,
     }
     used = {name: size for name, size in sizes.items() if size > 1 or name == "dp_shard"}
-    return init_device_mesh("cuda", tuple(used.values()), mesh_dim_names=tuple(used))
+    return init_device_mesh(kind, tuple(used.values()), mesh_dim_names=tuple(used))
 
 
 def _clip_by_mesh(model: nn.Module, max_norm: float) -> None:

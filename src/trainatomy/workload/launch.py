@@ -1,0 +1,277 @@
+"""What a launcher says about a training: an accelerate configuration, or a command line of torchrun or accelerate.
+
+Only what changes memory or time is read, into the keys of a workload: the number of GPUs and machines, mixed
+precision, FSDP and the degrees of parallelism.  The script and its arguments are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from trainatomy.errors import WorkloadError
+from trainatomy.workload.document import parse
+from trainatomy.workload.section import Path
+
+_MULTI_GPU = frozenset({"MULTI_GPU", "FSDP"})
+_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
+_PRECISIONS = {"fp16": "float16", "bf16": "bfloat16"}
+_ACCELERATE_TO_TRAINER = {"offload_params": "cpu_offload", "backward_prefetch_policy": "backward_prefetch"}
+"""Keys of accelerate's ``fsdp_config``, without ``fsdp_``, that ``TrainingArguments`` calls otherwise."""
+_SHARDING = {"1": "full_shard", "2": "shard_grad_op", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
+"""Sharding strategies by their numbers in older accelerate configurations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What was read from a launcher.
+
+    Attributes:
+        source: File or command, for messages.
+        gpus: GPUs of each machine.
+        nodes: Machines.
+        mixed_precision: ``fp16``, ``bf16`` or None.
+        fsdp: Settings of FSDP with the keys of ``TrainingArguments.fsdp_config``; None without FSDP.
+        sizes: Degrees of parallelism, by their keys in the section ``parallel``.
+    """
+
+    source: str
+    gpus: int
+    nodes: int = 1
+    mixed_precision: str | None = None
+    fsdp: Mapping[str, Any] | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def settings(self, loop: str) -> dict[Path, Any]:
+        """Return the keys of a workload that say the same, for one of its loops."""
+        found: dict[Path, Any] = {("parallel", "gpus"): self.gpus}
+        if self.nodes > 1:
+            found["parallel", "nodes"] = self.nodes
+        found |= {("parallel", name): size for name, size in self.sizes.items()}
+        if self.fsdp is None:
+            return found | self._precision()
+        if loop == "trainer":
+            return found | self._precision() | {("train", "fsdp"): True, ("train", "fsdp_config"): dict(self.fsdp)}
+        return found | self._plain_fsdp()
+
+    def _precision(self) -> dict[Path, Any]:
+        return {} if self.mixed_precision is None else {("train", self.mixed_precision): True}
+
+    def _plain_fsdp(self) -> dict[Path, Any]:
+        """Return FSDP's settings for a plain loop, where it casts the weights that it gathers itself."""
+        assert self.fsdp is not None
+        version = int(self.fsdp.get("version", 1))
+        found: dict[Path, Any] = {("parallel", "strategy"): f"fsdp{version}"}
+        reshard = str(self.fsdp.get("reshard_after_forward", "true")).lower()
+        if reshard in ("false", "shard_grad_op", "no_shard", "hybrid_shard_zero2"):
+            found["parallel", "reshard_after_forward"] = False
+        if _is_true(self.fsdp.get("cpu_offload")):
+            found["parallel", "offload_policy"] = "cpu"
+        if self.mixed_precision is not None:
+            dtype = _PRECISIONS[self.mixed_precision]
+            found["parallel", "mp_policy"] = {"param_dtype": dtype, "reduce_dtype": dtype}
+        return found
+
+
+def read_launch(text: str) -> Launch:
+    """Read an accelerate configuration file, a file with a launch command, or a launch command.
+
+    Raises:
+        WorkloadError: It cannot be read, it contradicts itself, or it launches what is not simulated.
+    """
+    path = FilePath(text)
+    if path.suffix in (".yaml", ".yml", ".json") or (path.is_file() and not _command_in(_text(path))):
+        return _of_configuration(parse(_text(path), str(path)).value, str(path))
+    command = _command_in(_text(path) if path.is_file() else text)
+    if command is None:
+        raise WorkloadError(
+            f"--launch: {text!r} is neither a file nor a command of torchrun or accelerate launch",
+            key="launch",
+        )
+    return _of_command(command)
+
+
+def _text(path: FilePath) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkloadError(f"--launch: cannot read {path}: {error}", key="launch") from error
+
+
+def _command_in(text: str) -> list[str] | None:
+    """Return the words of the first launch command in a text, from the launcher on; None if there is none."""
+    joined = re.sub(r"\\\s*\n", " ", text)
+    for line in joined.splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        for index, word in enumerate(words):
+            if FilePath(word).name == "torchrun" or word == "torch.distributed.run":
+                return ["torchrun", *words[index + 1 :]]
+            if FilePath(word).name == "accelerate" and words[index + 1 : index + 2] == ["launch"]:
+                return ["accelerate", *words[index + 2 :]]
+    return None
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser of a launcher's own options; hyphens and underscores are the same."""
+
+    def error(self, message: str) -> Any:
+        raise WorkloadError(f"--launch: {message}", key="launch")
+
+
+def _of_command(words: Sequence[str]) -> Launch:
+    launcher, rest = words[0], [_with_hyphens(word) for word in words[1:]]
+    return _of_torchrun(rest) if launcher == "torchrun" else _of_accelerate(rest)
+
+
+def _with_hyphens(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
+
+
+def _of_torchrun(words: Sequence[str]) -> Launch:
+    parser = _Parser("torchrun", add_help=False, allow_abbrev=False)
+    parser.add_argument("--nproc-per-node", default="1")
+    parser.add_argument("--nnodes", default="1")
+    known, _ = parser.parse_known_args(_before_script(words, _TORCHRUN_SWITCHES))
+    nodes = str(known.nnodes).partition(":")[2] or str(known.nnodes)  # MIN:MAX
+    return Launch("torchrun", _count(known.nproc_per_node, "--nproc-per-node"), _count(nodes, "--nnodes"))
+
+
+_TORCHRUN_SWITCHES = frozenset({"--standalone", "--no-python", "--run-path", "-m", "--module"})
+_ACCELERATE_SWITCHES = frozenset(
+    {"--multi-gpu", "--use-fsdp", "--use-deepspeed", "--use-megatron-lm", "--cpu", "--tpu", "--debug", "-m", "--module"}
+)
+
+
+def _before_script(words: Sequence[str], switches: frozenset[str]) -> list[str]:
+    """Return a launcher's own words: everything before the script, whose arguments may have the same names."""
+    own: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
+        if not word.startswith("-"):
+            break
+        own.append(word)
+        if "=" not in word and word not in switches:
+            own += [value for value in [next(waiting, None)] if value is not None]
+    return own
+
+
+def _count(text: Any, option: str) -> int:
+    if not str(text).isdigit() or int(text) < 1:
+        raise WorkloadError(
+            f"--launch: {option} is {text!r}: give a number, as the machine that trains is not this one", key="launch"
+        )
+    return int(text)
+
+
+def _of_accelerate(words: Sequence[str]) -> Launch:
+    """Read ``accelerate launch``: its options are the keys of a configuration file, which they override."""
+    own = _before_script(words, _ACCELERATE_SWITCHES)
+    options: dict[str, Any] = {}
+    index = 0
+    while index < len(own):
+        name, equals, value = own[index].partition("=")
+        index += 1
+        if not equals and name not in _ACCELERATE_SWITCHES:
+            value = own[index] if index < len(own) else ""
+            index += 1
+        options[name.removeprefix("--").replace("-", "_")] = value if equals or value else True
+    file = options.pop("config_file", None)
+    content = dict(parse(_text(FilePath(file)), file).value) if file else {}
+    fsdp = {name: options.pop(name) for name in [*options] if name.startswith("fsdp_")}
+    if options.pop("use_fsdp", False) or fsdp:
+        content["distributed_type"] = "FSDP"
+        content["fsdp_config"] = {**(content.get("fsdp_config") or {}), **fsdp}
+    if options.pop("use_deepspeed", False):
+        content["distributed_type"] = "DEEPSPEED"
+    if options.pop("multi_gpu", False):
+        content.setdefault("distributed_type", "MULTI_GPU")
+    sizes = {name: options.pop(name) for name in [*options] if name.startswith("parallelism_config_")}
+    content |= {name: options[name] for name in ("num_processes", "num_machines", "mixed_precision") if name in options}
+    if sizes:
+        content["parallelism_config"] = {**(content.get("parallelism_config") or {}), **sizes}
+    return _of_configuration(content, "accelerate launch")
+
+
+# -- accelerate's configuration ----------------------------------------------------------------------------------------
+
+
+def _of_configuration(content: Any, source: str) -> Launch:
+    if not isinstance(content, Mapping):
+        raise WorkloadError(f"{source}: an accelerate configuration is a mapping of keys to values", key="launch")
+    _refuse(content, source)
+    kind = str(content.get("distributed_type", "NO")).upper()
+    processes = _count(content.get("num_processes", 1), "num_processes")
+    nodes = _count(content.get("num_machines", 1), "num_machines")
+    if processes % nodes:
+        raise _contradiction(source, f"num_processes {processes} is no multiple of num_machines {nodes}")
+    if kind == "NO" and processes > 1:
+        raise _contradiction(source, f"distributed_type is NO, but num_processes is {processes}")
+    gpu_ids = content.get("gpu_ids")
+    if isinstance(gpu_ids, str) and gpu_ids != "all" and len(gpu_ids.split(",")) < processes // nodes:
+        raise _contradiction(source, f"gpu_ids names {gpu_ids}, fewer GPUs than num_processes {processes}")
+    precision = str(content.get("mixed_precision", "no")).lower()
+    sizes = {
+        name: _count(value, key)
+        for key, value in (content.get("parallelism_config") or {}).items()
+        if (name := str(key).removeprefix("parallelism_config_")) in _SIZES and str(value) != "1"
+    }
+    fsdp = _fsdp(content.get("fsdp_config") or {}) if kind == "FSDP" else None
+    if kind != "FSDP" and sizes.get("dp_shard_size"):
+        raise _contradiction(source, f"dp_shard_size is {sizes['dp_shard_size']}, but distributed_type is {kind}")
+    return Launch(source, processes // nodes, nodes, precision if precision in _PRECISIONS else None, fsdp, sizes)
+
+
+def _refuse(content: Mapping[str, Any], source: str) -> None:
+    """Refuse by name what changes memory or time and is not simulated."""
+    kind = str(content.get("distributed_type", "NO")).upper()
+    if kind not in _MULTI_GPU | {"NO"}:
+        raise WorkloadError(
+            f"{source}: distributed_type: {kind} is not simulated; MULTI_GPU and FSDP are", key="launch"
+        )
+    if _is_true(content.get("use_cpu")):
+        raise WorkloadError(f"{source}: use_cpu: a prediction is of GPU memory", key="launch")
+    precision = str(content.get("mixed_precision", "no")).lower()
+    if precision not in (*_PRECISIONS, "no", "none"):
+        raise WorkloadError(f"{source}: mixed_precision: {precision} is not simulated; fp16 and bf16 are", key="launch")
+    dynamo = content.get("dynamo_config") or {}
+    backend = str(dynamo.get("dynamo_backend", "NO")).upper()
+    if backend != "NO":
+        raise WorkloadError(f"{source}: dynamo_backend: compiled graphs are not simulated", key="launch")
+
+
+def _fsdp(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return accelerate's settings of FSDP with the names of ``TrainingArguments.fsdp_config``."""
+    found: dict[str, Any] = {"version": 1}  # accelerate's default
+    for key, value in raw.items():
+        name = str(key).removeprefix("fsdp_")
+        found[_ACCELERATE_TO_TRAINER.get(name, name)] = value
+    found["version"] = int(found["version"])
+    strategy = found.pop("sharding_strategy", None)
+    if strategy is not None and found["version"] == 1:
+        found["reshard_after_forward"] = _SHARDING.get(str(strategy), str(strategy).lower())
+    policy = found.get("auto_wrap_policy")
+    if isinstance(found.get("transformer_layer_cls_to_wrap"), str):
+        found["transformer_layer_cls_to_wrap"] = found["transformer_layer_cls_to_wrap"].split(",")
+    if policy is not None and str(policy).upper() == "SIZE_BASED_WRAP":
+        found["min_num_params"] = int(found.get("min_num_params", 0))
+    return found
+
+
+def _contradiction(source: str, message: str) -> WorkloadError:
+    return WorkloadError(f"{source}: {message}", key="launch")
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() in ("true", "1", "yes")

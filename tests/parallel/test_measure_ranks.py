@@ -1,0 +1,93 @@
+"""Trainings on two processes of this machine: real steps and collectives on the CPU, with fake CUDA and NVML."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trainatomy.measurement import ranks as measuring
+from trainatomy.measurement.measure import jobs_for
+from trainatomy.measurement.process import ranks
+from trainatomy.measurement.process.pool import TimeLimit
+from trainatomy.measurement.process.ranks import RankProcesses, RankTask
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+HERE = Path(__file__).parent
+MIB = 2**20
+CONFIG = {
+    "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 64, "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[RankProcesses]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent / "measurement"), *sys.path]))
+        with RankProcesses(2) as launched:
+            yield launched
+
+
+def workload(train: Mapping[str, Any] | None = None, **parallel: Any) -> Workload:
+    return Workload.from_mapping(
+        {
+            "model": {"class": "LlamaForCausalLM", "config": CONFIG},
+            "data": {"sequence_length": 8},
+            "loop": "pytorch",
+            "train": {"per_device_train_batch_size": 2, **(train or {})},
+            "parallel": {"gpus": 2, **parallel},
+        }
+    )
+
+
+def run(processes: RankProcesses, described: Workload, **more: Any) -> measuring.RankRuns:
+    class WithMore:
+        """The launch, with arguments for the fake GPU in each task."""
+
+        def run(self, task: RankTask, *rest: Any) -> Any:
+            return processes.run(RankTask(task.name, "rank_tasks:measured_on_cpu", {**task.arguments, **more}), *rest)
+
+    found: Any = WithMore()
+    return measuring.run_in_ranks(found, jobs_for(described, 5, components=False)[0], TimeLimit(120.0), lambda _: None)
+
+
+STRATEGIES = [
+    {},
+    {"gradient_as_bucket_view": True},
+    {"static_graph": True},
+    {"strategy": "zero1"},
+    {"strategy": "fsdp2"},
+    {"strategy": "fsdp2", "reshard_after_forward": False, "mp_policy": {"param_dtype": "bfloat16"}},
+    {"strategy": "fsdp1"},
+    {"tp_size": 2},
+]
+
+
+@pytest.mark.parametrize("parallel", STRATEGIES, ids=lambda one: "-".join(map(str, one)) or "ddp")
+def test_every_strategy_is_measured_in_every_rank(processes: RankProcesses, parallel: dict[str, Any]) -> None:
+    found = measuring.gathered(run(processes, workload(**parallel)))
+    assert (found.rank, found.status, found.steps) == (0, "completed", 5)
+    assert list(found.ranks) == [0, 1]
+    assert [one.nccl_bytes for one in found.ranks.values()] == [100 * MIB, 101 * MIB]
+    assert [one.step_seconds for one in found.ranks.values()] == [0.5, 0.5]
+    share = 2 if "tp_size" in parallel else 4
+    assert found.samples_per_second == share / 0.5
+    assert [stage.name for stage in found.stages][:3] == ["idle", "first tensor", "process group"]
+
+
+def test_a_rank_that_runs_out_of_memory_is_the_result(
+    processes: RankProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
+    found = measuring.gathered(run(processes, workload(strategy="fsdp2"), fails=1))
+    assert (found.rank, found.status) == (1, "out of memory")
+    assert found.out_of_memory is not None and found.out_of_memory.requested_bytes == 2 * 2**30
+    assert found.other_ranks == ()
+    assert found.notes[-1] == "rank 0 was stopped, and is not measured, because rank 1 ran out of memory"

@@ -1,0 +1,112 @@
+"""Launchers' files and commands as settings of a workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainatomy.errors import WorkloadError
+from trainatomy.workload.launch import read_launch
+from trainatomy.workload.overrides import merge
+
+FSDP2: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "FSDP",
+    "mixed_precision": "bf16",
+    "num_machines": 2,
+    "num_processes": 16,
+    "fsdp_config": {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_transformer_layer_cls_to_wrap": "BertLayer",
+        "fsdp_offload_params": False,
+        "fsdp_reshard_after_forward": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    },
+}
+
+
+def written(folder: Path, **changes: Any) -> str:
+    path = folder / "accelerate.yaml"
+    path.write_text(yaml.safe_dump({**FSDP2, **changes}))
+    return str(path)
+
+
+def test_an_accelerate_configuration_is_read_as_it_is(tmp_path: Path) -> None:
+    workload = merge(None, {"model": "bert-base-uncased", "gpu": "h200", "launch": written(tmp_path)})
+    assert (workload.parallel.gpus, workload.parallel.nodes, workload.train.bf16) == (8, 2, True)
+    assert workload.train.fsdp is True
+    assert workload.train.fsdp_config is not None
+    assert workload.train.fsdp_config["version"] == 2
+    assert workload.train.fsdp_config["transformer_layer_cls_to_wrap"] == ["BertLayer"]
+
+
+def test_a_plain_loop_gets_pytorchs_own_options(tmp_path: Path) -> None:
+    changed = {**FSDP2["fsdp_config"], "fsdp_offload_params": True, "fsdp_reshard_after_forward": False}
+    flags = {"model": "bert-base-uncased", "loop": "pytorch", "launch": written(tmp_path, fsdp_config=changed)}
+    parallel = merge(None, flags).parallel
+    assert (parallel.strategy, parallel.offload_policy, parallel.reshard_after_forward) == ("fsdp2", "cpu", False)
+    assert parallel.mp_policy is not None
+    assert parallel.mp_policy.param_dtype == "bfloat16"
+
+
+def test_flags_override_the_launcher(tmp_path: Path) -> None:
+    flags = {"model": "bert-base-uncased", "gpus": 4, "fp16": True, "launch": written(tmp_path)}
+    workload = merge(None, flags)
+    assert (workload.parallel.gpus, workload.train.fp16, workload.train.bf16) == (4, True, False)
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus", "nodes"),
+    [
+        ("torchrun --nproc-per-node 8 train.py --nnodes 3", 8, 1),
+        ("torchrun --nproc_per_node=4 --nnodes=2 --standalone train.py", 4, 2),
+        ("NCCL_DEBUG=INFO python -m torch.distributed.run --nnodes 1:3 --nproc-per-node 2 t.py", 2, 3),
+        ("accelerate launch --multi_gpu --num_processes 8 --num_machines 2 train.py --bf16", 4, 2),
+    ],
+)
+def test_a_command_line_is_read_up_to_the_script(command: str, gpus: int, nodes: int) -> None:
+    launch = read_launch(command)
+    assert (launch.gpus, launch.nodes) == (gpus, nodes)
+
+
+def test_a_shell_script_with_the_command_is_read(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("#!/bin/sh\n# accelerate launch is not used\ntorchrun \\\n  --nproc-per-node 2 \\\n  train.py\n")
+    assert read_launch(str(script)).gpus == 2
+
+
+def test_options_of_accelerate_override_its_file(tmp_path: Path) -> None:
+    launch = read_launch(f"accelerate launch --config_file {written(tmp_path)} --num_processes 4 --fsdp_version 1 t.py")
+    assert (launch.gpus, launch.nodes) == (2, 2)
+    assert launch.fsdp is not None
+    assert launch.fsdp["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_processes": 15}, "num_processes 15 is no multiple of num_machines 2"),
+        ({"distributed_type": "NO"}, "distributed_type is NO, but num_processes is 16"),
+        ({"distributed_type": "DEEPSPEED"}, "DEEPSPEED is not simulated"),
+        ({"mixed_precision": "fp8"}, "mixed_precision: fp8 is not simulated"),
+        ({"gpu_ids": "0,1"}, "gpu_ids names 0,1, fewer GPUs than num_processes 16"),
+        ({"use_cpu": True}, "use_cpu"),
+        ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "compiled graphs are not simulated"),
+        ({"distributed_type": "MULTI_GPU", "parallelism_config": {"parallelism_config_dp_shard_size": 8}}, "MULTI_GPU"),
+    ],
+)
+def test_contradictions_and_what_is_not_simulated_are_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        read_launch(written(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("text", ["nothing", "python train.py", "torchrun --nproc-per-node gpu train.py"])
+def test_what_is_no_launch_is_said(text: str) -> None:
+    with pytest.raises(WorkloadError, match="--launch"):
+        read_launch(text)
