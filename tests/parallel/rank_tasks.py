@@ -90,3 +90,21 @@ def measured_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, 
 
         patch.setattr(torch.optim.AdamW, "step", fail)
     return runner.run_rank(arguments, reporter)
+
+
+def collectives_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Measure real collectives on the CPU, as if each took half a second."""
+    import pytest
+    from fake_gpu import FakeEvent
+
+    from trainatomy.measurement.calibration import collectives
+
+    group.BACKEND = "gloo"
+    patch = pytest.MonkeyPatch()
+    patch.setattr(collectives, "DEVICE", "cpu")
+    patch.setattr(collectives, "SIZES", (1024, 4096))
+    patch.setattr(torch.cuda, "set_device", lambda index: None)
+    patch.setattr(torch.cuda, "synchronize", lambda: None)
+    patch.setattr(torch.cuda, "_sleep", lambda cycles: None, raising=False)
+    patch.setattr(torch.cuda, "Event", FakeEvent)
+    return collectives.measure_rank(arguments, reporter)

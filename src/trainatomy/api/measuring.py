@@ -89,15 +89,16 @@ def measure_and_record(
     )
 
 
-def calibrate(output: Path | str | None = None, *, time_limit: float = 120.0) -> Calibration:
-    """Measure what the timing model needs on this machine's GPU.
+def calibrate(output: Path | str | None = None, *, time_limit: float = 120.0, gpus: int = 1) -> Calibration:
+    """Measure what the timing model needs on this machine's GPU, and on the links between several.
 
     Args:
         output: File to write the calibration to, as JSON.
         time_limit: Seconds; measurements that do not fit are left out.
+        gpus: GPUs between which collectives are measured, each in a process of its own.
 
     Raises:
-        DeviceError: There is no GPU.
+        DeviceError: There is no GPU, or fewer than ``gpus``.
         WorkloadError: ``output`` cannot be written; checked before anything is measured.
     """
     from trainatomy.catalog.calibrations import parse
@@ -106,7 +107,7 @@ def calibrate(output: Path | str | None = None, *, time_limit: float = 120.0) ->
     from trainatomy.measurement.measure import writable
 
     target = None if output is None else writable(Path(output), "--output")
-    content = run(time_limit=time_limit)
+    content = run(time_limit=time_limit, gpus=gpus)
     if target is not None:
         write(content, target)
     return parse(json.dumps(content), str(output or "this machine"))

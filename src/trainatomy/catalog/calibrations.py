@@ -37,6 +37,24 @@ class Point(NamedTuple):
     tf32: bool
 
 
+class CollectivePoint(NamedTuple):
+    """A collective that was timed on the links of a machine.
+
+    Attributes:
+        kind: all_reduce, all_gather, reduce_scatter, all_to_all, or send (one direction, from one rank to another).
+        ranks: Number of ranks that took part.
+        nodes: Number of machines that they ran on.
+        bytes: Size of the whole message, as nccl-tests counts it: output of an all-gather, input of a reduce-scatter.
+        seconds: GPU seconds of a call, without the CPU's time to launch it.
+    """
+
+    kind: str
+    ranks: int
+    nodes: int
+    bytes: int
+    seconds: float
+
+
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """A calibration file.
@@ -48,6 +66,7 @@ class Calibration:
         source: File name, or ``shipped: NAME``.
         left_out: Operators that could not be measured.
         content: The whole file.
+        collectives: Collectives that were timed, on a machine with several GPUs.
     """
 
     environment: Mapping[str, Any]
@@ -56,6 +75,7 @@ class Calibration:
     source: str
     left_out: tuple[str, ...] = ()
     content: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    collectives: tuple[CollectivePoint, ...] = ()
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -146,8 +166,10 @@ def parse(text: str, source: str) -> Calibration:
         sections = dict(content["sections"])
         kernels = sections.pop("kernels", {})
         points = tuple(_point(entry) for entry in kernels.get("points", ()))
-        left_out = tuple(map(str, kernels.get("left_out", ())))
-        found = Calibration(content["environment"], points, sections, source, left_out, content)
+        links = sections.pop("collectives", {})
+        left_out = tuple(map(str, (*kernels.get("left_out", ()), *links.get("left_out", ()))))
+        collectives = tuple(_collective(entry) for entry in links.get("points", ()))
+        found = Calibration(content["environment"], points, sections, source, left_out, content, collectives)
         _ = found.gpu, found.capability, found.environment["date"]
         _check_numbers(sections)
         return found
@@ -167,23 +189,30 @@ def _check_numbers(sections: Mapping[str, Any]) -> None:
     for name, keys in _DEVICE_ROWS.items():
         for row in device.get(name, ()):
             for key in keys:
-                _microseconds(row[key])
+                _measured(row[key])
     for value in (*device.get("waiting", {}).values(), *host.get("factors", {}).values()):
-        _microseconds(value)
+        _measured(value)
 
 
 def _point(entry: Mapping[str, Any]) -> Point:
     cold = entry.get("cold_us")
     return Point(
         from_text(entry["call"]),
-        _microseconds(entry["us"]),
-        None if cold is None else _microseconds(cold),
+        _measured(entry["us"]),
+        None if cold is None else _measured(cold),
         int(entry["kernels"]),
         bool(entry.get("tf32", False)),
     )
 
 
-def _microseconds(value: Any) -> float:
+def _collective(entry: Mapping[str, Any]) -> CollectivePoint:
+    ranks, nodes, size, seconds = (_measured(entry[key]) for key in ("ranks", "nodes", "bytes", "seconds"))
+    if ranks < 2 or not seconds:
+        raise ValueError(f"a collective of {ranks:g} ranks that takes {seconds:g} s cannot have been measured")
+    return CollectivePoint(str(entry["kind"]), int(ranks), int(nodes), int(size), seconds)
+
+
+def _measured(value: Any) -> float:
     """Convert a measured number; raises ``ValueError`` for a value that cannot be one."""
     found = float(value)
     if not 0 <= found < math.inf:

@@ -7,6 +7,7 @@ The file is JSON, ``trainatomy/calibration/1``::
       kernels      points: one operator each, with its GPU microseconds: repeated on the same tensors (``us``), and with
                    the L2 cache full of other data (``cold_us``, if that differs), and the number of kernels
       device       consecutive launches, synchronisation, memory allocation by the driver
+      collectives  points: one collective each, with its kind, ranks, machines, bytes and GPU seconds (several GPUs)
       host         factors: time of this CPU as a multiple of the reference CPU's, by part of a step
 
 ``trainatomy/catalog/calls.py`` defines the text form of a point's call.
@@ -49,17 +50,22 @@ FLUSH_FACTOR = 2
 
 
 def calibrate(
-    *, time_limit: float = TIME_LIMIT, kernel_names: bool = False, progress: Callable[[str], None] | None = None
+    *,
+    time_limit: float = TIME_LIMIT,
+    kernel_names: bool = False,
+    gpus: int = 1,
+    progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Measure this machine's GPU and CPU and return the calibration (see above).
 
     Args:
         time_limit: Seconds after which no more cases are measured.
         kernel_names: Keep the names of the kernels with each point.
+        gpus: GPUs whose links are measured too.
         progress: Called with lines of progress (default: print to stderr).
 
     Raises:
-        DeviceError: There is no GPU.
+        DeviceError: There is no GPU, or fewer than ``gpus``.
     """
     import torch
 
@@ -70,6 +76,7 @@ def calibrate(
             "`trainatomy predict --calibration FILE`."
         )
     report = progress or (lambda line: print(line, file=sys.stderr, flush=True))
+    links = _measure_links(gpus, time_limit, report)
     deadline = time.monotonic() + time_limit
     from trainatomy.measurement.calibration import device as calibrate_device
     from trainatomy.measurement.calibration import host
@@ -83,8 +90,20 @@ def calibrate(
         "waiting": calibrate_device.synchronisation() | calibrate_device.gap(),
         "memory": calibrate_device.memory(),
     }
-    sections = {"kernels": {"points": points, "left_out": left_out}, "device": device, **host_sections}
+    sections = {"kernels": {"points": points, "left_out": left_out}, "device": device, **host_sections, **links}
     return {"schema": SCHEMA, "environment": environment(), "sections": sections}
+
+
+def _measure_links(gpus: int, time_limit: float, report: Callable[[str], None]) -> dict[str, Any]:
+    """Return the section ``collectives``, or nothing for one GPU.  Comes before this process uses CUDA."""
+    if gpus == 1:
+        return {}
+    from trainatomy.measurement.calibration.collectives import collectives_section
+    from trainatomy.measurement.device.visible import require_gpus
+    from trainatomy.workload.parallel import ParallelSpec
+
+    require_gpus(ParallelSpec(gpus=gpus))
+    return {"collectives": collectives_section(gpus, time_limit=time_limit, report=report)}
 
 
 def _measure_host(
@@ -235,7 +254,9 @@ def _l2_bytes() -> int:
 def write(calibration: dict[str, Any], path: Path) -> None:
     """Write a calibration as JSON, one point a line."""
     text = json.dumps(calibration, separators=(",", ":"))
-    path.write_text(text.replace('{"call"', '\n{"call"') + "\n", encoding="utf-8")
+    for first in ('{"call"', '{"kind"'):
+        text = text.replace(first, f"\n{first}")
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def environment() -> dict[str, Any]:
@@ -276,8 +297,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT)
     parser.add_argument("--kernel-names", action="store_true")
+    parser.add_argument("--gpus", type=int, default=1)
     options = parser.parse_args(arguments)
-    write(calibrate(time_limit=options.time_limit, kernel_names=options.kernel_names), options.output)
+    found = calibrate(time_limit=options.time_limit, kernel_names=options.kernel_names, gpus=options.gpus)
+    write(found, options.output)
     return 0
 
 
