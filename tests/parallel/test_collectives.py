@@ -37,7 +37,7 @@ def test_collectives_are_read_as_rows() -> None:
 
 @pytest.mark.parametrize("wrong", [{"ranks": 1}, {"seconds": 0}, {"seconds": -1}, {"bytes": "many"}])
 def test_rows_that_cannot_have_been_measured_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(WorkloadError, match="x.json: not a file that"):
+    with pytest.raises(WorkloadError, match=r"x\.json: not a file that"):
         parse(calibration(POINT | wrong), "x.json")
 
 

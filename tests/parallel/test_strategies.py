@@ -68,6 +68,12 @@ def test_fsdp1_holds_a_share() -> None:
     assert found.trace.stream_uses
 
 
+def test_fsdp1_without_resharding_gathers_once() -> None:
+    of = [simulated(workload(gpus=4, strategy="fsdp1", reshard_after_forward=keeps)) for keeps in (False, None)]
+    counts = [len([name for name, _ in collectives(one) if name == "nccl::all_gather"]) for one in of]
+    assert counts == [LAYERS + 1, 2 * LAYERS + 1]
+
+
 def test_zero1_shards_only_the_states() -> None:
     found = simulated(workload(gpus=4, strategy="zero1"))
     assert labelled(found.trace, "weight") >= weight_bytes(found)

@@ -56,7 +56,9 @@ def collectives_section(gpus: int, *, time_limit: float, report: Callable[[str],
         if not answer.went_well and not answer.was_stopped:
             raise answer.died() if answer.result is None else DeviceError(str(answer.result.get("message")))
     found = slowest([answer.result["points"] for answer in answers if answer.result])
-    left_out = next((answer.result["left_out"] for answer in answers if answer.result and answer.rank == 0), [])
+    left_out: list[str] = next(
+        (answer.result["left_out"] for answer in answers if answer.result and answer.rank == 0), []
+    )
     report(f"collectives on {gpus} GPUs: {len(found)} points, {time.monotonic() - began:.1f} s")
     return {"points": found, "left_out": left_out}
 

@@ -17,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import trainatomy
 from trainatomy.errors import DeviceError
 from trainatomy.measurement.process.job import NVML_CHECK, set_environment
 from trainatomy.measurement.process.pool import LOG_LINES, indent, worker_died
@@ -98,6 +99,7 @@ class RankProcesses:
         self._allocator = allocator
         self._options = () if forks else ("--spawn",)
         self._number = -1
+        self._is_late = False
 
     def __enter__(self) -> RankProcesses:
         self._spool = Path(tempfile.mkdtemp(prefix="trainatomy-ranks-"))
@@ -147,8 +149,13 @@ class RankProcesses:
             if self._launcher.poll() is not None:
                 raise DeviceError(worker_died(self._launcher.returncode, self._logs(answers), progress.last))
             if limit is not None and not limit.remaining():
+                self._is_late = True
                 raise DeviceError(self._late(limit, answers, progress.last))
             time.sleep(POLL_SECONDS)
+
+    def is_alive(self) -> bool:
+        """Return whether the processes can run another task: after a time limit, they hang."""
+        return not self._is_late and self._launcher.poll() is None
 
     def _file(self, name: str) -> Path:
         return self._spool / f"{name}-{self._number}"
@@ -185,6 +192,8 @@ class RankProcesses:
     def _environment(self) -> dict[str, str]:
         environment = {name: value for name, value in os.environ.items() if name != NVML_CHECK}
         set_environment(environment, self._allocator)
+        paths = (str(Path(trainatomy.__file__).parents[1]), environment.get("PYTHONPATH", ""))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         # torchrun would set 1, and weights are drawn on the CPU.
         environment.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // self._count, 1)))
         return environment

@@ -84,6 +84,9 @@ def _install_fsdp1(patch: Callable[[Any, str, Any], None], recorder: RankRecorde
     """FSDP1 records streams with every mode off, in C++, which does not know the simulated ones."""
     from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
 
+    # The storage of a meta tensor has no address; its size says whether it has memory.
+    patch(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0)
+
     for module in (_common_utils, _flat_param, _runtime_utils):
         if hasattr(module, "_no_dispatch_record_stream"):
             patch(module, "_no_dispatch_record_stream", recorder.use_on_stream)

@@ -1,0 +1,142 @@
+"""Measure the cases on this machine's GPUs: ``python benchmarks/parallel/measure.py --out records/h200x2.jsonl``.
+
+One call of torchrun starts a process for each GPU; it loads the libraries once and forks for each case, so that CUDA
+and NCCL are new in each.  Each measurement becomes a line of the file at once, each failure a line of FILE.failed; a second
+call resumes (and repeats what failed).  ``--list`` prints what would run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import parallel_cases
+from parallel_cases import GPUS, Case
+
+from trainatomy.errors import DeviceError, TrainatomyError
+from trainatomy.measurement import ranks
+from trainatomy.measurement.device.visible import require_gpus
+from trainatomy.measurement.measure import MOST_STEPS, TIMED_STEPS
+from trainatomy.measurement.process.job import Job, warm_up_steps
+from trainatomy.measurement.process.pool import TimeLimit
+from trainatomy.measurement.process.ranks import RankProcesses
+from trainatomy.workload.parallel import ParallelSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainatomy.measurement.process.progress import Progress
+    from trainatomy.results.measurement import Measurement
+
+TIMED_SECONDS = 1.0
+"""Short steps are repeated until they took this long together, or until ``MOST_STEPS`` ran."""
+
+
+def job_of(case: Case) -> Job:
+    """Return the job of a case: timed, with nothing recorded."""
+    workload = case.workload()
+    steps = warm_up_steps(workload) + TIMED_STEPS
+    return Job(workload.to_mapping(), steps, most_steps=MOST_STEPS, seconds=TIMED_SECONDS)
+
+
+def measure(cases: list[Case], options: argparse.Namespace) -> list[str]:
+    """Measure cases until the time is up; return the names of those that failed."""
+    failed: list[str] = []
+    deadline = time.monotonic() + options.time_limit
+    waiting = list(cases)
+    while waiting and time.monotonic() < deadline:
+        with RankProcesses(GPUS) as processes:
+            while waiting and time.monotonic() < deadline:
+                case = waiting.pop(0)
+                began = time.monotonic()
+                try:
+                    runs = ranks.run_in_ranks(processes, job_of(case), TimeLimit(options.case_limit), _ignore)
+                    found = ranks.gathered(runs)
+                except TrainatomyError as error:
+                    failed.append(case.name)
+                    _append(
+                        options.out.with_name(f"{options.out.name}.failed"), {"name": case.name, "error": str(error)}
+                    )
+                    print(f"{case.name}: FAILED in {time.monotonic() - began:.1f} s: {error}", flush=True)
+                    if isinstance(error, DeviceError) and not processes.is_alive():
+                        break  # the processes are gone: launch new ones for the other cases
+                else:
+                    _append(options.out, line_of(case, found))
+                    print(_line(case, found, time.monotonic() - began), flush=True)
+    for case in waiting:
+        print(f"{case.name}: left out, out of time", flush=True)
+    return failed
+
+
+def line_of(case: Case, found: Measurement) -> dict[str, Any]:
+    """Return what is kept of a case."""
+    return asdict(found) | {"name": case.name, "held_out": case.held_out, "workload": dict(case.mapping)}
+
+
+def _line(case: Case, found: Measurement, seconds: float) -> str:
+    """Return a short line: MiB allocated, reserved, of the device and of NCCL, and milliseconds, of each rank."""
+    shown = []
+    for rank in found.ranks.values():
+        sizes = (rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.device_bytes, rank.nccl_bytes)
+        cells = ["-" if size is None else f"{size / 2**20:.1f}" for size in sizes]
+        times = (rank.step_seconds, rank.synchronized_step_seconds)
+        cells += ["-" if each is None else f"{each * 1000:.1f} ms" for each in times]
+        shown.append(" ".join(cells))
+    return f"{case.name:32} {found.status}: {' | '.join(shown)} in {seconds:.1f} s"
+
+
+def _ignore(progress: Progress) -> None:
+    """Show no progress within a case."""
+
+
+def _append(path: Path, content: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(content) + "\n")
+
+
+def chosen(options: argparse.Namespace) -> list[Case]:
+    """Return the requested cases that are not on file."""
+    every = parallel_cases.cases(options.cases)
+    names = options.names.split(",") if options.names else [case.name for case in every]
+    if unknown := set(names) - {case.name for case in every}:
+        raise SystemExit(f"no such cases: {', '.join(sorted(unknown))}")
+    lines = options.out.read_text(encoding="utf-8").splitlines() if options.out.exists() else []
+    done = {json.loads(line)["name"] for line in lines}
+    return [case for case in every if case.name in names and case.name not in done]
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=parallel_cases.HERE / "records" / "h200x2.jsonl")
+    parser.add_argument("--cases", type=Path, default=parallel_cases.CASES, help="file of cases")
+    parser.add_argument("--names", help="cases, separated by commas")
+    parser.add_argument("--time-limit", type=float, default=480, help="seconds after which no case starts")
+    parser.add_argument("--case-limit", type=float, default=90, help="seconds that a case may take")
+    parser.add_argument("--list", action="store_true", help="print the cases and stop")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure; return 1 where a case failed."""
+    options = parse(arguments)
+    waiting = chosen(options)
+    if options.list:
+        print("\n".join(f"{case.name:32} {'held out' if case.held_out else 'tuning'}" for case in waiting))
+        return 0
+    print(f"{len(waiting)} cases on {require_gpus(ParallelSpec(gpus=GPUS))}", flush=True)
+    began = time.monotonic()
+    failed = measure(waiting, options)
+    print(
+        f"{len(waiting) - len(failed)} measured or left out, {len(failed)} failed in {time.monotonic() - began:.0f} s"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
