@@ -113,3 +113,9 @@ def test_equal_steps_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None
     for row, prediction in zip(rows, found.predictions, strict=True):
         alone = api.predict(row)
         assert (alone.memory, alone.time, alone.card) == (prediction.memory, prediction.time, prediction.card)
+
+
+def test_compare_keeps_the_effective_batch_size() -> None:
+    rows = [WORKLOAD.replace("train.per_device_train_batch_size", size) for size in (1, 2)]
+    found = trainatomy.compare(rows, effective_batch_size=4)
+    assert [row.accumulation_steps for row in found.rows] == [4, 2]

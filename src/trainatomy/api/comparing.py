@@ -12,6 +12,7 @@ from trainatomy.api.keywords import with_settings
 from trainatomy.api.predicting import predict_row
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.runs.options import PredictOptions, RunOptions
+from trainatomy.workload.global_batch import with_effective_batch_size
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 def compare(
     workloads: Sequence[Workload],
     *,
+    effective_batch_size: int | None = None,
     measure: bool = False,
     repeat: int = 1,
     store: Store | Path | str | None = None,
@@ -45,6 +47,8 @@ def compare(
 
     Args:
         workloads: The trainings, in the order of the rows.
+        effective_batch_size: Samples of an optimizer step on all GPUs, the same for all of them: accumulation steps are
+            set to this number over batch size × data-parallel ranks.
         measure: Run each of them in fresh processes; ``repeat``, ``store``, ``group``, ``fresh``, ``time_limit`` and
             ``progress`` need it.
         repeat: Runs per training.
@@ -71,7 +75,9 @@ def compare(
     """
     predict_options = PredictOptions(timeline, True, trust_remote_code, calibration)
     run_options = RunOptions(repeat, store, group, fresh, time_limit, keep_gpus=gpu is not None)
-    changed = [with_settings(workload, settings, gpu) for workload in workloads]
+    changed: Sequence[Workload] = [with_settings(workload, settings, gpu) for workload in workloads]
+    if effective_batch_size is not None:
+        changed = with_effective_batch_size(changed, effective_batch_size)
     if measure:
         return measure_comparison(changed, predict_options, run_options, jobs=jobs, progress=progress)
     if names := run_options.changed():

@@ -35,6 +35,7 @@ from trainatomy.results.comparison import Comparison
 from trainatomy.runs.options import PredictOptions, RunOptions
 from trainatomy.runs.predicting import hidden_in_workers, jobs_for
 from trainatomy.units import many
+from trainatomy.workload.global_batch import with_effective_batch_size
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import sweep as sweep_workloads
 
@@ -58,6 +59,15 @@ Sweep = Annotated[
         "--sweep",
         "Vary a setting: one row for each value. Several sweeps are combined.",
         metavar="KEY=V1,V2…",
+    ),
+]
+EffectiveBatchSize = Annotated[
+    int | None,
+    in_run(
+        "--effective-batch-size",
+        "Samples per optimizer step on all GPUs, the same in all rows: sets the accumulation steps.",
+        metavar="N",
+        min=1,
     ),
 ]
 Plot = Annotated[
@@ -85,6 +95,7 @@ def compare(
     measure: Measure = False,
     repeat: Repeat = 1,
     sweep: Sweep = None,
+    effective_batch_size: EffectiveBatchSize = None,
     plot: Plot = None,
     records: Records = None,
     group: Group = None,
@@ -101,6 +112,9 @@ def compare(
 
     With `--measure`, run them too. Options apply to all of them.
 
+    Trainings on several GPUs (`--sweep gpus=1,2,4,8`, `--sweep strategy=ddp,fsdp2`) are compared by their total
+    throughput and by how it scales; `--effective-batch-size` keeps the samples of an optimizer step constant.
+
     `notebook` stands for the nine trainings of BERT-large in Hugging Face's guide of January 2022: with the libraries
     and the GPU of that time, beside the published figures, or with today's libraries on the GPU that `--gpu` names.
     `notebook-fp16` is the guide's second table: fp16 against fp32 at batch sizes 8 to 64 on BERT-base.
@@ -109,6 +123,8 @@ def compare(
     """
     plots = check_plots(plot or ())
     workloads = sweep_workloads(several_workloads(files, flags, today=measure), sweep or ())
+    if effective_batch_size is not None:
+        workloads = with_effective_batch_size(workloads, effective_batch_size)
     note_many_steps(workloads)
     predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
     run_options = RunOptions(

@@ -11,12 +11,13 @@ from trainatomy.records.document import SCHEMA, to_plain
 from trainatomy.reporters.export import command_line_flags, training_arguments_code, workload_yaml
 from trainatomy.reporters.prediction_v2 import PREDICTION_2, PredictionV2, renamed_v2
 from trainatomy.reporters.sentences import claim_sentence, fact_source, fact_value, fit_note, padding_advice, reasons
-from trainatomy.reporters.settings import may_change
+from trainatomy.reporters.settings import may_change, plan_name
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.difference import Difference
 from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, GPUOption, Price, Remedy, Shortage
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.operation_breakdown import OperationBreakdown
+from trainatomy.results.plan import Plan, Scaling
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.record import History, Record
 
@@ -76,7 +77,10 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     """
     known = [row.published for row in comparison.rows if row.published is not None]
     published = {"source": comparison.source, "memory_bytes": [figures.memory_bytes for figures in known]}
-    rows = [_row(row, measured=comparison.measured) for row in comparison.rows]
+    rows = [
+        {**_row(row, measured=comparison.measured), "plan": _plan(row.plan), "scaling": _scaling(scaling)}
+        for row, scaling in zip(comparison.rows, comparison.scaling(), strict=True)
+    ]
     value = {"schema": COMPARISON, "rows": rows, "published": published if known else None}
     return {**value, "group": comparison.group, "repeats": comparison.repeats} if comparison.measured else value
 
@@ -95,6 +99,21 @@ def _row(row: ComparisonRow, *, measured: bool) -> dict[str, Any]:
         "measurements": [to_json(each) for each in row.measurements],
         "errors": list(row.errors),
         "prediction_error": row.prediction_error,
+    }
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    return {"name": plan_name(plan), **to_plain(plan)}
+
+
+def _scaling(scaling: Scaling | None) -> dict[str, Any] | None:
+    """Return the throughput on all GPUs and on each."""
+    if scaling is None:
+        return None
+    return {
+        "samples_per_second": scaling.samples_per_second,
+        "samples_per_second_per_gpu": scaling.samples_per_second_per_gpu,
+        "efficiency": scaling.efficiency,
     }
 
 

@@ -218,6 +218,9 @@ CALIBRATION = {
 AXES = {
     "memory": "GiB of device memory",
     "throughput": "samples per second",
+    "total_throughput": "samples per second, all GPUs",
+    "gpus": "GPUs",
+    "fullest_rank": "GiB of device memory, fullest GPU",
     "cost": "cost per million samples",
 }
 MARKS = {
@@ -225,6 +228,7 @@ MARKS = {
     "published": "published",
     "total": "total",
     "out_of_memory": "held when out of memory",
+    "ideal": "ideal scaling",
 }
 """Axes and legends of charts; components are in ``COMPONENTS``."""
 
@@ -295,6 +299,9 @@ OPTIONS = {
 }
 """Options of a search by axis; ``reporters.settings`` puts the others into words."""
 
+STRATEGIES = {"ddp": "DDP", "zero1": "ZeRO-1", "fsdp1": "FSDP1", "fsdp2": "FSDP2"}
+"""Short names of strategies, by the names of ``results.plan.Plan``."""
+
 GOALS = {
     "batch": "samples per batch",
     "sequence-length": "tokens per sample",
@@ -320,4 +327,5 @@ FIT_NOTES = {
 
 INK, MUTED, GRID, PAPER, ALARM = "#1f2933", "#66707d", "#e4e7eb", "#ffffff", "#c0392b"
 THROUGHPUT, HIGHLIGHT = "#3d6fa5", "#e9b44c"
-"""Colours of charts that belong to no component."""
+PLANS = ("#3d6fa5", "#d9775f", "#6cae5c", "#7c5aa6", "#e9b44c", "#3aa6a0")
+"""Colours of charts that belong to no component; ``PLANS`` are those of lines."""

@@ -31,6 +31,7 @@ from trainatomy.results.fit import Change, Goal, Maximum, Permission, RemedyKind
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import STANDARD_COMPONENTS, Components, Memory, OutOfMemoryPoint, Verdict
 from trainatomy.results.operation_breakdown import OperationBreakdown
+from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import GPUSummary, Prediction
 from trainatomy.results.record import Record
 from trainatomy.results.time import Time
@@ -73,6 +74,7 @@ def comparison_schema() -> Schema:
         "errors": {"type": "array", "items": {"type": "string"}},
         "prediction_error": {"type": "string"},
     }
+    more |= _spreading(definitions)
     row = _tagged(Prediction, PREDICTION, definitions)
     row["properties"] |= more
     unpredicted = _object({"name": {"type": "string"}, "workload": {"type": "object"}, **more})
@@ -82,6 +84,16 @@ def comparison_schema() -> Schema:
     body = _object({"schema": {"const": COMPARISON}, "rows": rows, "published": {"anyOf": [published, _NULL]}})
     body["properties"] |= {"group": {"type": "string"}, "repeats": {"type": "integer"}}
     return _document("A comparison", body, definitions)
+
+
+def _spreading(definitions: Schema) -> Schema:
+    """Return what a row says of several GPUs."""
+    plan = _dataclass(Plan, definitions)
+    plan["properties"] = {"name": _STRING, **plan["properties"]}
+    plan["required"] = ["name", *plan["required"]]
+    rates = dict.fromkeys(("samples_per_second", "samples_per_second_per_gpu"), _NUMBER)
+    scaling = _object({**rates, "efficiency": {"type": ["number", "null"]}})
+    return {"plan": plan, "scaling": _or_null(scaling)}
 
 
 def measurement_schema() -> Schema:

@@ -8,8 +8,9 @@ from typing import Any
 
 import yaml
 
-from trainatomy.reporters.labels import MAY_CHANGE, OPTIONS, PERMISSIONS, VARIED
+from trainatomy.reporters.labels import MAY_CHANGE, OPTIONS, PERMISSIONS, STRATEGIES, VARIED
 from trainatomy.results.fit import Candidate, Change
+from trainatomy.results.plan import Plan
 from trainatomy.units import many
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.section import leaves
@@ -44,6 +45,23 @@ def option(change: Change) -> str:
 def options(changes: Sequence[Change]) -> str:
     """Return several changes in words, separated by commas."""
     return ", ".join(map(option, changes))
+
+
+def plan_name(plan: Plan) -> str:
+    """Return a plan of parallelism in a few words: ``DDP, 8 GPUs``, ``FSDP2 × TP 4, 2 nodes × 8``."""
+    if plan.world_size == 1:
+        return "1 GPU"
+    count = f"{plan.gpus} GPUs" if plan.nodes == 1 else f"{plan.nodes} nodes × {plan.gpus}"
+    return f"{strategy_name(plan)}, {count}"
+
+
+def strategy_name(plan: Plan) -> str:
+    """Return how a training is spread, without the number of GPUs: ``DDP``, ``FSDP2 × TP 4``."""
+    name = STRATEGIES.get(plan.strategy, plan.strategy)
+    if plan.replicas > 1:
+        name = f"{name} with {plan.replicas} replicas"
+    parts = [name] * bool(name) + [f"TP {plan.tp_size}"] * (plan.tp_size > 1)
+    return " × ".join(parts) or "-"
 
 
 def may_change(change: Change) -> str:

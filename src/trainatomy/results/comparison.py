@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import OutOfMemoryPoint
+from trainatomy.results.plan import Plan, Scaling, total_rate, trained
 from trainatomy.results.prediction import Prediction
 
 RowStatus = Literal["not measured", "completed", "out of memory", "failed"]
@@ -51,6 +53,18 @@ class ComparisonRow:
     measurements: tuple[Measurement, ...] = ()
     errors: tuple[str, ...] = ()
     published: PublishedFigures | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """How the training is spread over GPUs."""
+        return Plan.of(self.workload)
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Batches per optimizer step."""
+        train = self.workload.get("train") or {}
+        assert isinstance(train, Mapping)
+        return int(train.get("gradient_accumulation_steps", 1))
 
     @property
     def completed(self) -> tuple[Measurement, ...]:
@@ -138,3 +152,32 @@ class Comparison:
     def gpus(self) -> tuple[str, ...]:
         """Product names of the GPUs of the runs, each once."""
         return tuple(dict.fromkeys(each.gpu for row in self.rows for each in row.measurements))
+
+    @property
+    def on_several_gpus(self) -> bool:
+        """True if any training uses several GPUs."""
+        return any(row.plan.world_size > 1 for row in self.rows)
+
+    def scaling(self) -> tuple[Scaling | None, ...]:
+        """Return the predicted throughput of each row; ``None`` for one that does not fit or has no predicted time."""
+        found = [_scaling(row) for row in self.rows]
+        pairs = zip(self.rows, found, strict=True)
+        return tuple(scaling and _with_efficiency(scaling, row, self.rows, found) for row, scaling in pairs)
+
+
+def _scaling(row: ComparisonRow) -> Scaling | None:
+    rate = total_rate(row.prediction) if row.prediction is not None and row.prediction.fits else None
+    return None if rate is None else Scaling(row.plan, rate)
+
+
+def _with_efficiency(
+    scaling: Scaling, row: ComparisonRow, rows: Sequence[ComparisonRow], scalings: Sequence[Scaling | None]
+) -> Scaling:
+    """Return the throughput of a row with its efficiency, if the same is trained on another number of GPUs too."""
+    own = trained(row.workload)
+    same = [each for other, each in zip(rows, scalings, strict=True) if each and trained(other.workload) == own]
+    fewest = min(each.plan.world_size for each in same)
+    if all(each.plan.world_size == fewest for each in same):
+        return scaling
+    base = max(each.samples_per_second_per_gpu for each in same if each.plan.world_size == fewest)
+    return replace(scaling, efficiency=scaling.samples_per_second_per_gpu / base)

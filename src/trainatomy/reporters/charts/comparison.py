@@ -14,11 +14,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from trainatomy.reporters.charts import scaling
 from trainatomy.reporters.charts.style import as_bytes, drawing
 from trainatomy.reporters.labels import ALARM, AXES, INK, MARKS, MUTED, PAPER, THROUGHPUT, component
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Memory
+from trainatomy.results.plan import total_rate
 from trainatomy.units import GIB, human_bytes, signed_percent
 
 WIDTH, ROW, ABOVE, BELOW = 11.0, 0.46, 1.30, 0.50
@@ -31,7 +33,8 @@ BAR = 0.56
 def draw(comparison: Comparison, ending: str) -> bytes:
     """Return the chart as a file of the format ``ending``: svg, png or pdf."""
     with drawing():
-        return as_bytes(figure(comparison), ending)
+        page = scaling.figure(comparison) if scaling.is_by_gpus(comparison) else figure(comparison)
+        return as_bytes(page, ending)
 
 
 def figure(comparison: Comparison) -> Figure:
@@ -221,9 +224,8 @@ def _words(row: ComparisonRow) -> tuple[str, str, bool]:
 
 
 def _predicted_rate(row: ComparisonRow) -> float | None:
-    """Return the predicted samples per second of a training that fits its GPU."""
-    found = row.prediction
-    return found.time.samples_per_second if found and found.fits and found.time else None
+    """Return the predicted samples per second, of all GPUs, of a training that fits."""
+    return total_rate(row.prediction) if row.prediction and row.prediction.fits else None
 
 
 def _throughput(axes: Axes, rows: tuple[ComparisonRow, ...]) -> None:
@@ -243,7 +245,8 @@ def _throughput(axes: Axes, rows: tuple[ComparisonRow, ...]) -> None:
             axes.plot(predicted, place, "D", color=PAPER, markeredgecolor=INK, markersize=5.5, zorder=4, clip_on=False)
         furthest = max(furthest, end)
     axes.set_xlim(0, furthest * 1.25 or 1)
-    axes.set_xlabel(AXES["throughput"])
+    several = any(row.plan.world_size > 1 for row in rows)
+    axes.set_xlabel(AXES["total_throughput" if several else "throughput"])
     axes.xaxis.set_major_locator(MaxNLocator(4))
 
 

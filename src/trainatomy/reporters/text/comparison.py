@@ -12,6 +12,7 @@ from trainatomy.reporters import sentences
 from trainatomy.reporters.labels import SECTIONS, STATUS_STYLES, VERDICT_STYLES
 from trainatomy.reporters.text.prediction import verdict_cell
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, section
+from trainatomy.reporters.text.scaling import EXPLANATION, scaling_table
 from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
@@ -38,6 +39,9 @@ def _predicted_page(comparison: Comparison) -> Group:
     gpus = {prediction.gpu.name: prediction.gpu.memory_bytes for prediction in predictions}
     where = "".join(f" on {name} ({human_bytes(memory)})" for name, memory in gpus.items()) if len(gpus) == 1 else ""
     parts: list[RenderableType] = [Text(f"{SECTIONS['peak']}{where}", style="bold"), Text()]
+    if comparison.on_several_gpus:
+        parts += [scaling_table(comparison), *_dim(EXPLANATION), *_costs_from(predictions)]
+        return Group(*parts)
     if not comparison.source:
         parts.append(_predictions(predictions, with_gpu=len(gpus) > 1))
         parts += _remark(comparison)

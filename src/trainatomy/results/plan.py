@@ -1,0 +1,124 @@
+"""How a training is spread over GPUs, and how its throughput grows with their number, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainatomy.results.prediction import Prediction, RankPrediction
+
+_SPREADING = ("parallel", "name")
+_SPREADING_TRAIN = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "fsdp",
+    "fsdp_config",
+    "ddp_find_unused_parameters",
+    "ddp_bucket_cap_mb",
+    "ddp_broadcast_buffers",
+    "ddp_static_graph",
+)
+"""Keys of a workload that say how a training is spread over GPUs, not what is trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan of parallelism.
+
+    Attributes:
+        strategy: ``ddp``, ``zero1``, ``fsdp1`` or ``fsdp2``; empty for a training on one GPU, or with tensor
+            parallelism alone.
+        gpus: GPUs of each machine.
+        nodes: Machines.
+        replicas: Copies of the weights that FSDP shards (HSDP); 1 if it shards over all data-parallel ranks.
+        tp_size: Ranks that share each layer.
+        model_parallel_size: Ranks that process the same samples: all but data parallelism.
+    """
+
+    strategy: str
+    gpus: int = 1
+    nodes: int = 1
+    replicas: int = 1
+    tp_size: int = 1
+    model_parallel_size: int = 1
+
+    @classmethod
+    def of(cls, workload: Mapping[str, Any]) -> Plan:
+        """Return the plan of a workload, given as a mapping with the keys of its file."""
+        parallel = workload.get("parallel") or {}
+        gpus, nodes, tp = (int(parallel.get(name, 1)) for name in ("gpus", "nodes", "tp_size"))
+        others = int(parallel.get("cp_size", 1)) * int(parallel.get("pp_size", 1))
+        ranks = gpus * nodes // (tp * others)
+        strategy = _strategy(workload, parallel) if ranks > 1 else ""
+        replicas = 1
+        if strategy.startswith("fsdp"):
+            shards = parallel.get("dp_shard_size") or ranks // int(parallel.get("dp_replicate_size") or 1)
+            replicas = ranks // int(shards)
+        return cls(strategy, gpus, nodes, replicas, tp, tp * others)
+
+    @property
+    def world_size(self) -> int:
+        """Number of GPUs."""
+        return self.gpus * self.nodes
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of ranks that process different samples."""
+        return self.world_size // self.model_parallel_size
+
+
+def _strategy(workload: Mapping[str, Any], parallel: Mapping[str, Any]) -> str:
+    """Return the name of the strategy: ``loop: pytorch`` names it, the Trainer has ``train.fsdp``."""
+    if workload.get("loop", "trainer") == "pytorch":
+        return str(parallel.get("strategy") or "ddp")
+    train = workload.get("train") or {}
+    if not train.get("fsdp"):
+        return "ddp"
+    config = train.get("fsdp_config") or {}
+    version = config.get("version", config.get("fsdp_version", DEFAULT_FSDP_VERSION))
+    return f"fsdp{int(version)}"
+
+
+DEFAULT_FSDP_VERSION = 2
+"""The version of FSDP that the Trainer uses where ``fsdp_config`` names none (transformers 5.17)."""
+
+
+def trained(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a workload without what says how it is spread over GPUs: equal where the same is trained."""
+    train = workload.get("train") or {}
+    rest = {name: value for name, value in train.items() if name not in _SPREADING_TRAIN}
+    return {name: value for name, value in workload.items() if name not in _SPREADING} | {"train": rest}
+
+
+def fullest_rank(prediction: Prediction) -> RankPrediction:
+    """Return the rank that needs the most device memory."""
+    return max(prediction.ranks.values(), key=lambda rank: rank.memory.device_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The throughput of a training on several GPUs.
+
+    Attributes:
+        plan: How it is spread.
+        samples_per_second: Samples of all ranks per second.
+        efficiency: Throughput per GPU relative to that of the fastest of the same trainings on the fewest GPUs; None
+            for a training that is compared with no other.
+    """
+
+    plan: Plan
+    samples_per_second: float
+    efficiency: float | None = None
+
+    @property
+    def samples_per_second_per_gpu(self) -> float:
+        """Throughput divided by the number of GPUs."""
+        return self.samples_per_second / self.plan.world_size
+
+
+def total_rate(prediction: Prediction) -> float | None:
+    """Return the samples that all ranks process per second; ``None`` if no time was predicted."""
+    if prediction.time is None:
+        return None
+    return prediction.time.samples_per_second * Plan.of(prediction.workload).data_parallel_size
