@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from spread import HIDDEN, LAYERS, VOCABULARY, collectives, labelled, simulated, weight_bytes, workload
 
-from trainatomy.errors import WorkloadError
+from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.workload.schema import Workload
 
 
@@ -146,3 +146,26 @@ def test_a_model_with_position_embeddings_is_described_as_it_was_before_it_was_s
         }
     )
     assert simulated(gpt2).tokens_per_sample == 64
+
+
+def model_of(name: str, parallel: dict[str, Any], config: dict[str, Any], loop: str = "pytorch") -> Workload:
+    train = {"fsdp": True, "bf16": True} if loop == "trainer" else {}
+    mapping = {"loop": loop, "gpu": "h200", "model": {"id": name, "config": config}, "parallel": parallel}
+    return Workload.from_mapping({**mapping, "data": {"sequence_length": 64}, "train": train})
+
+
+def test_embeddings_that_share_weights_with_the_output_layer_stay_in_the_root() -> None:
+    found = simulated(model_of("FacebookAI/roberta-base", {"gpus": 2, "strategy": "fsdp2"}, {"num_hidden_layers": 2}))
+    assert len([name for name, _ in collectives(found) if name == "nccl::all_gather"]) == 2 * 2 + 1
+
+
+def test_gradients_of_norms_inside_a_sharded_attention_are_summed() -> None:
+    found = simulated(model_of("Qwen/Qwen3-0.6B", {"gpus": 2, "tp_size": 2}, {"num_hidden_layers": 2}))
+    small = [size for name, size in collectives(found) if name == "nccl::all_reduce" and size == 128 * 2]  # bfloat16
+    assert len(small) == 2 * 2
+
+
+def test_what_accelerate_cannot_shard_is_not_called_a_bug_of_the_simulation() -> None:
+    described = model_of("FacebookAI/roberta-base", {"gpus": 2}, {"num_hidden_layers": 2}, "trainer")
+    with pytest.raises(SimulationError, match="a run on GPUs with these releases ends here, too"):
+        simulated(described)

@@ -17,6 +17,7 @@ from trainatomy.training.factory import has_users_frame
 
 _DISPATCH = Recorder.__torch_dispatch__.__code__
 _TORCH = Path(torch.__file__).parent
+_PREPARATION = _TORCH / "distributed" / "fsdp"
 _OURS = Path(__file__).parents[1]
 _BATCH_ERRORS = (TypeError, KeyError, ValueError, IndexError, AttributeError, RuntimeError)
 """Errors that a model raises for a batch that lacks something, or has a wrong shape."""
@@ -59,13 +60,15 @@ def _explained(
     where = f"{operation} in {module or 'the training loop'}" if operation else module or "the training loop"
     return SimulationError(
         f"{model_name} cannot be executed: {where} raised {type(error).__name__}: {text}\n"
-        f"  {_innermost_line(error)}\n{_advice(error, frames, module is not None, stage, own_batch)}",
+        f"  {_innermost_line(error)}\n{_advice(error, frames, operation, module is not None, stage, own_batch)}",
         operation=operation,
         module=module,
     )
 
 
-def _advice(error: Exception, frames: list[FrameType], in_module: bool, stage: str, own_batch: bool) -> str:
+def _advice(
+    error: Exception, frames: list[FrameType], operation: str | None, in_module: bool, stage: str, own_batch: bool
+) -> str:
     """Return advice for this kind of error."""
     if isinstance(error, ImportError):
         library = f" (pip install {error.name})" if error.name else ""
@@ -76,6 +79,11 @@ def _advice(error: Exception, frames: list[FrameType], in_module: bool, stage: s
         return (
             "The optimizer cannot run in this loop with these parameters or settings.  Choose another optimizer "
             "(train.optim) or change its arguments (train.optim_args)."
+        )
+    if any(Path(frame.f_code.co_filename).is_relative_to(_PREPARATION) for frame in frames) and not operation:
+        return (
+            "PyTorch cannot spread this model over GPUs in this way; a run on GPUs with these releases ends here, "
+            "too.  Wrapping other layers (train.fsdp_config: {transformer_layer_cls_to_wrap: [...]}) may help."
         )
     report = (
         "If this step works on a GPU, please report a bug in trainatomy; `trainatomy measure` runs the step meanwhile."

@@ -208,26 +208,26 @@ def _clip_by_mesh(model: nn.Module, max_norm: float) -> None:
 
 
 def repeated_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers that FSDP wraps one by one: those of the classes that transformers never splits.
+    """Return the layers that FSDP wraps one by one, as scripts do: those in the model's lists of layers.
 
-    A model that names none is wrapped by its longest list of modules.
+    These are the modules in a ``ModuleList`` or ``Sequential`` whose classes transformers keeps whole
+    (``_no_split_modules``).  Embeddings, which that attribute names as well, often share weights with the output layer.
+    A model that names no class is wrapped by its longest list.
 
     Raises:
-        WorkloadError: The model has neither.
+        WorkloadError: The model has no list of layers.
     """
     names = set(getattr(model, "_no_split_modules", None) or ())
-    found = [module for module in model.modules() if type(module).__name__ in names]
-    if found:
-        return found
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    longest: list[nn.Module] = list(max(lists, key=len, default=[]))
-    if not longest:
+    lists = [list(module) for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
+    named = [layer for layers in lists for layer in layers if type(layer).__name__ in names]
+    found: list[nn.Module] = named or max(lists, key=len, default=[])
+    if not found:
         raise WorkloadError(
             f"FSDP wraps a model layer by layer, and {type(model).__name__} has no list of layers: "
             "use parallel.strategy: ddp",
             key="parallel.strategy",
         )
-    return longest
+    return found
 
 
 def _dtypes(parallel: ParallelSpec) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from trainatomy.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -37,6 +39,20 @@ def shard_layers(model: nn.Module, mesh: DeviceMesh) -> None:
     parallelize_module(model, mesh, styles)
 
 
+class SummedGradients(ParallelStyle):
+    """Whole parameters that see only this rank's heads: their gradients are summed over the ranks."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        group = device_mesh.get_group()
+
+        def reduce(parameter: torch.Tensor) -> None:
+            dist.all_reduce(parameter.grad, group=group)
+
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(reduce)
+        return module
+
+
 def _ends(model: nn.Module) -> tuple[Any, ...]:
     """Return the embedding and the output layer."""
     find: Any = model
@@ -53,8 +69,11 @@ def _style(model: nn.Module, pattern: str, style: str) -> Any:
         return RowwiseParallel()
     if style in ("rowwise_rep", "embedding_rowwise"):
         return RowwiseParallel(input_layouts=Replicate())
+    if style == "replicated_with_grad_allreduce":
+        return SummedGradients()
     raise WorkloadError(
-        f"{type(model).__name__} shards {pattern} as {style!r}, which is not simulated; colwise and rowwise are",
+        f"{type(model).__name__} shards {pattern} as {style!r}, which is not simulated; "
+        "colwise, rowwise and replicated_with_grad_allreduce are",
         key="parallel.tp_size",
     )
 
