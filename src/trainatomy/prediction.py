@@ -9,11 +9,13 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
 from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
+from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
 from trainatomy.libraries import installed_versions
 from trainatomy.results.prediction import Basis, Fact, GPUSummary, Prediction
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.catalog.links import Links
     from trainatomy.results.time import Time
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
@@ -41,7 +43,8 @@ def prediction_of(
     gpu, software = workload.resolve_gpu(), emulated_software(workload)
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     context = context_bytes(workload, simulation)
-    analysis = analyze_memory(simulation.trace, settings, gpu.memory_bytes, context)
+    links, nccl = workload.parallel.links(gpu), nccl_bytes_of(workload, simulation)
+    analysis = analyze_memory(simulation.trace, settings, gpu.memory_bytes, context, nccl)
     memory = analysis.memory
     return Prediction(
         name=workload.display_name,
@@ -58,7 +61,7 @@ def prediction_of(
             simulation.trainable_parameters,
             memory,
         ),
-        facts=_facts(workload, software, simulation, context),
+        facts=(*_facts(workload, software, simulation, context), *_link_facts(links, nccl)),
         notes=simulation.notes,
         out_of_memory=analysis.out_of_memory,
         timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),
@@ -103,6 +106,12 @@ def context_bytes(workload: Workload, simulation: Simulation) -> int:
     return context.holding(simulation.libraries)
 
 
+def nccl_bytes_of(workload: Workload, simulation: Simulation) -> int:
+    """Return the bytes that NCCL holds in the simulated process; 0 on one GPU."""
+    links = workload.parallel.links(workload.resolve_gpu())
+    return nccl_bytes(simulation.communicators, simulation.trace.rank, links)
+
+
 def _time(
     workload: Workload,
     software: EmulatedSoftware,
@@ -145,6 +154,16 @@ def _facts(workload: Workload, software: EmulatedSoftware, simulation: Simulatio
         Fact("gpu_memory", "", _basis(memory_source), _citation(memory_source), gpu.memory_bytes, "bytes"),
         Fact("context", "", _basis(context_source), _citation(context_source), context, "bytes"),
     )
+
+
+def _link_facts(links: Links | None, nccl: int) -> tuple[Fact, ...]:
+    """Return the inputs of a training on several GPUs."""
+    if links is None:
+        return ()
+    found = [Fact("link", links.intra.name, "computed", links.intra.source)]
+    if links.inter is not None:
+        found.append(Fact("network", links.inter.name, "assumed" if links.assumed else "computed", links.inter.source))
+    return (*found, Fact("nccl", "", "assumed", nccl_source(), nccl, "bytes"))
 
 
 def _basis(source: str) -> Basis:

@@ -14,7 +14,14 @@ import trainatomy
 import trainatomy.api.operations
 import trainatomy.prediction
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.memory import COMPONENTS, TIGHT_SHARE, MemoryAnalysis, analyze_memory, verdict
+from trainatomy.analysis.memory import (
+    COMPONENTS,
+    OTHER_COMPONENTS,
+    TIGHT_SHARE,
+    MemoryAnalysis,
+    analyze_memory,
+    verdict,
+)
 from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.analysis.purposes import LABELLED
 from trainatomy.results.memory import Instant
@@ -150,17 +157,24 @@ def traces(draw: Any) -> AllocationTrace:
     return builder.trace
 
 
-@given(traces(), st.sampled_from(["", "expandable_segments:True", "roundup_power2_divisions:4"]), st.integers(1, 400))
-def test_components_add_up_to_the_byte(trace: AllocationTrace, conf: str, gpu: int) -> None:
-    """For any trace, whether or not it fits (a GPU of 1 to 400 MiB, a context of 20 MiB)."""
-    analysis = analyze_memory(trace, AllocatorSettings.parse(conf, (2, 11)), gpu * MIB, 20 * MIB)
+@given(
+    traces(),
+    st.sampled_from(["", "expandable_segments:True", "roundup_power2_divisions:4"]),
+    st.integers(1, 400),
+    st.sampled_from([0, 30]),
+)
+def test_components_add_up_to_the_byte(trace: AllocationTrace, conf: str, gpu: int, nccl: int) -> None:
+    """For any trace, whether or not it fits (a GPU of 1 to 400 MiB, a context of 20 MiB, perhaps NCCL's 30)."""
+    analysis = analyze_memory(trace, AllocatorSettings.parse(conf, (2, 11)), gpu * MIB, 20 * MIB, nccl * MIB)
     memory = analysis.memory
     parts = memory.components.as_dict()
     assert sum(parts.values()) == memory.components.total_bytes == memory.device_bytes
-    assert memory.device_bytes == memory.peak_reserved_bytes + 20 * MIB
+    assert memory.device_bytes == memory.peak_reserved_bytes + (20 + nccl) * MIB
+    assert parts.get("nccl", 0) == nccl * MIB
     assert min(parts.values()) >= 0
-    assert sum(parts[name] for name in COMPONENTS) == memory.peak_allocated_bytes >= memory.peak_requested_bytes
-    for name in COMPONENTS:
+    tensors = [name for name in (*COMPONENTS, *OTHER_COMPONENTS) if name in parts]
+    assert sum(parts[name] for name in tensors) == memory.peak_allocated_bytes >= memory.peak_requested_bytes
+    for name in tensors:
         assert sum(line.bytes for line in memory.lines if line.component == name) == parts[name]
     assert sum(share.activation_bytes for share in analysis.modules) == parts["activations"]
     if analysis.out_of_memory is None and memory.peak_reserved_bytes:
@@ -192,9 +206,11 @@ def test_operations_are_analyzed_on_the_same_gpu_as_a_prediction(monkeypatch: py
     """Leave both the same memory after the context, so that both find the same peak on an almost full GPU."""
     contexts = []
 
-    def spy(trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, context: int) -> MemoryAnalysis:
-        contexts.append(context)
-        return analyze_memory(trace, settings, gpu_bytes, context)
+    def spy(
+        trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, context: int, nccl: int
+    ) -> MemoryAnalysis:
+        contexts.append(context + nccl)
+        return analyze_memory(trace, settings, gpu_bytes, context, nccl)
 
     for module in (trainatomy.prediction, trainatomy.api.operations):
         monkeypatch.setattr(module, "analyze_memory", spy)

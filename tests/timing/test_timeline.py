@@ -189,3 +189,23 @@ def test_many_repetitions_are_replayed_as_one_by_one(
             (every.seconds, every.cpu_seconds, every.gpu_seconds), rel=1e-9
         )
         assert found.phase_gpu_seconds == pytest.approx(every.phase_gpu_seconds, rel=1e-9)
+
+
+def test_communication_is_exposed_where_nothing_else_runs() -> None:
+    reduce_ = KERNEL._replace(name="nccl::all_reduce")
+    view = KERNEL._replace(name="aten::view")
+    described = [
+        Operation(0, 0, "backward", "", 0, 1),
+        Operation(0, 1, "backward", "", 0, 1, stream=-1),
+        Operation(0, 0, "backward", "", 0, 1),
+        Operation(0, 2, "optimizer", "", 0, 1),
+        Operation(0, 0, "optimizer", "", 0, 1),
+    ]
+    # The collective waits for the first kernel, and a view for the collective: what comes after the view has to wait.
+    step = Operations([KERNEL, reduce_, view], described, dependencies={1: (0,), 3: (1,)})
+    costs, loop = replace(COSTS, launch_delay=0.0), {"step": 0.0, "micro_step": 0.0}
+    found = replay_step(step, [0.0] * 5, [(10.0, 1), (25.0, 1), (0.0, 0)], costs, loop)
+    assert found.seconds == pytest.approx(10 + 25 + 10)
+    assert found.communication_seconds == 25.0
+    assert found.exposed_seconds == pytest.approx(25 - 10)
+    assert found.gpu_seconds == pytest.approx(45)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainatomy.allocator.replay import Replay, replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.purposes import Purpose, lifetimes, purposes
+from trainatomy.analysis.stream_uses import peak_range
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint, Verdict
 from trainatomy.results.trace import AllocationTrace, DriverCall
 
@@ -49,7 +50,7 @@ class MemoryAnalysis:
 
 
 def analyze_memory(
-    trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, context_bytes: int
+    trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, context_bytes: int, nccl_bytes: int = 0
 ) -> MemoryAnalysis:
     """Replay a trace through the simulated allocator and analyze the outcome.
 
@@ -60,23 +61,30 @@ def analyze_memory(
         settings: The allocator's settings (``PYTORCH_CUDA_ALLOC_CONF``).
         gpu_bytes: The GPU's memory.
         context_bytes: Bytes of it that the CUDA context and the libraries' kernels take.
+        nccl_bytes: Bytes of it that NCCL takes.
     """
     unlimited = replay(trace, settings, device_bytes=gpu_bytes)
-    capacity = gpu_bytes - context_bytes
+    capacity = gpu_bytes - context_bytes - nccl_bytes
     enough = unlimited.peak_reserved_bytes <= capacity
     bounded = unlimited if enough else replay(trace, settings, max(capacity, 0), device_bytes=gpu_bytes)
     shown = bounded if bounded.out_of_memory is None else unlimited
-    return analyze_replay(trace, shown, context_bytes, _out_of_memory_point(trace, bounded))
+    found = analyze_replay(trace, shown, context_bytes, _out_of_memory_point(trace, bounded), nccl_bytes)
+    peaks = peak_range(trace, settings, gpu_bytes, found.memory)
+    return found if peaks is None else replace(found, memory=replace(found.memory, range=peaks))
 
 
 def analyze_replay(
-    trace: AllocationTrace, replayed: Replay, context_bytes: int, failure: OutOfMemoryPoint | None = None
+    trace: AllocationTrace,
+    replayed: Replay,
+    context_bytes: int,
+    failure: OutOfMemoryPoint | None = None,
+    nccl_bytes: int = 0,
 ) -> MemoryAnalysis:
     """Analyze a trace whose replay is known."""
     kinds = purposes(trace, lifetimes(trace))
     held = held_after(trace, replayed.peak_allocated_at) if replayed.peak_allocated_at is not None else []
     return MemoryAnalysis(
-        memory=_memory(trace, replayed, kinds, held, context_bytes),
+        memory=_memory(trace, replayed, kinds, held, context_bytes, nccl_bytes),
         modules=activations_by_module(trace, held, kinds, replayed.block_bytes),
         out_of_memory=failure,
         purposes=kinds,
@@ -88,10 +96,14 @@ def analyze_replay(
 
 
 def verdict(memory: Memory, gpu_bytes: int, out_of_memory: OutOfMemoryPoint | None) -> Verdict:
-    """Return whether a training fits; ``tight``: barely, or only because the allocator frees its cache."""
+    """Return whether a training fits; ``tight``: barely, or only because the allocator frees its cache.
+
+    Where memory depends on timing, it has to fit in the worst case.
+    """
     if out_of_memory is not None:
         return "does not fit"
-    scarce = gpu_bytes - memory.device_bytes < TIGHT_SHARE * gpu_bytes
+    timing = memory.range.reserved_bytes[1] - memory.peak_reserved_bytes if memory.range else 0
+    scarce = gpu_bytes - memory.device_bytes - timing < TIGHT_SHARE * gpu_bytes
     return "tight" if scarce or memory.num_alloc_retries else "fits"
 
 
@@ -154,18 +166,24 @@ def _of_last_step(trace: AllocationTrace, allocations: Sequence[int]) -> tuple[i
 
 
 def _memory(
-    trace: AllocationTrace, replayed: Replay, kinds: Sequence[Purpose], held: Sequence[int], context_bytes: int
+    trace: AllocationTrace,
+    replayed: Replay,
+    kinds: Sequence[Purpose],
+    held: Sequence[int],
+    context_bytes: int,
+    nccl_bytes: int,
 ) -> Memory:
     parts = bytes_by_component(held, kinds, replayed.block_bytes)
+    outside = {"nccl": nccl_bytes} if nccl_bytes else {}
     cache = replayed.peak_reserved_bytes - replayed.peak_allocated_bytes
     loaded = next((mark.event for mark in trace.marks if mark.name == "loaded"), 0)
     return Memory(
         peak_allocated_bytes=replayed.peak_allocated_bytes,
         peak_reserved_bytes=replayed.peak_reserved_bytes,
-        device_bytes=replayed.peak_reserved_bytes + context_bytes,
+        device_bytes=replayed.peak_reserved_bytes + context_bytes + nccl_bytes,
         peak_requested_bytes=_peak_requested(trace, set(replayed.skipped_workspaces)),
         model_bytes=replayed.allocated_bytes[loaded - 1] if loaded else 0,
-        components=Components.from_dict({**parts, "cache": cache, "context": context_bytes}),
+        components=Components.from_dict({**parts, **outside, "cache": cache, "context": context_bytes}),
         lines=breakdown_lines(held, kinds, replayed.block_bytes),
         peak=_instant(trace, replayed.peak_allocated_at),
         num_alloc_retries=replayed.num_alloc_retries,

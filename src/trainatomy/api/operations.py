@@ -61,13 +61,14 @@ def _breakdown(
     """Return the breakdown of a simulated step, beside a profile of it if there is one."""
     from trainatomy.analysis.operations import analyze_operations, bytes_by_group
     from trainatomy.analysis.published_layer import SCOPE, published_notes, published_shares
-    from trainatomy.prediction import context_bytes
+    from trainatomy.prediction import context_bytes, nccl_bytes_of
     from trainatomy.timing.cost_model import cost_model_of, tensor_cores_for_fp32
     from trainatomy.workload.encoder_layer import is_encoder_layer
 
     gpu, trace, operations = workload.resolve_gpu(), simulation.trace, simulation.operations
     allocator = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
-    memory = analyze_memory(trace, allocator, gpu.memory_bytes, context_bytes(workload, simulation))
+    outside = context_bytes(workload, simulation), nccl_bytes_of(workload, simulation)
+    memory = analyze_memory(trace, allocator, gpu.memory_bytes, *outside)
     tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=workload.parallel.links(gpu))
     predicted = _predict_times(operations, cost_model)

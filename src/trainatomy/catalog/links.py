@@ -45,6 +45,8 @@ class Link:
         beyond: Link between more GPUs than that.
         latency: Seconds that each step takes beyond NCCL's own.
         like: Link whose measured points stand in where this one has none.
+        buffers_on_gpu: False if NCCL's buffers for it are in host memory.
+        source: Source of the figures.
     """
 
     id: str
@@ -56,6 +58,8 @@ class Link:
     beyond: str = ""
     latency: float = 0.0
     like: str = ""
+    buffers_on_gpu: bool = True
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,9 @@ def _link(name: str, gpu: GPU | None = None, kind: LinkKind = "pcie") -> Link:
     """Return a link by its name, or one of a given speed."""
     entry = read_yaml("links.yaml")["links"].get(name)
     if entry is None:
-        return Link("", f"{(_speed(name) or 0) / 1e9:.3g} GB/s", kind, _speed(name) or 0.0)
+        return Link(
+            "", f"{(_speed(name) or 0) / 1e9:.3g} GB/s", kind, _speed(name) or 0.0, source="given by the workload"
+        )
     speed = float(entry.get("bytes_per_second", 0.0))
     if "share" in entry:
         sheet = (gpu.links.get("nvlink") if gpu else None) or _usual_nvlink(name)
@@ -178,6 +184,8 @@ def _link(name: str, gpu: GPU | None = None, kind: LinkKind = "pcie") -> Link:
         entry.get("beyond", ""),
         entry.get("latency_us", 0.0) * 1e-6,
         entry.get("like", ""),
+        not entry.get("through_host", False),
+        " ".join(entry["source"].split()),
     )
 
 

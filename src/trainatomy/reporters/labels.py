@@ -30,10 +30,18 @@ COMPONENTS = {
 }
 """Labels by the names of ``Components``, in display order: tensors in colour, cache and context in grey."""
 
+OTHER_COMPONENTS = {
+    "gathered_weights": ComponentLabel("gathered weights", "H", "bright_cyan", "#86b3d9"),
+    "communication_buffers": ComponentLabel("communication buffers", "B", "bright_magenta", "#b05c8f"),
+    "nccl": ComponentLabel("NCCL (outside PyTorch)", "N", "bright_white", "#6b7683"),
+}
+"""Labels of the components that only trainings on several GPUs have."""
+
 
 def component(name: str) -> ComponentLabel:
     """Return the label of a component; one that is not standard is shown by its name."""
-    return COMPONENTS.get(name) or ComponentLabel(name.replace("_", " "), "+", "bright_magenta", "#b05c8f")
+    known = COMPONENTS.get(name) or OTHER_COMPONENTS.get(name)
+    return known or ComponentLabel(name.replace("_", " "), "+", "bright_magenta", "#b05c8f")
 
 
 VERDICT_STYLES = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
@@ -154,6 +162,9 @@ NVML_FIGURES = {
 
 TIMES = {
     "gpu_seconds": "GPU time",
+    "communication": "communication",
+    "exposed": "  of it exposed",
+    "scaling": "scaling efficiency",
     "host_seconds": "CPU time",
     "flop_per_second": "FLOP per second",
     "model_flop_utilisation": "model FLOP utilisation",
@@ -171,6 +182,9 @@ FACTS = {
     "allocator": "allocator settings",
     "gpu_memory": "GPU memory",
     "context": "context and kernels",
+    "link": "link between GPUs",
+    "network": "link between machines",
+    "nccl": "NCCL's memory",
 }
 """Titles of the facts that a prediction rests on."""
 

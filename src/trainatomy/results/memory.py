@@ -18,9 +18,10 @@ Verdict = Literal["fits", "tight", "does not fit"]
 class Components:
     """Bytes by purpose, for the eight standard components and any ``others``.
 
-    All but ``cache`` and ``context`` are blocks of the allocator, rounding included.  ``weights`` includes the 16-bit
-    copies that autocast keeps during a forward pass.  ``functionality`` holds inputs and library workspaces.
-    ``others`` holds components that only some trainings have (communication buffers, gathered weights), by name.
+    All but ``cache``, ``context`` and ``nccl`` are blocks of the allocator, rounding included.  ``weights`` includes
+    the 16-bit copies that autocast keeps during a forward pass.  ``functionality`` holds inputs and library workspaces.
+    ``others`` holds components that only some trainings have, by name: ``gathered_weights`` and
+    ``communication_buffers`` of the allocator, and ``nccl``, what NCCL holds outside of it.
     """
 
     weights: int = 0
@@ -49,9 +50,11 @@ class Components:
         return int(getattr(self, name)) if name in STANDARD_COMPONENTS else self.others.get(name, 0)
 
     def as_dict(self) -> dict[str, int]:
-        """Return bytes by name in display order: the standard components with ``others`` before the cache."""
+        """Return bytes by name in display order: tensors with ``others``, the cache, and what is outside of it."""
         tensors = {name: self[name] for name in STANDARD_COMPONENTS[:-2]}
-        return {**tensors, **self.others, "cache": self.cache, "context": self.context}
+        outside = {name: self.others[name] for name in OUTSIDE if name in self.others}
+        inside = {name: size for name, size in self.others.items() if name not in outside}
+        return {**tensors, **inside, "cache": self.cache, "context": self.context, **outside}
 
     @property
     def total_bytes(self) -> int:
@@ -61,6 +64,17 @@ class Components:
 
 STANDARD_COMPONENTS = tuple(each.name for each in fields(Components) if each.name != "others")
 """Names of the components that every training has, in display order; the last two lie outside of tensors."""
+
+OUTSIDE = ("nccl",)
+"""Names of the ``others`` that lie outside PyTorch's allocator."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeakRange:
+    """Lowest and highest peaks where memory waits for other streams, which depends on timing (``record_stream``)."""
+
+    allocated_bytes: tuple[int, int]
+    reserved_bytes: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +115,8 @@ class Memory:
     """Memory held by the allocator and the driver at the peak, in bytes.
 
     ``peak_requested_bytes`` is before rounding to the allocator's blocks; ``model_bytes`` is allocated once the model
-    is loaded; ``lines`` are the parts of the components.
+    is loaded; ``lines`` are the parts of the components.  ``range`` is given where the peaks depend on timing; the
+    other figures are then the low end: memory is free as soon as its tensor dies.
     """
 
     peak_allocated_bytes: int
@@ -113,6 +128,7 @@ class Memory:
     lines: tuple[Line, ...]
     peak: Instant
     num_alloc_retries: int
+    range: PeakRange | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ allocator and the memory breakdown read both alike.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -83,6 +84,19 @@ class StreamUse(NamedTuple):
     stream: int
 
 
+class CPUWait(NamedTuple):
+    """The CPU waits for the GPU.
+
+    Attributes:
+        event: Number of events before the wait.
+        done: For each stream that is waited for, number of events before the last work that is then done; None: all
+            streams are done.
+    """
+
+    event: int
+    done: Mapping[int, int] | None
+
+
 @dataclass(slots=True)
 class AllocationTrace:
     """Events of one process on one GPU, with the origin of each allocation.
@@ -96,6 +110,7 @@ class AllocationTrace:
             the decision that each belongs to, as a library decides once for all equal calls.
         rank: Rank of the process in a training on several GPUs.
         stream_uses: Calls of ``Tensor.record_stream``.  The simulated allocator does not wait for these streams.
+        cpu_waits: Waits of the CPU for streams, where memory depends on them.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -105,3 +120,4 @@ class AllocationTrace:
     choices: dict[int, int] = field(default_factory=dict)
     rank: int = 0
     stream_uses: list[StreamUse] = field(default_factory=list)
+    cpu_waits: list[CPUWait] = field(default_factory=list)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,13 +17,14 @@ from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Rule, Scratch
 from trainatomy.operators.registry import find, libraries_of
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, StreamUse
+from trainatomy.simulator.cpu_waits import CPUWaits
 from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED, DataDependentSizes, ScalarReads, assumed_values
 from trainatomy.simulator.inplace import FreshZeros, GradientReferences, is_dense
 from trainatomy.simulator.meta_results import MetaResults
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operations import OperationWriter
 from trainatomy.simulator.storages import Storages
-from trainatomy.simulator.streams import Streams
+from trainatomy.simulator.streams import Streams, SyncKind
 from trainatomy.simulator.values import LIKE_FACTORIES, Values
 
 _DISABLED = torch._C.DisableTorchFunction
@@ -73,6 +75,7 @@ class Recorder(TorchDispatchMode):
     """
 
     communicates = False
+    groups: Mapping[tuple[int, ...], set[str]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -107,7 +110,9 @@ class Recorder(TorchDispatchMode):
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._taken_over = False
         self.operations = OperationWriter(storages, modules, self._number_at, lambda: len(self.trace.events))
-        self.streams = Streams(device, self.operations.write_sync)
+        self._waits = CPUWaits()
+        self.trace.cpu_waits = self._waits.noted
+        self.streams = Streams(device, self._synchronize)
         self.operations.streams = self.streams
 
     # -- allocation trace ----------------------------------------------------------------------------------------------
@@ -139,6 +144,11 @@ class Recorder(TorchDispatchMode):
         number = self.number_of(tensor)
         if number is not None and number >= 0:
             self.trace.stream_uses.append(StreamUse(len(self.trace.events), number, stream.stream_id))
+
+    def _synchronize(self, kind: SyncKind, stream: int, event: int) -> None:
+        """Note a synchronisation of streams (see ``Streams``)."""
+        self.operations.write_sync(kind, stream, event)
+        self._waits.synchronize(kind, stream, event, len(self.trace.events))
 
     @property
     def phase(self) -> str:
@@ -217,6 +227,8 @@ class Recorder(TorchDispatchMode):
             facts = self._facts.get(id(func)) or self._look_up(func)
             name = facts.name
             event, self._taken_over = len(self.trace.events), False
+            if self.trace.stream_uses and (facts.reads or facts.sized):
+                self._waits.read(self.streams.executing.stream_id, event)
             result = self.scalar_reads.answer(name, args) if facts.reads else None
             if self.functions is not None:
                 self.functions.append(func if result is None else (func, result))

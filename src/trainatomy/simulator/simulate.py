@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -53,6 +53,7 @@ class Simulation:
         notes: Sentences about the description for the reader.
         operations: Operations of the last step.
         tokens_per_sample: Tokens that the model reads for each sample, None where it reads none.
+        communicators: Kinds of collectives by the ranks of each group that this process communicated in.
     """
 
     trace: AllocationTrace
@@ -65,6 +66,7 @@ class Simulation:
     operations: Operations = field(default_factory=Operations)
     tokens_per_sample: int | None = None
     weights_dtype: str = "float32"
+    communicators: Mapping[tuple[int, ...], frozenset[str]] = field(default_factory=dict)
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -209,6 +211,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int) -> S
     return Simulation(
         trace=recorder.trace,
         parameters=described.parameters,
+        communicators={ranks: frozenset(kinds) for ranks, kinds in recorder.groups.items()},
         trainable_parameters=described.trainable_parameters,
         steps=steps,
         torch_version=version,

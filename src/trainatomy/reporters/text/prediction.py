@@ -25,11 +25,15 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True)))
     if prediction.time is not None:
         parts.append(Text(sentences.step_time(prediction.time, fits=prediction.fits)))
+        if prediction.time.communication is not None:
+            parts.append(Text(sentences.all_ranks(prediction.time.communication)))
     parts.append(section(f"{prediction.name}: {SECTIONS['peak']}", Breakdown(memory)))
     parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
     if prediction.other_ranks:
         parts.append(section(SECTIONS["ranks"], _ranks(prediction)))
     parts.append(section(SECTIONS["counters"], counters(memory)))
+    if memory.range is not None:
+        parts.append(Text(sentences.peak_range(memory.range)))
     if prediction.modules:
         table = modules_table(prediction.modules, memory.components.activations)
         parts.append(section(SECTIONS["modules"], table))
@@ -81,6 +85,11 @@ def _time(time: Time) -> Table:
     for phase, spent in time.phases.items():
         if spent:
             table.add_row(*(Text(cell, style="dim") for cell in (f"  {PHASES.get(phase, phase)}", seconds(spent))))
+    if (shared := time.communication) is not None:
+        table.add_row(TIMES["communication"], seconds(shared.seconds), f"over {sentences.links(shared)}")
+        table.add_row(TIMES["exposed"], seconds(shared.exposed_seconds), "the GPU does nothing else")
+        efficiency = percent(shared.scaling_efficiency, 1)
+        table.add_row(TIMES["scaling"], efficiency, "of the same step without exposed communication")
     table.add_row(TIMES["host_seconds"], seconds(time.host_seconds), f"to launch the kernels, on {time.host}")
     table.add_row(TIMES["flop_per_second"], flop_of(time.flop_per_second), f"{flop_of(time.flop)}FLOP per step")
     if time.model_flop_utilisation is not None:

@@ -1,0 +1,62 @@
+"""Memory that NCCL holds on a GPU outside PyTorch's allocator: kernels, and buffers of each communicator.
+
+A communicator has channels, and a channel has a connection to each neighbour of its ring, with buffers for each
+protocol.  NCCL connects what a collective needs when it is first used: rings, the switch's multicast buffers (NVLS),
+and every peer for all-to-all, sends and receives.  The sizes are in ``catalog/links.yaml`` (``memory``).
+
+Not modelled: communicators that share buffers (``ncclCommSplit`` with shared resources), registered user buffers, and
+two communicators over the same ranks, which count as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.links import Links
+
+_PEER_TO_PEER = frozenset({"all_to_all", "send", "recv", "gather", "scatter"})
+
+
+def nccl_bytes(communicators: Mapping[tuple[int, ...], Collection[str]], rank: int, links: Links | None) -> int:
+    """Return the bytes that NCCL holds on the GPU of a rank.
+
+    Args:
+        communicators: Kinds of collectives by the ranks of each group that the rank is in.
+        rank: The rank.
+        links: Links between the GPUs; None: there is one GPU.
+    """
+    used = {ranks: kinds for ranks, kinds in communicators.items() if len(ranks) > 1}
+    if links is None or not used:
+        return 0
+    process: int = read_yaml("links.yaml")["memory"]["process_bytes"]
+    return process + sum(_communicator(ranks, kinds, rank, links) for ranks, kinds in used.items())
+
+
+def nccl_source() -> str:
+    """Return where the sizes come from."""
+    return "buffers per channel and connection in NCCL's source; kernels as measured on H200s"
+
+
+def _communicator(ranks: tuple[int, ...], kinds: Collection[str], rank: int, links: Links) -> int:
+    sizes: Mapping[str, Any] = read_yaml("links.yaml")["memory"]
+    node = rank // links.gpus_per_node
+    here = sum(each // links.gpus_per_node == node for each in ranks)
+    link, crosses = links.within(here), here < len(ranks)
+    peers = sizes["peer_bytes"] * _peers(len(ranks), kinds) if link.buffers_on_gpu or crosses else 0
+    if not set(kinds) - _PEER_TO_PEER:
+        return int(peers)
+    for entry in sizes["measured"]:
+        if (entry["link"], entry["ranks"]) == (link.id, len(ranks)) and not crosses:
+            return int(entry["bytes"] + peers)
+    rings = sizes["channels"].get(link.kind, 0) * sizes["connection_bytes"] if here > 1 and link.buffers_on_gpu else 0
+    multicast = sizes["multicast_bytes_per_gpu"] * here if link.multicast and here > 2 else 0
+    return int(peers + rings + multicast + sizes["network_bytes"] * crosses)
+
+
+def _peers(ranks: int, kinds: Collection[str]) -> int:
+    """Return the number of ranks that a rank exchanges messages with directly."""
+    if {"all_to_all", "gather", "scatter"} & set(kinds):
+        return ranks - 1
+    return int("send" in kinds) + int("recv" in kinds)

@@ -1,0 +1,61 @@
+"""Memory that waits for other streams: it is free at once, or when the CPU has waited for them."""
+
+from __future__ import annotations
+
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.memory import analyze_memory, verdict
+from trainatomy.analysis.stream_uses import released_late
+from trainatomy.results.trace import AllocationTrace, CPUWait, Event, Origin, StreamUse
+from trainatomy.simulator.cpu_waits import CPUWaits
+
+MIB = 2**20
+SIZE = 64 * MIB
+
+
+def trace(*waits: CPUWait, uses: int = 1) -> AllocationTrace:
+    """Allocate, free, and allocate again; another stream uses the first tensor."""
+    events = [Event("alloc", 0, SIZE), Event("free", 0, 0), Event("alloc", 1, SIZE), Event("free", 1, 0)]
+    origins = [Origin("aten::empty", "", "forward", 0)] * 2
+    return AllocationTrace(events, origins, stream_uses=[StreamUse(1, 0, 3)] * uses, cpu_waits=list(waits))
+
+
+def actions(found: AllocationTrace) -> list[tuple[str, int]]:
+    return [(event.action, event.allocation) for event in found.events]
+
+
+AT_ONCE = [("alloc", 0), ("free", 0), ("alloc", 1), ("free", 1)]
+NEVER = [("alloc", 0), ("alloc", 1), ("free", 1)]
+
+
+def test_a_release_waits_for_the_cpu() -> None:
+    assert actions(released_late(trace())) == NEVER
+    assert actions(released_late(trace(CPUWait(2, {3: 2})))) == AT_ONCE
+    assert actions(released_late(trace(CPUWait(2, None)))) == AT_ONCE
+    assert actions(released_late(trace(CPUWait(3, {3: 3})))) == [("alloc", 0), ("alloc", 1), ("free", 0), ("free", 1)]
+
+
+def test_waiting_for_earlier_work_or_another_stream_is_not_enough() -> None:
+    assert actions(released_late(trace(CPUWait(2, {3: 1})))) == NEVER
+    assert actions(released_late(trace(CPUWait(2, {0: 2})))) == NEVER
+
+
+def test_the_range_reaches_from_one_to_the_other() -> None:
+    settings = AllocatorSettings()
+    memory = analyze_memory(trace(), settings, 10 * SIZE, 0).memory
+    assert memory.range is not None
+    assert memory.range.allocated_bytes == (SIZE, 2 * SIZE)
+    assert memory.range.reserved_bytes == (SIZE, 2 * SIZE)
+    assert memory.peak_allocated_bytes == SIZE
+    assert analyze_memory(trace(uses=0), settings, 10 * SIZE, 0).memory.range is None
+    assert verdict(memory, 10 * SIZE, None) == "fits" and verdict(memory, 2 * SIZE, None) == "tight"
+
+
+def test_a_stream_is_done_with_what_it_has_waited_for() -> None:
+    waits = CPUWaits()
+    waits.synchronize("record", 3, 0, 5)
+    waits.synchronize("wait", 0, 0, 6)
+    waits.synchronize("record", 0, 1, 7)
+    waits.synchronize("cpu_wait", 0, 1, 9)
+    waits.read(3, 10)
+    waits.synchronize("cpu_wait", -1, -1, 11)
+    assert waits.noted == [CPUWait(9, {3: 5, 0: 7}), CPUWait(10, {3: 10}), CPUWait(11, None)]
