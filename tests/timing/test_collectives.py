@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
 import pytest
 
 from trainatomy.catalog import links as catalog
+from trainatomy.catalog.calibrations import CollectivePoint
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpus
-from trainatomy.catalog.links import Links, Point, bus_bytes, find_link, links_of, points_of
+from trainatomy.catalog.links import Point, bus_bytes, find_link, links_of, points_of, with_points
 from trainatomy.errors import WorkloadError
 from trainatomy.operators.cost import nccl
 from trainatomy.operators.cost.nccl import collective_seconds
@@ -110,10 +112,11 @@ def test_an_unknown_link_is_refused(text: str) -> None:
 
 def test_ones_own_points_come_first() -> None:
     links = links_of(H200, 2)
-    slow = Point("all_reduce", GIB, 1.0, links, 2)
-    mine = Links(links.intra, None, links.generation, 2, (slow,))
+    mine = with_points(links, [CollectivePoint("all_reduce", 2, 1, GIB, 1.0)])
     assert collective_seconds("all_reduce", GIB, 2, 1, mine) == pytest.approx(1.0)
     assert collective_seconds("all_reduce", GIB, 2, 1, links) < 0.01
+    across = replace(links_of(H200, 2, 2), measured=mine.measured)
+    assert collective_seconds("all_reduce", GIB, 4, 2, across) < 0.1, "it was not measured between machines"
 
 
 def test_what_joins_the_machines_is_assumed_where_nobody_says() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trainatomy.catalog.files import close_names, read_yaml
 from trainatomy.catalog.gpus import GPU, find_gpu
 from trainatomy.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from trainatomy.catalog.calibrations import CollectivePoint
 
 LinkKind = Literal["nvlink", "pcie", "network"]
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
@@ -126,6 +129,12 @@ def links_of(gpu: GPU, gpus: int, nodes: int = 1, intra: str | None = None, inte
         gpus,
         assumed=nodes > 1 and inter is None,
     )
+
+
+def with_points(links: Links, points: Iterable[CollectivePoint]) -> Links:
+    """Return the links with collectives that a calibration timed on them, which come before those that ship."""
+    found = tuple(Point(one.kind, one.bytes, one.seconds, links, one.ranks, one.nodes) for one in points)
+    return replace(links, measured=found) if found else links
 
 
 def generation_of(gpu: GPU) -> Generation:

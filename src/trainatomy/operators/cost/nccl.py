@@ -225,7 +225,8 @@ def _correction(size: int, protocol: str) -> float:
 
 def _ratio(collective: str, found: Estimate, group: Group) -> float:
     """Return measured over estimated time, interpolated between measured points; 1 where none applies."""
-    points = _relevant_points(collective, group.link, group.links.measured)
+    own = tuple(point for point in group.links.measured if (point.nodes > 1) == (group.nodes > 1))
+    points = _relevant_points(collective, group.link, own)
     if not points:
         return 1.0
     weights = [(1.0 / (_distance(found, group.ranks, one) + _SOFTENING) ** 2, one.log_ratio) for one in points]
