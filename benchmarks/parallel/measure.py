@@ -1,8 +1,8 @@
 """Measure the cases on this machine's GPUs: ``python benchmarks/parallel/measure.py --out records/h200x2.jsonl``.
 
 One call of torchrun starts a process for each GPU; it loads the libraries once and forks for each case, so that CUDA
-and NCCL are new in each.  Each measurement becomes a line of the file at once, each failure a line of FILE.failed; a second
-call resumes (and repeats what failed).  ``--list`` prints what would run.
+and NCCL are new in each.  Each measurement becomes a line of the file at once, each failure a line of FILE.failed; a
+second call resumes (and repeats what failed).  ``--list`` prints what would run.
 """
 
 from __future__ import annotations

@@ -47,8 +47,9 @@ def ops(
     workload = with_settings(workload, settings)
     loaded = load_calibration(calibration, [workload])
     if measured:
-        from trainatomy.measurement.device.visible import require_gpu
+        from trainatomy.measurement.device.visible import refuse_several_gpus, require_gpu
 
+        refuse_several_gpus(workload.parallel, "a profile is of")
         require_gpu()
     simulation = simulate(workload, workload.resolve_gpu(), trust_remote_code=trust_remote_code)
     profile = _profile(workload, simulation.operations) if measured else None

@@ -10,7 +10,7 @@ import contextlib
 import os
 from datetime import UTC, datetime
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -124,6 +124,10 @@ class LiveMeasurement:
         breakdown = self._breakdown(window, totals) if window.is_complete else None
         notes = [*history_notes(is_complete=window.is_complete, is_users=self._history.is_users)]
         notes += utilization_notes(self._before, after)
+        if (place := process_place()).size > 1:
+            notes.append(
+                f"this is rank {place.rank} of {place.size}: memory and rates are those of its own GPU and samples"
+            )
         if self._message and self._status == "completed":
             notes.append(f"the loop was ended by {self._message}")
         if breakdown is not None:
@@ -210,7 +214,23 @@ class LiveMeasurement:
             tokens_per_second=_rate(self.recorder.tokens, self._stopwatch.seconds),
             out_of_memory=breakdown.out_of_memory if breakdown else None,
             notes=notes,
+            rank=process_place().rank,
         )
+
+
+class ProcessPlace(NamedTuple):
+    """A process of a user's training: its rank, and the number of processes."""
+
+    rank: int
+    size: int
+
+
+def process_place() -> ProcessPlace:
+    """Return this process's place in its process group; a process without one is alone."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return ProcessPlace(distributed.get_rank(), distributed.get_world_size())
+    return ProcessPlace(0, 1)
 
 
 def _with_checkpointing(workload: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:

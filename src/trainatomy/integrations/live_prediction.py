@@ -12,6 +12,7 @@ import torch
 from trainatomy.api import predict
 from trainatomy.catalog.gpus import gpus
 from trainatomy.errors import WorkloadError
+from trainatomy.integrations.live_measurement import process_place
 from trainatomy.simulator.live import on_meta
 from trainatomy.training.checkpointing import checkpointed_every, checkpointed_layers
 
@@ -45,6 +46,14 @@ def predict_live(
         measurement: The measurement.
         autocast: The dtype in which modules computed under autocast.
     """
+    if (place := process_place()).size > 1:
+        warnings.warn(
+            f"no prediction: a live model is predicted on one GPU, and this training has {place.size} processes; "
+            "`trainatomy predict --gpus` predicts it from a description",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
     gpu = next((gpu for gpu in gpus() if gpu.device_name == measurement.gpu), None)
     if gpu is None:
         warnings.warn(

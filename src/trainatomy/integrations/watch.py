@@ -105,9 +105,13 @@ class Watch:
         print_summary(self)
 
     def write(self, folder: str | os.PathLike[str], command: str = "trainatomy.watch") -> str | None:
-        """Write a record into a folder of records and return its path (``None`` without a GPU)."""
+        """Write a record into a folder of records and return its path.
+
+        Returns ``None`` without a GPU, and in every process but rank 0 of a training on several: one training has one
+        record.
+        """
         measurement = self.result()
-        if measurement is None:
+        if measurement is None or measurement.rank != 0:
             return None
         from trainatomy.records.create import make_record
         from trainatomy.records.store import Store

@@ -15,7 +15,7 @@ from trainatomy.reporters.settings import may_change, plan_name
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.difference import Difference
 from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, GPUOption, Price, Remedy, Shortage
-from trainatomy.results.measurement import Measurement
+from trainatomy.results.measurement import Measurement, RankMeasurement
 from trainatomy.results.operation_breakdown import OperationBreakdown
 from trainatomy.results.plan import Plan, Scaling
 from trainatomy.results.prediction import Prediction
@@ -123,7 +123,16 @@ def measurement_to_json(measurement: Measurement, prediction: Prediction | None)
     if prediction is not None:
         gap = {name: relative_gap(measurement, prediction, name) for name in COMPARED}
         gap["components"] = component_gaps(measurement, prediction)
+        if measurement.other_ranks:
+            gap["ranks"] = {str(number): rank_gaps(rank, prediction) for number, rank in measurement.ranks.items()}
     return {**to_json(measurement), "prediction": prediction and to_json(prediction), "gap": gap}
+
+
+def rank_gaps(rank: RankMeasurement, prediction: Prediction) -> dict[str, float | None]:
+    """Return predicted / measured - 1 of each of ``COMPARED`` in a rank; one without a prediction is like rank 0."""
+    memory = prediction.ranks.get(rank.rank, prediction.ranks[0]).memory
+    measured = {name: getattr(rank, name) if rank.status == "completed" else None for name in COMPARED}
+    return {name: getattr(memory, name) / size - 1 if size else None for name, size in measured.items()}
 
 
 def component_gaps(measurement: Measurement, prediction: Prediction) -> dict[str, float] | None:

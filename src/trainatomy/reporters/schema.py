@@ -102,7 +102,9 @@ def measurement_schema() -> Schema:
     definitions["Prediction"] = _tagged(Prediction, PREDICTION, definitions)
     body = _tagged(Measurement, MEASUREMENT, definitions)
     shares = {"type": ["object", "null"], "additionalProperties": {"type": "number"}}
-    gap = _object({**{name: {"type": ["number", "null"]} for name in COMPARED}, "components": shares})
+    compared: Schema = {name: {"type": ["number", "null"]} for name in COMPARED}
+    gap = _object({**compared, "components": shares})
+    gap["properties"]["ranks"] = {"type": "object", "additionalProperties": _object(compared)}
     body["properties"] |= {
         "prediction": {"anyOf": [{"$ref": "#/$defs/Prediction"}, _NULL]},
         "gap": {"anyOf": [gap, _NULL]},

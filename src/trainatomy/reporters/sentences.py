@@ -365,3 +365,12 @@ def _multiples_of_8(fitting: Sequence[Candidate]) -> list[str]:
     gain = sizes[odd].samples_per_second / sizes[below].samples_per_second - 1
     compared = f"{percent(abs(gain), 1)} {'more' if gain > 0 else 'fewer'} samples per second than batch {below}"
     return [f"Batch {odd} is not a multiple of 8 and reaches {compared}."]
+
+
+FIRST_COLLECTIVE = "NCCL: what its first collective took outside of PyTorch's allocator."
+
+
+def same_prediction(ranks: Sequence[int]) -> str:
+    """Return a sentence on ranks that are shown with the prediction of rank 0."""
+    which = f"Rank {ranks[0]} is" if len(ranks) == 1 else f"Ranks {ranks[0]} to {ranks[-1]} are"
+    return f"{which} predicted as rank 0, which does the same."

@@ -137,6 +137,7 @@ def prepare(
     machine = machines.this_machine()
     options.check()
     refuse_era(workloads)
+    machines.check_gpus(workloads)
     here = machine.resolve_gpu()
     if here is not None and not options.keep_gpus:
         workloads = [workload.replace("gpu", here.id) for workload in workloads]

@@ -9,10 +9,14 @@ from trainatomy.catalog.gpus import GPU, find_gpu
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.libraries import version_of
 from trainatomy.measurement.device import nvml
+from trainatomy.measurement.device.visible import require_gpus
 from trainatomy.measurement.measure import require_gpu
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from trainatomy.results.measurement import Measurement
+    from trainatomy.workload.schema import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,18 @@ class Machine:
         if self.driver and measurement.driver != self.driver:
             return False
         return all(version_of(name) == version for name, version in measurement.versions.items() if name != "cuda")
+
+
+def check_gpus(workloads: Iterable[Workload]) -> None:
+    """Check that this machine has the GPUs of every training.
+
+    Raises:
+        DeviceError: It has fewer.
+        WorkloadError: A training runs on several machines.
+    """
+    for workload in workloads:
+        if workload.parallel.world_size > 1:
+            require_gpus(workload.parallel)
 
 
 def this_machine() -> Machine:

@@ -62,6 +62,7 @@ def measure_and_record(
         TrainatomyError: Records cannot be written.
     """
     refuse_era([workload])
+    machines.check_gpus([workload])
     here = machines.this_machine().resolve_gpu()
     if here is not None and not options.keep_gpus:
         workload = workload.replace("gpu", here.id)

@@ -14,10 +14,10 @@ from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
 from trainatomy.reporters.labels import CALIBRATION, SECTIONS
 from trainatomy.reporters.text.rendering import bullets, figures, section
-from trainatomy.units import count_of, exact_bytes, human_bytes
+from trainatomy.units import count_of, exact_bytes, human_bytes, seconds
 
 if TYPE_CHECKING:
-    from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.catalog.calibrations import Calibration, CollectivePoint
     from trainatomy.timing.findings import Finding
 
 _HUB = "https://huggingface.co/"
@@ -113,9 +113,22 @@ def calibration_page(calibration: Calibration, left_out: Sequence[str]) -> Group
         rows = [one for one in found if one.unit == unit]
         if rows:
             parts.append(section(title, _findings(rows, unit)))
+    if calibration.collectives:
+        parts.append(section(SECTIONS["collectives"], _collectives(calibration.collectives)))
     if left_out:
         parts.append(section(SECTIONS["not_measured"], bullets(tuple(left_out))))
     return Group(*parts)
+
+
+def _collectives(points: Sequence[CollectivePoint]) -> Table:
+    """Return the time of the smallest message, and the bytes per second of the largest, of each kind."""
+    table = figures("", "", numbers=("smallest", "largest", "GB/s"))
+    for kind, ranks in dict.fromkeys((one.kind, one.ranks) for one in points):
+        rows = sorted((one for one in points if (one.kind, one.ranks) == (kind, ranks)), key=lambda one: one.bytes)
+        first, last = rows[0], rows[-1]
+        times = [f"{human_bytes(one.bytes)} in {seconds(one.seconds)}" for one in (first, last)]
+        table.add_row(kind, f"{ranks} GPUs", *times, f"{last.bytes / last.seconds / 1e9:,.1f}")
+    return table
 
 
 def _findings(rows: Sequence[Finding], unit: str) -> Table:

@@ -9,6 +9,7 @@ from rich.text import Text
 from trainatomy.reporters import sentences
 from trainatomy.reporters.labels import COLUMNS, FIGURES, NVML_FIGURES, SECTIONS, STATUS_STYLES
 from trainatomy.reporters.text.memory import MeasuredBreakdown, modules_table
+from trainatomy.reporters.text.ranks import ranks_section
 from trainatomy.reporters.text.rendering import bullets, figures, grid, section
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
@@ -39,6 +40,8 @@ def measurement_page(measurement: Measurement, prediction: Prediction | None) ->
     if measurement.memory is not None:
         parts.append(_breakdown(measurement, prediction))
     parts.append(section(SECTIONS["totals"], _totals(measurement, prediction)))
+    if measurement.other_ranks:
+        parts.append(section(SECTIONS["measured_ranks"], ranks_section(measurement, prediction)))
     if measurement.stages:
         parts.append(section(SECTIONS["stages"], _stages(measurement)))
     if measurement.timed_step_seconds:
@@ -129,6 +132,12 @@ def _time(measurement: Measurement) -> list[str]:
         tokens = measurement.tokens_per_second
         more = "" if tokens is None else f", {rate(tokens)} tokens/s"
         lines.append(f"{rate(measurement.samples_per_second)} samples/s{more}")
+    if (synchronized := measurement.synchronized_step_seconds) is not None:
+        slower = signed_percent(synchronized - step, step, 1)
+        lines.append(f"{seconds(synchronized)} per step with the CPU waiting for the GPU after each ({slower})")
+    if len(measurement.ranks) > 1:
+        slowest = max(measurement.ranks.values(), key=lambda rank: rank.step_seconds or 0.0)
+        lines.append(f"{seconds(slowest.step_seconds or 0.0)} per step in the slowest rank, {slowest.rank}")
     if (recorded := measurement.recorded_step_seconds) is not None:
         overhead = signed_percent(recorded - step, step, 1)
         lines.append(f"{seconds(recorded)} per step while allocations were recorded ({overhead})")
