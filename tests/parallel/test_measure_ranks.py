@@ -35,26 +35,36 @@ def processes() -> Iterator[RankProcesses]:
             yield launched
 
 
-def workload(train: Mapping[str, Any] | None = None, **parallel: Any) -> Workload:
+def workload(train: Mapping[str, Any] | None = None, loop: str = "pytorch", **parallel: Any) -> Workload:
     return Workload.from_mapping(
         {
             "model": {"class": "LlamaForCausalLM", "config": CONFIG},
             "data": {"sequence_length": 8},
-            "loop": "pytorch",
+            "loop": loop,
             "train": {"per_device_train_batch_size": 2, **(train or {})},
             "parallel": {"gpus": 2, **parallel},
         }
     )
 
 
+class FakeGpus:
+    """The launch, with the fake GPU in each task; ``more`` are arguments for it."""
+
+    def __init__(self, processes: RankProcesses, more: Mapping[str, Any]) -> None:
+        self.processes, self.more = processes, more
+
+    def __enter__(self) -> FakeGpus:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, task: RankTask, *rest: Any) -> Any:
+        arguments = {**task.arguments, **self.more}
+        return self.processes.run(RankTask(task.name, "rank_tasks:measured_on_cpu", arguments), *rest)
+
+
 def run(processes: RankProcesses, described: Workload, **more: Any) -> measuring.RankRuns:
-    class WithMore:
-        """The launch, with arguments for the fake GPU in each task."""
-
-        def run(self, task: RankTask, *rest: Any) -> Any:
-            return processes.run(RankTask(task.name, "rank_tasks:measured_on_cpu", {**task.arguments, **more}), *rest)
-
-    found: Any = WithMore()
+    found: Any = FakeGpus(processes, more)
     return measuring.run_in_ranks(found, jobs_for(described, 5, components=False)[0], TimeLimit(120.0), lambda _: None)
 
 
@@ -80,6 +90,25 @@ def test_every_strategy_is_measured_in_every_rank(processes: RankProcesses, para
     share = 2 if "tp_size" in parallel else 4
     assert found.samples_per_second == share / 0.5
     assert [stage.name for stage in found.stages][:3] == ["idle", "first tensor", "process group"]
+
+
+@pytest.mark.parametrize("parallel", [{}, {"strategy": "fsdp2"}, {"tp_size": 2}], ids=str)
+def test_the_recorded_run_adds_a_breakdown_to_every_rank(
+    processes: RankProcesses, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parallel: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(measuring, "RankProcesses", lambda *_, **__: FakeGpus(processes, {}))
+    jobs = jobs_for(workload(**parallel), 5, components=True, trace=tmp_path / "trace.json.gz")
+    found = measuring.measure_ranks(jobs, 2, TimeLimit(120.0), lambda _: None)
+    assert [rank.memory is not None for rank in found.ranks.values()] == [True, True], found.notes
+    assert [rank.recorded_step_seconds for rank in found.ranks.values()] == [0.5, 0.5]
+    assert found.tape_file == str(tmp_path / "trace.json.gz")
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json.gz"]
+
+
+@pytest.mark.parametrize("train", [{}, {"fsdp": True}, {"fsdp": True, "fsdp_config": {"version": 1}}], ids=str)
+def test_the_trainer_is_measured_in_every_rank(processes: RankProcesses, train: dict[str, Any]) -> None:
+    found = measuring.gathered(run(processes, workload(train, loop="trainer")))
+    assert (found.status, [one.steps for one in found.ranks.values()]) == ("completed", [5, 5])
 
 
 def test_a_rank_that_runs_out_of_memory_is_the_result(

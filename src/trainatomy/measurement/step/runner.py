@@ -90,7 +90,7 @@ def run(job: Job, reporter: Reporter | None = None) -> Measurement:
             _record_history(job)
         _make_context()
         reporter.stage("building the model", meter.read_context(torch.cuda.memory_reserved()))
-        group = join(place, offloads=workload.parallel.offload_policy is not None)
+        group = join(place, offloads=_offloads(workload))
         if group.size > 1:
             first_collective()
             meter.stage(PROCESS_GROUP)
@@ -115,6 +115,14 @@ def _run_in_group(
     if recorder is not None:
         measurement = _with_breakdown(measurement, job, workload, recorder, outcome.failure, device)
     return measurement
+
+
+def _offloads(workload: Workload) -> bool:
+    """Return whether FSDP keeps weights in host memory."""
+    train = workload.train
+    words = " ".join(map(str, train.fsdp)) if isinstance(train.fsdp, tuple | list) else str(train.fsdp)
+    in_trainer = bool((train.fsdp_config or {}).get("cpu_offload")) or "offload" in words
+    return workload.parallel.offload_policy is not None or in_trainer
 
 
 def _of_rank(measurement: Measurement, workload: Workload, timer: StepTimer, group: RankGroup) -> Measurement:
