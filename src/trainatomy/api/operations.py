@@ -104,9 +104,17 @@ def _predict_times(operations: Operations, cost_model: CostModel) -> PredictedTi
     from trainatomy.analysis.operation_table import PredictedTime
     from trainatomy.analysis.operations import PredictedTimes
     from trainatomy.timing.cost_model import kernel_cost
+    from trainatomy.timing.timeline import COLLECTIVES
 
     costs = [kernel_cost(call, cost_model) for call in operations.calls]
-    bounds = ["arithmetic" if cost.flop_seconds > cost.bytes_seconds else "memory bandwidth" for cost in costs]
+    bounds = [
+        "communication"
+        if call.name.startswith(COLLECTIVES)
+        else "arithmetic"
+        if cost.flop_seconds > cost.bytes_seconds
+        else "memory bandwidth"
+        for call, cost in zip(operations.calls, costs, strict=True)
+    ]
     by_call = [PredictedTime(cost.seconds, bound) for cost, bound in zip(costs, bounds, strict=True)]
     return PredictedTimes(
         [by_call[one.call] for one in operations.operations], lambda call: kernel_cost(call, cost_model).seconds

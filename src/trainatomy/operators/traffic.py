@@ -50,6 +50,11 @@ def crosses(call: Call) -> bool:
     return call.name in _COPIES and len({array.on_host for array in (*call.inputs, *call.outputs)}) == 2
 
 
+def is_asynchronous(call: Call) -> bool:
+    """Return whether a copy between host memory and GPU memory lets the CPU go on (``non_blocking``, pinned memory)."""
+    return crosses(call) and ("non_blocking", "True") in call.numbers
+
+
 def in_memory(array: Array) -> int:
     """Return the bytes that a tensor has in memory: broadcast dimensions (stride 0) count once."""
     count = 1

@@ -123,6 +123,8 @@ class Operations:
         dependencies: For an operation (by index) those of other streams that must finish before it starts, as
             ``Stream.wait_event`` demands; an index that comes later in ``operations`` means its run in the previous
             step.
+        cpu_waits: For an operation (by index) those that must finish before the CPU launches it, as
+            ``Event.synchronize`` demands.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -130,6 +132,7 @@ class Operations:
     module_calls: dict[str, int] = field(default_factory=dict)
     step: int = -1
     dependencies: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    cpu_waits: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def blocks(self) -> list[tuple[int, range]]:
         """Return consecutive indices into ``operations`` with the times that a real step runs them as a whole."""

@@ -82,6 +82,7 @@ class OperationWriter:
         self._last: dict[int, frozenset[int]] = {}
         self._awaited: dict[int, frozenset[int]] = {}
         self._recorded: dict[int, frozenset[int]] = {}
+        self._cpu_awaits: frozenset[int] = frozenset()
 
     # -- control by the loop -------------------------------------------------------------------------------------------
 
@@ -92,6 +93,7 @@ class OperationWriter:
         self.operations = Operations(step=step)
         for table in (self._indices, self._keys, self._last, self._awaited, self._recorded):
             table.clear()
+        self._cpu_awaits = frozenset()
         self.micro_step, self.repeats, self.recording = 0, 1, True
         self._modules.on_call = self._count_module_call
 
@@ -269,6 +271,11 @@ class OperationWriter:
             self._recorded[event] = self._last.get(stream, frozenset()) | self._awaited.get(stream, frozenset())
         elif kind == "wait":
             self._awaited[stream] = self._awaited.get(stream, frozenset()) | self._recorded.get(event, frozenset())
+        elif event >= 0:
+            self._cpu_awaits |= self._recorded.get(event, frozenset())
+        else:
+            chosen = self._last if stream < 0 else {stream: self._last.get(stream, frozenset())}
+            self._cpu_awaits = self._cpu_awaits.union(*chosen.values())
 
     def result_moved_to_device(self) -> None:
         """Let the result of the last operation lie on the GPU: a copy of a tensor that stood for one on the host."""
@@ -291,6 +298,9 @@ class OperationWriter:
         outputs = tuple([number for number in found if number is not None and number >= 0])
         stream = self.streams.executing.stream_id if stream is None else stream
         position = len(self.operations.operations)
+        if self._cpu_awaits:
+            self.operations.cpu_waits[position] = tuple(sorted(self._cpu_awaits))
+            self._cpu_awaits = frozenset()
         if awaited := self._awaited.pop(stream, None):
             self.operations.dependencies[position] = tuple(sorted(awaited))
         self._last[stream] = frozenset((position,))

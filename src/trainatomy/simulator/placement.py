@@ -231,7 +231,8 @@ class Placement:
             return value.to(dtype, copy=True)
         else:
             with contextlib.nullcontext() if to_gpu else self._on_host():
-                moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **options)
+                later = {"non_blocking": True} if non_blocking else {}
+                moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **later, **options)
         if to_gpu:
             self._arrived(moved, tensor if tensor.dtype == moved.dtype else None)
         return moved

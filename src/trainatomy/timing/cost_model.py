@@ -211,6 +211,7 @@ def chip_of(gpu: GPU, tf32: bool | None) -> Chip:
         gpu.rates,
         tf32=bool(tf32),
         cudnn_tf32=tf32 is not False,
+        bus=gpu.links.get("nvlink_c2c") or gpu.links.get("pcie", 31.5e9),
     )
 
 

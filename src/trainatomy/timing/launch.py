@@ -14,11 +14,14 @@ from typing import Any, Literal, get_args
 
 from trainatomy.operators.operator import LaunchKind
 from trainatomy.operators.registry import launch_kind
+from trainatomy.operators.traffic import is_asynchronous
 from trainatomy.results.operations import Call, Operation, Operations
 
 LaunchContext = Literal["graph", "backward", "plain"]
 KINDS = get_args(LaunchKind)
 
+_CACHED_BYTES = 2**20
+"""What a CPU's caches hold of an operation: its time is in the cost of the launch."""
 _CROSSING = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
 
 
@@ -41,6 +44,7 @@ class CPUCosts:
         batch_byte: Collating, pinning and copying each byte of a batch to the GPU, by loop.
         read: Waking up after waiting for the GPU.
         launch_delay: From launching a kernel until it can start on an idle GPU.
+        host_byte: Reading or writing a byte of host memory in an operation on large tensors of the CPU.
     """
 
     graph: Mapping[str, float]
@@ -57,6 +61,7 @@ class CPUCosts:
     batch_byte: Mapping[str, float]
     read: float
     launch_delay: float
+    host_byte: float = 0.0
 
 
 PARTS = {
@@ -101,12 +106,24 @@ def launch_context(operation: Operation, *, graph: bool) -> LaunchContext:
 def batch_bytes(call: Call) -> int:
     """Return the bytes that a call copies from the CPU to the GPU, 0 for other calls.
 
+    A copy of pinned memory (``non_blocking``) is no batch: sharded weights that are kept in host memory, for example.
     A CPU scalar among GPU tensors (``x * torch.tensor(2.0)``) is passed as a kernel argument and does not count.
     """
+    if is_asynchronous(call):
+        return 0
     from_host = any(array.on_host and (array.shape or call.name in _CROSSING) for array in call.inputs)
     if not from_host or not call.outputs or call.outputs[0].on_host:
         return 0
     return call.outputs[0].bytes
+
+
+def _large_host_bytes(call: Call) -> int:
+    """Return the bytes that an operation of the CPU reads and writes, 0 if they fit its caches."""
+    arrays = call.inputs + call.outputs
+    if call.is_view or not all(array.on_host for array in arrays):
+        return 0
+    moved = sum(array.bytes for array in arrays) + sum(call.inputs[place].bytes for place in call.written)
+    return moved if moved > _CACHED_BYTES else 0
 
 
 def list_length(call: Call) -> int:
@@ -138,6 +155,7 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
             if what == "list" or call.name == "aten::stack":
                 seconds += costs.list_item * list_length(call)
             seconds += costs.batch_byte[loop] * batch_bytes(call)
+            seconds += costs.host_byte * _large_host_bytes(call)
             known[key] = seconds
         yield seconds
 

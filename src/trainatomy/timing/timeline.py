@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainatomy.operators.registry import find
+from trainatomy.operators.traffic import is_asynchronous
 from trainatomy.results.operations import Call, Operations
 from trainatomy.timing.launch import CPUCosts, batch_bytes
 
@@ -66,6 +67,8 @@ class StepTimeline:
 
 def blocks_cpu(call: Call) -> bool:
     """Return whether the CPU waits at this call until the GPU has caught up."""
+    if is_asynchronous(call):
+        return False
     operator = find(call.name)
     if operator is not None and operator.sync:
         return any(not array.on_host for array in call.inputs)
@@ -161,6 +164,7 @@ def _replay_streams(
                 timelines.run_on_cpu(seconds)
             if row.waits:
                 timelines.wait_for(timelines.streams.values())
+            timelines.await_operations(index)
             timelines.run_on_cpu(row.launch)
             timelines.launch(index, row)
             if row.blocks:
@@ -383,7 +387,9 @@ class _Timelines:
         ]
         self._launch_delay = launch_delay
         self._dependencies = operations.dependencies
-        self._awaited = {index for indices in operations.dependencies.values() for index in indices}
+        self._cpu_waits = operations.cpu_waits
+        waits = (*operations.dependencies.values(), *operations.cpu_waits.values())
+        self._awaited = {index for indices in waits for index in indices}
         self._ends: dict[int, float] = {}
 
     @property
@@ -427,6 +433,11 @@ class _Timelines:
             self._ends[index] = stream.end
         spent = self.phase_gpu_seconds.get(row.phase, 0.0)
         self.phase_gpu_seconds[row.phase] = spent + (row.seconds if row.kernels else 0.0)
+
+    def await_operations(self, index: int) -> None:
+        """Let the CPU wait for the operations that it has to wait for before it launches one."""
+        for awaited in self._cpu_waits.get(index, ()):
+            self.cpu = max(self.cpu, self._ends.get(awaited, 0.0))
 
     def wait_for(self, streams: Iterable[_Stream]) -> None:
         """Let the CPU wait until these streams are done."""

@@ -23,6 +23,7 @@ class Chip(NamedTuple):
         bandwidth: bytes per second of the data sheet.
         tf32: fp32 matrix products may use tensor cores.
         cudnn_tf32: fp32 convolutions may (PyTorch's default).
+        bus: bytes per second each way between host memory and the GPU.
         links: links to other GPUs of the training; None: it runs on one.
     """
 
@@ -33,6 +34,7 @@ class Chip(NamedTuple):
     rates: Mapping[str, float]
     tf32: bool = False
     cudnn_tf32: bool = True
+    bus: float = 31.5e9
     links: Links | None = None
 
     def rate(self, precision: str) -> float:
