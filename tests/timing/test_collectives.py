@@ -53,7 +53,7 @@ def test_a_point_is_predicted_from_the_others(forgets) -> None:
     for point in MEASURED:
         forgets(point)
         errors.append(abs(predicted(point) / point.seconds - 1))
-    assert median(errors) < 0.08
+    assert median(errors) < 0.05
     assert max(errors) < 0.5  # the smallest message between four machines, where NCCL's model is 2.7 times too fast
 
 
