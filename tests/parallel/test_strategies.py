@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from spread import HIDDEN, LAYERS, VOCABULARY, collectives, labelled, simulated, weight_bytes, workload
 
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.memory import analyze_memory
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.workload.schema import Workload
 
@@ -169,3 +171,19 @@ def test_what_accelerate_cannot_shard_is_not_called_a_bug_of_the_simulation() ->
     described = model_of("FacebookAI/roberta-base", {"gpus": 2}, {"num_hidden_layers": 2}, "trainer")
     with pytest.raises(SimulationError, match="a run on GPUs with these releases ends here, too"):
         simulated(described)
+
+
+def test_ddp_may_hold_its_first_buckets_beside_the_second_ones() -> None:
+    described = workload(gpus=2)
+    found = simulated(described)
+    memory = analyze_memory(found.trace, AllocatorSettings(), described.resolve_gpu().memory_bytes, 0).memory
+    assert memory.range is not None
+    low, high = memory.range.allocated_bytes
+    assert low == memory.peak_allocated_bytes
+    assert 0 < high - low <= 1.05 * weight_bytes(found)
+
+
+def test_sharded_weights_are_released_at_once() -> None:
+    described = workload(gpus=2, strategy="fsdp2")
+    trace = simulated(described).trace
+    assert analyze_memory(trace, AllocatorSettings(), described.resolve_gpu().memory_bytes, 0).memory.range is None

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from trainatomy.allocator.replay import Replay, replay
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.late_releases import peak_range
 from trainatomy.analysis.purposes import Purpose, lifetimes, purposes
-from trainatomy.analysis.stream_uses import peak_range
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint, Verdict
 from trainatomy.results.trace import AllocationTrace, DriverCall
 

@@ -97,6 +97,23 @@ class CPUWait(NamedTuple):
     done: Mapping[int, int] | None
 
 
+class CollectiveUse(NamedTuple):
+    """An asynchronous collective, whose tensors NCCL's process group holds until it has seen that it is over.
+
+    It looks every 100 ms, and lets go at the next collective (``WorkNCCL``'s ``stash`` in
+    torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, torch 2.8-2.13).
+
+    Attributes:
+        event: Number of events before the collective.
+        allocations: Indices into ``AllocationTrace.origins`` of its tensors.
+        in_backward: True if it was called in a backward pass.
+    """
+
+    event: int
+    allocations: tuple[int, ...]
+    in_backward: bool
+
+
 @dataclass(slots=True)
 class AllocationTrace:
     """Events of one process on one GPU, with the origin of each allocation.
@@ -111,6 +128,7 @@ class AllocationTrace:
         rank: Rank of the process in a training on several GPUs.
         stream_uses: Calls of ``Tensor.record_stream``.  The simulated allocator does not wait for these streams.
         cpu_waits: Waits of the CPU for streams, where memory depends on them.
+        collectives: Asynchronous collectives.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -121,3 +139,4 @@ class AllocationTrace:
     rank: int = 0
     stream_uses: list[StreamUse] = field(default_factory=list)
     cpu_waits: list[CPUWait] = field(default_factory=list)
+    collectives: list[CollectiveUse] = field(default_factory=list)

@@ -8,6 +8,7 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
+from trainatomy.results.trace import CollectiveUse
 from trainatomy.simulator.parallel.collectives import (
     KINDS,
     NAMESPACES,
@@ -147,10 +148,13 @@ class RankRecorder(Recorder):
         """Write a collective, and label its buffers unless they are activations (functional collectives)."""
         self.groups.setdefault(collective.ranks, set()).add(collective.kind)
         if is_c10d:
-            for tensor in (*collective.inputs, *collective.outputs):
-                number = self.number_of(tensor)
-                if number is not None and number >= 0:
-                    self._communicated.setdefault(number, "communication_buffer")
+            numbers = {self.number_of(tensor) for tensor in (*collective.inputs, *collective.outputs)}
+            found = tuple(sorted(number for number in numbers if number is not None and number >= 0))
+            for number in found:
+                self._communicated.setdefault(number, "communication_buffer")
+            if collective.is_async:
+                in_backward = torch._C._current_graph_task_id() != -1
+                self.trace.collectives.append(CollectiveUse(event, found, in_backward))
         if len(collective.ranks) > 1:
             self._write_collective(collective, event)
 

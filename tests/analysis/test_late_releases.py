@@ -1,11 +1,11 @@
-"""Memory that waits for other streams: it is free at once, or when the CPU has waited for them."""
+"""Memory that is free at once, or when the CPU has waited for other streams, or when NCCL lets go of it."""
 
 from __future__ import annotations
 
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.late_releases import let_go_late, released_late
 from trainatomy.analysis.memory import analyze_memory, verdict
-from trainatomy.analysis.stream_uses import released_late
-from trainatomy.results.trace import AllocationTrace, CPUWait, Event, Origin, StreamUse
+from trainatomy.results.trace import AllocationTrace, CollectiveUse, CPUWait, Event, Origin, StreamUse
 from trainatomy.simulator.cpu_waits import CPUWaits
 
 MIB = 2**20
@@ -59,3 +59,15 @@ def test_a_stream_is_done_with_what_it_has_waited_for() -> None:
     waits.read(3, 10)
     waits.synchronize("cpu_wait", -1, -1, 11)
     assert waits.noted == [CPUWait(9, {3: 5, 0: 7}), CPUWait(10, {3: 10}), CPUWait(11, None)]
+
+
+def test_tensors_of_a_collective_are_held_until_a_backward_pass_calls_the_next_one() -> None:
+    def late(*later: CollectiveUse) -> list[tuple[str, int]]:
+        uses = [CollectiveUse(1, (0,), in_backward=True), *later]
+        plain = trace(uses=0)
+        return actions(let_go_late(AllocationTrace(plain.events, plain.origins, collectives=uses)))
+
+    assert late() == NEVER
+    assert late(CollectiveUse(2, (), in_backward=False)) == NEVER
+    assert late(CollectiveUse(2, (), in_backward=True)) == AT_ONCE
+    assert late(CollectiveUse(3, (), in_backward=True)) == [("alloc", 0), ("alloc", 1), ("free", 0), ("free", 1)]
