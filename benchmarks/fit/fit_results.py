@@ -15,6 +15,8 @@ from fit_tasks import NEAR, Plan
 Line = Mapping[str, Any]
 Key = tuple[str, int | None, str]
 """Case, limit in GiB, label."""
+Grid = Mapping[tuple[str, str], Line]
+"""Lines of points without a limit, by case and label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +24,17 @@ class Regret:
     """A case under a limit.
 
     Attributes:
-        chosen: Label of the chosen settings; throughputs in samples/s are predicted and measured.  Settings of the grid
-            count as they ran in the grid's session, because sessions differ by up to a fifth; others as they ran under
-            the limit.
-        from_grid: Whether the measured throughput is from the grid's session.
+        chosen: Label of the chosen settings; throughputs in samples/s are predicted and measured.  Settings that were
+            measured again with the contenders count as they ran there, without a limit; others as they ran under it.
+        from_grid: Whether the measured throughput is that of a contender.
+        limited_measured: Throughput of the choice as it ran under the limit.
         run_at_gib: The smaller limit under which the same settings ran, if they were not run again under this one.
         best: The fastest measured point of the grid that fits the limit.
-        roomy: The fastest of those that also leave the headroom that the search leaves.
-        foreseen: The point of the grid that is predicted to be the fastest of those that leave the headroom.
+        best_again: Whether that point was measured in the session of the choices; the other points count as they ran in
+            the first session.
+        roomy: The fastest of those that also leave the headroom that the search leaves; ``roomy_again`` likewise.
+        foreseen: The point of the grid that is predicted to be the fastest of those that leave the headroom; compared
+            within the first session, which measured the whole grid.
     """
 
     case: str
@@ -45,7 +50,11 @@ class Regret:
     roomy_measured: float | None
     foreseen: str | None
     foreseen_measured: float | None
-    from_grid: bool = False
+    foreseen_best_measured: float | None
+    limited_measured: float | None
+    from_grid: bool
+    best_again: bool
+    roomy_again: bool
 
     @property
     def share(self) -> float | None:
@@ -60,7 +69,12 @@ class Regret:
     @property
     def foreseen_share(self) -> float | None:
         """Measured throughput of the foreseen point over that of the best that leaves the headroom."""
-        return _share(self.foreseen_measured, self.roomy_measured)
+        return _share(self.foreseen_measured, self.foreseen_best_measured)
+
+    @property
+    def limited_share(self) -> float | None:
+        """Throughput of the choice under the limit over that of the best point that leaves the headroom."""
+        return _share(self.limited_measured, self.roomy_measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +144,27 @@ class Comparison:
     reserved_errors: tuple[float, ...]
 
 
-def compare(plan: Plan, cases: Cases, lines: Sequence[Line]) -> Comparison:
-    """Return the comparison of a plan with measured lines."""
-    grid = {(line["case"], line["label"]): line for line in lines if line["kind"] == "grid"}
+def compare(plan: Plan, cases: Cases, lines: Sequence[Line], again: Sequence[Line] = ()) -> Comparison:
+    """Return the comparison of a plan with measured lines.
+
+    Args:
+        plan: Predicted points and choices.
+        cases: The trainings and their grids.
+        lines: The session that measured the grids.
+        again: The later session that measured the contenders among the points again, and the choices.
+    """
+    grid, contenders = (
+        {(line["case"], line["label"]): line for line in some if line["kind"] == "grid"} for some in (lines, again)
+    )
     limited = {
         (line["case"], line["limit_gib"], line["label"]): line
-        for line in lines
+        for line in (*lines, *again)
         if line["kind"] in ("chosen", "verdict")
     }
     choices = {(choice["case"], choice["limit_gib"]): choice for choice in plan["choices"]}
     by_case = {case.name: [point for point in plan["points"] if point["case"] == case.name] for case in cases.cases}
     regrets = [
-        _regret(by_case[case.name], gib, choices.get((case.name, gib)), grid, limited, plan["headroom"])
+        _regret(by_case[case.name], gib, choices.get((case.name, gib)), grid, contenders, limited, plan["headroom"])
         for case in cases.cases
         for gib in cases.limits_gib
     ]
@@ -177,18 +200,22 @@ def _regret(
     points: Sequence[Mapping[str, Any]],
     gib: int,
     choice: Mapping[str, Any] | None,
-    grid: Mapping[tuple[str, str], Line],
+    first: Grid,
+    contenders: Grid,
     limited: Mapping[Key, Line],
     headroom: float,
 ) -> Regret:
+    grid = {**first, **contenders}
     fitting = [point for point in points if _speed(point, grid) is not None and _fits(point, gib, grid, limited)]
     roomy = [point for point in fitting if _device_bytes(point, grid) <= (1 - headroom) * gib * GIB]
-    best, best_roomy = (max(some, key=lambda one: _speed(one, grid) or 0, default=None) for some in (fitting, roomy))
+    (best, best_measured), (best_roomy, roomy_measured) = (_fastest(some, grid) for some in (fitting, roomy))
     promising = [point for point in points if point["device_bytes"] <= (1 - headroom) * gib * GIB]
     foreseen = max(promising, key=lambda one: float(one["samples_per_second"]), default=None)
     line, at = _run_of(choice, gib, limited)
-    on_grid = None if choice is None else grid.get((choice["case"], choice["label"]))
-    timed = on_grid or line
+    key = None if choice is None else (choice["case"], choice["label"])
+    same_session = contenders or first
+    beside = None if key is None else same_session.get(key)
+    timed = beside or line
     return Regret(
         points[0]["case"],
         gib,
@@ -197,14 +224,24 @@ def _regret(
         None if timed is None else timed["samples_per_second"],
         "not run" if line is None else line["status"],
         None if at == gib else at,
-        None if best is None else best["label"],
-        None if best is None else _speed(best, grid),
-        None if best_roomy is None else best_roomy["label"],
-        None if best_roomy is None else _speed(best_roomy, grid),
+        best,
+        best_measured,
+        best_roomy,
+        roomy_measured,
         None if foreseen is None else foreseen["label"],
-        None if foreseen is None else _speed(foreseen, grid),
-        on_grid is not None,
+        None if foreseen is None else _speed(foreseen, first),
+        _fastest(roomy, first)[1],
+        None if line is None else line["samples_per_second"],
+        beside is not None,
+        best is None or (points[0]["case"], best) in same_session,
+        best_roomy is None or (points[0]["case"], best_roomy) in same_session,
     )
+
+
+def _fastest(points: Sequence[Mapping[str, Any]], grid: Grid) -> tuple[str | None, float | None]:
+    """Return the label and the throughput of the fastest point."""
+    found = max(points, key=lambda one: _speed(one, grid) or 0, default=None)
+    return (None, None) if found is None else (found["label"], _speed(found, grid))
 
 
 def _run_of(choice: Mapping[str, Any] | None, gib: int, limited: Mapping[Key, Line]) -> tuple[Line | None, int | None]:
@@ -220,9 +257,7 @@ def _run_of(choice: Mapping[str, Any] | None, gib: int, limited: Mapping[Key, Li
     return (None, None) if at is None else (found[at], at)
 
 
-def _fits(
-    point: Mapping[str, Any], gib: int, grid: Mapping[tuple[str, str], Line], limited: Mapping[Key, Line]
-) -> bool:
+def _fits(point: Mapping[str, Any], gib: int, grid: Grid, limited: Mapping[Key, Line]) -> bool:
     """Return whether a point fits a limit: by its run under that limit, or else by its memory without one."""
     line = limited.get((point["case"], gib, point["label"]))
     if line is not None:
@@ -230,13 +265,13 @@ def _fits(
     return _device_bytes(point, grid) <= gib * GIB
 
 
-def _device_bytes(point: Mapping[str, Any], grid: Mapping[tuple[str, str], Line]) -> int:
+def _device_bytes(point: Mapping[str, Any], grid: Grid) -> int:
     """Return the measured device memory of a point without a limit; the predicted one if NVML was not readable."""
     measured = grid[point["case"], point["label"]].get("device_bytes")
     return int(measured or point["device_bytes"])
 
 
-def _speed(point: Mapping[str, Any], grid: Mapping[tuple[str, str], Line]) -> float | None:
+def _speed(point: Mapping[str, Any], grid: Grid) -> float | None:
     """Return the measured samples/s of a point without a limit."""
     line = grid.get((point["case"], point["label"]))
     return None if line is None else line.get("samples_per_second")
@@ -278,7 +313,7 @@ def _automatic(
     )
 
 
-def _ratios(points: Sequence[Mapping[str, Any]], grid: Mapping[tuple[str, str], Line]) -> list[Ratio]:
+def _ratios(points: Sequence[Mapping[str, Any]], grid: Grid) -> list[Ratio]:
     """Return the ratios of all pairs of measured points of the same case."""
     found = []
     for one, other in combinations(points, 2):

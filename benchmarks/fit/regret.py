@@ -2,8 +2,8 @@
 
 ``--predict`` predicts every point of every grid under every limit, and writes ``records/plan.json``; ``--choose`` adds
 what the search chooses, and ``--time`` how long it takes. All come before the measurement (``measure.py``) and need no
-GPU. ``--report`` compares the plan with ``records/h200.jsonl`` and writes ``records/regret.json`` and
-``docs/fit-accuracy.md``.
+GPU. ``--report`` compares the plan with ``records/h200.jsonl`` and ``records/h200-again.jsonl``, and writes
+``records/regret.json`` and ``docs/fit-accuracy.md``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction
 
 LINES = RECORDS / "h200.jsonl"
+AGAIN = RECORDS / "h200-again.jsonl"
 CALIBRATED = RECORDS / "plan-calibrated.json"
 REPORT = RECORDS / "regret.json"
 PAGE = fit_cases.HERE.parent.parent / "docs" / "fit-accuracy.md"
@@ -199,9 +200,12 @@ def time_searches(cases: Cases, options: argparse.Namespace) -> None:
 
 def report(options: argparse.Namespace, cases: Cases) -> None:
     """Write the figures and the page."""
-    lines = [json.loads(text) for text in options.lines.read_text(encoding="utf-8").splitlines()]
+    lines, again = (
+        [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        for path in (options.lines, options.again)
+    )
     plans = [read_plan(path) for path in (options.plan, options.calibrated) if path.exists()]
-    found = [results.compare(plan, cases, lines) for plan in plans]
+    found = [results.compare(plan, cases, lines, again) for plan in plans]
     content = [results.to_plain(comparison) for comparison in found]
     options.report.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     options.page.write_text(page.page(found, cases), encoding="utf-8")
@@ -219,6 +223,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plan", type=Path, default=PLAN)
     parser.add_argument("--calibrated", type=Path, default=CALIBRATED, help="the plan by the machine's calibration")
     parser.add_argument("--lines", type=Path, default=LINES, help="what measure.py wrote")
+    parser.add_argument("--again", type=Path, default=AGAIN, help="what a later session wrote: contenders, choices")
     parser.add_argument("--figures", dest="report", type=Path, default=REPORT)
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--torch", default=TORCH, help=f"the version that is measured (default: {TORCH})")

@@ -201,6 +201,45 @@ def test_a_choice_on_the_grid_counts_as_it_ran_with_the_grid() -> None:
     assert found.from_grid and found.roomy_share == pytest.approx(1.0)
 
 
+def test_contenders_measured_again_replace_the_first_session() -> None:
+    chosen = choice(BERT, 24, Setting(16, 4, False))
+    other = choice(BERT, 16, Setting(32, 2, True))
+    contender = point(BERT, Setting(16, 4, False))
+    again = [
+        line("grid", contender, samples_per_second=70.0),
+        line("chosen", chosen, 24, samples_per_second=60.0),
+        line("chosen", other, 16, samples_per_second=61.0),
+    ]
+    found = fit_results.compare(plan_of(chosen, other), SMALL, all_points(), again)
+    at_16, at_24 = found.regrets[:2]
+    assert (at_24.from_grid, at_24.measured, at_24.limited_measured) == (True, 70.0, 60.0)
+    assert (at_24.roomy, at_24.roomy_measured, at_24.roomy_again) == ("64 × 1, checkpointing", 90.0, False)
+    assert at_24.share == pytest.approx(70 / 110) and at_24.limited_share == pytest.approx(60 / 90)
+    assert at_24.foreseen_share == 1.0  # within the first session
+    assert (at_16.from_grid, at_16.measured) == (False, 61.0)  # a point, but no contender: as it ran under its limit
+    text = fit_page.page([found], SMALL)
+    assert f"| {BERT} | 24 | 16 × 4 | 100 | 70.0 | 32 × 2 | 110† | 63.6% | 77.8%† |" in text
+    assert "1 of 2 below 97%" not in text and "2 of 2 below 97%" in text
+
+
+def test_every_recorded_contender_reached_85_percent_of_the_best() -> None:
+    plan = fit_tasks.read_plan()
+    first, again = (
+        [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+        for path in (regret.LINES, regret.AGAIN)
+    )
+    points = {(one["case"], one["label"]): one for one in first if one["kind"] == "grid"}
+    best = {(one.case, one.limit_gib): one.best_measured for one in fit_results.compare(plan, CASES, first).regrets}
+    promising = {
+        key
+        for key, one in points.items()
+        for gib in CASES.limits_gib
+        if one["device_bytes"] <= gib * GIB and one["samples_per_second"] >= 0.85 * (best[key[0], gib] or 0)
+    }
+    assert promising == {(one["case"], one["label"]) for one in again if one["kind"] == "grid"}
+    assert len(promising) == 38
+
+
 def test_the_point_that_the_grid_foresees_is_compared_with_the_fastest() -> None:
     lines = all_points()
     next(one for one in lines if (one["case"], one["label"]) == (BERT, "16 × 4"))["samples_per_second"] = 68.0
