@@ -52,8 +52,10 @@ MISSES = """The choices below 97 %, and why:
 - GPT-2 medium on 24 GiB: 4 × 16 (chosen with the shipped data) was the fastest in the first session. In the second it
   was slower than 16 × 4 with checkpointing, and is predicted 10 % too fast even with the calibration. So is the choice
   with the calibration, every second layer recomputed, by 12 %; the fastest point by 1 %. The cause is not known.
-- With the calibration, RoBERTa on 16 GiB: 10 times in 11 steps the allocator ran into the limit, freed its cache and
-  mapped memory again (expandable segments). The simulation predicts no such retry. An earlier run had them too.
+- With the calibration, RoBERTa on 16 GiB: the H200 does not stand in for a smaller GPU here. Under a memory fraction,
+  PyTorch counts the whole request of an expandable segment and not only the part to be mapped; so in every step but the
+  first the allocator freed its cache and mapped memory again. Simulated with that fraction, the retries appear and the
+  reserved memory is as measured, to the byte. On a GPU of 16 GiB, without a fraction, none are predicted.
 - Where only the share of the fastest point that fits is low (BERT-large and Qwen2.5-0.5B on 24 GiB, Llama-3.2-1B with
   LoRA on 16 GiB), that point leaves less than the 5 % of headroom that the search was asked to leave.
 
