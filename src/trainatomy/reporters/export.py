@@ -16,7 +16,7 @@ from trainatomy.workload.overlay import set_key
 from trainatomy.workload.overrides import RawWorkload
 from trainatomy.workload.schema import Workload
 
-__all__ = ["command_line_flags", "training_arguments_code", "workload_yaml"]
+__all__ = ["command_line_flags", "launch_command", "training_arguments_code", "workload_yaml"]
 
 
 def workload_yaml(candidate: Candidate) -> str:
@@ -38,6 +38,17 @@ def explicit(candidate: Candidate, keys: Iterable[str]) -> dict[str, Any]:
             set_key(mapping, tuple(key.split(".")), value)
     ordered = {name: mapping[name] for name in whole if name in mapping}
     return ordered | {"train": {name: ordered["train"][name] for name in whole["train"] if name in ordered["train"]}}
+
+
+def launch_command(candidate: Candidate) -> str:
+    """Return the command that starts a training on its GPUs; on several machines, each runs it."""
+    plan = candidate.plan
+    if plan.nodes == 1:
+        return f"torchrun --nproc-per-node {plan.gpus} train.py"
+    return (
+        f"torchrun --nnodes {plan.nodes} --nproc-per-node {plan.gpus} \\\n"
+        "    --rdzv-backend c10d --rdzv-endpoint HOST:29500 train.py"
+    )
 
 
 def command_line_flags(candidate: Candidate) -> str:
@@ -93,7 +104,15 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
         name = f"{prefix}{key}"
-        is_section = isinstance(value, Mapping) and name in ("model", "model.lora", "data", "train", "software", "gpu")
+        is_section = isinstance(value, Mapping) and name in (
+            "model",
+            "model.lora",
+            "data",
+            "train",
+            "parallel",
+            "software",
+            "gpu",
+        )
         flat |= _flat(value, f"{name}.") if is_section and value else {name: value}
     return flat
 

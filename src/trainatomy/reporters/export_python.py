@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainatomy.reporters.export_parallel import SpreadCode, spread_code
 from trainatomy.results.fit import Candidate
 from trainatomy.workload.arguments import is_class_path
 from trainatomy.workload.model import LoraSpec
@@ -173,29 +174,69 @@ def _trainer_settings(workload: Workload) -> list[tuple[list[str], str]]:
 
 def plain_loop(workload: Workload) -> str:
     """Return a function that trains a model in a plain PyTorch loop with the settings of a workload."""
+    spread = spread_code(workload)
+    several = spread or SpreadCode()
+    optimizer_imports, optimizer = _plain_optimizer(workload, sharded=several.shards_optimizer)
     train = workload.train
-    batches = f"DataLoader(dataset, batch_size={train.per_device_train_batch_size}, shuffle=True, drop_last=True)"
-    optimizer_imports, optimizer = _plain_optimizer(workload)
-    dtype = "float16" if train.fp16 else "bfloat16" if train.bf16 else None
-    forward = ["loss = model(**batch).loss"]
-    if dtype:
-        forward = [f"with torch.autocast(device, dtype=torch.{dtype}):", "    loss = model(**batch).loss"]
-    accumulation = train.gradient_accumulation_steps
     body = [
         *([f'torch.backends.fp32_precision = "{"tf32" if train.tf32 else "ieee"}"'] if train.tf32 is not None else []),
-        f"batches = {batches}",
-        "model.to(device).train()",
+        *several.start,
+        f"batches = {_plain_batches(train.per_device_train_batch_size, several=spread is not None)}",
+        *(["model.to(device).train()"] if several.moves else []),
         *_plain_checkpointing(workload),
+        *several.spread,
         *optimizer,
         *(["scaler = torch.amp.GradScaler(device)"] if train.fp16 else []),
         "for number, batch in enumerate(batches, 1):",
         "    batch = {name: value.to(device) for name, value in batch.items()}",
-        *(f"    {line}" for line in forward),
-        *(f"    {line}" for line in _plain_update(workload, accumulation)),
+        *(f"    {line}" for line in _plain_micro_batch(workload, several)),
     ]
-    imports = ["import torch", "from torch.utils.data import DataLoader", *optimizer_imports]
-    head = "\n".join([*imports, "", "", 'def train(model, dataset, device="cuda"):'])
-    return f"{head}\n" + "".join(f"    {line}\n" for line in body) + _comments(_model(workload))
+    head = "\n".join([*_plain_imports(optimizer_imports, several, workload), "", ""])
+    text = f'{head}\ndef train(model, dataset, device="cuda"):\n' + "".join(f"    {line}\n" for line in body)
+    remarks = [(remark, list[str]()) for remark in several.remarks]
+    return text + _comments([*remarks, *_model(workload)])
+
+
+def _plain_imports(optimizer: list[str], several: SpreadCode, workload: Workload) -> list[str]:
+    """Return the imports of a loop, those of the standard library first."""
+    standard = [line for line in several.imports if line == "import os"]
+    if several.skips_sync and workload.train.gradient_accumulation_steps > 1:
+        standard.insert(0, "import contextlib")
+    rest = [line for line in several.imports if line not in standard]
+    modules = [line for line in rest if line.startswith("import ")]
+    names = sorted(["from torch.utils.data import DataLoader", *(line for line in rest if line not in modules)])
+    names = [line for line in names if line != "from torch.utils.data import DistributedSampler"]
+    if len(names) < len(rest) - len(modules) + 1:
+        names = [f"{line}, DistributedSampler" if line.endswith(" DataLoader") else line for line in names]
+    return [*standard, *[""] * bool(standard), "import torch", *modules, *names, *optimizer]
+
+
+def _plain_batches(size: int, *, several: bool) -> str:
+    """Return the loader of batches, of a part of the samples on each of several GPUs."""
+    order = "sampler=DistributedSampler(dataset)" if several else "shuffle=True"
+    return f"DataLoader(dataset, batch_size={size}, {order}, drop_last=True)"
+
+
+def _plain_micro_batch(workload: Workload, several: SpreadCode) -> list[str]:
+    """Return the lines from the forward pass to the end of the optimizer step."""
+    train = workload.train
+    accumulation = train.gradient_accumulation_steps
+    dtype = "float16" if train.fp16 else "bfloat16" if train.bf16 else None
+    forward = ["loss = model(**batch).loss"]
+    if dtype:
+        forward = [f"with torch.autocast(device, dtype=torch.{dtype}):", "    loss = model(**batch).loss"]
+    backward, step = _plain_update(workload, accumulation)
+    if accumulation == 1:
+        return [*forward, backward, *step]
+    test = f"number % {accumulation} == 0"
+    if not several.skips_sync and not several.syncs:
+        return [*forward, backward, f"if {test}:", *(f"    {line}" for line in step)]
+    passes = [*forward, backward]
+    if several.skips_sync:
+        context = f"with contextlib.nullcontext() if last else {several.skips_sync}:"
+        passes = [context, *(f"    {line}" for line in passes)]
+    marks = [several.syncs] if several.syncs else []
+    return [f"last = {test}", *marks, *passes, "if last:", *(f"    {line}" for line in step)]
 
 
 def _plain_checkpointing(workload: Workload) -> list[str]:
@@ -209,19 +250,24 @@ def _plain_checkpointing(workload: Workload) -> list[str]:
     return [*lines, f"checkpoint_every(model, {every})"] if every > 1 else lines
 
 
-def _plain_optimizer(workload: Workload) -> tuple[list[str], list[str]]:
-    """Return the imports and the lines that make the optimizer, as transformers' Trainer makes it."""
+def _plain_optimizer(workload: Workload, *, sharded: bool = False) -> tuple[list[str], list[str]]:
+    """Return the imports and the lines that make the optimizer, as transformers' Trainer makes it.
+
+    Args:
+        workload: The training.
+        sharded: Wrap it in ``ZeroRedundancyOptimizer``.
+    """
     train = workload.train
     imports = ["from trainatomy.integrations import checkpoint_every"] if train.gradient_checkpointing_every > 1 else []
     extra, rate = _keywords(train.optimizer_arguments()), f"lr={train.learning_rate}"
     if is_class_path(train.optim):
         place, _, kind = train.optim.rpartition(".")
-        return [f"from {place} import {kind}", *imports], _made(kind, [rate, *extra])
+        return [f"from {place} import {kind}", *imports], _made(kind, [rate, *extra], sharded=sharded)
     if train.optim in ("adamw_torch", "adamw_torch_fused"):
         adam = {"betas": (train.adam_beta1, train.adam_beta2), "eps": train.adam_epsilon}
         given = [rate, *_keywords({**adam, "weight_decay": train.weight_decay})]
         fused = ["fused=True"] if train.optim == "adamw_torch_fused" else []
-        return imports, _made("torch.optim.AdamW", [*given, *fused, *extra])
+        return imports, _made("torch.optim.AdamW", [*given, *fused, *extra], sharded=sharded)
     names = ("optim", "optim_args", "optim_target_modules", "learning_rate", "weight_decay")
     values = {name: getattr(train, name) for name in (*names, "adam_beta1", "adam_beta2", "adam_epsilon")}
     given = _keywords({name: value for name, value in values.items() if value is not None})
@@ -229,16 +275,21 @@ def _plain_optimizer(workload: Workload) -> tuple[list[str], list[str]]:
     lines.append("kind, keywords = Trainer.get_optimizer_cls_and_kwargs(args, model)")
     if extra and train.optim in OF_TORCH:
         lines.append(f"keywords |= {_literal(train.optimizer_arguments())}")
-    lines.append('optimizer = kind(keywords.pop("params", model.parameters()), **keywords)')
+    made = "ZeroRedundancyOptimizer" if sharded else "kind"
+    parameters = 'keywords.pop("params", model.parameters())'
+    lines.append(f"optimizer = {made}({parameters}, {'optimizer_class=kind, ' if sharded else ''}**keywords)")
     return ["from transformers import Trainer, TrainingArguments", *imports], lines
 
 
-def _made(kind: str, keywords: list[str]) -> list[str]:
-    return _call(f"optimizer = {kind}", ["model.parameters()", *keywords], WIDTH - 4)
+def _made(kind: str, keywords: list[str], *, sharded: bool) -> list[str]:
+    if sharded:
+        keywords = [f"optimizer_class={kind}", *keywords]
+    name = "ZeroRedundancyOptimizer" if sharded else kind
+    return _call(f"optimizer = {name}", ["model.parameters()", *keywords], WIDTH - 4)
 
 
-def _plain_update(workload: Workload, accumulation: int) -> list[str]:
-    """Return the lines from the loss to the end of the optimizer step."""
+def _plain_update(workload: Workload, accumulation: int) -> tuple[str, list[str]]:
+    """Return the line of the backward pass, and the lines of the optimizer step."""
     train, zero = workload.train, workload.zero_grad_set_to_none
     loss = f"(loss / {accumulation})" if accumulation > 1 else "loss"
     clip = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {train.max_grad_norm!r})"
@@ -249,7 +300,4 @@ def _plain_update(workload: Workload, accumulation: int) -> list[str]:
         step = [*clips, "scaler.step(optimizer)", "scaler.update()"]
     else:
         backward, step = f"{loss}.backward()", [*clips, "optimizer.step()"]
-    step.append(f"optimizer.zero_grad({'' if zero else 'set_to_none=False'})")
-    if accumulation == 1:
-        return [backward, *step]
-    return [backward, f"if number % {accumulation} == 0:", *(f"    {line}" for line in step)]
+    return backward, [*step, f"optimizer.zero_grad({'' if zero else 'set_to_none=False'})"]

@@ -8,7 +8,7 @@ from typing import Any
 from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
 from trainatomy.records.document import SCHEMA, to_plain
-from trainatomy.reporters.export import command_line_flags, training_arguments_code, workload_yaml
+from trainatomy.reporters.export import command_line_flags, launch_command, training_arguments_code, workload_yaml
 from trainatomy.reporters.prediction_v2 import PREDICTION_2, PredictionV2, renamed_v2
 from trainatomy.reporters.sentences import claim_sentence, fact_source, fact_value, fit_note, padding_advice, reasons
 from trainatomy.reporters.settings import may_change, plan_name
@@ -197,6 +197,7 @@ def fit_to_json(fit: Fit) -> dict[str, Any]:
         "best": fit.best and _candidate(fit.best, whole=True),
         "given": fit.given and _candidate(fit.given),
         "candidates": list(map(_candidate, fit.candidates)),
+        "by_gpus": list(map(_candidate, fit.by_gpus)),
         "ties": list(map(_candidate, fit.ties)),
         "prices": list(map(_price, fit.prices)),
         "remedies": list(map(_remedy, fit.shortage.remedies)) if fit.shortage else [],
@@ -273,16 +274,20 @@ def _candidate(candidate: Candidate, *, whole: bool = False) -> dict[str, Any]:
     """Return a candidate, with its whole memory breakdown or the three totals."""
     prediction, time = candidate.prediction, None
     if prediction.time is not None:
-        time = {**to_plain(prediction.time), "samples_per_second_interval": list(candidate.samples_per_second_interval)}
+        ranks = candidate.plan.data_parallel_size
+        interval = [end / ranks for end in candidate.samples_per_second_interval]  # of one rank, as all times
+        time = {**to_plain(prediction.time), "samples_per_second_interval": interval}
     memory = to_plain(prediction.memory)
     return {
         "changes": list(map(_change, candidate.changes)),
         "workload": to_plain(candidate.workload),
+        "plan": _plan(candidate.plan),
         "fits": candidate.fits,
         "verdict": prediction.verdict,
         "room_bytes": prediction.room_bytes,
         "memory": memory if whole else {name: memory[name] for name in COMPARED},
         "time": time,
+        "samples_per_second": None if time is None else candidate.samples_per_second,
     }
 
 
@@ -311,8 +316,9 @@ def _remedy(remedy: Remedy) -> dict[str, Any]:
     }
 
 
-def _settings(candidate: Candidate, name: str) -> dict[str, str]:
+def _settings(candidate: Candidate, name: str) -> dict[str, str | None]:
     return {
+        "launch": launch_command(candidate) if candidate.plan.world_size > 1 else None,
         "training_arguments": training_arguments_code(candidate, name),
         "yaml": workload_yaml(candidate),
         "flags": command_line_flags(candidate),

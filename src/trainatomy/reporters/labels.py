@@ -101,6 +101,7 @@ SECTIONS = {
     "fit_ties": "Too close to call",
     "fit_prices": "What each single change would cost or save",
     "fit_batches": "Batch sizes, all other settings as in the answer",
+    "fit_gpus": "The best on each number of GPUs",
     "fit_limits": "Limits",
     "fit_search": "The search",
     "fit_remedies": "Steps that would make it fit",
@@ -108,6 +109,7 @@ SECTIONS = {
     "fit_measured": "Predicted and measured",
     "fit_refused": "GPUs that cannot run it",
     "fit_python": "Settings in Python",
+    "fit_launch": "Command that starts it on each machine",
     "fit_yaml": "Settings as a workload file",
     "fit_flags": "Settings as options of trainatomy",
 }
@@ -280,6 +282,8 @@ VARIED = {
     "attention": "attention",
     "allocator": "allocator settings",
     "torch_empty_cache_steps": "emptying of the cache",
+    "plan": "plan of parallelism",
+    "gpus": "GPUs",
     "precision": "precision",
     "optimizer": "optimizer",
     "lora": "LoRA",
@@ -297,6 +301,16 @@ OPTIONS = {
     },
     "allocator": {"default": "default allocator settings", "expandable_segments": "expandable segments"},
     "torch_empty_cache_steps": {"never": "cache never emptied", "every_step": "cache emptied every step"},
+    "plan": {
+        "ddp": "DDP",
+        "ddp_bucket_view": "DDP (gradient_as_bucket_view)",
+        "zero1": "ZeRO-1",
+        "zero1_bucket_view": "ZeRO-1 (gradient_as_bucket_view)",
+        "fsdp2": "FSDP2",
+        "fsdp2_keep": "FSDP2 (reshard_after_forward=False)",
+        "fsdp1": "FSDP1",
+        "fsdp1_keep": "FSDP1 (reshard_after_forward=False)",
+    },
     "precision": {
         "fp32": "fp32",
         "tf32": "TF32",
@@ -337,6 +351,13 @@ FIT_NOTES = {
     "few_batch_sizes": (
         "The effective batch size has few divisors, so there are few batch sizes to choose from; "
         "a multiple of 8 has more."
+    ),
+    "fewer_gpus": (
+        "{} GPUs are as fast as all that were given, or faster: at this effective batch size, more of them do not pay."
+    ),
+    "batch_norm": (
+        "The model has BatchNorm, which takes its statistics from each GPU's own batch: the number of GPUs and the "
+        "batch size change what is learnt. torch.nn.SyncBatchNorm takes them from all GPUs."
     ),
 }
 """Notes of a search by code; ``{}`` stands for the value that follows the code and a colon."""

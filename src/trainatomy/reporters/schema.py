@@ -88,12 +88,17 @@ def comparison_schema() -> Schema:
 
 def _spreading(definitions: Schema) -> Schema:
     """Return what a row says of several GPUs."""
+    rates = dict.fromkeys(("samples_per_second", "samples_per_second_per_gpu"), _NUMBER)
+    scaling = _object({**rates, "efficiency": {"type": ["number", "null"]}})
+    return {"plan": _plan(definitions), "scaling": _or_null(scaling)}
+
+
+def _plan(definitions: Schema) -> Schema:
+    """Return the schema of a plan of parallelism with its name."""
     plan = _dataclass(Plan, definitions)
     plan["properties"] = {"name": _STRING, **plan["properties"]}
     plan["required"] = ["name", *plan["required"]]
-    rates = dict.fromkeys(("samples_per_second", "samples_per_second_per_gpu"), _NUMBER)
-    scaling = _object({**rates, "efficiency": {"type": ["number", "null"]}})
-    return {"plan": plan, "scaling": _or_null(scaling)}
+    return plan
 
 
 def measurement_schema() -> Schema:
@@ -138,7 +143,7 @@ def fit_schema() -> Schema:
     prices = _object({"change": change, "candidate": _or_null(short), "allowed": _BOOLEAN, **figures, "error": _STRING})
     maximum = _or_null(_reference(Maximum, definitions))
     limits = {"gpu_memory_bytes": _INTEGER, "headroom": _NUMBER, "usable_bytes": _INTEGER, "maximum": maximum}
-    texts = _object(dict.fromkeys(("training_arguments", "yaml", "flags"), _STRING))
+    texts = _object(dict.fromkeys(("training_arguments", "yaml", "flags"), _STRING) | {"launch": _or_null(_STRING)})
     compared = {"type": ["object", "null"], "description": "The measured candidates, as `compare --measure --json`."}
     body = {
         "schema": {"const": FIT},
@@ -151,6 +156,7 @@ def fit_schema() -> Schema:
         "best": _or_null(whole),
         "given": _or_null(short),
         "candidates": listed,
+        "by_gpus": listed,
         "ties": listed,
         "prices": _array(prices),
         "remedies": _array(_remedy(definitions)),
@@ -244,11 +250,13 @@ def _candidate(definitions: Schema, *, whole: bool) -> Schema:
         {
             "changes": _array({"$ref": "#/$defs/Change"}),
             "workload": {"type": "object"},
+            "plan": _plan(definitions),
             "fits": _BOOLEAN,
             "verdict": {"enum": list(get_args(Verdict))},
             "room_bytes": _INTEGER,
             "memory": _reference(Memory, definitions) if whole else totals,
             "time": _or_null(time),
+            "samples_per_second": _or_null(_NUMBER),
         }
     )
     return {"$ref": f"#/$defs/{name}"}

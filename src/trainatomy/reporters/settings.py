@@ -38,8 +38,22 @@ def option(change: Change) -> str:
                 return f"{many(int(number), 'token')} per sample"
             case "layers":
                 return many(int(number), "layer")
+            case "gpus":
+                return many(int(number), "GPU")
+    if axis == "plan":
+        return _plan_option(name)
     words = name.replace("_", " ")
     return f"{words} attention" if axis == "attention" else f"{VARIED.get(axis, axis.replace('_', ' '))}: {words}"
+
+
+def _plan_option(name: str) -> str:
+    """Return a plan that has no label of its own: ``hsdp_2_keep``, ``fsdp2_reshard_4``."""
+    if name.startswith("hsdp_"):
+        _, replicas, *rest = name.split("_")
+        kept = " (reshard_after_forward=False)" if rest == ["keep"] else ""
+        return f"FSDP2 with {replicas} replicas{kept}"
+    strategy, _, kept = name.partition("_reshard")
+    return f"{STRATEGIES.get(strategy, strategy)} (reshard_after_forward={kept.strip('_') or True})"
 
 
 def options(changes: Sequence[Change]) -> str:
@@ -71,9 +85,34 @@ def may_change(change: Change) -> str:
 
 
 def settings_of(candidate: Candidate) -> str:
-    """Return the settings of a candidate: its batch, its gradient checkpointing, and its other changes."""
-    others = [each for each in candidate.changes if each.axis not in ("batch", _CHECKPOINTING)]
-    return ", ".join([batch(candidate), _checkpointing(candidate), *map(option, others)])
+    """Return the settings of a candidate: its plan, its batch, its gradient checkpointing, and its other changes."""
+    plan = [plan_of(candidate)] if candidate.plan.world_size > 1 else []
+    others = _by_axis(candidate).values()
+    return ", ".join([*plan, batch(candidate), _checkpointing(candidate), *map(option, others)])
+
+
+def plan_of(candidate: Candidate) -> str:
+    """Return the plan of a candidate with PyTorch's option: ``FSDP2, 8 GPUs (reshard_after_forward=False)``."""
+    _, bracket, rest = plan_detail(candidate.workload).partition(" (")
+    return f"{plan_name(candidate.plan)}{bracket}{rest}"
+
+
+def by_gpus(candidate: Candidate) -> str:
+    """Return the settings of a candidate in a table by the number of GPUs, the number first."""
+    name = plan_of(candidate) if candidate.plan.world_size > 1 else plan_name(candidate.plan)
+    checkpointed = [] if _checkpointing(candidate).endswith(" off") else [_checkpointing(candidate)]
+    return ", ".join([name, batch(candidate), *checkpointed, *map(option, _by_axis(candidate).values())])
+
+
+def plan_detail(workload: Mapping[str, object]) -> str:
+    """Return the strategy of a workload with the options that a search varies: ``DDP (gradient_as_bucket_view)``."""
+    name = strategy_name(Plan.of(workload))
+    if setting(workload, "parallel.gradient_as_bucket_view"):
+        return f"{name} (gradient_as_bucket_view)"
+    reshard = setting(workload, "parallel.reshard_after_forward")
+    if reshard is None:
+        reshard = setting(workload, "train.fsdp_config.reshard_after_forward")
+    return f"{name} (reshard_after_forward=False)" if reshard is False else name
 
 
 def batch(candidate: Candidate) -> str:
@@ -83,7 +122,7 @@ def batch(candidate: Candidate) -> str:
 
 def differences(candidate: Candidate, best: Candidate) -> str:
     """Return in what the settings of a candidate differ from those of the best one."""
-    parts = [text(candidate) for text in (batch, _checkpointing) if text(candidate) != text(best)]
+    parts = [text(candidate) for text in (plan_of, batch, _checkpointing) if text(candidate) != text(best)]
     mine, others = _by_axis(candidate), _by_axis(best)
     for axis in dict.fromkeys((*mine, *others)):
         if axis not in mine:
@@ -94,7 +133,8 @@ def differences(candidate: Candidate, best: Candidate) -> str:
 
 
 def _by_axis(candidate: Candidate) -> dict[str, Change]:
-    return {each.axis: each for each in candidate.changes if each.axis not in ("batch", _CHECKPOINTING)}
+    named = ("batch", "plan", "gpus", _CHECKPOINTING)
+    return {each.axis: each for each in candidate.changes if each.axis not in named}
 
 
 def _batch(size: int, accumulation: object) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainatomy.results.comparison import Comparison
+from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import GPUSummary, Prediction
 
 Permission = Literal["", "precision", "optimizer", "lora", "sequence-length"]
@@ -71,17 +72,22 @@ class Candidate:
         return self.prediction.time.step_seconds
 
     @property
+    def plan(self) -> Plan:
+        """How the training is spread over GPUs."""
+        return Plan.of(self.workload)
+
+    @property
     def samples_per_second(self) -> float:
-        """Throughput."""
+        """Throughput of all GPUs."""
         assert self.prediction.time is not None
-        return self.prediction.time.samples_per_second
+        return self.prediction.time.samples_per_second * self.plan.data_parallel_size
 
     @property
     def samples_per_second_interval(self) -> tuple[float, float]:
-        """Low and high end of the interval of the throughput that holds in 9 of 10 cases."""
+        """Low and high end of the interval of the throughput of all GPUs that holds in 9 of 10 cases."""
         time = self.prediction.time
         assert time is not None
-        samples = time.samples_per_second * time.step_seconds
+        samples = self.samples_per_second * time.step_seconds
         shortest, longest = time.interval_seconds
         return samples / longest, samples / shortest
 
@@ -225,7 +231,7 @@ class Fit:
         workload: The workload as it was given.
         gpu: The GPU.
         goal: ``throughput``, or what was maximised.
-        effective_batch_size: Samples per optimizer step, the same in all candidates.
+        effective_batch_size: Samples per optimizer step on all GPUs, the same in all candidates.
         headroom: Share of the GPU's memory that stays free.
         usable_bytes: Memory that a candidate may take.
         allowed: What the user allowed to change.
@@ -242,6 +248,8 @@ class Fit:
         notes: Further codes for the reader (``reporters.labels.FIT_NOTES``), with their values.
         interrupted: Whether the search was stopped before its end.
         measured: The best candidates measured on this machine's GPU.
+        by_gpus: Of a training on several GPUs, the best candidate on each number of them, the fewest first; where
+            nothing fits, the smallest.
     """
 
     name: str
@@ -264,6 +272,7 @@ class Fit:
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     measured: Comparison | None = None
+    by_gpus: tuple[Candidate, ...] = ()
 
     @property
     def runner_ups(self) -> tuple[Candidate, ...]:

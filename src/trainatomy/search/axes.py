@@ -7,10 +7,12 @@ has no settings.  An axis with a permission changes what is trained, so that the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from trainatomy.catalog.gpus import GPU
-from trainatomy.results.fit import Change, Permission
+from trainatomy.results.fit import Permission
+from trainatomy.search.axis import Axis, Option, axis_of
+from trainatomy.search.plans import plan_axis
 from trainatomy.workload.arguments import is_class_path
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
 from trainatomy.workload.schema import Workload
@@ -25,12 +27,14 @@ AXES = (
     "attention",
     "allocator",
     "torch_empty_cache_steps",
+    "plan",
+    "gpus",
     "precision",
     "optimizer",
     "lora",
     "sequence_length",
 )
-"""Names of all axes; a workload has those of which it has more than one option."""
+"""Names of all axes; a workload has those of which it has more than one option.  ``gpus`` is searched one by one."""
 
 _FUSED_NAMES = {"adamw_torch_fused": "fused", "adamw_torch": "foreach"}
 _HAS_FUSED = frozenset({"sgd"})
@@ -42,44 +46,16 @@ _SHORTEST = 64
 """Tokens below which a shorter sequence is not proposed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A value of an axis: its name, and the keys of the workload that it sets."""
+def axes_of(workload: Workload, samples: int) -> tuple[Axis, ...]:
+    """Return every axis of a workload, the batch size first; those with one option only are left out.
 
-    name: str
-    settings: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """Something that can be varied.
-
-    Attributes:
-        name: Name in results.
-        options: What it can be; names are unique.
-        given: Name of the option that the workload has.
-        permission: What the user has to allow before the search varies it; empty if the same is trained either way.
+    Args:
+        workload: The training.
+        samples: Samples of an optimizer step on each data-parallel rank.
     """
-
-    name: str
-    options: tuple[Option, ...]
-    given: str
-    permission: Permission = ""
-
-    def option(self, name: str) -> Option:
-        """Return the option of that name."""
-        return next(option for option in self.options if option.name == name)
-
-    def change(self, name: str) -> Change:
-        """Return the change from the workload as given to an option."""
-        return Change(self.name, name, self.option(name).settings, self.permission)
-
-
-def axes_of(workload: Workload, effective_batch_size: int) -> tuple[Axis, ...]:
-    """Return every axis of a workload, the batch size first; those with one option only are left out."""
     gpu = workload.resolve_gpu()
     axes = (
-        batch_axis(workload, divisors(effective_batch_size), effective_batch_size),
+        batch_axis(workload, divisors(samples), samples),
         checkpointing_axis(workload),
         _optimizer_implementation(workload),
         _attention(workload),
@@ -89,6 +65,7 @@ def axes_of(workload: Workload, effective_batch_size: int) -> tuple[Axis, ...]:
         _optimizer(workload),
         _lora(workload),
         _sequence_length(workload),
+        plan_axis(workload),
     )
     return (axes[0], *(axis for axis in axes[1:] if len(axis.options) > 1))
 
@@ -118,20 +95,20 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*low, *(number // each for each in low)}))
 
 
-def batch_axis(workload: Workload, sizes: tuple[int, ...], effective_batch_size: int | None) -> Axis:
+def batch_axis(workload: Workload, sizes: tuple[int, ...], samples: int | None) -> Axis:
     """Return the axis of the batch size.
 
     Args:
         workload: The workload.
         sizes: Samples per batch.
-        effective_batch_size: Samples per optimizer step, which each size divides; ``None`` leaves
+        samples: Samples of an optimizer step on each data-parallel rank, which each size divides; ``None`` leaves
             ``gradient_accumulation_steps`` as it is.
     """
 
     def option(size: int) -> Option:
         settings: dict[str, object] = {"train.per_device_train_batch_size": size}
-        if effective_batch_size is not None:
-            settings["train.gradient_accumulation_steps"] = effective_batch_size // size
+        if samples is not None:
+            settings["train.gradient_accumulation_steps"] = samples // size
         return Option(str(size), settings)
 
     return Axis("batch", tuple(map(option, sizes)), str(workload.train.per_device_train_batch_size))
@@ -152,13 +129,7 @@ def checkpointing_axis(workload: Workload) -> Axis:
     ]
     every = train.gradient_checkpointing_every
     given = "off" if not train.gradient_checkpointing else "on" if every == 1 else f"every_{every}"
-    return _axis("gradient_checkpointing", options, given)
-
-
-def _axis(name: str, options: list[Option], given: str, permission: Permission = "") -> Axis:
-    """Return an axis whose option ``given`` changes nothing; it is added if it is not among ``options``."""
-    named = {option.name: option for option in options} | {given: Option(given)}
-    return Axis(name, tuple(named.values()), given, permission)
+    return axis_of("gradient_checkpointing", options, given)
 
 
 def _optimizer_implementation(workload: Workload) -> Axis:
@@ -185,7 +156,7 @@ def _optimizer_implementation(workload: Workload) -> Axis:
         options.insert(0, option("fused", "adamw_torch_fused"))
     elif train.optim in _HAS_FUSED:
         options.insert(0, option("fused", train.optim, "fused=True"))
-    return _axis(name, options, given)
+    return axis_of(name, options, given)
 
 
 def _without(optim_args: str | None, names: tuple[str, ...]) -> str:
@@ -201,7 +172,7 @@ def _attention(workload: Workload) -> Axis:
     """
     given = workload.model.attn_implementation or "default"
     names = () if workload.model.factory else ("eager",) if given == "default" else ("sdpa", "eager")
-    return _axis("attention", [Option(name, {"model.attn_implementation": name}) for name in names], given)
+    return axis_of("attention", [Option(name, {"model.attn_implementation": name}) for name in names], given)
 
 
 def _allocator(workload: Workload) -> Axis:
@@ -209,7 +180,7 @@ def _allocator(workload: Workload) -> Axis:
     if "expandable_segments" in workload.allocator:
         return Axis("allocator", (Option("given"),), "given")
     text = ",".join(filter(None, (workload.allocator, "expandable_segments:True")))
-    return _axis("allocator", [Option("expandable_segments", {"allocator": text})], "default")
+    return axis_of("allocator", [Option("expandable_segments", {"allocator": text})], "default")
 
 
 def _empty_cache(workload: Workload) -> Axis:
@@ -219,12 +190,12 @@ def _empty_cache(workload: Workload) -> Axis:
     options = [Option("never", {"train.torch_empty_cache_steps": None})]
     if workload.loop == "trainer":
         options.append(Option("every_step", {"train.torch_empty_cache_steps": 1}))
-    return _axis("torch_empty_cache_steps", options, given)
+    return axis_of("torch_empty_cache_steps", options, given)
 
 
 def _precision(workload: Workload, gpu: GPU) -> Axis:
     """Return the axis of precisions: those for which the GPU has arithmetic units."""
-    return _axis("precision", list(_precisions(workload, gpu)), precision_of(workload), "precision")
+    return axis_of("precision", list(_precisions(workload, gpu)), precision_of(workload), "precision")
 
 
 def _precisions(workload: Workload, gpu: GPU) -> Iterator[Option]:
@@ -269,7 +240,7 @@ def _optimizer(workload: Workload) -> Axis:
         given = optim.rpartition(".")[2]
     given = next((name for name, value in names.items() if value == optim), given)
     options = [Option(name, {"train.optim": value, "train.optim_args": None}) for name, value in names.items()]
-    return _axis("optimizer", options, given, "optimizer")
+    return axis_of("optimizer", options, given, "optimizer")
 
 
 def _lora(workload: Workload) -> Axis:
@@ -280,7 +251,7 @@ def _lora(workload: Workload) -> Axis:
         Option(f"r{rank}", {"model.lora": {"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear"}})
         for rank in _LORA_RANKS
     ]
-    return _axis("lora", adapters if not workload.model.freeze else [], "none", "lora")
+    return axis_of("lora", adapters if not workload.model.freeze else [], "none", "lora")
 
 
 def _sequence_length(workload: Workload) -> Axis:
@@ -289,4 +260,4 @@ def _sequence_length(workload: Workload) -> Axis:
     given = str(workload.data.sequence_length or "default")
     shorter = [length // part for part in _SHORTER if length // part >= _SHORTEST]
     options = [] if workload.data.factory else [Option(str(each), {"data.sequence_length": each}) for each in shorter]
-    return _axis("sequence_length", options, given, "sequence-length")
+    return axis_of("sequence_length", options, given, "sequence-length")

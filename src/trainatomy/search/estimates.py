@@ -79,7 +79,7 @@ def outcome_of(point: Point, prediction: Prediction, usable_bytes: int, *, per_t
     tokens = 1.0
     if per_token and time.tokens_per_second:
         tokens = time.tokens_per_second / time.samples_per_second
-    static = sum(memory.components[name] for name in _STATIC)
+    static = sum(memory.components[name] for name in (*_STATIC, *memory.components.others))
     return Outcome(
         point=point,
         prediction=prediction,

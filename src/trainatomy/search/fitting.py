@@ -14,9 +14,11 @@ from trainatomy.results.fit import Candidate, Fit, Permission, Price
 from trainatomy.results.prediction import GPUSummary
 from trainatomy.results.time import Time
 from trainatomy.search.axes import AXES, PERMISSIONS, CanApply, applicable, axes_of
+from trainatomy.search.axis import Axis, Option
 from trainatomy.search.estimates import Estimator, Outcome
 from trainatomy.search.explore import DERIVED, Executor, Exploration, Observer
 from trainatomy.search.space import Point, Space
+from trainatomy.workload.global_batch import effective_batch_size_of
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.schema import Workload
 
@@ -76,18 +78,38 @@ def search(
         WorkloadError: The workload, the GPU and the options contradict each other.
         TrainatomyError: The workload cannot be predicted.
     """
-    space = space_of(workload, options)
+    exploration = explore(workload, options, executor, observer, prior)
+    return conclude(exploration, options), exploration
+
+
+def explore(
+    workload: Workload,
+    options: SearchOptions,
+    executor: Executor,
+    observer: Observer,
+    prior: Estimator | None = None,
+) -> Exploration:
+    """Execute candidates until no other one can win (see ``search``)."""
+    space = space_of(workload, options, prior)
     exploration = Exploration(space, usable_bytes(workload, options.headroom), executor, observer, prior)
     try:
         if options.exhaustive:
             exploration.exhaust()
         else:
             exploration.explore()
-        if options.prices:
+    except KeyboardInterrupt:
+        exploration.interrupted = True
+    return exploration
+
+
+def conclude(exploration: Exploration, options: SearchOptions) -> Fit:
+    """Execute what the prices need, if they are wanted, and return the outcome of an exploration."""
+    try:
+        if options.prices and not exploration.interrupted:
             _execute_alternatives(exploration)
     except KeyboardInterrupt:
         exploration.interrupted = True
-    return _outcome(exploration, options), exploration
+    return outcome_of_search(exploration, options)
 
 
 def _execute_alternatives(exploration: Exploration) -> None:
@@ -107,17 +129,24 @@ def _execute_alternatives(exploration: Exploration) -> None:
     exploration.execute(waiting)
 
 
-def space_of(workload: Workload, options: SearchOptions) -> Space:
+def space_of(workload: Workload, options: SearchOptions, prior: Estimator | None = None) -> Space:
     """Return the space of a search.
+
+    Args:
+        workload: The training.
+        options: How to search.
+        prior: Outcomes whose axes the space is to have, in the same order.
 
     Raises:
         WorkloadError: The workload, the GPU and the options contradict each other.
     """
     check(workload, options)
     effective = effective_batch_size(workload, options)
-    axes = axes_of(workload, effective)
+    axes = axes_of(workload, samples_per_rank(workload, options))
     if options.can_apply is not None:
         axes = applicable(axes, options.can_apply)
+    if prior is not None and [axis.name for axis in prior.space.axes] == [*(axis.name for axis in axes), "plan"]:
+        axes = (*axes, Axis("plan", (Option("none"),), "none"))
     for name in options.keep:
         if name not in AXES:
             raise WorkloadError(f"keep: unknown setting {name!r}{suggestion(name, AXES)}")
@@ -171,9 +200,24 @@ def check(workload: Workload, options: SearchOptions) -> None:
 
 
 def effective_batch_size(workload: Workload, options: SearchOptions) -> int:
-    """Return the samples per optimizer step: as asked for, or those of the workload."""
-    train = workload.train
-    return options.effective_batch_size or train.per_device_train_batch_size * train.gradient_accumulation_steps
+    """Return the samples per optimizer step on all GPUs: as asked for, or those of the workload."""
+    return options.effective_batch_size or effective_batch_size_of(workload)
+
+
+def samples_per_rank(workload: Workload, options: SearchOptions) -> int:
+    """Return the samples per optimizer step on each data-parallel rank.
+
+    Raises:
+        WorkloadError: The ranks do not divide the effective batch size.
+    """
+    samples, ranks = effective_batch_size(workload, options), workload.parallel.data_parallel_size
+    if samples % ranks:
+        raise WorkloadError(
+            f"an effective batch size of {samples} cannot be divided among {ranks} data-parallel ranks; "
+            f"give a multiple of {ranks}, or other GPUs",
+            key="parallel.gpus",
+        )
+    return samples // ranks
 
 
 def usable_bytes(workload: Workload, headroom: float) -> int:
@@ -320,7 +364,7 @@ def _is_calibrated(outcome: Candidate) -> bool:
     return bool(high / low < 0.999 * widest[1] / widest[0])
 
 
-def _outcome(exploration: Exploration, options: SearchOptions) -> Fit:
+def outcome_of_search(exploration: Exploration, options: SearchOptions) -> Fit:
     """Return the outcome of an exploration, the permitted candidates only."""
     space, workload = exploration.space, exploration.space.workload
     gpu = workload.resolve_gpu()
@@ -355,6 +399,6 @@ def _outcome(exploration: Exploration, options: SearchOptions) -> Fit:
 
 def _notes(space: Space, options: SearchOptions) -> Iterator[str]:
     """Yield codes of what the reader should know."""
-    effective = effective_batch_size(space.workload, options)
-    if len(space.batches) <= 2 and effective > 3:
+    samples = samples_per_rank(space.workload, options)
+    if len(space.batches) <= 2 and samples > 3:
         yield "few_batch_sizes"

@@ -15,10 +15,12 @@ from itertools import product
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.results.fit import Candidate, Change, Fit, Goal, Maximum, SearchCounts
 from trainatomy.results.prediction import GPUSummary, Prediction
-from trainatomy.search.axes import Axis, Option, axes_of, divisors
+from trainatomy.search.axes import axes_of, divisors
+from trainatomy.search.axis import Axis, Option
 from trainatomy.search.explore import Executor, Observer
-from trainatomy.search.fitting import SearchOptions, check, effective_batch_size, usable_bytes
+from trainatomy.search.fitting import SearchOptions, check, effective_batch_size, samples_per_rank, usable_bytes
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
+from trainatomy.workload.global_batch import effective_batch_size_of
 from trainatomy.workload.schema import MAX_BATCH_ELEMENTS, Workload
 
 GOALS: tuple[Goal, ...] = ("batch", "sequence-length", "model-size")
@@ -96,7 +98,7 @@ def sizes_of(workload: Workload, goal: Goal, options: SearchOptions) -> Sizes:
     """Return the sizes that a goal chooses from."""
     if goal == "batch":
         return _batches(workload, options)
-    samples = effective_batch_size(workload, options)
+    samples = samples_per_rank(workload, options)
     single = {"train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": samples}
     if goal == "model-size":
         depth, keys = _depth(workload)
@@ -121,10 +123,10 @@ def sizes_of(workload: Workload, goal: Goal, options: SearchOptions) -> Sizes:
 def _batches(workload: Workload, options: SearchOptions) -> Sizes:
     tokens = 1 if workload.data.factory else workload.data.sequence_length or 1
     start = workload.train.per_device_train_batch_size
-    samples = options.effective_batch_size
-    if samples is None:
+    if options.effective_batch_size is None:
         batches = range(1, MAX_BATCH_ELEMENTS // tokens + 1)
         return Sizes("batch", start, batches, lambda size: {"train.per_device_train_batch_size": size}, "")
+    samples = samples_per_rank(workload, options)
 
     def settings(size: int) -> Mapping[str, object]:
         return {
@@ -301,7 +303,7 @@ def _fit(
         workload=workload.to_mapping(),
         gpu=GPUSummary(gpu.id, gpu.name, gpu.memory_bytes, gpu.capability),
         goal=goal,
-        effective_batch_size=best.per_device_train_batch_size * best.gradient_accumulation_steps
+        effective_batch_size=effective_batch_size_of(Workload.from_mapping(best.workload))
         if best
         else effective_batch_size(workload, options),
         headroom=options.headroom,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from trainatomy.errors import WorkloadError
 from trainatomy.results.fit import Fit, Goal
 from trainatomy.search.explore import Executor, Observer
+from trainatomy.search.fewer_gpus import search_counts_of_gpus
 from trainatomy.search.fitting import SearchOptions, search
 from trainatomy.search.maximize import GOALS, maximize
 from trainatomy.search.remedies import remedied, smallest_point
@@ -35,7 +36,10 @@ def run(
         if goal not in GOALS:
             raise WorkloadError(f"maximize: unknown goal {goal!r}{suggestion(goal, GOALS)}")
         return maximize(workload, goal, options, executor, observer)
-    found, exploration = search(workload, options, executor, observer)
+    if workload.parallel.world_size > 1 and "gpus" not in options.keep:
+        found, exploration = search_counts_of_gpus(workload, options, executor, observer)
+    else:
+        found, exploration = search(workload, options, executor, observer)
     if found.best is not None or found.interrupted:
         return found
     point = smallest_point(exploration.space)

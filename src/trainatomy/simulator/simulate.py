@@ -236,6 +236,21 @@ def _version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
 
 def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
     """Return notes on the description of the training."""
+    return (*_batch_norm(workload, model), *_length_note(workload, model))
+
+
+def _batch_norm(workload: Workload, model: nn.Module) -> Iterator[str]:
+    """Yield a note where the statistics of a batch depend on how it is divided among GPUs."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    if workload.parallel.data_parallel_size > 1 and any(isinstance(each, kinds) for each in model.modules()):
+        yield (
+            f"BatchNorm takes its statistics from the {workload.batch_size} samples of each GPU, so what is learnt "
+            "depends on the batch size per GPU; torch.nn.SyncBatchNorm takes them from all GPUs"
+        )
+
+
+def _length_note(workload: Workload, model: nn.Module) -> tuple[str, ...]:
+    """Return a note on the length of samples, where they have one."""
     if workload.data.factory is not None or not hasattr(unwrap(model), "config"):
         return ()
     note = sequence_note(workload.data, model)

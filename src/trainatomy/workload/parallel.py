@@ -32,6 +32,11 @@ _OPTIONS: dict[str, frozenset[str]] = {
 """The strategies that each option belongs to."""
 
 
+def belongs_to(option: str, strategy: str) -> bool:
+    """Return whether a strategy has an option; options of no strategy in particular belong to all."""
+    return strategy in _OPTIONS.get(option, {strategy})
+
+
 class MixedPrecisionSpec(Section):
     """The dtypes of FSDP: ``MixedPrecisionPolicy`` of version 2, ``MixedPrecision`` of version 1."""
 

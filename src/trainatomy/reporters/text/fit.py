@@ -9,11 +9,12 @@ from rich.padding import Padding
 from rich.text import Text
 
 from trainatomy.reporters import sentences, settings
-from trainatomy.reporters.export import command_line_flags, training_arguments_code, workload_yaml
+from trainatomy.reporters.export import command_line_flags, launch_command, training_arguments_code, workload_yaml
 from trainatomy.reporters.labels import SECTIONS, VERDICT_STYLES
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.fit_tables import (
     batches_table,
+    by_gpus_table,
     changes_table,
     prices_table,
     remedies_table,
@@ -53,6 +54,8 @@ def _fits(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
         parts.append(Text(_against_given(fit.given, best)))
     if best.workload != fit.workload:
         parts.append(section(SECTIONS["fit_changes"], changes_table(fit.workload, best.changes)))
+    if len(fit.by_gpus) > 1:
+        parts.append(section(SECTIONS["fit_gpus"], by_gpus_table(fit.by_gpus, best)))
     if fit.runner_ups:
         title = SECTIONS["fit_runners_up" if fit.goal == "throughput" else "fit_others"]
         parts.append(section(title, runners_up_table(fit.runner_ups, best, fit.ties)))
@@ -185,6 +188,7 @@ def _ready_settings(fit: Fit, best: Candidate) -> list[RenderableType]:
     """Return the settings as Python, as a workload file and as options; not indented, so that they can be pasted."""
     texts = {
         "fit_python": training_arguments_code(best, fit.name),
+        **({"fit_launch": launch_command(best)} if best.plan.world_size > 1 else {}),
         "fit_yaml": workload_yaml(best),
         "fit_flags": command_line_flags(best),
     }

@@ -12,7 +12,7 @@ from trainatomy.reporters import settings
 from trainatomy.reporters.labels import REMEDIES, VERDICT_STYLES
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, grid
 from trainatomy.results.fit import Candidate, Change, Price, Remedy
-from trainatomy.units import difference, human_bytes, rate, signed_percent
+from trainatomy.units import difference, human_bytes, percent, rate, signed_percent
 
 RUNNERS_UP = 5
 REMEDIES_SHOWN = 6
@@ -94,6 +94,30 @@ def batches_table(rows: Sequence[Candidate], best: Candidate) -> AdaptiveTable:
         pace = rate(each.samples_per_second)
         table.add_row(settings.batch(each), human_bytes(each.device_bytes), pace, speed, mark)
     return table
+
+
+def by_gpus_table(rows: Sequence[Candidate], best: Candidate) -> AdaptiveTable:
+    """Return the best settings on each number of GPUs, with the throughput of all of them and of each."""
+    columns = [
+        Column("\nmemory", 2),
+        Column("samples/s\nin total"),
+        Column("samples/s\nper GPU"),
+        Column("\nscaling", 1),
+    ]
+    table = AdaptiveTable("\nsettings", [*columns, Column("", justify="left")], name_width=_NAMES)
+    base = next((_per_gpu(each) for each in rows if each.fits), None)
+    for each in rows:
+        verdict = "fits" if each.fits else "does not fit"
+        mark = Text("best", style="bold") if each.workload == best.workload else Text("" if each.fits else verdict)
+        mark.stylize("" if each.fits else VERDICT_STYLES[verdict])
+        paces = [rate(each.samples_per_second), rate(_per_gpu(each))] if each.fits else ["", ""]
+        share = percent(_per_gpu(each) / base, 1, 0) if each.fits and base else ""
+        table.add_row(settings.by_gpus(each), human_bytes(each.device_bytes), *paces, share, mark)
+    return table
+
+
+def _per_gpu(candidate: Candidate) -> float:
+    return candidate.samples_per_second / candidate.plan.world_size
 
 
 def remedies_table(remedies: Sequence[Remedy]) -> list[RenderableType]:
