@@ -269,6 +269,23 @@ def fit(candidate: MakeCandidate) -> Fit:
 
 
 @pytest.fixture
+def spread_fit(fit: Fit, candidate: MakeCandidate) -> Fit:
+    """Return a search on 8 GPUs, of which 4 are the fastest, with a plan in another tie."""
+
+    def on(gpus: int, strategy: str = "") -> tuple[Change, ...]:
+        change = Change("gpus", str(gpus), {"loop": "pytorch", "parallel.gpus": gpus})
+        plan = Change("plan", "fsdp2_keep", {"parallel.strategy": "fsdp2", "parallel.reshard_after_forward": False})
+        return (change, *([plan] if strategy else []), batch(4))
+
+    best, tie = candidate(on(4, "fsdp2"), 12, 1.45), candidate(on(4), 14, 1.46)
+    rows = (candidate(on(1), 20, 1.0), candidate(on(2), 15, 1.1), best, candidate(on(8), 14, 3.05))
+    return replace(
+        fit, workload=rows[3].workload, best=best, candidates=(best, tie), ties=(tie,), given=rows[3], prices=(),
+        by_gpus=rows, too_large=(), notes=("fewer_gpus: 4", "batch_norm"),
+    )  # fmt: skip
+
+
+@pytest.fixture
 def nothing_fits(fit: Fit, candidate: MakeCandidate) -> Fit:
     """Return a search in which nothing fits, with a remedy, a change that does not suffice, and a larger GPU."""
     smallest = candidate((batch(1), CHECKPOINTING), 18, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification, TrainingArgu
 
 from trainatomy.cli import main
 from trainatomy.errors import WorkloadError
-from trainatomy.reporters.export import command_line_flags, training_arguments_code, workload_yaml
+from trainatomy.reporters.export import command_line_flags, launch_command, training_arguments_code, workload_yaml
 from trainatomy.results.fit import Candidate, Change, Fit
 from trainatomy.workload.overrides import merge
 from trainatomy.workload.schema import Workload
@@ -54,6 +55,18 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "train": {"bf16": True, "gradient_checkpointing": True, "gradient_checkpointing_every": 2, "optim": "sgd"},
     },
 }
+
+ACCUMULATED = {**TRAIN, "per_device_train_batch_size": 2}
+SPREAD: dict[str, dict[str, Any]] = {
+    "ddp": {"gpus": 8, "gradient_as_bucket_view": True},
+    "ddp, synchronized": {"gpus": 8, "sync_each_batch": True, "bucket_cap_mb": 50},
+    "zero1": {"gpus": 8, "strategy": "zero1"},
+    "fsdp2": {"gpus": 8, "nodes": 2, "strategy": "fsdp2", "reshard_after_forward": False},
+    "fsdp2, policy": {"gpus": 8, "strategy": "fsdp2", "mp_policy": {"param_dtype": "bfloat16"}},
+}
+for _name, _parallel in SPREAD.items():
+    WORKLOADS[_name] = {"model": BERT, "loop": "pytorch", "train": ACCUMULATED, "parallel": _parallel}
+WORKLOADS["zero1, one batch"] = {**WORKLOADS["zero1"], "train": {"optim": "sgd", "optim_args": "momentum=0.9"}}
 
 
 @pytest.fixture(params=WORKLOADS.values(), ids=list(WORKLOADS))
@@ -190,3 +203,43 @@ def test_the_plain_loop_trains(case: str, fit: Fit, dataset: list[dict[str, torc
     names["train"](model, dataset, device="cpu")
     assert not torch.equal(before, model.classifier.weight)
     assert model.is_gradient_checkpointing == (case == "pytorch, all")
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let ``init_process_group`` make a group of this process alone."""
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("case", [*SPREAD, "zero1, one batch"])
+def test_the_loop_on_several_gpus_trains(
+    case: str, fit: Fit, dataset: list[dict[str, torch.Tensor]], one_process: None
+) -> None:
+    names: dict[str, Any] = {}
+    code = training_arguments_code(with_workload(fit, WORKLOADS[case]), "run")
+    exec(compile(code, "settings", "exec"), names)
+    model = tiny()
+    before = model.classifier.weight.detach().clone()
+    names["train"](model, dataset, device="cpu")
+    after = model.classifier.weight.detach()
+    assert not torch.equal(before, after.full_tensor() if case.startswith("fsdp2") else after)
+    assert ("no_sync()" in code) == (case in ("ddp", "zero1")), "gradients are reduced after the last micro-batch"
+    assert ("set_requires_gradient_sync" in code) == case.startswith("fsdp2")
+
+
+def test_the_trainers_plan_is_in_its_arguments(fit: Fit) -> None:
+    config = {"version": 2, "reshard_after_forward": False}
+    workload = {"model": BERT, "train": {"fsdp": True, "fsdp_config": config}, "parallel": {"gpus": 8}}
+    code = training_arguments_code(with_workload(fit, workload), "run")
+    assert "    fsdp=True,\n" in code
+    assert '    fsdp_config={"version": 2, "reshard_after_forward": False},\n' in code
+
+
+def test_the_command_starts_a_process_for_each_gpu(fit: Fit) -> None:
+    one, two = (with_workload(fit, WORKLOADS[case]) for case in ("ddp", "fsdp2"))
+    assert launch_command(one) == "torchrun --nproc-per-node 8 train.py"
+    assert launch_command(two).startswith("torchrun --nnodes 2 --nproc-per-node 8 ")

@@ -27,6 +27,10 @@ def test_fit(fit: Fit) -> None:
     compare(fit_page(fit, COMMAND), "fit")
 
 
+def test_fit_on_several_gpus(spread_fit: Fit) -> None:
+    compare(fit_page(spread_fit, COMMAND), "fit-gpus")
+
+
 def test_nothing_fits(nothing_fits: Fit) -> None:
     compare(fit_page(nothing_fits, COMMAND), "nothing-fits")
 
@@ -186,3 +190,18 @@ def test_a_search_for_the_largest_in_which_nothing_fits(nothing_fits: Fit) -> No
     assert "the smallest setting needs 18.0 GiB, 2.00 GiB more than the 16.0 GiB" in text
     assert "What holds the memory" in text
     assert page(replace(nothing_fits, shortage=None, too_large=())).startswith("No setting was found that fits")
+
+
+@pytest.mark.parametrize(
+    ("axis", "name", "text"),
+    [
+        ("gpus", "4", "4 GPUs"),
+        ("plan", "ddp_bucket_view", "DDP (gradient_as_bucket_view)"),
+        ("plan", "hsdp_2", "FSDP2 with 2 replicas"),
+        ("plan", "hsdp_2_keep", "FSDP2 with 2 replicas (reshard_after_forward=False)"),
+        ("plan", "fsdp2_reshard", "FSDP2 (reshard_after_forward=True)"),
+        ("plan", "fsdp2_reshard_4", "FSDP2 (reshard_after_forward=4)"),
+    ],
+)
+def test_plans_in_words(axis: str, name: str, text: str) -> None:
+    assert settings.option(Change(axis, name, {})) == text

@@ -193,6 +193,17 @@ def test_a_search_follows_its_schema(fit: Fit, nothing_fits: Fit, measurement: M
     check(to_json(nothing_fits.shortage), "shortage")
 
 
+def test_a_search_on_several_gpus_of_a_kind_follows_its_schema(spread_fit: Fit) -> None:
+    value = to_json(spread_fit)
+    check(value, "fit")
+    assert [each["plan"]["gpus"] for each in value["by_gpus"]] == [1, 2, 4, 8]
+    best = value["best"]
+    assert best["samples_per_second"] == 4 * best["time"]["samples_per_second"]
+    low, high = best["time"]["samples_per_second_interval"]
+    assert low < best["time"]["samples_per_second"] < high
+    assert value["settings"]["launch"] == "torchrun --nproc-per-node 4 train.py"
+
+
 def test_keys_of_a_search_that_are_kept(fit: Fit, nothing_fits: Fit) -> None:
     value = to_json(fit)
     assert value["schema"] == "trainatomy/fit/1"

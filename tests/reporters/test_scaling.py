@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from snapshots import compare
+from test_json import check
 
 from trainatomy.reporters.charts import scaling as chart
 from trainatomy.reporters.charts.comparison import draw
@@ -133,7 +134,9 @@ def test_the_chart_by_gpus_is_for_one_training_on_several_numbers(comparison: Co
 
 
 def test_json_has_plan_and_scaling(comparison: Comparison) -> None:
-    rows = to_json(comparison)["rows"]
+    value = to_json(comparison)
+    check(value, "comparison")
+    rows = value["rows"]
     assert rows[1]["plan"] == {
         "name": "DDP, 4 GPUs", "strategy": "ddp", "gpus": 4, "nodes": 1, "replicas": 1, "tp_size": 1,
         "model_parallel_size": 1,

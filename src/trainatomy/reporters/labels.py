@@ -109,7 +109,7 @@ SECTIONS = {
     "fit_measured": "Predicted and measured",
     "fit_refused": "GPUs that cannot run it",
     "fit_python": "Settings in Python",
-    "fit_launch": "Command that starts it on each machine",
+    "fit_launch": "Command that starts it",
     "fit_yaml": "Settings as a workload file",
     "fit_flags": "Settings as options of trainatomy",
 }
@@ -342,6 +342,7 @@ GOALS = {
 REMEDIES = {
     "same training": "The same is trained:",
     "changes training": "Something else is trained:",
+    "more GPUs": "More GPUs, the effective batch size as it is:",
     "larger GPU": "A larger GPU, everything else as it is:",
     "insufficient": "These help, but do not suffice alone:",
 }

@@ -248,7 +248,8 @@ def fit_answer(fit: Fit, best: Candidate) -> str:
     size, total = human_bytes(best.device_bytes), human_bytes(fit.gpu.memory_bytes)
     number, _, unit = size.rpartition(" ")
     memory = f"{number if total.endswith(f' {unit}') else size} of {total}"
-    answer = f"{settings.settings_of(best)}: {pace}, {memory}"
+    where = " on each GPU" if best.plan.world_size > 1 else ""
+    answer = f"{settings.settings_of(best)}: {pace}, {memory}{where}"
     return answer if fit.maximum is None else f"{_largest(fit.maximum)}: {answer}"
 
 

@@ -98,10 +98,10 @@ def plan_of(candidate: Candidate) -> str:
 
 
 def by_gpus(candidate: Candidate) -> str:
-    """Return the settings of a candidate in a table by the number of GPUs, the number first."""
+    """Return the settings of a candidate in a table by the number of GPUs, without its batch."""
     name = plan_of(candidate) if candidate.plan.world_size > 1 else plan_name(candidate.plan)
     checkpointed = [] if _checkpointing(candidate).endswith(" off") else [_checkpointing(candidate)]
-    return ", ".join([name, batch(candidate), *checkpointed, *map(option, _by_axis(candidate).values())])
+    return ", ".join([name, *checkpointed, *map(option, _by_axis(candidate).values())])
 
 
 def plan_detail(workload: Mapping[str, object]) -> str:

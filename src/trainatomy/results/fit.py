@@ -18,7 +18,7 @@ Permission = Literal["", "precision", "optimizer", "lora", "sequence-length"]
 Goal = Literal["throughput", "batch", "sequence-length", "model-size"]
 SAME_TIME = 0.005
 """Share by which the times of two candidates must differ before they count as different."""
-RemedyKind = Literal["same training", "changes training", "larger GPU"]
+RemedyKind = Literal["same training", "changes training", "more GPUs", "larger GPU"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Remedy:
     """A way to make a training fit that does not.
 
     Attributes:
-        kind: Whether the same is trained afterwards, or on which larger GPU.
+        kind: Whether the same is trained afterwards, or that more or larger GPUs train it.
         changes: The changes, all of them together; empty for a larger GPU.
         candidate: The training with the changes.
         device_bytes: Change of device memory against the training that does not fit.

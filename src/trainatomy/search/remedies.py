@@ -1,4 +1,4 @@
-"""What makes a training fit that runs out of memory: single changes, combinations, larger GPUs, each executed."""
+"""What makes a training fit that runs out of memory: changes of settings, more GPUs, larger ones, each executed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from trainatomy.results.fit import Change, Remedy, Shortage
 from trainatomy.search.estimates import Outcome
 from trainatomy.search.explore import RESCUES, Executor, Exploration, Observer
 from trainatomy.search.fitting import SearchOptions, alternatives, candidate_of, space_of, usable_bytes
+from trainatomy.search.more_gpus import more_gpus
 from trainatomy.search.space import Point, Space
 from trainatomy.workload.schema import Workload
 
@@ -55,6 +56,7 @@ def remedied(exploration: Exploration, options: SearchOptions, point: Point) -> 
         if not search.given.fits:
             search.execute()
             remedies += search.remedies()
+            remedies += more_gpus(exploration, options, search.given)
             remedies += search.larger_gpus()
     except KeyboardInterrupt:
         interrupted = True

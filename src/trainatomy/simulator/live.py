@@ -143,7 +143,8 @@ def _check_types(model: Any, batch: Any, optimizer: Any) -> None:
 def applies_to(model: nn.Module, batch: object) -> Callable[[Mapping[str, object]], bool]:
     """Return which settings of a workload (keys with their values) change the prediction of a live module.
 
-    A module is trained with the layers and the dtype that it has, and a batch that is given has its own length.
+    A module is trained on one GPU, with the layers and the dtype that it has, and a batch that is given has its own
+    length.
     """
     dtype = _dtype(model).get("dtype", "float32")
 
@@ -151,6 +152,8 @@ def applies_to(model: nn.Module, batch: object) -> Callable[[Mapping[str, object
         section = key.partition(".")[0]
         if section == "model":
             return key == "model.dtype" and value == dtype
+        if section == "parallel":
+            return False
         return section != "data" or batch is None
 
     return lambda settings: all(applies(key, value) for key, value in settings.items())

@@ -25,6 +25,7 @@ from trainatomy.reporters.text.memory import Breakdown
 from trainatomy.reporters.text.rendering import bullets, section
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Candidate, Fit, Shortage
+from trainatomy.results.plan import Plan
 from trainatomy.units import difference, human_bytes, many, percent, rate, seconds, signed_percent
 
 __all__ = ["fit_page", "gpus_fit_page", "gpus_for_page", "shortage_page"]
@@ -80,7 +81,9 @@ def _setup(fit: Fit) -> list[RenderableType]:
     kept = f"{percent(fit.headroom, 1, 0)} of the memory is kept free"
     allowed = f"; allowed to change: {', '.join(fit.allowed)}" if fit.allowed else ""
     brackets = " In brackets: the 90 % interval." if fit.best is not None else ""
-    setup = f"{fit.name} on {fit.gpu.name}{held}; {kept}{allowed}.{brackets}"
+    given = Plan.of(fit.workload)
+    most = "up to " * bool(fit.by_gpus) + f"{given.world_size} × " * (given.world_size > 1)
+    setup = f"{fit.name} on {most}{fit.gpu.name}{held}; {kept}{allowed}.{brackets}"
     parts: list[RenderableType] = [Text(setup, style="dim")]
     if fit.interrupted:
         remaining = many(fit.counts.unexplored, "candidate")

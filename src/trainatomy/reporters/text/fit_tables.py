@@ -98,13 +98,9 @@ def batches_table(rows: Sequence[Candidate], best: Candidate) -> AdaptiveTable:
 
 def by_gpus_table(rows: Sequence[Candidate], best: Candidate) -> AdaptiveTable:
     """Return the best settings on each number of GPUs, with the throughput of all of them and of each."""
-    columns = [
-        Column("\nmemory", 2),
-        Column("samples/s\nin total"),
-        Column("samples/s\nper GPU"),
-        Column("\nscaling", 1),
-    ]
-    table = AdaptiveTable("\nsettings", [*columns, Column("", justify="left")], name_width=_NAMES)
+    columns = [Column("batch ×\naccum.", 3), Column("\nmemory", 2), Column("samples/s\nin total")]
+    columns += [Column("samples/s\nper GPU"), Column("\nscaling", 1), Column("", justify="left")]
+    table = AdaptiveTable("\nsettings", columns, name_width=_NAMES)
     base = next((_per_gpu(each) for each in rows if each.fits), None)
     for each in rows:
         verdict = "fits" if each.fits else "does not fit"
@@ -112,7 +108,8 @@ def by_gpus_table(rows: Sequence[Candidate], best: Candidate) -> AdaptiveTable:
         mark.stylize("" if each.fits else VERDICT_STYLES[verdict])
         paces = [rate(each.samples_per_second), rate(_per_gpu(each))] if each.fits else ["", ""]
         share = percent(_per_gpu(each) / base, 1, 0) if each.fits and base else ""
-        table.add_row(settings.by_gpus(each), human_bytes(each.device_bytes), *paces, share, mark)
+        batch = f"{each.per_device_train_batch_size} × {each.gradient_accumulation_steps}"
+        table.add_row(settings.by_gpus(each), batch, human_bytes(each.device_bytes), *paces, share, mark)
     return table
 
 
