@@ -10,13 +10,16 @@ import pytest
 from snapshots import compare
 from test_json import check
 
+from trainatomy.reporters import sentences
 from trainatomy.reporters.charts import scaling as chart
 from trainatomy.reporters.charts.comparison import draw
 from trainatomy.reporters.charts.style import drawing
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.settings import plan_name
 from trainatomy.reporters.text.comparison import comparison_page
-from trainatomy.results.comparison import Comparison, ComparisonRow
+from trainatomy.reporters.text.rendering import render
+from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
+from trainatomy.results.measurement import Measurement
 from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import Prediction, RankPrediction
 
@@ -103,8 +106,6 @@ def test_the_table_shows_the_fullest_rank(row: MakeRow) -> None:
     memory = plain.prediction.memory
     fuller = RankPrediction(1, True, "tight", 0, replace(memory, device_bytes=12 * 2**30), (), None)
     made = replace(plain, prediction=replace(plain.prediction, other_ranks=(fuller,)))
-    from trainatomy.reporters.text.rendering import render
-
     text = render(comparison_page(Comparison((made,))), 120)
     assert "tight" in text and "12.0 GiB" in text
 
@@ -143,3 +144,10 @@ def test_json_has_plan_and_scaling(comparison: Comparison) -> None:
     }  # fmt: skip
     assert rows[1]["scaling"] == {"samples_per_second": 36, "samples_per_second_per_gpu": 9, "efficiency": 0.9}
     assert rows[4]["scaling"] is None
+
+
+def test_measured_throughput_is_that_of_all_gpus(row: MakeRow, measurement: Measurement) -> None:
+    measured = replace(row(9, gpus=4), measurements=(replace(measurement, samples_per_second=8.0),))
+    text = render(comparison_page(Comparison((measured,))), 120)
+    assert "32.0" in text and measured.total_rate == Spread(32, 32, 32, 1)
+    assert "36.0 samples/s predicted, 32.0 measured (-11.1 %)" in sentences.measured_throughput(measured)

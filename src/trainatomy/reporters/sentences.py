@@ -12,6 +12,7 @@ from trainatomy.results.fit import Candidate, Fit, Maximum, Remedy, SearchCounts
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint, PeakRange
 from trainatomy.results.operation_breakdown import Claim, Padding
+from trainatomy.results.plan import total_rate
 from trainatomy.results.prediction import BytesPerParameter, Fact, Prediction
 from trainatomy.results.time import Communication, Time
 from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds, signed_percent, times
@@ -325,11 +326,11 @@ def measured_order(measured: Comparison) -> str:
 
 def measured_throughput(row: ComparisonRow) -> str:
     """Return ``best: 23.2 samples/s predicted, 22.1 measured (-4.8 %)``; empty without both figures."""
-    spread, time = row.spread("samples_per_second"), row.prediction.time if row.prediction else None
-    if spread is None or time is None:
+    spread, predicted = row.total_rate, total_rate(row.prediction) if row.prediction else None
+    if spread is None or predicted is None:
         return ""
-    gap = signed_percent(spread.median - time.samples_per_second, time.samples_per_second, 1)
-    return f"{row.name}: {rate(time.samples_per_second)} samples/s predicted, {rate(spread.median)} measured ({gap})"
+    gap = signed_percent(spread.median - predicted, predicted, 1)
+    return f"{row.name}: {rate(predicted)} samples/s predicted, {rate(spread.median)} measured ({gap})"
 
 
 def batch_advice(rows: Sequence[Candidate], best: Candidate) -> list[str]:

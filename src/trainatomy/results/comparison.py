@@ -113,6 +113,12 @@ class ComparisonRow:
             middle = round(middle)
         return Spread(middle, min(values), max(values), len(values))
 
+    @property
+    def total_rate(self) -> Spread | None:
+        """The spread of the measured samples per second of all GPUs."""
+        found, ranks = self.spread("samples_per_second"), self.plan.data_parallel_size
+        return found and Spread(found.median * ranks, found.least * ranks, found.most * ranks, found.count)
+
     def gap(self, figure: str) -> float | None:
         """Return predicted / measured (median) - 1 of a figure; ``None`` unless both sides have it."""
         measured = self.spread(figure)

@@ -232,7 +232,7 @@ def _throughput(axes: Axes, rows: tuple[ComparisonRow, ...]) -> None:
     """Draw samples per second: measured, with the range of the repeats as a line; predicted where nothing was run."""
     furthest = 0.0
     for place, row in enumerate(rows):
-        measured, predicted = row.spread("samples_per_second"), _predicted_rate(row)
+        measured, predicted = row.total_rate, _predicted_rate(row)
         if measured is None:
             shown = predicted if row.status == "not measured" else None
             end = shown or 0.0

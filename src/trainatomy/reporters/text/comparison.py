@@ -165,7 +165,7 @@ def _measured(comparison: Comparison) -> AdaptiveTable:
     for row in rows:
         cells: list[str | Text] = [_predicted_memory(row, figure), _outcome(row, figure), _gap(row, figure)]
         cells += [_predicted_time(row)] if with_time else []
-        cells += [_spread(row.spread("step_seconds"), seconds), _spread(row.spread("samples_per_second"), rate)]
+        cells += [_spread(row.spread("step_seconds"), seconds), _spread(row.total_rate, rate)]
         cells += [_total_time(row, samples)] if samples else []
         table.add_row(row.name, *cells)
     return table
@@ -222,7 +222,7 @@ def _predicted_time(row: ComparisonRow) -> str:
 
 
 def _total_time(row: ComparisonRow, samples: int) -> str:
-    spread = row.spread("samples_per_second")
+    spread = row.total_rate
     return "" if spread is None or not spread.median else seconds(samples / spread.median)
 
 
