@@ -130,6 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(f"{case.name:32} {'held out' if case.held_out else 'tuning'}" for case in waiting))
         return 0
     print(f"{len(waiting)} cases on {require_gpus(ParallelSpec(gpus=GPUS))}", flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     failed = measure(waiting, options)
     print(

@@ -72,7 +72,7 @@ def test_cases_are_measured_once_and_one_that_fails_does_not_end_the_others(
     monkeypatch.setattr(measure, "require_gpus", lambda parallel: "2 × CPU")
     monkeypatch.setattr(measure, "TIMED_SECONDS", 0.01)
     (tmp_path / "cases.yaml").write_text(CASES)
-    out = tmp_path / "out.jsonl"
+    out = tmp_path / "records" / "out.jsonl"
     arguments = ["--cases", str(tmp_path / "cases.yaml"), "--out", str(out)]
     assert measure.main(arguments) == 1
     lines = [json.loads(line) for line in out.read_text().splitlines()]
@@ -82,7 +82,7 @@ def test_cases_are_measured_once_and_one_that_fails_does_not_end_the_others(
     # Eight timed steps or more, then those with a synchronisation after each.
     assert {line["steps"] for line in lines} == {line["other_ranks"][0]["steps"] for line in lines}
     assert all(len(line["timed_step_seconds"]) >= 8 and line["synchronized_step_seconds"] for line in lines)
-    (failure,) = (tmp_path / "out.jsonl.failed").read_text().splitlines()
+    (failure,) = out.with_name("out.jsonl.failed").read_text().splitlines()
     assert json.loads(failure)["name"] == "tiny-refused"
     capsys.readouterr()
     measure.main([*arguments, "--list"])
