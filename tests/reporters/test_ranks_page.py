@@ -28,7 +28,13 @@ from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.schema import Workload
 
 OTHER = replace(RankMeasurement.of(FULL), rank=1, device_bytes=8 * GIB + 512 * MIB, step_seconds=0.5)
-TWO = replace(FULL, nccl_bytes=932 * MIB, synchronized_step_seconds=0.3, other_ranks=(OTHER,))
+TWO = replace(
+    FULL,
+    workload={**FULL.workload, "parallel": {"gpus": 2}},
+    nccl_bytes=932 * MIB,
+    synchronized_step_seconds=0.3,
+    other_ranks=(OTHER,),
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +68,7 @@ def test_each_rank_is_beside_its_prediction(predicted: Prediction, width: int) -
     assert lines[start + 1].startswith("predicted") and "%" in lines[start + 2]
     assert "Rank 1 is predicted as rank 0" in text
     assert "500 ms per step in the slowest rank, 1" in text
+    assert "32.0 samples/s, 16,384 tokens/s of all ranks together" in text
     assert "300 ms per step with the CPU waiting" in text
     assert "932 MiB" in lines[start - 3] and "outside of PyTorch's allocator" in text
 

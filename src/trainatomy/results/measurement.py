@@ -80,7 +80,7 @@ class Measurement:
     ``tape_file`` is the file with the allocation trace; ``neighbours`` are other processes on the GPU.
 
     On several GPUs the figures are those of the process ``rank``, which is 0 unless only another one ran out of memory;
-    ``other_ranks`` holds the others, and rates are those of all ranks together.  ``nccl_bytes`` is what the process
+    ``other_ranks`` holds the others, and rates are those of the rank itself.  ``nccl_bytes`` is what the process
     group and its first collective took outside of PyTorch's allocator.  ``synchronized_step_seconds`` is the median of
     steps after each of which the CPU waited for the GPU.
     """

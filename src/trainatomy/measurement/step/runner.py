@@ -111,7 +111,7 @@ def _run_in_group(
     reporter.stage("analyzing memory")
     measurement = _measurement(job, workload, meter, timer, outcome, device)
     if group.size > 1:
-        measurement = _of_rank(measurement, workload, timer, group)
+        measurement = _of_rank(measurement, timer, group)
     if recorder is not None:
         measurement = _with_breakdown(measurement, job, workload, recorder, outcome.failure, device)
     return measurement
@@ -125,17 +125,13 @@ def _offloads(workload: Workload) -> bool:
     return workload.parallel.offload_policy is not None or in_trainer
 
 
-def _of_rank(measurement: Measurement, workload: Workload, timer: StepTimer, group: RankGroup) -> Measurement:
-    """Add what only a process among several has; rates become those of all of them."""
-    ranks = workload.parallel.data_parallel_size
-    samples, tokens = measurement.samples_per_second, measurement.tokens_per_second
+def _of_rank(measurement: Measurement, timer: StepTimer, group: RankGroup) -> Measurement:
+    """Add what only a process among several has."""
     return replace(
         measurement,
         rank=group.rank,
         nccl_bytes=_added_at(PROCESS_GROUP, measurement.stages),
         synchronized_step_seconds=timer.synchronized_step_seconds,
-        samples_per_second=None if samples is None else samples * ranks,
-        tokens_per_second=None if tokens is None else tokens * ranks,
     )
 
 

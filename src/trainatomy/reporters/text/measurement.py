@@ -12,6 +12,7 @@ from trainatomy.reporters.text.memory import MeasuredBreakdown, modules_table
 from trainatomy.reporters.text.ranks import ranks_section
 from trainatomy.reporters.text.rendering import bullets, figures, grid, section
 from trainatomy.results.measurement import Measurement
+from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.record import Record
 from trainatomy.units import difference, exact_bytes, human_bytes, many, rate, seconds, signed_percent
@@ -67,7 +68,7 @@ def _headline(measurement: Measurement) -> Text:
     if measurement.step_seconds is not None:
         parts.append(f"{seconds(measurement.step_seconds)} per step")
     if measurement.samples_per_second is not None:
-        parts.append(f"{rate(measurement.samples_per_second)} samples/s")
+        parts.append(f"{rate(measurement.samples_per_second * _data_parallel(measurement))} samples/s")
     if retries := measurement.num_alloc_retries:
         parts.append(sentences.cache_freed(retries))
     status = Text(measurement.status, style=f"bold {STATUS_STYLES[measurement.status]}")
@@ -130,8 +131,10 @@ def _time(measurement: Measurement) -> list[str]:
     lines = [f"{seconds(step)} per step ({count}{spread}), measured without recording allocations"]
     if measurement.samples_per_second is not None:
         tokens = measurement.tokens_per_second
-        more = "" if tokens is None else f", {rate(tokens)} tokens/s"
-        lines.append(f"{rate(measurement.samples_per_second)} samples/s{more}")
+        ranks = _data_parallel(measurement)
+        more = "" if tokens is None else f", {rate(tokens * ranks)} tokens/s"
+        together = " of all ranks together" if ranks > 1 else ""
+        lines.append(f"{rate(measurement.samples_per_second * ranks)} samples/s{more}{together}")
     if (synchronized := measurement.synchronized_step_seconds) is not None:
         slower = signed_percent(synchronized - step, step, 1)
         lines.append(f"{seconds(synchronized)} per step with the CPU waiting for the GPU after each ({slower})")
@@ -142,6 +145,11 @@ def _time(measurement: Measurement) -> list[str]:
         overhead = signed_percent(recorded - step, step, 1)
         lines.append(f"{seconds(recorded)} per step while allocations were recorded ({overhead})")
     return lines
+
+
+def _data_parallel(measurement: Measurement) -> int:
+    """Return the number of ranks that process different samples."""
+    return Plan.of(measurement.workload).data_parallel_size
 
 
 def _other_processes(measurement: Measurement) -> Table:
