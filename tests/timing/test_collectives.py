@@ -9,13 +9,15 @@ from statistics import median
 import pytest
 
 from trainatomy.catalog import links as catalog
-from trainatomy.catalog.calibrations import CollectivePoint
+from trainatomy.catalog.calibrations import CollectivePoint, shipped
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.links import Point, bus_bytes, find_link, links_of, points_of, with_points
 from trainatomy.errors import WorkloadError
 from trainatomy.operators.cost import nccl
 from trainatomy.operators.cost.nccl import collective_seconds
+from trainatomy.results.operations import Array, Call
+from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 
 H200 = find_gpu("h200")
 MEASURED = [point for link in read_yaml("links.yaml")["links"] for point in points_of(link) if not point.algorithm]
@@ -123,3 +125,14 @@ def test_what_joins_the_machines_is_assumed_where_nobody_says() -> None:
     assert links_of(H200, 8, 2).assumed and not links_of(H200, 8, 2, None, "efa-400").assumed
     assert not links_of(H200, 8).assumed
     assert catalog.generation_of(find_gpu("a100")) == "ampere"
+
+
+def test_a_calibration_of_several_gpus_decides() -> None:
+    links = links_of(H200, 2)
+    mine = replace(shipped()["h200"], collectives=(CollectivePoint("all_reduce", 2, 1, GIB, 1.0),))
+    numbers = (("bytes", str(GIB)), ("ranks", "2"), ("nodes", "1"))
+    array = Array((GIB // 4,), (1,), "float32", 4, 0)
+    call = Call("nccl::all_reduce", (array,), (array,), numbers=numbers)
+    assert kernel_cost(call, cost_model_of(H200, mine, links=links)).seconds == pytest.approx(1.0)
+    assert kernel_cost(call, cost_model_of(H200, links=links)).seconds < 0.01
+    assert kernel_cost(call, cost_model_of(H200)).seconds == 0

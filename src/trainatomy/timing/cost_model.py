@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.catalog.calibrations import Calibration, Point, shipped
 from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.links import with_points
 from trainatomy.catalog.versions import Version, behaviour
 from trainatomy.operators.cost import has_cost, kernel_work
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
@@ -181,13 +182,14 @@ def cost_model_of(
             One without kernels (it measured only the CPU) leaves the shipped one in place.
         tf32: Whether fp32 matrix products and convolutions may use tensor cores.  None is PyTorch's default: only
             convolutions may.
-        links: The links to other GPUs, for a training on several.
+        links: The links to other GPUs, for a training on several.  Collectives that ``calibration`` timed come first.
 
     Raises:
         WorkloadError: If ``calibration`` does not apply to this GPU.
     """
     if calibration is not None:
         calibration.check(gpu)
+        links = with_points(links, calibration.collectives) if links is not None else None
     with_kernels = calibration if calibration is not None and calibration.points else None
     measured = with_kernels or shipped().get(gpu.id) or nearest_calibration(gpu)
     return cost_model_from(gpu, measured, tf32=tf32, links=links)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.hosts import reference_host
-from trainatomy.catalog.links import with_points
 from trainatomy.results.operations import Operations
 from trainatomy.results.time import Bound, Communication, Time
 from trainatomy.timing.cost_model import (
@@ -58,12 +57,10 @@ def predict_step_time(
         driver_calls: The allocator's calls to the driver, from replaying the whole allocation trace.
         current_software: Whether the software is of the versions that the calibrations measured.  If not, the
             uncalibrated interval applies.
-        links: The links to the other GPUs; None: there are none.  Collectives that ``calibration`` timed come first.
+        links: The links to the other GPUs; None: there are none.
         gpus: GPUs of the training.
         data_parallel_size: Ranks that process different samples.
     """
-    if links is not None and calibration is not None:
-        links = with_points(links, calibration.collectives)
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
     costs, host = _cpu_costs(calibration)
     kernels = [kernel_cost(call, cost_model) for call in operations.calls]
