@@ -234,9 +234,16 @@ def test_the_loop_on_several_gpus_trains(
 def test_the_trainers_plan_is_in_its_arguments(fit: Fit) -> None:
     config = {"version": 2, "reshard_after_forward": False}
     workload = {"model": BERT, "train": {"fsdp": True, "fsdp_config": config}, "parallel": {"gpus": 8}}
-    code = training_arguments_code(with_workload(fit, workload), "run")
+    candidate = with_workload(fit, workload)
+    code = training_arguments_code(candidate, "run")
     assert "    fsdp=True,\n" in code
     assert '    fsdp_config={"version": 2, "reshard_after_forward": False},\n' in code
+    assert "--fsdp true --fsdp-config version=2 --fsdp-config reshard_after_forward=false" in _unfolded(candidate)
+    assert "#" not in _unfolded(candidate), "options set everything"
+
+
+def _unfolded(candidate: Candidate) -> str:
+    return command_line_flags(candidate).replace(" \\\n", " ")
 
 
 def test_the_command_starts_a_process_for_each_gpu(fit: Fit) -> None:

@@ -152,3 +152,8 @@ def test_a_key_remembers_whether_the_file_or_a_flag_set_it(tmp_path: Path) -> No
     merged = merge(read(file), {"sequence_length": 4096})
     assert merged.where("data", "sequence_length") == "--sequence-length"
     assert merged.where("data", "target_length") == f"{file}:4: data.target_length"
+
+
+@pytest.mark.parametrize(("typed", "value"), [("true", True), ("false", None), ("full_shard", ("full_shard",))])
+def test_fsdp_is_switched_on_as_it_is_typed(typed: str, value: Any) -> None:
+    assert merge(None, {"model": "gpt2", "gpus": "2", "fsdp": typed}).train.fsdp == value

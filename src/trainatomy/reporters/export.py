@@ -84,6 +84,8 @@ def _arguments(flag: Flag, mapping: Mapping[str, Any]) -> tuple[Any, list[list[s
         return value, [[flag.option if value else f"--no-{flag.option.removeprefix('--')}"]]
     if flag.kind == "pairs":
         texts = [f"{key}={inline(item)}" for key, item in value.items()]
+    elif isinstance(value, bool):
+        return str(value).lower(), [[flag.option, str(value).lower()]]
     elif flag.kind == "list" and not isinstance(value, str):
         texts = list(map(str, value))
     else:

@@ -45,7 +45,10 @@ def _parts(text: str) -> list[str]:
 
 
 def _unless_empty(value: Any) -> Any:
-    """Return None for the ways in which releases of transformers write that FSDP is off."""
+    """Return None for all spellings of FSDP that is off, and True for a typed ``true``."""
+    only = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+    if str(only).lower() in ("true", "false"):
+        return str(only).lower() == "true" or None
     return value or None
 
 
