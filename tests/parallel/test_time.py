@@ -70,7 +70,7 @@ def test_one_gpu_has_no_communication_and_no_memory_of_nccl() -> None:
 
 def test_nccl_is_part_of_device_memory() -> None:
     memory = predict(workload(gpus=2), timed=False).memory
-    assert memory.components["nccl"] == 932 * 2**20
+    assert memory.components["nccl"] == 840 * 2**20
     assert memory.device_bytes == memory.components.total_bytes
     assert memory.device_bytes == memory.peak_reserved_bytes + memory.components.context + memory.components["nccl"]
 

@@ -11,9 +11,9 @@ from trainatomy.catalog.calibrations import Calibration
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.measurement.calibration import expected, host, phases
-from trainatomy.results.operations import Operations
+from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.simulator.simulate import simulate
-from trainatomy.timing.launch import PARTS, cpu_costs, cpu_seconds_by_phase
+from trainatomy.timing.launch import PARTS, cpu_costs, cpu_seconds_by_phase, launch_seconds
 from trainatomy.timing.step import predict_step_time
 
 
@@ -116,3 +116,18 @@ def test_the_reference_is_predicted_for_the_gpu_at_hand(monkeypatch: pytest.Monk
     host.expected_for("NVIDIA H200")
     host.expected_for("an unknown GPU")
     assert requested == ["h200", gpus()[0].id]
+
+
+def test_fsdp_and_sharded_tensors_cost_python_of_their_own() -> None:
+    array = Array((1024,), (1,), "float32", 4, 0)
+    gather = Call("nccl::all_gather", (array,), (array,), numbers=(("bytes", "4096"), ("ranks", "2"), ("nodes", "1")))
+    base = {"calls": [gather], "module_calls": {}}
+    waited = Operations(**base, operations=[Operation(0, 0, "forward", "", 0, 1)])
+    beside = Operations(**base, operations=[Operation(0, 0, "forward", "", 0, 1, (), -1)])
+    counted = Operations(
+        **base, operations=waited.operations, sharded_calls={"forward": 2}, resized_storages={"forward": 3}
+    )
+    costs = cpu_costs(reference_host().microseconds)
+    of = [sum(launch_seconds(one, costs, "pytorch")) for one in (waited, beside, counted)]
+    assert of[0] - of[1] == pytest.approx(costs.sharded_collective)
+    assert of[2] - of[0] == pytest.approx(2 * costs.sharded_call + 3 * costs.resized_storage)

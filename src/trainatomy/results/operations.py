@@ -120,6 +120,8 @@ class Operations:
         operations: Operations in launch order.
         module_calls: Number of calls of modules by phase, for the cost of Python between operations.
         step: Optimizer step that was recorded.
+        sharded_calls: Number of operators that Python calls with sharded tensors (``DTensor``) by phase.
+        resized_storages: Number of storages that FSDP takes or frees by phase.
         dependencies: For an operation (by index) those of other streams that must finish before it starts, as
             ``Stream.wait_event`` demands; an index that comes later in ``operations`` means its run in the previous
             step.
@@ -130,6 +132,8 @@ class Operations:
     calls: list[Call] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     module_calls: dict[str, int] = field(default_factory=dict)
+    sharded_calls: dict[str, int] = field(default_factory=dict)
+    resized_storages: dict[str, int] = field(default_factory=dict)
     step: int = -1
     dependencies: dict[int, tuple[int, ...]] = field(default_factory=dict)
     cpu_waits: dict[int, tuple[int, ...]] = field(default_factory=dict)

@@ -160,9 +160,22 @@ class OperationWriter:
             return "recompute" if self._modules.recomputing else "backward"
         return self.stage
 
+    def count_sharded_call(self) -> None:
+        """Count an operator that Python calls with sharded tensors."""
+        if self.recording:
+            self._add(self.operations.sharded_calls, 1)
+
+    def count_resize(self) -> None:
+        """Count a storage that is taken or freed without an operation."""
+        if self.recording:
+            self._add(self.operations.resized_storages, 1)
+
+    def _add(self, counts: dict[str, int], more: int) -> None:
+        phase = self.phase()
+        counts[phase] = counts.get(phase, 0) + more * self.repeats
+
     def _count_module_call(self) -> None:
-        calls, phase = self.operations.module_calls, self.phase()
-        calls[phase] = calls.get(phase, 0) + self.repeats
+        self._add(self.operations.module_calls, 1)
 
     # -- operations ----------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ KINDS = get_args(LaunchKind)
 
 _CACHED_BYTES = 2**20
 """What a CPU's caches hold of an operation: its time is in the cost of the launch."""
+_SHARDED_COLLECTIVES = frozenset({"nccl::all_gather", "nccl::reduce_scatter"})
 _CROSSING = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
 
 
@@ -44,6 +45,9 @@ class CPUCosts:
         batch_byte: Collating, pinning and copying each byte of a batch to the GPU, by loop.
         read: Waking up after waiting for the GPU.
         launch_delay: From launching a kernel until it can start on an idle GPU.
+        sharded_call: Calling an operator with sharded tensors (``DTensor``), besides the operations inside it.
+        sharded_collective: FSDP's Python around gathering the weights of a layer, or around reducing its gradients.
+        resized_storage: FSDP's Python around taking or freeing the memory of one gathered weight.
         host_byte: Reading or writing a byte of host memory in an operation on large tensors of the CPU.
     """
 
@@ -61,11 +65,14 @@ class CPUCosts:
     batch_byte: Mapping[str, float]
     read: float
     launch_delay: float
+    sharded_call: float = 0.0
+    sharded_collective: float = 0.0
+    resized_storage: float = 0.0
     host_byte: float = 0.0
 
 
 PARTS = {
-    "graph": ("graph", "module_call", "checkpoint"),
+    "graph": ("graph", "module_call", "checkpoint", "sharded_call", "sharded_collective", "resized_storage"),
     "backward": ("backward",),
     "plain": ("plain", "list_item", "optimizer_step"),
     "loop": ("step", "micro_step", "module_step", "module_micro_step"),
@@ -144,14 +151,16 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
     graph = any(operation.phase == "backward" for operation in operations.operations)
     between = _seconds_between_operations(operations, costs)
     tables = {"graph": costs.graph, "backward": costs.backward, "plain": costs.plain}
-    known: dict[tuple[int, str], float] = {}
+    known: dict[tuple[int, str, bool], float] = {}
     for operation in operations.operations:
-        key = (operation.call, operation.phase)
+        key = (operation.call, operation.phase, operation.stream < 0)
         seconds = known.get(key)
         if seconds is None:
             call = operations.calls[operation.call]
             what = kind_of(call)
             seconds = tables[launch_context(operation, graph=graph)][what] + between.get(operation.phase, 0.0)
+            if call.name in _SHARDED_COLLECTIVES and operation.stream >= 0:  # those that run beside it are not FSDP's
+                seconds += costs.sharded_collective
             if what == "list" or call.name == "aten::stack":
                 seconds += costs.list_item * list_length(call)
             seconds += costs.batch_byte[loop] * batch_bytes(call)
@@ -176,6 +185,12 @@ def _seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict
     for operation in operations.operations:
         counts[operation.phase] = counts.get(operation.phase, 0) + operation.repeats
     work = {phase: calls * costs.module_call for phase, calls in operations.module_calls.items()}
+    for counts_of, cost in (
+        (operations.sharded_calls, costs.sharded_call),
+        (operations.resized_storages, costs.resized_storage),
+    ):
+        for phase, count in counts_of.items():
+            work[phase] = work.get(phase, 0.0) + count * cost
     regions = checkpointed_regions(operations) * costs.checkpoint
     for phase in ("forward", "recompute") if regions else ():
         work[phase] = work.get(phase, 0.0) + regions

@@ -63,6 +63,7 @@ class RankRecorder(Recorder):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(issubclass(each, _WRAPPERS) for each in types):
+            self.operations.count_sharded_call()
             return NotImplemented  # the subclass runs the operation on this rank's tensors, which comes back here
         kwargs = kwargs or {}
         if self.paused:
@@ -95,6 +96,7 @@ class RankRecorder(Recorder):
         """
         if self.paused:
             return
+        self.operations.count_resize()
         key = storage._cdata
         known = self._known.pop(key, None)
         if known is not None:
