@@ -242,6 +242,12 @@ def test_the_trainers_plan_is_in_its_arguments(fit: Fit) -> None:
     assert "#" not in _unfolded(candidate), "options set everything"
 
 
+def test_replicas_of_the_trainers_shards_are_said(fit: Fit) -> None:
+    workload = {"model": BERT, "train": {"fsdp": True}, "parallel": {"gpus": 8, "nodes": 2, "dp_replicate_size": 2}}
+    code = training_arguments_code(with_workload(fit, workload), "run")
+    assert "#   replicas = ParallelismConfig(dp_replicate_size=2, dp_shard_size=8)\n" in code
+
+
 def _unfolded(candidate: Candidate) -> str:
     return command_line_flags(candidate).replace(" \\\n", " ")
 

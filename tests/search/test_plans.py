@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from pretender import GIB, TINY, Model, Pretender
 
+from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import WorkloadError
 from trainatomy.results.fit import Fit, Remedy
 from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import Prediction
+from trainatomy.search.across import search_across
 from trainatomy.search.explore import Observer
 from trainatomy.search.fitting import SearchOptions, search
 from trainatomy.search.plans import plan_axis, plan_of
@@ -179,6 +181,24 @@ def test_the_largest_batch_on_several_gpus(some_prediction: Prediction) -> None:
     assert fit.best.gradient_accumulation_steps == 1 and fit.effective_batch_size == 64
     longest = run(limited, "sequence-length", options, Pretender(some_prediction, Parallel()))
     assert longest.best is not None and longest.best.gradient_accumulation_steps == 16
+
+
+def test_gpus_are_compared_at_the_given_number(some_prediction: Prediction) -> None:
+    gpus = [find_gpu(name) for name in ("rtx-3090", "a100-80gb")]
+    options = SearchOptions(64, keep=KEPT)
+    found = search_across(training(gpus=4), gpus, options, Pretender(some_prediction, Parallel()), Observer())
+    assert len(found.options) == 2
+    assert {each.fit.best.plan.world_size for each in found.options if each.fit.best} == {4}
+
+
+def test_batch_norm_is_noted(some_prediction: Prediction) -> None:
+    noted = replace(some_prediction, notes=("BatchNorm takes its statistics from each GPU",))
+    limited = training(gpus=2).replace("gpu", "rtx-3090")
+    fits = [
+        run(limited, "throughput", SearchOptions(64, keep=KEPT, prices=False), Pretender(each, Parallel()))
+        for each in (some_prediction, noted)
+    ]
+    assert ["batch_norm" in fit.notes for fit in fits] == [False, True]
 
 
 def test_an_interrupted_search_keeps_what_it_has(some_prediction: Prediction) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainatomy.reporters.export_parallel import SpreadCode, spread_code
 from trainatomy.results.fit import Candidate
+from trainatomy.results.plan import Plan
 from trainatomy.workload.arguments import is_class_path
 from trainatomy.workload.model import LoraSpec
 from trainatomy.workload.schema import Workload
@@ -148,6 +149,11 @@ def _trainer(workload: Workload) -> list[Section]:
         keywords = ["model=model", "args=args", "train_dataset=dataset", *(keyword for _, keyword in found)]
         call = _call("trainer = Trainer", keywords, WIDTH - len(_INDENT))
         sections.append(("what only the Trainer takes", [*imports, *call]))
+    plan = Plan.of(workload.to_mapping())
+    if plan.replicas > 1:
+        sizes = f"dp_replicate_size={plan.replicas}, dp_shard_size={plan.data_parallel_size // plan.replicas}"
+        code = ["from accelerate import ParallelismConfig", f"replicas = ParallelismConfig({sizes})"]
+        sections.append(("replicas of the shards: TrainingArguments(..., parallelism_config=replicas), with", code))
     if not workload.zero_grad_set_to_none:
         sections.append(("the workload fills gradients with zeros; the Trainer always releases them", []))
     return sections

@@ -98,7 +98,7 @@ def batches_table(rows: Sequence[Candidate], best: Candidate) -> AdaptiveTable:
 
 def by_gpus_table(rows: Sequence[Candidate], best: Candidate) -> AdaptiveTable:
     """Return the best settings on each number of GPUs, with the throughput of all of them and of each."""
-    columns = [Column("batch ×\naccum.", 3), Column("\nmemory", 2), Column("samples/s\nin total")]
+    columns = [Column("batch ×\nsteps", 3), Column("\nmemory", 2), Column("samples/s\nin total")]
     columns += [Column("samples/s\nper GPU"), Column("\nscaling", 1), Column("", justify="left")]
     table = AdaptiveTable("\nsettings", columns, name_width=_NAMES)
     base = next((_per_gpu(each) for each in rows if each.fits), None)
