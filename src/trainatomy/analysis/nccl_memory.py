@@ -44,7 +44,7 @@ def _communicator(ranks: tuple[int, ...], kinds: Collection[str], rank: int, lin
     node = rank // links.gpus_per_node
     here = sum(each // links.gpus_per_node == node for each in ranks)
     link, crosses = links.within(here), here < len(ranks)
-    peers = sizes["peer_bytes"] * _peers(len(ranks), kinds) if link.buffers_on_gpu or crosses else 0
+    peers = _peer_bytes(ranks, kinds, rank, sizes) if link.buffers_on_gpu or crosses else 0
     if not set(kinds) - _PEER_TO_PEER:
         return int(peers)
     for entry in sizes["measured"]:
@@ -55,8 +55,14 @@ def _communicator(ranks: tuple[int, ...], kinds: Collection[str], rank: int, lin
     return int(peers + rings + multicast + sizes["network_bytes"] * crosses)
 
 
-def _peers(ranks: int, kinds: Collection[str]) -> int:
-    """Return the number of ranks that a rank exchanges messages with directly."""
-    if {"all_to_all", "gather", "scatter"} & set(kinds):
-        return ranks - 1
-    return int("send" in kinds) + int("recv" in kinds)
+def _peer_bytes(ranks: tuple[int, ...], kinds: Collection[str], rank: int, sizes: Mapping[str, Any]) -> int:
+    """Return the bytes for messages between single ranks; the first rank of a group scatters and gathers."""
+    used, others, is_root = _PEER_TO_PEER & set(kinds), len(ranks) - 1, rank == ranks[0]
+    if not used:
+        return 0
+    if "all_to_all" in used:
+        return int(sizes["peer_bytes"] * others)
+    sends = others * ("scatter" in used) if is_root else int("gather" in used)
+    receives = others * ("gather" in used) if is_root else int("scatter" in used)
+    sends, receives = max(sends, int("send" in used)), max(receives, int("recv" in used))
+    return int(sizes["peer_kernels_bytes"] + sends * sizes["send_bytes"] + receives * sizes["receive_bytes"])

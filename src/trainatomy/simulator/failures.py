@@ -82,8 +82,9 @@ def _advice(
         )
     if any(Path(frame.f_code.co_filename).is_relative_to(_PREPARATION) for frame in frames) and not operation:
         return (
-            "PyTorch cannot spread this model over GPUs in this way; a run on GPUs with these releases ends here, "
-            "too.  Wrapping other layers (train.fsdp_config: {transformer_layer_cls_to_wrap: [...]}) may help."
+            "PyTorch cannot spread this model over GPUs in this way; a run on GPUs with the releases that are "
+            "installed here ends so, too.  Wrapping other layers may help "
+            "(train.fsdp_config: {transformer_layer_cls_to_wrap: [...]})."
         )
     report = (
         "If this step works on a GPU, please report a bug in trainatomy; `trainatomy measure` runs the step meanwhile."
