@@ -40,9 +40,11 @@ SHA-256 are held out from tuning.
 
 The machines were shared and their CPUs took 1.6 to 1.9 times as long as the host that the shipped data describe, so
 the summary of times is of the cases whose predicted CPU time is less than half of their step: the GPU bounds those on
-such a host, too. What was looked at before it was predicted: NCCL's memory was corrected by a constant after all cases were
-seen (it had counted 92 MiB of kernels twice), and the memory for messages between two ranks comes from a tuning case.
-The Python of FSDP and DTensor was fitted to tuning cases, and to a probe of other trainings on such a machine."""
+such a host, too.
+
+What was looked at before it was predicted: NCCL's memory was corrected by a constant after all cases were seen (it had
+counted 92 MiB of kernels twice), and the memory for messages between two ranks comes from a tuning case. The Python of
+FSDP and DTensor was fitted to tuning cases, and to a probe of other trainings on such a machine."""
 
 
 @dataclass(frozen=True, slots=True)
