@@ -168,6 +168,7 @@ def test_codes_are_written_out_as_sentences(prediction: Prediction) -> None:
         ("frozen_parameters", "only 268,435,456 of 268,435,456 parameters are trained"),
         ("low_precision_parameters", "kept in 16 bits"),
         ("optimizer_states_not_created", "before the optimizer has created its states"),
+        ("sharded", "each GPU holds a part"),
     ):
         figures = replace(prediction.bytes_per_parameter, reasons=(code,))
         (reason,) = to_json(replace(prediction, bytes_per_parameter=figures))["bytes_per_parameter"]["reasons"]

@@ -75,6 +75,13 @@ def _optimizer_rule(workload: Workload) -> tuple[float, str] | None:
     return None
 
 
+def _is_sharded(workload: Workload) -> bool:
+    """Return whether a GPU holds only a part of the weights or of the optimizer states."""
+    parallel = workload.parallel
+    shards = parallel.strategy in ("fsdp1", "fsdp2", "zero1") or bool(workload.train.fsdp)
+    return parallel.world_size > 1 and (shards or parallel.tp_size > 1)
+
+
 def _reasons(
     workload: Workload, parameters: int, trainable: int, memory: Memory, copies: int, rule: float | None
 ) -> Iterator[ReasonCode]:
@@ -88,5 +95,7 @@ def _reasons(
         yield "gradients_not_at_peak"
     if not single:
         yield "low_precision_parameters"
+    if _is_sharded(workload):
+        yield "sharded"
     if training and memory.components.optimizer_states == 0 and memory.peak.step == 0:
         yield "optimizer_states_not_created"
