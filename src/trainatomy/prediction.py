@@ -11,7 +11,7 @@ from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
 from trainatomy.libraries import installed_versions
-from trainatomy.results.prediction import Basis, Fact, GPUSummary, Prediction
+from trainatomy.results.prediction import Basis, Fact, GPUSummary, Prediction, RankPrediction
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
@@ -69,6 +69,24 @@ def prediction_of(
         seconds_taken=time.perf_counter() - started,
         versions=installed_versions(),
         without_workspace=len(analysis.skipped_workspaces),
+    )
+
+
+def rank_prediction_of(workload: Workload, simulation: Simulation, *, timeline: bool) -> RankPrediction:
+    """Return the memory of the rank that was simulated."""
+    gpu = workload.resolve_gpu()
+    settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
+    context, nccl = context_bytes(workload, simulation), nccl_bytes_of(workload, simulation)
+    analysis = analyze_memory(simulation.trace, settings, gpu.memory_bytes, context, nccl)
+    return RankPrediction(
+        rank=simulation.trace.rank,
+        fits=analysis.out_of_memory is None,
+        verdict=verdict(analysis.memory, gpu.memory_bytes, analysis.out_of_memory),
+        room_bytes=gpu.memory_bytes - analysis.memory.device_bytes,
+        memory=analysis.memory,
+        modules=analysis.modules,
+        out_of_memory=analysis.out_of_memory,
+        timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,7 @@ def measure_and_record(
     """
     from trainatomy.runs.single import measure_and_record as run
 
+    predict_options = replace(predict_options, ranks=tuple(range(1, workload.parallel.world_size)))
     return run(
         workload,
         partial(predict_row, predict_options),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.api.keywords import Batch, changed, check_keywords, with_batch
+from trainatomy.errors import WorkloadError
 from trainatomy.results.prediction import Prediction
 from trainatomy.runs.options import PredictOptions
 from trainatomy.workload.schema import Workload
@@ -31,6 +34,7 @@ def predict(
     trust_remote_code: bool = False,
     calibration: Calibration | Path | str | None = None,
     timed: bool = True,
+    ranks: Sequence[int] = (),
     **settings: Any,
 ) -> Prediction:
     """Predict, without a GPU, what one training step holds in GPU memory and how long it takes.
@@ -46,6 +50,8 @@ def predict(
         calibration: A calibration of a machine (``trainatomy calibrate``) or its file, for the timing model. By
             default the calibration that ships for the GPU is used, or else its data sheet.
         timed: Predict the time too. False predicts memory only, somewhat faster; ``Prediction.time`` is then None.
+        ranks: Ranks of a training on several GPUs whose memory to predict besides that of rank 0, each by executing
+            it: ``Prediction.other_ranks``.
         **settings: Settings by their name in ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``),
             and sections of a workload (``loop="trainer"``, ``data={"sequence_length": 512}``). They override those of
             a workload. The loop of a module is "pytorch" by default.
@@ -58,7 +64,7 @@ def predict(
         SimulationError: An operation needs data that a run without a GPU does not have.
     """
     started = time.perf_counter()
-    options = PredictOptions(timeline, timed, trust_remote_code, calibration)
+    options = PredictOptions(timeline, timed, trust_remote_code, calibration, tuple(ranks))
     if isinstance(what, Workload):
         check_keywords(batch, optimizer)
         workload, make_batch = with_batch(changed(what, optimizer, gpu, settings), batch, settings)
@@ -70,7 +76,39 @@ def predict(
         workload, make_batch = described(what, batch, optimizer, gpu, settings)
         options = options.for_workloads([workload])
         simulation = _simulate_module(what, workload, make_batch, options)
-    return _assemble(workload, simulation, options, started)
+        if ranks:
+            raise WorkloadError("ranks: a live module is predicted on one GPU; describe the training by a workload")
+    prediction = _assemble(workload, simulation, options, started)
+    return _with_other_ranks(prediction, workload, make_batch, options, started) if ranks else prediction
+
+
+def _with_other_ranks(
+    prediction: Prediction, workload: Workload, make_batch: MakeBatch | None, options: PredictOptions, started: float
+) -> Prediction:
+    """Return a prediction with the memory of further ranks."""
+    from trainatomy.prediction import rank_prediction_of
+    from trainatomy.simulator.simulate import simulate, topology_of
+
+    size = workload.parallel.world_size
+    if wrong := [rank for rank in options.ranks if not 0 < rank < size]:
+        raise WorkloadError(
+            f"ranks: {wrong[0]} is none of this training's other ranks (1 to {size - 1})"
+            if size > 1
+            else f"ranks: {wrong[0]} does not exist: the training is on one GPU (parallel.gpus)",
+            key="ranks",
+        )
+    found = []
+    for rank in dict.fromkeys(options.ranks):
+        simulation = simulate(
+            workload,
+            workload.resolve_gpu(),
+            make_batch=make_batch,
+            trust_remote_code=options.trust_remote_code,
+            operations=False,
+            topology=topology_of(workload, rank),
+        )
+        found.append(rank_prediction_of(workload, simulation, timeline=options.timeline))
+    return replace(prediction, other_ranks=tuple(found), seconds_taken=time.perf_counter() - started)
 
 
 def predict_row(options: PredictOptions, workload: Workload) -> Prediction:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from trainatomy.cli.options import CalibrationFile, Debug, File, Json, TrustRemoteCode, check_option, in_output, in_run
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
+from trainatomy.cli.values import whole_numbers
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload, skip_unused_imports
 from trainatomy.errors import DoesNotFit
@@ -28,6 +29,10 @@ WhyOom = Annotated[
     in_run("--why-oom", "If the training does not fit, also list the changes that would make it fit."),
 ]
 Timeline = Annotated[bool, in_output("--timeline", "Show memory by component over the step.")]
+Ranks = Annotated[
+    str | None,
+    in_run("--ranks", "On several GPUs, also execute these ranks, such as `1,7`, for their memory.", metavar="N,N"),
+]
 JsonVersion = Annotated[
     int, in_output("--json-version", "Version of the JSON; 2 is a draft.", min=1, max=2, hidden=True)
 ]
@@ -39,6 +44,7 @@ def predict(
     check: Check = False,
     why_oom: WhyOom = False,
     timeline: Timeline = False,
+    ranks: Ranks = None,
     calibration: CalibrationFile = None,
     json: Json = False,
     json_version: JsonVersion = 1,
@@ -58,7 +64,11 @@ def predict(
         from trainatomy import api
 
         prediction = api.predict(
-            workload, timeline=timeline, trust_remote_code=trust_remote_code, calibration=calibration
+            workload,
+            timeline=timeline,
+            trust_remote_code=trust_remote_code,
+            calibration=calibration,
+            ranks=whole_numbers("--ranks", ranks),
         )
     shortage = _shortage(workload, calibration, trust_remote_code, debug) if why_oom and not prediction.fits else None
     if json:
@@ -70,7 +80,7 @@ def predict(
             show(shortage_page(shortage))
         elif not prediction.fits:
             note("`trainatomy fit` finds settings that fit; --why-oom lists every change that would make this one fit")
-    if check and not prediction.fits:
+    if check and not all(rank.fits for rank in prediction.ranks.values()):
         raise DoesNotFit(render(verdict_line(prediction), width=1000).strip())
 
 

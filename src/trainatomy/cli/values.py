@@ -51,6 +51,18 @@ def share(text: str) -> float:
     return value
 
 
+def whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
+    """Return the numbers in ``1,7``.
+
+    Raises:
+        WorkloadError: One of them is no whole number.
+    """
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    if wrong := [part for part in parts if not part.isdigit()]:
+        raise WorkloadError(f"{option} {text}: {wrong[0]!r} is not a whole number")
+    return tuple(map(int, parts))
+
+
 def names(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names in a repeatable option, each of which may hold several with commas."""
     return tuple(dict.fromkeys(name.strip().replace("_", "-") for text in texts or () for name in text.split(",")))

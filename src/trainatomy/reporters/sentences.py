@@ -111,13 +111,13 @@ def links(shared: Communication) -> str:
 
 
 def peak_range(peaks: PeakRange) -> str:
-    """Return the peaks that depend on when the streams of a GPU are done."""
+    """Return the peaks that depend on when memory is released."""
     allocated, reserved = (
         f"{human_bytes(low)} to {human_bytes(high)}" for low, high in (peaks.allocated_bytes, peaks.reserved_bytes)
     )
     return (
-        f"Memory depends on timing (record_stream): {allocated} allocated, {reserved} reserved. The low end: memory is "
-        "free as soon as its tensor dies; the high end: once the CPU has waited for the streams that use it."
+        f"Memory depends on timing: {allocated} allocated, {reserved} reserved. The low end: memory is free as soon as "
+        "its tensor dies; the high end: once the streams that use it are done, and NCCL has let go of it."
     )
 
 

@@ -25,12 +25,14 @@ class PredictOptions:
         timed: Predict the time of a step; False predicts memory only, which is somewhat faster.
         trust_remote_code: Run code that a model on the hub brings along.
         calibration: A calibration or its file, for the timing model; None for the one that ships.
+        ranks: Ranks of a training on several GPUs whose memory is predicted besides that of rank 0.
     """
 
     timeline: bool = False
     timed: bool = True
     trust_remote_code: bool = False
     calibration: Calibration | Path | str | None = None
+    ranks: tuple[int, ...] = ()
 
     def for_workloads(self, workloads: Sequence[Workload]) -> PredictOptions:
         """Return the options with the calibration loaded, once it is known to apply to the workloads' GPUs.
@@ -47,6 +49,7 @@ class PredictOptions:
             "trust_remote_code": self.trust_remote_code,
             "calibration": None if workload.era == "2022" else self.calibration,
             **({} if self.timed else {"timed": False}),
+            **({"ranks": self.ranks} if self.ranks else {}),
         }
 
 
