@@ -66,6 +66,8 @@ def test_flags_override_the_launcher(tmp_path: Path) -> None:
         ("torchrun --nproc_per_node=4 --nnodes=2 --standalone train.py", 4, 2),
         ("NCCL_DEBUG=INFO python -m torch.distributed.run --nnodes 1:3 --nproc-per-node 2 t.py", 2, 3),
         ("accelerate launch --multi_gpu --num_processes 8 --num_machines 2 train.py --bf16", 4, 2),
+        ("accelerate launch --num_processes 2 train.py", 2, 1),
+        ("accelerate launch --same_network --quiet --num_processes 2 train.py --num_processes 4", 2, 1),
     ],
 )
 def test_a_command_line_is_read_up_to_the_script(command: str, gpus: int, nodes: int) -> None:
@@ -104,6 +106,39 @@ def test_contradictions_and_what_is_not_simulated_are_named(
 ) -> None:
     with pytest.raises(WorkloadError, match=message):
         read_launch(written(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--dynamo_backend inductor", "compiled graphs are not simulated"),
+        ("--cpu", "use_cpu"),
+        ("--use_megatron_lm", "MEGATRON_LM is not simulated"),
+        ("--tpu", "XLA is not simulated"),
+        ("--use_fsdp --parallelism_config_sp_size 2", "sp_size is not simulated"),
+    ],
+)
+def test_options_of_accelerate_that_are_not_simulated_are_named(options: str, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        read_launch(f"accelerate launch {options} --num_processes 2 train.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("activation_checkpointing", True),
+        ("auto_wrap_policy", "SIZE_BASED_WRAP"),
+        ("forward_prefetch", True),
+        ("use_orig_params", False),
+        ("sharding_strategy", "HYBRID_SHARD"),
+        ("sharding_strategy", "NO_SHARD"),
+    ],
+)
+def test_a_plain_loop_refuses_what_only_the_trainer_does(tmp_path: Path, name: str, value: Any) -> None:
+    file = written(tmp_path, fsdp_config={"fsdp_version": 1, f"fsdp_{name}": value})
+    with pytest.raises(WorkloadError, match="loop: "):
+        merge(None, {"model": "bert-base-uncased", "loop": "pytorch", "launch": file})
+    assert merge(None, {"model": "bert-base-uncased", "launch": file}).train.fsdp is True
 
 
 @pytest.mark.parametrize("text", ["nothing", "python train.py", "torchrun --nproc-per-node gpu train.py"])

@@ -26,6 +26,17 @@ _ACCELERATE_TO_TRAINER = {"offload_params": "cpu_offload", "backward_prefetch_po
 _SHARDING = {"1": "full_shard", "2": "shard_grad_op", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
 """Sharding strategies by their numbers in older accelerate configurations."""
 
+_BY_TRAINER = "is simulated with loop: trainer only"
+_NOT_PLAIN: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "reshard_after_forward": (("true", "false", "full_shard", "shard_grad_op"), _BY_TRAINER),
+    "activation_checkpointing": (("false",), "with loop: pytorch, use train.gradient_checkpointing"),
+    "auto_wrap_policy": (("transformer_based_wrap",), "loop: pytorch wraps each layer"),
+    "backward_prefetch": (("backward_pre", "none"), _BY_TRAINER),
+    "forward_prefetch": (("false",), _BY_TRAINER),
+    "use_orig_params": (("true",), _BY_TRAINER),
+}
+"""Settings of FSDP that ``loop: pytorch`` has one value of: what it does, and what to say of another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -62,13 +73,21 @@ class Launch:
     def _precision(self) -> dict[Path, Any]:
         return {} if self.mixed_precision is None else {("train", self.mixed_precision): True}
 
+    def _refuse_for_plain_loop(self, fsdp: Mapping[str, Any]) -> None:
+        """Refuse what ``loop: pytorch`` does not do; without it, its defaults would be simulated in silence."""
+        for name, (usual, reason) in _NOT_PLAIN.items():
+            value = str(fsdp.get(name, usual[0])).lower()
+            if value not in usual:
+                raise WorkloadError(f"{self.source}: fsdp_{name}: {value}: {reason}", key="launch")
+
     def _plain_fsdp(self) -> dict[Path, Any]:
         """Return FSDP's settings for a plain loop, where it casts the weights that it gathers itself."""
         assert self.fsdp is not None
+        self._refuse_for_plain_loop(self.fsdp)
         version = int(self.fsdp.get("version", 1))
         found: dict[Path, Any] = {("parallel", "strategy"): f"fsdp{version}"}
         reshard = str(self.fsdp.get("reshard_after_forward", "true")).lower()
-        if reshard in ("false", "shard_grad_op", "no_shard", "hybrid_shard_zero2"):
+        if reshard in ("false", "shard_grad_op"):
             found["parallel", "reshard_after_forward"] = False
         if _is_true(self.fsdp.get("cpu_offload")):
             found["parallel", "offload_policy"] = "cpu"
@@ -148,9 +167,20 @@ def _of_torchrun(words: Sequence[str]) -> Launch:
     return Launch("torchrun", _count(known.nproc_per_node, "--nproc-per-node"), _count(nodes, "--nnodes"))
 
 
-_TORCHRUN_SWITCHES = frozenset({"--standalone", "--no-python", "--run-path", "-m", "--module"})
+_TORCHRUN_SWITCHES = frozenset({"--standalone", "--no-python", "--run-path", "--virtual-local-rank", "-m", "--module"})
+_DISTRIBUTED_TYPES = {
+    "use_fsdp": "FSDP",
+    "use_deepspeed": "DEEPSPEED",
+    "use_megatron_lm": "MEGATRON_LM",
+    "tpu": "XLA",
+    "multi_gpu": "MULTI_GPU",
+}
+"""Switches of ``accelerate launch``, and what a configuration file says instead."""
 _ACCELERATE_SWITCHES = frozenset(
-    {"--multi-gpu", "--use-fsdp", "--use-deepspeed", "--use-megatron-lm", "--cpu", "--tpu", "--debug", "-m", "--module"}
+    {f"--{name.replace('_', '-')}" for name in _DISTRIBUTED_TYPES}
+    | {"--cpu", "--debug", "-m", "--module", "--no-python", "-q", "--quiet", "--same-network", "--enable-cpu-affinity"}
+    | {"--dynamo-use-fullgraph", "--dynamo-use-dynamic", "--dynamo-use-regional-compilation", "--downcast-bf16"}
+    | {"--use-parallelism-config", "--fp8-use-autocast-during-eval"}
 )
 
 
@@ -189,18 +219,20 @@ def _of_accelerate(words: Sequence[str]) -> Launch:
         options[name.removeprefix("--").replace("-", "_")] = value if equals or value else True
     file = options.pop("config_file", None)
     content = dict(parse(_text(FilePath(file)), file).value) if file else {}
-    fsdp = {name: options.pop(name) for name in [*options] if name.startswith("fsdp_")}
-    if options.pop("use_fsdp", False) or fsdp:
-        content["distributed_type"] = "FSDP"
-        content["fsdp_config"] = {**(content.get("fsdp_config") or {}), **fsdp}
-    if options.pop("use_deepspeed", False):
-        content["distributed_type"] = "DEEPSPEED"
-    if options.pop("multi_gpu", False):
-        content.setdefault("distributed_type", "MULTI_GPU")
-    sizes = {name: options.pop(name) for name in [*options] if name.startswith("parallelism_config_")}
-    content |= {name: options[name] for name in ("num_processes", "num_machines", "mixed_precision") if name in options}
-    if sizes:
-        content["parallelism_config"] = {**(content.get("parallelism_config") or {}), **sizes}
+    for section in ("fsdp", "parallelism_config", "dynamo"):
+        given = {name: value for name, value in options.items() if name.startswith(f"{section}_")}
+        if given:
+            key = section if section.endswith("_config") else f"{section}_config"
+            content[key] = {**(content.get(key) or {}), **given}
+            options["use_fsdp"] = options.get("use_fsdp") or section == "fsdp"
+    named = [kind for switch, kind in _DISTRIBUTED_TYPES.items() if options.get(switch)]
+    if named and (named[0] != "MULTI_GPU" or "distributed_type" not in content):
+        content["distributed_type"] = named[0]
+    names = ("num_processes", "num_machines", "mixed_precision", "gpu_ids")
+    content |= {name: options[name] for name in names if name in options}
+    content["use_cpu"] = options.get("cpu") or content.get("use_cpu")
+    if file is None and str(content.get("num_processes", 1)) != "1":
+        content.setdefault("distributed_type", "MULTI_GPU")  # as accelerate does on a machine with several GPUs
     return _of_configuration(content, "accelerate launch")
 
 
@@ -224,13 +256,17 @@ def _of_configuration(content: Any, source: str) -> Launch:
     precision = str(content.get("mixed_precision", "no")).lower()
     sizes = {
         name: _count(value, key)
-        for key, value in (content.get("parallelism_config") or {}).items()
-        if (name := str(key).removeprefix("parallelism_config_")) in _SIZES and str(value) != "1"
+        for key, value in _parallelism(content).items()
+        if (name := key.removeprefix("parallelism_config_")) in _SIZES and str(value) != "1"
     }
     fsdp = _fsdp(content.get("fsdp_config") or {}) if kind == "FSDP" else None
     if kind != "FSDP" and sizes.get("dp_shard_size"):
         raise _contradiction(source, f"dp_shard_size is {sizes['dp_shard_size']}, but distributed_type is {kind}")
     return Launch(source, processes // nodes, nodes, precision if precision in _PRECISIONS else None, fsdp, sizes)
+
+
+def _parallelism(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key): value for key, value in (content.get("parallelism_config") or {}).items()}
 
 
 def _refuse(content: Mapping[str, Any], source: str) -> None:
@@ -249,6 +285,8 @@ def _refuse(content: Mapping[str, Any], source: str) -> None:
     backend = str(dynamo.get("dynamo_backend", "NO")).upper()
     if backend != "NO":
         raise WorkloadError(f"{source}: dynamo_backend: compiled graphs are not simulated", key="launch")
+    if str(_parallelism(content).get("parallelism_config_sp_size", 1)) != "1":
+        raise WorkloadError(f"{source}: parallelism_config_sp_size is not simulated", key="launch")
 
 
 def _fsdp(raw: Mapping[str, Any]) -> dict[str, Any]:
