@@ -34,8 +34,8 @@ def check_launch(args: TrainingArguments) -> None:
     if args.world_size > 1 or args.n_gpu > 1:
         count = max(args.world_size, args.n_gpu)
         raise WorkloadError(
-            f"TrainingArguments: the training runs on {count} GPUs, and a prediction is of one GPU: start one process, "
-            "with CUDA_VISIBLE_DEVICES set to one GPU"
+            f"TrainingArguments: this training runs on {count} GPUs, and arguments are predicted on one: start one "
+            "process with CUDA_VISIBLE_DEVICES set to one GPU, or predict all of them with `trainatomy fit --gpus`"
         )
     if getattr(args, "deepspeed_plugin", None) is not None:
         raise WorkloadError(f"TrainingArguments: the launcher turns DeepSpeed on. {arguments().refused['deepspeed']}")
