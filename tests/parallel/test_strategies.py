@@ -124,6 +124,16 @@ def test_nothing_is_left_behind() -> None:
         ({"gpus": 4, "reshard_after_forward": False}, "parallel.reshard_after_forward", "belongs to strategy fsdp1"),
         ({"gpus": 4, "tp_size": 2}, "parallel.tp_size", "cannot be combined with ddp"),
         ({"gpus": 4, "strategy": "fsdp1", "gradient_as_bucket_view": True}, "parallel.gradient", "belongs to strategy"),
+        ({"gpus": 4, "strategy": "fsdp1", "dp_shard_size": 2}, "parallel.strategy", "fsdp1 shards over all GPUs"),
+        (
+            {"gpus": 4, "strategy": "fsdp1", "reshard_after_forward": 2},
+            "parallel.reshard_after",
+            "fsdp2 takes a number",
+        ),
+        ({"gpus": 4, "strategy": "ddp", "dp_replicate_size": 2}, "parallel.dp_replicate_size", "is 4 with ddp"),
+        ({"gpus": 4, "dp_shard_size": 2}, "parallel.dp_shard_size", "belongs to FSDP, but the strategy is ddp"),
+        ({"strategy": "fsdp2", "offload_policy": "cpu"}, "parallel.offload_policy", "needs several GPUs"),
+        ({"strategy": "fsdp2", "mp_policy": {"param_dtype": "bfloat16"}}, "parallel.mp_policy", "needs several GPUs"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_key(parallel: dict[str, Any], key: str, message: str) -> None:

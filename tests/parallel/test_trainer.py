@@ -32,8 +32,9 @@ def test_fsdp1_is_the_same_in_every_run() -> None:
     assert first.events == second.events
 
 
-def test_copies_of_shards_take_accelerates_configuration() -> None:
-    found = simulated(workload("trainer", {"fsdp": True}, gpus=4, dp_replicate_size=2))
+@pytest.mark.parametrize("size", ["dp_replicate_size", "dp_shard_size"])
+def test_copies_of_shards_take_accelerates_configuration(size: str) -> None:
+    found = simulated(workload("trainer", {"fsdp": True}, gpus=4, **{size: 2}))
     assert labelled(found.trace, "weight") == pytest.approx(weight_bytes(found) / 2, rel=0.01)
 
 

@@ -29,7 +29,7 @@ def plan_of(workload: Workload) -> str:
     strategy = parallel.strategy or "ddp"
     if not strategy.startswith("fsdp"):
         return f"{strategy}_bucket_view" if parallel.gradient_as_bucket_view else strategy
-    return _sharded_name(strategy, parallel.reshard_after_forward, _replicas(parallel))
+    return _sharded_name(strategy, parallel.reshard_after_forward, parallel.replicas)
 
 
 def on_one_gpu(workload: Workload) -> dict[str, object]:
@@ -83,11 +83,6 @@ def _reset(parallel: ParallelSpec, strategy: str) -> dict[str, object]:
     return {f"parallel.{name}": defaults[name] for name in foreign if getattr(parallel, name) != defaults[name]}
 
 
-def _replicas(parallel: ParallelSpec) -> int:
-    shards = parallel.dp_shard_size or parallel.data_parallel_size // (parallel.dp_replicate_size or 1)
-    return parallel.data_parallel_size // shards
-
-
 def _sharded_name(strategy: str, reshard: bool | int | None, replicas: int) -> str:
     """Return ``fsdp2``, ``fsdp2_keep`` (gathered weights are kept until backward), ``hsdp_2`` (2 replicas)."""
     name = f"hsdp_{replicas}" if replicas > 1 else strategy
@@ -133,4 +128,4 @@ def _plan_of_trainer(workload: Workload) -> str:
         return "ddp"
     reshard = (train.fsdp_config or {}).get("reshard_after_forward", True)
     keeps = reshard is False or str(reshard).lower() in ("false", "shard_grad_op")
-    return _sharded_name(f"fsdp{_version(workload)}", False if keeps else None, _replicas(workload.parallel))
+    return _sharded_name(f"fsdp{_version(workload)}", False if keeps else None, workload.parallel.replicas)

@@ -64,14 +64,14 @@ def _settings(workload: Workload) -> dict[str, Any]:
         values["fsdp"] = list(values["fsdp"])
     if "fsdp_config" in values:
         values["fsdp_config"] = copy.deepcopy(values["fsdp_config"])  # transformers fills it in
-    if (copies := workload.parallel.dp_replicate_size or 1) > 1 and train.fsdp:
-        values["parallelism_config"] = _hybrid(workload.parallel, copies)
+    if train.fsdp and workload.parallel.replicas > 1:
+        values["parallelism_config"] = _hybrid(workload.parallel)
     return values
 
 
-def _hybrid(parallel: ParallelSpec, copies: int) -> Any:
+def _hybrid(parallel: ParallelSpec) -> Any:
     """Return accelerate's configuration of shards within groups of ranks and copies between them."""
     from accelerate import ParallelismConfig
 
-    shards = parallel.dp_shard_size or parallel.data_parallel_size // copies
-    return ParallelismConfig(dp_replicate_size=copies, dp_shard_size=shards)
+    copies = parallel.replicas
+    return ParallelismConfig(dp_replicate_size=copies, dp_shard_size=parallel.data_parallel_size // copies)

@@ -122,6 +122,12 @@ class ParallelSpec(Section):
         """Number of ranks that process different samples."""
         return self.world_size // (self.tp_size * self.cp_size * self.pp_size)
 
+    @property
+    def replicas(self) -> int:
+        """Number of copies of the weights that FSDP keeps: 1 unless its shards are in groups of ranks."""
+        shards = self.dp_shard_size or self.data_parallel_size // (self.dp_replicate_size or 1)
+        return max(self.data_parallel_size // max(shards, 1), 1)
+
     def links(self, gpu: GPU) -> Links | None:
         """Return the links between the GPUs, None for a training on one."""
         if self.world_size == 1:
@@ -158,13 +164,27 @@ class ParallelSpec(Section):
             if getattr(self, name) != type(self).model_fields[name].default and strategy not in strategies:
                 named = ", ".join(sorted(strategies))
                 problems.append(Problem((name,), f"belongs to strategy {named}, but the strategy is {strategy}"))
-        if strategy in ("ddp", "zero1"):
-            if self.dp_shard_size not in (None, 1):
-                problems.append(Problem(("dp_shard_size",), f"belongs to FSDP, but the strategy is {strategy}"))
-            if self.tp_size > 1 and self.data_parallel_size > 1:
-                problems.append(
-                    Problem(("tp_size",), f"cannot be combined with {strategy}: DDP does not take sharded parameters")
-                )
-        if strategy == "fsdp1" and (self.tp_size > 1 or (self.dp_replicate_size or 1) > 1):
+        if strategy in ("ddp", "zero1") and self.tp_size > 1 and self.data_parallel_size > 1:
+            reason = f"cannot be combined with {strategy}: DDP does not take sharded parameters"
+            problems.append(Problem(("tp_size",), reason))
+        if strategy == "fsdp1" and (self.tp_size > 1 or self.replicas > 1):
             problems.append(Problem(("strategy",), "fsdp1 shards over all GPUs here: use fsdp2 for tp or replicas"))
+        if strategy == "fsdp1" and type(self.reshard_after_forward) is int:
+            problems.append(Problem(("reshard_after_forward",), "is true or false for fsdp1; fsdp2 takes a number"))
+        return [*problems, *self._on_one_gpu()]
+
+    def _on_one_gpu(self) -> list[Problem]:
+        """Refuse options of FSDP that would change the training, where one GPU trains without FSDP."""
+        names = ("mp_policy", "offload_policy") if self.world_size == 1 else ()
+        reason = "needs several GPUs: one GPU trains without FSDP; set parallel.gpus or leave it out"
+        return [Problem((name,), reason) for name in names if getattr(self, name) is not None]
+
+    def ungrouped(self, strategy: str) -> list[Problem]:
+        """Refuse groups of ranks where every data-parallel rank holds all weights."""
+        problems: list[Problem] = []
+        if self.dp_shard_size not in (None, 1):
+            problems.append(Problem(("dp_shard_size",), f"belongs to FSDP, but the strategy is {strategy}"))
+        if self.dp_replicate_size not in (None, self.data_parallel_size):
+            reason = f"is {self.data_parallel_size} with {strategy}, which copies weights to every rank: leave it out"
+            problems.append(Problem(("dp_replicate_size",), reason))
         return problems

@@ -219,8 +219,16 @@ class Workload(Section):
         parallel, train = self.parallel, self.train
         if parallel.world_size > 1 and self.mode == "inference":
             return [Problem(("parallel",), "inference on several GPUs is not simulated: without it, one GPU is")]
-        if self.loop != "trainer" or self.mode == "inference":
+        if self.mode == "inference":
             return []
+        strategy = parallel.strategy or ("fsdp" if self.loop == "trainer" and train.fsdp else "ddp")
+        grouped = [] if strategy.startswith("fsdp") else parallel.ungrouped(strategy)
+        problems = [Problem(("parallel", *each.path), each.message) for each in grouped]
+        return problems + (self._spread_by_trainer() if self.loop == "trainer" else [])
+
+    def _spread_by_trainer(self) -> list[Problem]:
+        """Refuse what the Trainer cannot spread over several GPUs."""
+        parallel, train = self.parallel, self.train
         defaults = {name: field.default for name, field in ParallelSpec.model_fields.items()}
         problems = [
             Problem(("parallel", name), instead)
@@ -231,8 +239,6 @@ class Workload(Section):
             problems.append(Problem(("train", "fsdp"), "shards over several GPUs: set parallel.gpus"))
         if train.fsdp and (train.fsdp_config or {}).get("xla"):
             problems.append(Problem(("train", "fsdp_config", "xla"), "is about TPUs, which are not simulated"))
-        if not train.fsdp and parallel.dp_shard_size not in (None, 1):
-            problems.append(Problem(("parallel", "dp_shard_size"), "needs train.fsdp: true"))
         return problems
 
     def _unscalable_gradients(self) -> list[Problem]:

@@ -176,10 +176,9 @@ class FSDP1(Spread):
 
 def _mesh(parallel: ParallelSpec, kind: str) -> DeviceMesh:
     """Return the mesh of FSDP2: copies, then shards, then tensor parallelism, in accelerate's order."""
-    shard = parallel.dp_shard_size or parallel.data_parallel_size // (parallel.dp_replicate_size or 1)
     sizes = {
-        "dp_replicate": parallel.data_parallel_size // shard,
-        "dp_shard": shard,
+        "dp_replicate": parallel.replicas,
+        "dp_shard": parallel.data_parallel_size // parallel.replicas,
         "tp": parallel.tp_size,
     }
     used = {name: size for name, size in sizes.items() if size > 1 or name == "dp_shard"}
