@@ -45,6 +45,9 @@ def test_copies_of_shards_take_accelerates_configuration(size: str) -> None:
         ({}, {"gpus": 2, "strategy": "fsdp2"}, "parallel.strategy: belongs to loop: pytorch; the Trainer uses DDP"),
         ({}, {"gpus": 2, "dp_shard_size": 2}, "parallel.dp_shard_size"),
         ({}, {"gpus": 2, "tp_size": 2}, "parallel.tp_size: is simulated with loop: pytorch only"),
+        ({"fsdp": True, "fsdp_config": {"version": 3}}, {"gpus": 2}, "train.fsdp_config.version: must be 1 or 2"),
+        ({"fsdp": True, "fsdp_config": {"cpu_ofload": True}}, {"gpus": 2}, "unknown key; did you mean cpu_offload"),
+        ({"fsdp": True, "fsdp_config": {"xla": True}}, {"gpus": 2}, "is about TPUs"),
         ({"deepspeed": "ds.json"}, {"gpus": 2}, "DeepSpeed is not simulated"),
     ],
 )

@@ -17,6 +17,7 @@ from trainatomy.workload.explain import explain, workload_error
 from trainatomy.workload.gpu import GPUChoice, GPUOverride, resolve_gpu
 from trainatomy.workload.loops import LOOPS, LoopName, describe_loops, unsupported_settings
 from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
+from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.overlay import overlay, remove_replaced, set_key
 from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.section import Count, Path, Problem, Section, Text, number_as_text
@@ -55,6 +56,12 @@ _BY_TRAINER = {
     "tp_size": "is simulated with loop: pytorch only",
 }
 """Options of ``parallel`` that the Trainer does not take, with what it takes instead."""
+_FSDP_CONFIG = frozenset(
+    "activation_checkpointing auto_wrap_policy backward_prefetch cpu_offload cpu_ram_efficient_loading forward_prefetch "
+    "limit_all_gathers min_num_params reshard_after_forward state_dict_type sync_module_states "
+    "transformer_layer_cls_to_wrap use_orig_params version".split()
+)
+"""Keys that ``TrainingArguments`` reads from ``fsdp_config`` (transformers 5.17), with or without ``fsdp_``."""
 _SECTIONS = ("data", "train", "parallel", "software")
 """Sections that may be empty."""
 _LINE_BREAKS = frozenset("\x85\u2028\u2029")
@@ -237,8 +244,19 @@ class Workload(Section):
         ]
         if train.fsdp and parallel.world_size == 1:
             problems.append(Problem(("train", "fsdp"), "shards over several GPUs: set parallel.gpus"))
-        if train.fsdp and (train.fsdp_config or {}).get("xla"):
-            problems.append(Problem(("train", "fsdp_config", "xla"), "is about TPUs, which are not simulated"))
+        return problems + (self._fsdp_config() if train.fsdp else [])
+
+    def _fsdp_config(self) -> list[Problem]:
+        """Refuse keys that transformers would ignore, and what is not simulated."""
+        here, problems = ("train", "fsdp_config"), []
+        for key, value in (self.train.fsdp_config or {}).items():
+            name = key.removeprefix("fsdp_")
+            if name.startswith("xla") and value:
+                problems.append(Problem((*here, key), "is about TPUs, which are not simulated"))
+            elif name not in _FSDP_CONFIG and not name.startswith("xla"):
+                problems.append(Problem((*here, key), f"unknown key{suggestion(name, _FSDP_CONFIG)}"))
+            elif name == "version" and str(value) not in ("1", "2"):
+                problems.append(Problem((*here, key), f"must be 1 or 2, found {value!r}"))
         return problems
 
     def _unscalable_gradients(self) -> list[Problem]:
