@@ -57,8 +57,8 @@ _BY_TRAINER = {
 }
 """Options of ``parallel`` that the Trainer does not take, with what it takes instead."""
 _FSDP_CONFIG = frozenset(
-    "activation_checkpointing auto_wrap_policy backward_prefetch cpu_offload cpu_ram_efficient_loading forward_prefetch "
-    "limit_all_gathers min_num_params reshard_after_forward state_dict_type sync_module_states "
+    "activation_checkpointing auto_wrap_policy backward_prefetch cpu_offload cpu_ram_efficient_loading "
+    "forward_prefetch limit_all_gathers min_num_params reshard_after_forward state_dict_type sync_module_states "
     "transformer_layer_cls_to_wrap use_orig_params version".split()
 )
 """Keys that ``TrainingArguments`` reads from ``fsdp_config`` (transformers 5.17), with or without ``fsdp_``."""
