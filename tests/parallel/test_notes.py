@@ -1,10 +1,17 @@
-"""What a prediction on several GPUs says about the model."""
+"""What pages and notes say of a training on several GPUs."""
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
+from spread import workload
 
 import trainatomy
+from trainatomy.reporters.text.gpus import gpus_for_page
+from trainatomy.results.comparison import Comparison, ComparisonRow
+from trainatomy.units import rate
 from trainatomy.workload.schema import Workload
 
 RESNET = {"class": "ResNetForImageClassification", "config": {"embedding_size": 8, "hidden_sizes": [8], "depths": [1]}}
@@ -12,5 +19,20 @@ RESNET = {"class": "ResNetForImageClassification", "config": {"embedding_size": 
 
 @pytest.mark.parametrize(("gpus", "noted"), [(1, False), (2, True)])
 def test_batch_norm_takes_its_statistics_on_each_gpu(gpus: int, noted: bool) -> None:
-    workload = Workload.from_mapping({"model": RESNET, "loop": "pytorch", "parallel": {"gpus": gpus}})
-    assert any(note.startswith("BatchNorm takes its") for note in trainatomy.predict(workload).notes) is noted
+    described = Workload.from_mapping({"model": RESNET, "loop": "pytorch", "parallel": {"gpus": gpus}})
+    assert any(note.startswith("BatchNorm takes its") for note in trainatomy.predict(described).notes) is noted
+
+
+@pytest.mark.parametrize(("gpus", "noted"), [(1, False), (2, True)])
+def test_operations_are_those_of_one_rank(gpus: int, noted: bool) -> None:
+    notes = trainatomy.ops(workload(gpus=gpus)).notes
+    assert any(note.startswith("these are the operations of rank 0 of 2 GPUs") for note in notes) is noted
+
+
+def test_throughput_by_kind_of_gpu_is_that_of_all_gpus() -> None:
+    prediction = trainatomy.predict(workload(gpus=4))
+    assert prediction.time is not None
+    text = io.StringIO()
+    row = ComparisonRow(prediction.name, prediction.workload, prediction)
+    Console(file=text, width=120).print(gpus_for_page(Comparison((row,))))
+    assert f" {rate(4 * prediction.time.samples_per_second)} " in text.getvalue()

@@ -73,7 +73,9 @@ def _breakdown(
     tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=workload.parallel.links(gpu))
     predicted = _predict_times(operations, cost_model)
-    source = f"predicted times are based on: {cost_model.source}"
+    notes = [f"predicted times are based on: {cost_model.source}"]
+    if (world := workload.parallel.world_size) > 1:
+        notes.append(f"these are the operations of rank 0 of {world} GPUs; its collectives are among the element-wise")
     published = is_encoder_layer(workload)
     return analyze_operations(
         workload.display_name,
@@ -87,7 +89,7 @@ def _breakdown(
         tf32=bool(workload.train.tf32),
         top=top,
         published=published_shares() if published else None,
-        notes=(*(published_notes(operations, predicted.times) if published else ()), source),
+        notes=(*(published_notes(operations, predicted.times) if published else ()), *notes),
     )
 
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from trainatomy.cli.output import note
 from trainatomy.reporters.text.comparison import run_line
+from trainatomy.results.plan import total_rate
 from trainatomy.runs.plan import Finished, Plan, RunObserver
 from trainatomy.search.explore import Observer
 from trainatomy.units import human_bytes, many
@@ -96,8 +97,8 @@ class SearchProgress(Observer):
         if self._status is None:
             return
         text = f"{self._name}: {many(count, 'candidate')} executed"
-        if best is not None and best.prediction.time is not None:
-            rate = best.prediction.time.samples_per_second
+        rate = total_rate(best.prediction) if best is not None else None
+        if best is not None and rate is not None:
             text += f", best so far batch {best.point[0]} with {rate:.3g} samples/s (Ctrl-C stops and shows it)"
         self._status.update(text)
 

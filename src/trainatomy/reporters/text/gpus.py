@@ -12,6 +12,7 @@ from trainatomy.reporters.text.prediction import verdict_cell
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, section
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import FitAcross, GPUOption
+from trainatomy.results.plan import total_rate
 from trainatomy.results.prediction import Prediction
 from trainatomy.units import human_bytes, many, percent, rate, seconds
 
@@ -89,9 +90,9 @@ def gpus_for_page(comparison: Comparison) -> Group:
     table = AdaptiveTable("\nGPU", columns, name_width=20)
     for each in predictions:
         needed, room = human_bytes(each.memory.device_bytes), human_bytes(each.room_bytes)
-        timed = each.time is not None and each.fits
-        step = seconds(each.time.step_seconds) if timed and each.time else "-"
-        pace = rate(each.time.samples_per_second) if timed and each.time else "-"
+        total = total_rate(each) if each.fits else None
+        step = seconds(each.time.step_seconds) if each.time and each.fits else "-"
+        pace = "-" if total is None else rate(total)
         table.add_row(each.gpu.name, verdict_cell(each), needed, room, step, pace, each.gpu.id)
     answer = f"{name} as it is fits on {fitting} of {many(len(predictions), 'GPU')}."
     parts: list[RenderableType] = [Text(answer, style="bold"), Text(), table]
