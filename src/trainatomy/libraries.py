@@ -27,10 +27,16 @@ def installed_versions() -> dict[str, str]:
     return {name: version for name, version in found.items() if version is not None}
 
 
-def import_library(name: str, purpose: str) -> Any:
-    """Import an optional library that ``purpose`` needs; raise ``MissingLibrary`` with the command that installs it."""
+def import_library(name: str, purpose: str, *, install: str | None = None) -> Any:
+    """Import an optional library that ``purpose`` needs; raise ``MissingLibrary`` with the command that installs it.
+
+    Args:
+        name: The module.
+        purpose: What needs it, for the message.
+        install: What pip installs, where it is not called like the module.
+    """
     try:
         return import_module(name)
     except ImportError as error:
-        message = f"{purpose} needs {name}, which is not installed: pip install {name}"
+        message = f"{purpose} needs {name}, which is not installed: pip install {install or name}"
         raise MissingLibrary(message, library=name) from error

@@ -37,7 +37,8 @@ def compare(
     calibration: Calibration | Path | str | None = None,
     timeline: bool = False,
     trust_remote_code: bool = False,
-    jobs: int = 1,
+    jobs: int | None = None,
+    executor: object = None,
     progress: Callable[[Finished], None] | RunObserver | None = None,
     **settings: Any,
 ) -> Comparison:
@@ -62,8 +63,11 @@ def compare(
         calibration: See ``predict``.
         timeline: See ``predict``.
         trust_remote_code: See ``predict``.
-        jobs: Processes that predict in parallel. A script that asks for several must start its own work behind
-            ``if __name__ == "__main__"``.
+        jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has. A script
+            that asks for several must start its own work behind ``if __name__ == "__main__"``.
+        executor: Where to predict in place of local processes: ``"dask"`` or ``"ray"`` (started on this machine), the
+            address of a cluster (``dask://HOST:PORT``, ``tcp://…``, ``ray://…``), a ``distributed.Client``, or an
+            executor of ``concurrent.futures``. Predictions whose worker dies are repeated.
         progress: Called with each run that ended, or an observer.
         **settings: Settings for all workloads, as in ``predict``.
 
@@ -79,18 +83,22 @@ def compare(
     if effective_batch_size is not None:
         changed = with_effective_batch_size(changed, effective_batch_size)
     if measure:
-        return measure_comparison(changed, predict_options, run_options, jobs=jobs, progress=progress)
+        return measure_comparison(
+            changed, predict_options, run_options, jobs=jobs, executor=executor, progress=progress
+        )
     if names := run_options.changed():
         raise WorkloadError(f"{', '.join(names)}: needs measure=True; a prediction is the same every time")
-    return predict_comparison(changed, predict_options, jobs=jobs)
+    return predict_comparison(changed, predict_options, jobs=jobs, executor=executor)
 
 
-def predict_comparison(workloads: Sequence[Workload], options: PredictOptions, *, jobs: int = 1) -> Comparison:
+def predict_comparison(
+    workloads: Sequence[Workload], options: PredictOptions, *, jobs: int | None = None, executor: object = None
+) -> Comparison:
     """Predict several workloads and return them side by side (see ``compare``)."""
     from trainatomy.runs.comparison import gather
     from trainatomy.runs.published import published
 
-    predictions = _predict_rows(workloads, options.for_workloads(workloads), jobs)
+    predictions = _predict_rows(workloads, options.for_workloads(workloads), jobs, executor)
     for each in predictions:
         if isinstance(each, TrainatomyError):
             raise each
@@ -102,7 +110,8 @@ def measure_comparison(
     predict_options: PredictOptions,
     run_options: RunOptions,
     *,
-    jobs: int = 1,
+    jobs: int | None = None,
+    executor: object = None,
     progress: Callable[[Finished], None] | RunObserver | None = None,
 ) -> Comparison:
     """Predict several workloads, run them on this machine's GPU, and return both side by side (see ``compare``)."""
@@ -111,13 +120,15 @@ def measure_comparison(
     from trainatomy.runs.plan import observer_of
 
     options = replace(predict_options, calibration=resolve_calibration(predict_options.calibration))
-    run = prepare(workloads, lambda planned: _predict_rows(planned, options, jobs), run_options)
+    run = prepare(workloads, lambda planned: _predict_rows(planned, options, jobs, executor), run_options)
     return run.run(observer_of(progress))
 
 
 def _predict_rows(
-    workloads: Sequence[Workload], options: PredictOptions, jobs: int
+    workloads: Sequence[Workload], options: PredictOptions, jobs: int | None, executor: object
 ) -> Sequence[Prediction | TrainatomyError]:
     from trainatomy.runs.predicting import jobs_for, predict_rows
 
-    return predict_rows(partial(predict_row, options), workloads, jobs_for(len(workloads), jobs))
+    if executor is None:
+        jobs = jobs_for(len(workloads), 1 if jobs is None else jobs)
+    return predict_rows(partial(predict_row, options), workloads, jobs, executor)

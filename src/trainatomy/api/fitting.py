@@ -43,7 +43,8 @@ def fit(
     optimizer: str | type[torch.optim.Optimizer] | None = None,
     calibration: Calibration | Path | str | None = None,
     trust_remote_code: bool = False,
-    jobs: int = 1,
+    jobs: int | None = None,
+    executor: object = None,
     progress: Observer | None = None,
     **settings: Any,
 ) -> Fit:
@@ -70,8 +71,9 @@ def fit(
         optimizer: See ``predict``.
         calibration: See ``predict``.
         trust_remote_code: See ``predict``.
-        jobs: Processes that predict in parallel, for a workload.  A script that asks for several must start its own
-            work behind ``if __name__ == "__main__"``.
+        jobs: Processes that predict in parallel, for a workload: by default this one or, with ``executor``, all that it
+            has.  A script that asks for several must start its own work behind ``if __name__ == "__main__"``.
+        executor: For a workload: where to predict in place of local processes (see ``compare``).
         progress: Receives the progress.
         **settings: Settings as in ``predict``.
 
@@ -89,7 +91,7 @@ def fit(
     gpu = gpu or (this_gpu() if measure else None)
     predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
     options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep), exhaustive, prices, can_apply)
-    request = SearchRequest(what, options, predict_options, batch, optimizer, gpu, settings, jobs, progress)
+    request = SearchRequest(what, options, predict_options, batch, optimizer, gpu, settings, jobs, progress, executor)
     found = search_settings(request, maximize)
     return measure_fit(found, measure, predict_options, RunOptions()) if measure else found
 
@@ -107,7 +109,8 @@ def fit_gpus(
     optimizer: str | type[torch.optim.Optimizer] | None = None,
     calibration: Calibration | Path | str | None = None,
     trust_remote_code: bool = False,
-    jobs: int = 1,
+    jobs: int | None = None,
+    executor: object = None,
     progress: Observer | None = None,
     **settings: Any,
 ) -> FitAcross:
@@ -126,6 +129,7 @@ def fit_gpus(
         calibration: See ``fit``.
         trust_remote_code: See ``fit``.
         jobs: See ``fit``.
+        executor: See ``fit``.
         progress: See ``fit``.
         **settings: See ``fit``.
 
@@ -136,7 +140,7 @@ def fit_gpus(
 
     predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
     options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep))
-    request = SearchRequest(what, options, predict_options, batch, optimizer, None, settings, jobs, progress)
+    request = SearchRequest(what, options, predict_options, batch, optimizer, None, settings, jobs, progress, executor)
     return search_gpus(request, gpus, costs_per_hour)
 
 
@@ -150,7 +154,8 @@ def why_out_of_memory(
     optimizer: str | type[torch.optim.Optimizer] | None = None,
     calibration: Calibration | Path | str | None = None,
     trust_remote_code: bool = False,
-    jobs: int = 1,
+    jobs: int | None = None,
+    executor: object = None,
     progress: Observer | None = None,
     **settings: Any,
 ) -> Shortage:
@@ -166,6 +171,7 @@ def why_out_of_memory(
         calibration: See ``fit``.
         trust_remote_code: See ``fit``.
         jobs: See ``fit``.
+        executor: See ``fit``.
         progress: See ``fit``.
         **settings: See ``fit``.
 
@@ -176,7 +182,7 @@ def why_out_of_memory(
 
     predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
     options = SearchOptions(headroom=headroom, keep=tuple(keep))
-    request = SearchRequest(what, options, predict_options, batch, optimizer, gpu, settings, jobs, progress)
+    request = SearchRequest(what, options, predict_options, batch, optimizer, gpu, settings, jobs, progress, executor)
     return search_remedies(request)
 
 

@@ -36,7 +36,8 @@ class SearchRequest:
         optimizer: See ``predict``.
         gpu: The GPU, in place of the workload's own.
         settings: Settings by their name, in place of the workload's own.
-        jobs: Processes that predict in parallel.
+        jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has.
+        executor: Where to predict in place of local processes (see ``compare``).
         observer: Receives the progress.
     """
 
@@ -47,8 +48,9 @@ class SearchRequest:
     optimizer: str | type[torch.optim.Optimizer] | None = None
     gpu: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    jobs: int = 1
+    jobs: int | None = None
     observer: Observer | None = None
+    executor: object = None
 
 
 def search_settings(request: SearchRequest, goal: Goal = "throughput") -> Fit:
@@ -105,7 +107,7 @@ def _of_workload(what: Workload, request: SearchRequest) -> Iterator[tuple[Workl
     if request.batch is not None:
         raise WorkloadError("batch: only a module takes one; name data.factory in the workload", key="data")
     options = request.predict_options.for_workloads([workload])
-    with prediction_pool(partial(predict_row, options), request.jobs) as pool:
+    with prediction_pool(partial(predict_row, options), request.jobs, request.executor) as pool:
         yield workload, pool
 
 
@@ -114,6 +116,10 @@ def _of_module(module: nn.Module, request: SearchRequest) -> tuple[Workload, Pre
     from trainatomy.runs.predicting import PredictionPool
     from trainatomy.simulator.live import described, resized
 
+    if request.executor is not None:
+        raise WorkloadError(
+            "executor: a live module is predicted in this process; give a workload, which workers can build"
+        )
     batch, settings = request.batch, request.settings
     make = resized(batch) if isinstance(batch, Mapping) else batch
     workload, make_batch = described(module, make, request.optimizer, request.gpu, settings)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
+    Executor,
     Jobs,
     Json,
     Records,
@@ -89,6 +90,11 @@ TimeLimit = Annotated[
 ]
 
 
+class _Where(TypedDict):
+    jobs: int | None
+    executor: str | None
+
+
 @with_workload_options
 def compare(
     files: Files,
@@ -105,6 +111,7 @@ def compare(
     json: Json = False,
     trust_remote_code: TrustRemoteCode = False,
     jobs: Jobs = None,
+    executor: Executor = None,
     debug: Debug = False,
     **flags: Any,
 ) -> None:
@@ -138,9 +145,9 @@ def compare(
         samples=samples_of(files),
         command=command_line(),
     )
-    jobs = jobs_for(len(workloads), jobs)
+    where: _Where = {"jobs": jobs if executor else jobs_for(len(workloads), jobs), "executor": executor}
     if measure:
-        _measure(workloads, predict_options, run_options, plots, records=records, jobs=jobs, json=json, debug=debug)
+        _measure(workloads, predict_options, run_options, plots, where, records=records, json=json, debug=debug)
         return
     _refuse_run_options(run_options)
     hidden = skip_unused_imports(workloads, trust_remote_code=trust_remote_code)
@@ -148,7 +155,7 @@ def compare(
         from trainatomy import api
 
         with hidden_in_workers(hidden):
-            comparison = api.predict_comparison(workloads, predict_options, jobs=jobs)
+            comparison = api.predict_comparison(workloads, predict_options, **where)
     _show(comparison, json=json)
     _note_falling_memory(comparison)
     write_plots(comparison, plots)
@@ -166,9 +173,9 @@ def _measure(
     predict_options: PredictOptions,
     run_options: RunOptions,
     plots: tuple[Path, ...],
+    where: _Where,
     *,
     records: str | None,
-    jobs: int,
     json: bool,
     debug: bool,
 ) -> None:
@@ -179,7 +186,7 @@ def _measure(
         from trainatomy import api
 
         try:
-            comparison = api.measure_comparison(workloads, predict_options, run_options, jobs=jobs, progress=observer)
+            comparison = api.measure_comparison(workloads, predict_options, run_options, **where, progress=observer)
             is_interrupted = False
         except ComparisonInterrupted as interrupt:
             comparison, is_interrupted = interrupt.comparison, True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
+    Executor,
     File,
     Jobs,
     Json,
@@ -128,6 +129,7 @@ def fit(
     why_oom: WhyOom = False,
     exhaustive: Exhaustive = False,
     jobs: Jobs = None,
+    executor: Executor = None,
     plot: Plot = None,
     output: Output = None,
     records: Records = None,
@@ -168,8 +170,10 @@ def fit(
     with quiet_libraries(debug=debug), SearchProgress(workload.display_name) as progress:
         from trainatomy import api
 
-        count = jobs or jobs_for(MANY_CANDIDATES)
-        request = api.SearchRequest(workload, options, predict_options, jobs=count, observer=progress)
+        count = jobs if jobs or executor else jobs_for(MANY_CANDIDATES)
+        request = api.SearchRequest(
+            workload, options, predict_options, jobs=count, observer=progress, executor=executor
+        )
         found = _search(request, maximize, gpus, prices(price), why_oom=why_oom)
     if measure and isinstance(found, Fit):
         found = _measure(found, measure, records, predict_options, debug=debug)

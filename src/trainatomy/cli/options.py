@@ -64,6 +64,14 @@ Jobs = Annotated[
     int | None,
     in_run("--jobs", "Processes that predict in parallel (default: one per core, up to 8).", metavar="N", min=1),
 ]
+Executor = Annotated[
+    str | None,
+    in_run(
+        "--executor",
+        "Predict on Dask or Ray instead of local processes: started on this machine, or the cluster at an address.",
+        metavar="dask|ray|dask://HOST:PORT|tcp://HOST:PORT|ray://HOST:PORT",
+    ),
+]
 
 
 def command_line() -> str:

@@ -16,6 +16,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainatomy.errors import TrainatomyError, WorkloadError
+from trainatomy.runs.executors import SubmitsTasks, open_workers
 
 if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction
@@ -43,13 +44,19 @@ def jobs_for(count: int, wanted: int | None = None) -> int:
         WorkloadError: Fewer than one are wanted.
     """
     if wanted is None:
-        return 1 if count <= MAX_IN_ONE_PROCESS else min(count, os.cpu_count() or 1, MAX_JOBS)
+        return 1 if count <= MAX_IN_ONE_PROCESS else _cores(count)
     if wanted < 1:
         raise WorkloadError(f"jobs: {wanted} is not a number of processes; give 1 or more")
     return min(wanted, count)
 
 
-def predict_all(predict: Callable[[Item], Any], items: Sequence[Item], jobs: int = 1) -> list[Any]:
+def _cores(count: int) -> int:
+    return max(1, min(count, os.cpu_count() or 1, MAX_JOBS))
+
+
+def predict_all(
+    predict: Callable[[Item], Any], items: Sequence[Item], jobs: int | None = 1, executor: object = None
+) -> list[Any]:
     """Return for each item what ``predict`` returns, or the ``TrainatomyError`` that it raises, in order.
 
     Args:
@@ -57,8 +64,13 @@ def predict_all(predict: Callable[[Item], Any], items: Sequence[Item], jobs: int
         items: Workloads, or groups of them.
         jobs: Number of processes; 1 is this process. They are forked from a fresh process that has imported the
             libraries, so they do not inherit this one's state, such as CUDA.
+        executor: Other workers than local processes (see ``open_workers``), of which ``jobs`` predict at a time:
+            all of them by ``None``.
     """
-    if jobs <= 1 or len(items) <= 1:
+    if executor is not None:
+        with open_workers(executor, jobs, _cores(len(items))) as workers:
+            return workers.call_all(partial(_attempt, predict), items, jobs)
+    if jobs is None or jobs <= 1 or len(items) <= 1:
         return [_attempt(predict, item) for item in items]
     with _processes(jobs) as pool:
         return list(pool.map(partial(_attempt, predict), items))
@@ -85,10 +97,17 @@ def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
 class PredictionPool:
     """Processes that predict one training each at a time; with one job, this process predicts."""
 
-    def __init__(self, predict: Callable[[Workload], Prediction], pool: ProcessPoolExecutor | None, jobs: int) -> None:
+    def __init__(
+        self, predict: Callable[[Workload], Prediction], pool: SubmitsTasks | None, jobs: int | Callable[[], int]
+    ) -> None:
         self._predict = predict
         self._pool = pool
-        self.jobs = jobs
+        self._jobs = jobs
+
+    @property
+    def jobs(self) -> int:
+        """How many trainings are predicted at a time; changes with the size of a cluster."""
+        return self._jobs if isinstance(self._jobs, int) else self._jobs()
 
     def submit(self, workload: Workload) -> Future[Result]:
         """Begin to predict a training; the result is its prediction, or the error in place of it."""
@@ -100,14 +119,21 @@ class PredictionPool:
 
 
 @contextmanager
-def prediction_pool(predict: Callable[[Workload], Prediction], jobs: int) -> Iterator[PredictionPool]:
+def prediction_pool(
+    predict: Callable[[Workload], Prediction], jobs: int | None, executor: object = None
+) -> Iterator[PredictionPool]:
     """Yield a pool that predicts trainings while it is open.
 
     Args:
         predict: Predicts one workload; can be pickled if there are several jobs.
         jobs: Number of processes; 1 is this process.
+        executor: Other workers than local processes (see ``predict_all``).
     """
-    if jobs <= 1:
+    if executor is not None:
+        with open_workers(executor, jobs, _cores(MAX_JOBS)) as workers:
+            yield PredictionPool(predict, workers, workers.count)
+        return
+    if jobs is None or jobs <= 1:
         yield PredictionPool(predict, None, 1)
         return
     with _processes(jobs) as pool:
@@ -115,7 +141,10 @@ def prediction_pool(predict: Callable[[Workload], Prediction], jobs: int) -> Ite
 
 
 def predict_rows(
-    predict: Callable[[Workload], Prediction], workloads: Sequence[Workload], jobs: int = 1
+    predict: Callable[[Workload], Prediction],
+    workloads: Sequence[Workload],
+    jobs: int | None = 1,
+    executor: object = None,
 ) -> list[Result]:
     """Return for each workload its prediction or the error in place of it; equal steps are simulated once.
 
@@ -123,15 +152,17 @@ def predict_rows(
         predict: Predicts one workload; can be pickled if there are several jobs.
         workloads: The trainings.
         jobs: Number of processes (see ``predict_all``).
+        executor: Other workers than local processes (see ``predict_all``).
     """
     groups: dict[str, list[int]] = {}
     for index, workload in enumerate(workloads):
         groups.setdefault(simulation_key(workload), []).append(index)
     # The longest simulations first: the last ones then end at about the same time in all processes.
     ordered = list(groups.values())
-    if jobs > 1:
+    if jobs != 1:
         ordered.sort(key=lambda group: -_micro_steps(workloads[group[0]]))
-    found = predict_all(partial(_predict_group, predict), [[workloads[i] for i in group] for group in ordered], jobs)
+    grouped = [[workloads[i] for i in group] for group in ordered]
+    found = predict_all(partial(_predict_group, predict), grouped, jobs, executor)
     results: dict[int, Result] = {}
     for group, predictions in zip(ordered, found, strict=True):
         results.update(zip(group, predictions, strict=True))

@@ -40,7 +40,9 @@ Reason = Literal["too_large", "slower", "dominated"]
 class Executor(Protocol):
     """Predicts trainings, several at a time."""
 
-    jobs: int
+    @property
+    def jobs(self) -> int:
+        """How many trainings are predicted at a time."""
 
     def submit(self, workload: Workload) -> Future[Prediction | TrainatomyError]:
         """Begin to predict a training; the result may be the error that prevented it."""
