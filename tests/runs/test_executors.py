@@ -101,11 +101,22 @@ def test_a_prediction_that_kills_every_worker_is_an_error(dask_address: str) -> 
 
 
 @needs_dask
-def test_workers_of_dask_predict_as_here(dask_address: str) -> None:
+def test_threads_of_a_worker_of_dask_predict_as_here() -> None:
     import distributed
 
-    with distributed.Client(dask_address, set_as_default=False) as client:
-        assert_predicts_as_here(client, workload())
+    with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=2, processes=False, protocol="tcp", dashboard_address=":0"
+        ) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        assert_predicts_as_here(client, workload(), workload(num_hidden_layers=2))
+
+
+@needs_dask
+@pytest.mark.slow  # the worker imports torch and transformers
+def test_workers_of_dask_predict_as_here(dask_address: str) -> None:
+    assert_predicts_as_here(dask_address, workload())
 
 
 @needs_dask
