@@ -23,6 +23,7 @@ KINDS = get_args(LaunchKind)
 _CACHED_BYTES = 2**20
 """What a CPU's caches hold of an operation: its time is in the cost of the launch."""
 _SHARDED_COLLECTIVES = frozenset({"nccl::all_gather", "nccl::reduce_scatter"})
+_COLLATING = frozenset({"aten::stack", "aten::cat"})
 _CROSSING = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
 
 
@@ -125,7 +126,12 @@ def batch_bytes(call: Call) -> int:
 
 
 def _large_host_bytes(call: Call) -> int:
-    """Return the bytes that an operation of the CPU reads and writes, 0 if they fit its caches."""
+    """Return the bytes that an operation of the CPU reads and writes, 0 if they fit its caches.
+
+    Collating a batch is in ``batch_byte``.
+    """
+    if call.name in _COLLATING:
+        return 0
     arrays = call.inputs + call.outputs
     if call.is_view or not all(array.on_host for array in arrays):
         return 0
