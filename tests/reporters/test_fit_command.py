@@ -113,7 +113,7 @@ def test_the_best_are_measured_as_they_were_predicted(
     ((found, count, predict_options, run_options),) = seen
     assert found is fit and count == 2
     assert predict_options == calls[0][1].predict_options and predict_options.trust_remote_code
-    assert run_options.store == str(tmp_path) and run_options.command.startswith("trainatomy ")
+    assert run_options.store == str(tmp_path) and run_options.command.startswith("trainatomy")
 
 
 def test_a_measured_search_trusts_remote_code_for_both(monkeypatch: pytest.MonkeyPatch, fit: Fit) -> None:
