@@ -64,12 +64,25 @@ class TensorParallel(Spread):
         _clip_by_mesh(self.module, max_norm)
 
 
-class DDP(Spread):
+class _Wrapped(Spread):
+    """A model inside a wrapper that can leave out the reduction of gradients (``no_sync``)."""
+
+    def __init__(self, module: nn.Module, parallel: ParallelSpec) -> None:
+        """Take the wrapper."""
+        super().__init__(module)
+        self._sync_each_batch = parallel.sync_each_batch
+
+    def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Reduce gradients after the last micro-batch only, unless ``parallel.sync_each_batch`` is on."""
+        wrapper: Any = self.module
+        return contextlib.nullcontext() if last or self._sync_each_batch else wrapper.no_sync()
+
+
+class DDP(_Wrapped):
     """``DistributedDataParallel``: every rank holds the whole model, and gradients are reduced in buckets."""
 
     def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
         """Move the model to the device and wrap it."""
-        self._sync_each_batch = parallel.sync_each_batch
         capacity: dict[str, Any] = {} if parallel.bucket_cap_mb is None else {"bucket_cap_mb": parallel.bucket_cap_mb}
         self._model = model.to(device)
         super().__init__(
@@ -80,13 +93,9 @@ class DDP(Spread):
                 find_unused_parameters=parallel.find_unused_parameters,
                 broadcast_buffers=parallel.broadcast_buffers,
                 **capacity,
-            )
+            ),
+            parallel,
         )
-
-    def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Reduce gradients after the last micro-batch only, unless ``parallel.sync_each_batch`` is on."""
-        wrapper: Any = self.module
-        return contextlib.nullcontext() if last or self._sync_each_batch else wrapper.no_sync()
 
 
 class ZeRO1(DDP):
@@ -139,12 +148,11 @@ class FSDP2(Spread):
         _clip_by_mesh(self.module, max_norm)
 
 
-class FSDP1(Spread):
+class FSDP1(_Wrapped):
     """``FullyShardedDataParallel``, wrapped around each layer and the model."""
 
     def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
         """Wrap the model, which moves it to the device."""
-        self._sync_each_batch = parallel.sync_each_batch
         classes = {type(layer) for layer in repeated_layers(model)}
         keeps = parallel.reshard_after_forward is False
         on_gpu = torch.device(device).type == "cuda"
@@ -156,13 +164,9 @@ class FSDP1(Spread):
                 sharding_strategy=ShardingStrategy.SHARD_GRAD_OP if keeps else ShardingStrategy.FULL_SHARD,
                 mixed_precision=MixedPrecision(**_dtypes(parallel)) if parallel.mp_policy is not None else None,
                 use_orig_params=True,
-            )
+            ),
+            parallel,
         )
-
-    def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Reduce gradients after the last micro-batch only, unless ``parallel.sync_each_batch`` is on."""
-        wrapper: Any = self.module
-        return contextlib.nullcontext() if last or self._sync_each_batch else wrapper.no_sync()
 
     def clip(self, max_norm: float) -> None:
         """Clip by FSDP's own function, which knows that gradients are sharded."""
