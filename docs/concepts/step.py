@@ -23,7 +23,7 @@ from trainatomy.results.operation_breakdown import GroupShare, OperationBreakdow
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.time import Time
 from trainatomy.timing.cost_model import cost_model_of, gap_seconds, kernel_cost
-from trainatomy.timing.timeline import LAUNCH_QUEUE_DEPTH
+from trainatomy.timing.replay import LAUNCH_QUEUE_DEPTH
 from trainatomy.workload import Workload
 from trainatomy.workload.encoder_layer import encoder_layer
 

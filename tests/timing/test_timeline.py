@@ -9,9 +9,10 @@ import pytest
 
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.results.operations import Array, Call, Operation, Operations
-from trainatomy.timing import timeline
+from trainatomy.timing import one_stream, streams, timeline
 from trainatomy.timing.launch import cpu_costs
-from trainatomy.timing.timeline import StepTimeline, replay_step
+from trainatomy.timing.replay import StepTimeline
+from trainatomy.timing.timeline import replay_step
 
 COSTS = replace(cpu_costs(reference_host().microseconds), launch_delay=0.0, read=0.0)
 NO_LOOP = {"step": 0.0, "micro_step": 0.0}
@@ -101,7 +102,8 @@ def test_a_kernel_starts_after_the_launch_delay() -> None:
 
 def test_each_stream_has_a_launch_queue_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check a queue of two kernels: the third launch on a stream waits for the first kernel, done at 10."""
-    monkeypatch.setattr(timeline, "LAUNCH_QUEUE_DEPTH", 2)
+    for module in (one_stream, streams):
+        monkeypatch.setattr(module, "LAUNCH_QUEUE_DEPTH", 2)
     full = replay((0, 10.0), (0, 10.0), (0, 10.0), (1, 25.0), launch=0.0, synchronized=(0,))
     spread = replay((0, 10.0), (0, 10.0), (1, 25.0), launch=0.0, synchronized=(0,))
     assert full.seconds == 35.0
@@ -135,7 +137,8 @@ def test_unrolling_single_runs_nothing_and_several_blocks() -> None:
 
 def test_one_stream_is_replayed_as_several_are(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(0)
-    monkeypatch.setattr(timeline, "LAUNCH_QUEUE_DEPTH", 5)
+    for module in (one_stream, streams):
+        monkeypatch.setattr(module, "LAUNCH_QUEUE_DEPTH", 5)
     calls = [KERNEL, READ, KERNEL._replace(name="aten::view")]
     kernels = [(2.7, 2), (0.0, 0), (0.1, 0)]
     phases = ("forward", "backward", "optimizer")
@@ -150,7 +153,7 @@ def test_one_stream_is_replayed_as_several_are(monkeypatch: pytest.MonkeyPatch) 
         loop = {"step": 1.9, "micro_step": 0.4}
         found = replay_step(step, launches, kernels, costs, loop, {3, 20})
         with monkeypatch.context() as patch:
-            patch.setattr(timeline, "_replay_one_stream", timeline._replay_streams)
+            patch.setattr(timeline, "replay_one_stream", streams.replay_streams)
             assert replay_step(step, launches, kernels, costs, loop, {3, 20}) == found
 
 
@@ -161,16 +164,17 @@ def test_many_repetitions_are_replayed_as_one_by_one(
 ) -> None:
     """Bound by the GPU, by both in turns, and by the CPU; with and without a read in each repetition."""
     draw = random.Random(1)
-    monkeypatch.setattr(timeline, "LAUNCH_QUEUE_DEPTH", 50)
+    for module in (one_stream, streams):
+        monkeypatch.setattr(module, "LAUNCH_QUEUE_DEPTH", 50)
     kernels, loop = [(2.7, 2), (0.0, 0), (0.1, 1)], {"step": 1.9, "micro_step": 0.4}
-    replayed: list[timeline._Pass] = []
-    launch_pass = timeline._OneStream._launch
+    replayed: list[one_stream._Pass] = []
+    launch_pass = one_stream._OneStream._launch
 
-    def counted(self: timeline._OneStream, one: timeline._Pass) -> None:
+    def counted(self: one_stream._OneStream, one: one_stream._Pass) -> None:
         replayed.append(one)
         launch_pass(self, one)
 
-    monkeypatch.setattr(timeline._OneStream, "_launch", counted)
+    monkeypatch.setattr(one_stream._OneStream, "_launch", counted)
     for _ in range(5):
         kinds = [draw.choice((0, 2)) for _ in range(20)] + [1] * reads + [0, 2, 0]
         described = [
@@ -183,7 +187,7 @@ def test_many_repetitions_are_replayed_as_one_by_one(
         assert len(replayed) < 100
         replayed.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(timeline, "_replay_one_stream", timeline._replay_streams)
+            patch.setattr(timeline, "replay_one_stream", streams.replay_streams)
             every = replay_step(step, launches, kernels, COSTS, loop)
         assert (found.seconds, found.cpu_seconds, found.gpu_seconds) == pytest.approx(
             (every.seconds, every.cpu_seconds, every.gpu_seconds), rel=1e-9

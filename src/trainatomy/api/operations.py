@@ -106,7 +106,7 @@ def _predict_times(operations: Operations, cost_model: CostModel) -> PredictedTi
     from trainatomy.analysis.operation_table import PredictedTime
     from trainatomy.analysis.operations import PredictedTimes
     from trainatomy.timing.cost_model import kernel_cost
-    from trainatomy.timing.timeline import COLLECTIVES
+    from trainatomy.timing.replay import COLLECTIVES
 
     costs = [kernel_cost(call, cost_model) for call in operations.calls]
     bounds = [

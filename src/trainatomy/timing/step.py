@@ -20,7 +20,8 @@ from trainatomy.timing.cost_model import (
 from trainatomy.timing.driver import DriverWork, driver_costs, driver_work
 from trainatomy.timing.extrapolation import attainable_share
 from trainatomy.timing.launch import PARTS, CPUCosts, cpu_costs, launch_seconds, loop_seconds
-from trainatomy.timing.timeline import COLLECTIVES, StepTimeline, replay_step
+from trainatomy.timing.replay import COLLECTIVES, StepTimeline
+from trainatomy.timing.timeline import replay_step
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration

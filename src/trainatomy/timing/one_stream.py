@@ -1,0 +1,167 @@
+"""Replay a step whose operations all run on one stream: as ``streams`` does, many times as fast.
+
+Repetitions of a micro-batch are replayed only until they leave the same state behind.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from trainatomy.results.operations import Operations
+from trainatomy.timing.launch import CPUCosts
+from trainatomy.timing.replay import LAUNCH_QUEUE_DEPTH, Row, StepTimeline
+
+SAME_STATE = 1e-10
+"""Difference of what two repetitions of a micro-batch leave, as a share of its duration, up to which they are alike."""
+
+FEWEST_REPEATED = 2
+"""Repetitions that are left and worth not being replayed."""
+
+
+def replay_one_stream(
+    operations: Operations,
+    order: Sequence[int],
+    rows: Sequence[Row],
+    work: Mapping[int, Sequence[float]],
+    costs: CPUCosts,
+) -> StepTimeline:
+    """Replay a step on one stream: as ``replay_streams`` does, many times as fast."""
+    stream = _OneStream(costs, dict.fromkeys((row.phase for row in rows), 0.0))
+    passes = _passes(operations, rows, work)
+    for _ in range(2):
+        began = stream.end
+        stream.start_recording()
+        place = 0
+        while place < len(passes):
+            place += stream.run(passes, place)
+    return StepTimeline(stream.end - began, stream.cpu_busy, stream.gpu_busy, stream.phases)
+
+
+class _Pass(NamedTuple):
+    """Operations that are launched one after the other, with the loop's work before some; ``alike``: equal passes next.
+
+    Passes over the same micro-batch share their rows.
+    """
+
+    rows: Sequence[Row]
+    work: Mapping[int, Sequence[float]]
+    alike: int
+
+
+def _passes(operations: Operations, rows: Sequence[Row], work: Mapping[int, Sequence[float]]) -> list[_Pass]:
+    """Return a step as passes, one for each repetition of a micro-batch."""
+    places = sorted(work)
+    found: list[tuple[Sequence[Row], dict[int, Sequence[float]]]] = []
+    place = 0
+    for repeats, block in operations.blocks():
+        own = [rows[index] for index in block]
+        for _ in range(repeats):
+            within = places[bisect_left(places, place) : bisect_left(places, place + len(own))]
+            found.append((own, {each - place: work[each] for each in within}))
+            place += len(own)
+    passes: list[_Pass] = []
+    for repeated, extra in reversed(found):
+        is_alike = passes and passes[-1].rows is repeated and passes[-1].work == extra
+        passes.append(_Pass(repeated, extra, passes[-1].alike + 1 if is_alike else 0))
+    return passes[::-1]
+
+
+class _OneStream:
+    """The CPU's timeline and that of the only stream, in seconds from the start of the replay."""
+
+    def __init__(self, costs: CPUCosts, phases: dict[str, float]) -> None:
+        self.cpu = self.gpu = self.cpu_busy = self.gpu_busy = 0.0
+        self.phases = phases
+        self._costs = costs
+        self._queue: deque[tuple[float, int]] = deque()
+        self._queued = 0
+
+    @property
+    def end(self) -> float:
+        """The time at which the CPU and the stream are done."""
+        return max(self.cpu, self.gpu)
+
+    def start_recording(self) -> None:
+        """Reset the busy times."""
+        self.cpu_busy = self.gpu_busy = 0.0
+        self.phases = dict.fromkeys(self.phases, 0.0)
+
+    def run(self, passes: Sequence[_Pass], place: int) -> int:
+        """Replay a pass and those like it; return how many these are.
+
+        They are replayed until one leaves the timelines as it found them, only later; the others then do the same.
+        Because an operation starts at a maximum of sums of earlier times and durations, a difference in what a pass
+        finds never grows, so that the error of the sum is at most ``SAME_STATE`` of it.
+        """
+        one, count = passes[place], passes[place].alike + 1
+        state: list[float] = []
+        for done in range(1, count + 1):
+            before = self._figures()
+            self._launch(one)
+            if count - done < FEWEST_REPEATED:
+                continue
+            found, state = state, self._state()
+            tolerance = SAME_STATE * (self.cpu - before[0])
+            if len(found) == len(state) and all(
+                abs(new - old) <= tolerance for new, old in zip(state, found, strict=True)
+            ):
+                self._repeat(before, count - done)
+                break
+        return count
+
+    def _state(self) -> list[float]:
+        """Return what later operations depend on, relative to the CPU's time."""
+        waiting = [number for end, count in self._queue for number in (end - self.cpu, float(count))]
+        return [self.gpu - self.cpu, *waiting]
+
+    def _figures(self) -> list[float]:
+        return [self.cpu, self.cpu_busy, self.gpu_busy, *self.phases.values()]
+
+    def _repeat(self, before: Sequence[float], times: int) -> None:
+        """Add to all figures ``times`` what was added to them since ``before``."""
+        cpu, *_ = now = self._figures()
+        passed = times * (cpu - before[0])
+        self.cpu += passed
+        self.gpu += passed
+        self._queue = deque((end + passed, count) for end, count in self._queue)
+        _, self.cpu_busy, self.gpu_busy, *spent = (
+            new + times * (new - old) for new, old in zip(now, before, strict=True)
+        )
+        self.phases = dict(zip(self.phases, spent, strict=True))
+
+    def _launch(self, one: _Pass) -> None:
+        """Replay a pass: the hot loop."""
+        cpu, end, cpu_busy, gpu_busy = self.cpu, self.gpu, self.cpu_busy, self.gpu_busy
+        queue, queued, phases, work = self._queue, self._queued, self.phases, one.work
+        delay, read = self._costs.launch_delay, self._costs.read
+        for place, (launch, seconds, kernels, phase, _, blocks, waits) in enumerate(one.rows):
+            if place in work:
+                for extra in work[place]:
+                    cpu += extra
+                    cpu_busy += extra
+            if waits:
+                cpu = max(cpu, end)
+                queue.clear()
+                queued = 0
+            cpu += launch
+            cpu_busy += launch
+            if kernels:
+                queued += kernels
+                ready = cpu + delay
+                end = (ready if ready > end else end) + seconds
+                gpu_busy += seconds
+                phases[phase] += seconds
+                queue.append((end, kernels))
+                while queue and (queue[0][0] <= cpu or queued > LAUNCH_QUEUE_DEPTH):
+                    done, count = queue.popleft()
+                    cpu = done if done > cpu else cpu
+                    queued -= count
+            if blocks:
+                cpu = max(cpu, end) + read
+                cpu_busy += read
+                queue.clear()
+                queued = 0
+        self.cpu, self.gpu, self.cpu_busy, self.gpu_busy, self._queued = cpu, end, cpu_busy, gpu_busy, queued

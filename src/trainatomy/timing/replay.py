@@ -1,0 +1,46 @@
+"""What replays of a step share: an operation as they see it, and their outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+LAUNCH_QUEUE_DEPTH = 1024
+"""Kernels of a stream that can be launched and not yet started; a launch beyond that blocks the CPU.  Not documented;
+the depth at which launches begin to block on GPUs since 2017 (CUDA 9 and later)."""
+
+COLLECTIVES = "nccl::"
+"""Namespace of the operations that communicate with other GPUs."""
+
+
+class Row(NamedTuple):
+    """An operation as a replay sees it; ``blocks``: the CPU waits for it, ``waits``: it waits for all streams first."""
+
+    launch: float
+    seconds: float
+    kernels: int
+    phase: str
+    stream: int
+    blocks: bool
+    waits: bool
+
+
+@dataclass(slots=True)
+class StepTimeline:
+    """The outcome of replaying a step, in seconds.
+
+    Attributes:
+        seconds: From the end of the previous step to the end of this one.
+        cpu_seconds: Time the CPU was busy, waits excluded.
+        gpu_seconds: Time during which at least one stream was executing.
+        phase_gpu_seconds: Sum of kernel durations by phase.
+        communication_seconds: Sum of the durations of collectives.
+        exposed_seconds: Time during which collectives were executing and nothing else.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    gpu_seconds: float
+    phase_gpu_seconds: dict[str, float]
+    communication_seconds: float = 0.0
+    exposed_seconds: float = 0.0
