@@ -75,13 +75,59 @@ def test_a_view_is_a_view_each_time() -> None:
         assert results.run(aten.view.default, (x, [32]), {}).untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
-def test_a_training_leaves_the_same_trace_without_remembered_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def lists(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [meta(4, 8, dtype=dtype), meta(8, dtype=dtype), meta(4, 8, dtype=dtype), meta(8, 4, dtype=dtype).t()]
+
+
+LISTS = [
+    (aten._foreach_sqrt.default, lambda: (lists(),), {}),
+    (aten._foreach_sqrt.default, lambda: ([meta(8), meta(8, dtype=torch.int64)],), {}),
+    (aten._foreach_div.ScalarList, lambda: (lists(), [1.0, 2.0, 3.0, 4.0]), {}),
+    (aten._foreach_add.List, lambda: (lists(torch.bfloat16), lists()), {"alpha": 2}),
+    (aten._foreach_mul.Tensor, lambda: (lists(torch.bfloat16), meta()), {}),
+    (aten._foreach_norm.Scalar, lambda: (lists(torch.bfloat16), 2.0), {"dtype": torch.float32}),
+    (aten._foreach_addcdiv_.ScalarList, lambda: (lists(), lists(), lists(), [1.0, 2.0, 3.0, 4.0]), {}),
+    (aten._foreach_pow.ScalarAndTensor, lambda: (2.0, lists()), {}),
+    (aten._foreach_copy_.default, lambda: (lists(), lists(torch.bfloat16)), {"non_blocking": True}),
+    (aten._foreach_sqrt.default, lambda: ([],), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("func", "arguments", "keywords"), LISTS, ids=lambda value: str(value)[:40])
+def test_a_list_gives_what_the_kernel_gives(func: Any, arguments: Any, keywords: dict[str, Any]) -> None:
+    try:
+        expected = described(func(*arguments(), **keywords))
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError) as found:
+            MetaResults().run(func, arguments(), keywords)
+        assert str(found.value) == str(error)
+        return
+    assert described(MetaResults().run(func, arguments(), keywords)) == expected
+
+
+def test_equal_items_of_a_list_have_memory_of_their_own() -> None:
+    items = lists()
+    made = MetaResults().run(aten._foreach_sqrt.default, (items,), {})
+    assert len({tensor.untyped_storage()._cdata for tensor in (*items, *made)}) == 8
+
+
+def test_a_list_that_does_not_match_is_refused_as_by_the_kernel() -> None:
+    with pytest.raises(RuntimeError):
+        MetaResults().run(aten._foreach_add_.List, (lists(), [meta(5)] * 4), {})
+    with pytest.raises(RuntimeError):
+        MetaResults().run(aten._foreach_add_.List, (lists(), lists()[:3]), {})
+
+
+@pytest.mark.parametrize("optim", ["adafactor", "adamw_torch"])
+def test_a_training_leaves_the_same_trace_without_remembered_results(
+    monkeypatch: pytest.MonkeyPatch, optim: str
+) -> None:
     config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
     workload = Workload.from_mapping(
         {
             "model": {"class": "BertForSequenceClassification", "config": config | {"vocab_size": 1000}},
             "data": {"sequence_length": 16},
-            "train": {"per_device_train_batch_size": 2, "fp16": True, "optim": "adafactor"},
+            "train": {"per_device_train_batch_size": 2, "fp16": True, "optim": optim},
         }
     )
     remembered = simulate(workload, workload.resolve_gpu())

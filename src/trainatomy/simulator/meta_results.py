@@ -3,6 +3,9 @@
 Most of PyTorch's meta kernels are written in Python and take 0.2 to 2 ms, several times as long as everything else that
 a simulation does for an operation.  A training calls the same operators on the same shapes in every layer and step, so
 the second call only makes empty tensors of the shapes, strides and types that the first one returned.
+
+Operators on lists (``_foreach``) run their kernel on one tensor of each kind only: a model has hundreds of parameters
+of a dozen shapes.
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ class MetaResults:
         kind = self._kinds.get(id(func))
         if kind is None:
             kind = self._kinds[id(func)] = _kind(func)
+        if kind == "list":
+            return _on_list(func, args, kwargs)
         arguments = None if kind == "other" else _key((*args, *kwargs.items()) if kwargs else args)
         if arguments is None:
             return func(*args, **kwargs)
@@ -68,9 +73,14 @@ class MetaResults:
 
 
 @cache
-def _kind(func: Any) -> Literal["functional", "in-place", "other"]:
-    """Return whether an operator returns new tensors only, or writes to its first argument only and returns it."""
+def _kind(func: Any) -> Literal["functional", "in-place", "list", "other"]:
+    """Return whether an operator returns new tensors only, or writes to its first argument only and returns it.
+
+    ``list``: it does one of the two to each tensor of a list, independently of the others.
+    """
     schema = func._schema
+    if schema.name.startswith("aten::_foreach_"):
+        return "list"
     tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
     returned = [each.alias_info for each in schema.returns if str(each.type) == "Tensor"]
     if func.namespace != "aten" or schema.name in _CHEAP or any(tag in func.tags for tag in tags):
@@ -82,6 +92,36 @@ def _kind(func: Any) -> Literal["functional", "in-place", "other"]:
         return "functional" if any("Tensor" in str(each.type) for each in schema.arguments) else "other"
     in_place = written[:1] == [True] and sum(written) == 1 and len(returned) == 1 and returned[0] is not None
     return "in-place" if in_place and returned[0].is_write else "other"
+
+
+def _on_list(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator on lists with the first item of each kind, and give the others results of the same layout.
+
+    Items are of one kind if their tensors have the same shape, strides and type.
+    """
+    lists = {place for place, value in enumerate(args) if isinstance(value, (list, tuple))}
+    named_list = any(isinstance(value, (list, tuple)) for value in kwargs.values())
+    if named_list or len({len(args[place]) for place in lists}) != 1:
+        return func(*args, **kwargs)
+    first: dict[Any, int] = {}
+    kinds = []
+    for number, item in enumerate(zip(*(args[place] for place in sorted(lists)), strict=True)):
+        kind = tuple(_key(part) if isinstance(part, torch.Tensor) else type(part) for part in item)
+        if None in kind:
+            return func(*args, **kwargs)
+        kinds.append(kind)
+        first.setdefault(kind, number)
+    result = func(
+        *([value[each] for each in first.values()] if place in lists else value for place, value in enumerate(args)),
+        **kwargs,
+    )
+    if result is None:
+        return None
+    if not _is_new(result, {tensor.untyped_storage()._cdata for tensor in _tensors(args)}):
+        return func(*args, **kwargs)
+    made = dict(zip(first, result, strict=True))
+    likes = {kind: _description(tensor) for kind, tensor in made.items()}
+    return [made[kind] if first[kind] == number else _make(likes[kind]) for number, kind in enumerate(kinds)]
 
 
 def _key(value: Any) -> Any:
