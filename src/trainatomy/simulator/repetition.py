@@ -66,6 +66,11 @@ class Repetition:
         """Note that a step is over, or that the first one is about to be prepared."""
         self._origins_before_step = len(self._recorder.trace.origins)
 
+    def interrupted(self) -> None:
+        """Forget what repeats: something else than training steps ran, and the next steps are executed."""
+        self._firsts.clear()
+        self._further = self._template = self._open = self._aligned = None
+
     def kept(self, loss: torch.Tensor) -> None:
         """Note the loss that the loop keeps of the running micro-batch."""
         with torch._C.DisableTorchFunction():
@@ -151,7 +156,7 @@ class Repetition:
         recorder.functions = functions
         if self._further is not None if micro_step > 0 else recorder.step - 1 in self._firsts:
             self._operations.begin_recording(recorder.step)
-        self._open = window, self._host_state()
+        self._open = window, self.host_state()
 
     def end(self) -> None:
         """End of a micro-batch that was executed: compare it with the one before."""
@@ -163,7 +168,7 @@ class Repetition:
         window.events = range(window.events.start, len(trace.events))
         window.numbers = range(window.numbers.start, len(trace.origins))
         window.marks = range(window.marks.start, len(trace.marks))
-        window.is_stateful = self._host_state() != state
+        window.is_stateful = self.host_state() != state
         window.loss, window.kept = self._loss, self._kept
         window.recording = self._operations.end_recording()
         if window.micro_step == 0:
@@ -272,7 +277,7 @@ class Repetition:
             yield "mark", mark.name
             mark = next(marks, None)
 
-    def _host_state(self) -> Any:
+    def host_state(self) -> Any:
         """Return the states of the random number generators, hashed, and the plain attributes of all modules."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             drawn = torch.default_generator.get_state().numpy().tobytes()

@@ -20,11 +20,13 @@ from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator.eras import software_of
+from trainatomy.simulator.evaluation import arrays_without_data
 from trainatomy.simulator.failures import explained_failures
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.topology import Topology
-from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
+from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, ExecutedEvaluation, Watcher
 from trainatomy.training.batch import MakeBatch
 from trainatomy.training.model import build_model, model_notes, unwrap, weights_dtype
 from trainatomy.training.positions import sequence_note
@@ -54,6 +56,7 @@ class Simulation:
         operations: Operations of the last step.
         tokens_per_sample: Tokens that the model reads for each sample, None where it reads none.
         communicators: Kinds of collectives by the ranks of each group that this process communicated in.
+        evaluation: The last evaluation of the training.
     """
 
     trace: AllocationTrace
@@ -67,6 +70,7 @@ class Simulation:
     tokens_per_sample: int | None = None
     weights_dtype: str = "float32"
     communicators: Mapping[tuple[int, ...], frozenset[str]] = field(default_factory=dict)
+    evaluation: ExecutedEvaluation | None = None
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -87,7 +91,8 @@ def steps_needed(workload: Workload) -> int:
     if workload.mode == "inference":
         return 2
     micro_steps = min(workload.train.gradient_accumulation_steps, EXECUTED_MICRO_STEPS)
-    return 3 if 3 * micro_steps <= _MAX_MICRO_STEPS_IN_THREE else 2
+    steps = 3 if 3 * micro_steps <= _MAX_MICRO_STEPS_IN_THREE else 2
+    return steps + 1 if workload.evaluates_after_steps else steps
 
 
 def simulate(
@@ -132,12 +137,12 @@ def simulate(
         )
         process.recorder.operations.wanted = operations
         steps = steps_needed(workload)
-        with software_of(workload.era), _optimizer_library(workload, process):
+        with software_of(workload.era), _optimizer_library(workload, process), _evaluation_arrays(workload):
             built = _build(workload, model, trust_remote_code)
             # FSDP1 leaves only this rank's shards in the model; on one GPU the first step may complete it.
             described = _describe(workload, built) if workload.parallel.world_size > 1 else None
-            _execute(workload, process, built, steps, make_batch)
-    return _result(process, described or _describe(workload, built), steps)
+            evaluation = _execute(workload, process, built, steps, make_batch)
+    return _result(process, described or _describe(workload, built), steps, evaluation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +191,8 @@ def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remo
 
 def _execute(
     workload: Workload, process: SimulatedProcess, model: nn.Module, steps: int, make_batch: MakeBatch | None
-) -> None:
-    """Run the steps in the simulated process."""
+) -> ExecutedEvaluation | None:
+    """Run the steps in the simulated process, and return the evaluation among them."""
     with process.open():
         process.adopt(model)
         # A measurement begins in the same way: with the context and the allocator's first segment.
@@ -200,11 +205,21 @@ def _execute(
             lambda: process.recorder.stage,
             own_batch=make_batch is None and workload.data.factory is None,
         ):
-            run_steps(observer=Watcher(process.recorder, steps))
+            evaluation = _run_watched(run_steps, process.recorder, steps)
     process.recorder.end_run()
+    return evaluation
 
 
-def _result(process: SimulatedProcess, described: _Description, steps: int) -> Simulation:
+def _run_watched(run_steps: Callable[..., None], recorder: Recorder, steps: int) -> ExecutedEvaluation | None:
+    """Run the steps with an observer, which does not outlive them."""
+    evaluations: list[ExecutedEvaluation] = []
+    run_steps(observer=Watcher(recorder, steps, evaluations))
+    return evaluations[-1] if evaluations else None
+
+
+def _result(
+    process: SimulatedProcess, described: _Description, steps: int, evaluation: ExecutedEvaluation | None
+) -> Simulation:
     """Collect the records of the run."""
     recorder = process.recorder
     version = process.processor.torch_version
@@ -220,6 +235,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int) -> S
         operations=recorder.operations.operations,
         tokens_per_sample=described.tokens_per_sample,
         weights_dtype=described.weights_dtype,
+        evaluation=evaluation,
     )
 
 
@@ -255,6 +271,11 @@ def _length_note(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         return ()
     note = sequence_note(workload.data, model)
     return (note,) if note else ()
+
+
+def _evaluation_arrays(workload: Workload) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which evaluation gathers outputs of any size on the host."""
+    return arrays_without_data() if workload.evaluates else contextlib.nullcontext()
 
 
 def _optimizer_library(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:

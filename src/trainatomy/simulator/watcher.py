@@ -5,11 +5,14 @@ That is where steps and their phases begin, and which tensors are weights, gradi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from trainatomy.results.operations import Operations
+from trainatomy.simulator.evaluation import RepeatedBatches
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.training.optimizer import tensors_in
@@ -19,18 +22,33 @@ EXECUTED_MICRO_STEPS = 4
 which the optimizer steps."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExecutedEvaluation:
+    """An evaluation in the trace: its events, the number of its batches, and its operations."""
+
+    events: range
+    batches: int
+    operations: Operations
+
+
 class Watcher:
     """Observer of a simulated run (see ``training.observer.Observer``) of ``steps`` steps.
 
-    The operations of the last step are written.
+    The operations of the last step are written, and each evaluation is appended to ``evaluations``.
     """
 
-    def __init__(self, recorder: Recorder, steps: int) -> None:
+    def __init__(
+        self, recorder: Recorder, steps: int, evaluations: list[ExecutedEvaluation] | None = None
+    ) -> None:
         self._recorder = recorder
         self._operations = recorder.operations
         self._last = steps - 1
         self._micro_steps = 1
+        self._begun = (0, 0)
         self._repetition = Repetition(recorder)
+        self._batches = RepeatedBatches(recorder, self._repetition.host_state)
+        self._interrupted: tuple[Operations, bool] | None = None
+        self._evaluations = [] if evaluations is None else evaluations
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
 
@@ -131,6 +149,54 @@ class Watcher:
             self._operations.start(self._last)
         elif step == self._last:
             self._operations.stop()
+
+    def evaluates_after(self, step: int) -> bool:
+        """Return True for the last step but one: the last one shows what an evaluation leaves behind."""
+        return step == max(0, self._last - 1)
+
+    def evaluation_begin(self, batches: int) -> None:
+        """Begin an evaluation: its operations are written apart from those of a step."""
+        self._interrupted = self._operations.operations, self._operations.recording
+        self._operations.stop()
+        self._recorder.mark("evaluation")
+        self._set_stage("evaluation")
+        self._operations.start(self._recorder.step)
+        self._operations.stage, self._operations.micro_step = "other", -1
+        self._begun = len(self._recorder.trace.events), batches
+
+    def repeat_evaluation(self, batch: Any) -> Any:
+        """Return the outputs of a batch that was copied from one before; None if it has to be executed."""
+        self._recorder.mark("evaluation forward")
+        self._operations.micro_step += 1
+        outputs = self._batches.repeat(batch)
+        if outputs is not None:
+            self._recorder.mark("evaluation forward end")
+        return outputs
+
+    def evaluation_forward_begin(self) -> None:
+        """Begin the forward of an evaluation batch."""
+        self._operations.stage = "forward"
+        self._batches.begin()
+
+    def evaluation_forward_end(self, outputs: Any) -> None:
+        """End the forward of an evaluation batch."""
+        self._batches.end(outputs)
+        self._operations.stage = "other"
+        self._recorder.mark("evaluation forward end")
+
+    def evaluation_end(self) -> None:
+        """End an evaluation, and go on with the operations of the step that it interrupted."""
+        self._operations.stop()
+        self._recorder.mark("evaluation end")
+        self._set_stage("other")
+        begin, batches = self._begun
+        events = range(begin, len(self._recorder.trace.events))
+        self._evaluations.append(ExecutedEvaluation(events, batches, self._operations.operations))
+        assert self._interrupted is not None
+        self._operations.operations, was_writing = self._interrupted
+        if was_writing:
+            self._operations.start(self._operations.operations.step)
+        self._repetition.interrupted()
 
     def _set_stage(self, name: str) -> None:
         self._recorder.stage = self._operations.stage = name

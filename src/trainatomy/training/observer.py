@@ -5,7 +5,12 @@ The order of calls in one run (``n`` optimizer steps of ``m`` micro-batches)::
     loaded, ready, n × [ step_begin,
                          m × (micro_step_begin, forward_end, loss_kept, micro_step_end),
                          optimizer_begin, optimizer_end, zero_grad_begin, zero_grad_end,
-                         step_end ]
+                         step_end,
+                         evaluation ]
+
+    evaluation: evaluates_after → False, or
+                evaluation_begin, e × (repeat_evaluation, evaluation_forward_begin, evaluation_forward_end),
+                evaluation_end
 
 Between the last ``micro_step_end`` and ``optimizer_begin`` gradients are unscaled and clipped.  The Trainer moves the
 batches of a step to the device before ``step_begin``, and zeroes gradients once between ``ready`` and the first step.
@@ -74,6 +79,27 @@ class Observer(Protocol):
     def step_end(self, step: int) -> None:
         """Optimizer step ``step`` is over."""
 
+    def evaluates_after(self, step: int) -> bool:
+        """Return whether the evaluation of the training is to run after optimizer step ``step``."""
+
+    def evaluation_begin(self, batches: int) -> None:
+        """An evaluation of ``batches`` batches begins: after a step, or before the first one."""
+
+    def repeat_evaluation(self, batch: Any) -> Any:
+        """Return the outputs of an evaluation batch if it need not be executed, because it repeats an earlier one.
+
+        Always None in a real training.  ``batch`` is on the device.
+        """
+
+    def evaluation_forward_begin(self) -> None:
+        """The forward of an evaluation batch is next."""
+
+    def evaluation_forward_end(self, outputs: Any) -> None:
+        """The forward of an evaluation batch is over; the loop gathers ``outputs`` now."""
+
+    def evaluation_end(self) -> None:
+        """The evaluation is over: what it gathered is on the host."""
+
 
 class Silent:
     """Observer that does nothing; a base class for those that need only some of the hooks."""
@@ -96,3 +122,13 @@ class Silent:
     def zero_grad_begin(self) -> None: ...
     def zero_grad_end(self) -> None: ...
     def step_end(self, step: int) -> None: ...
+    def evaluates_after(self, step: int) -> bool:
+        return False
+
+    def evaluation_begin(self, batches: int) -> None: ...
+    def repeat_evaluation(self, batch: Any) -> Any:
+        return None
+
+    def evaluation_forward_begin(self) -> None: ...
+    def evaluation_forward_end(self, outputs: Any) -> None: ...
+    def evaluation_end(self) -> None: ...

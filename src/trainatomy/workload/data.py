@@ -33,6 +33,21 @@ class DataSpec(Section):
         "and returns a dict of tensors",
     )
 
+    eval_samples: Count | None = Field(
+        default=None,
+        description="samples of one evaluation (default: two batches, or two rounds of `eval_accumulation_steps`)",
+    )
+    compute_metrics: bool | Factory = Field(
+        default=False,
+        description="evaluation gathers logits and labels, as a Trainer with `compute_metrics` does: `true`, or the "
+        "reference of the function, which is called with `batch_eval_metrics` only: otherwise it works on the host",
+    )
+    preprocess_logits_for_metrics: Factory | None = Field(
+        default=None,
+        description="reference of the Trainer's `preprocess_logits_for_metrics`, which reduces logits before they "
+        "are gathered",
+    )
+
     @property
     def has_mask(self) -> bool:
         """Return whether the batch has an attention mask; padded samples always do."""

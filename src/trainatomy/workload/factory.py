@@ -31,6 +31,10 @@ Factory = Annotated[str, AfterValidator(_check)]
 """A reference to a function in the user's code."""
 
 
+REFERENCES = ("factory", "compute_metrics", "preprocess_logits_for_metrics")
+"""Keys whose value may be a reference to a function in the user's code."""
+
+
 def is_file(place: str) -> bool:
     """Return whether the part before the colon is a file rather than a module."""
     return place.endswith(".py")

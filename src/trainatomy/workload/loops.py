@@ -69,6 +69,20 @@ _HOST_ONLY = frozenset({"dataloader_pin_memory", "dataloader_num_workers", "seed
 
 _EVALUATION_ONLY = frozenset({"per_device_eval_batch_size", "fp16_full_eval", "bf16_full_eval"})
 
+_EVALUATION = (
+    "eval_strategy",
+    "do_eval",
+    "eval_on_start",
+    "eval_accumulation_steps",
+    "eval_do_concat_batches",
+    "prediction_loss_only",
+    "batch_eval_metrics",
+    "include_for_metrics",
+)
+"""Settings of the Trainer's evaluation."""
+
+_NO_EVALUATION = "is applied by the Hugging Face Trainer; `loop: pytorch` has no evaluation"
+
 LOOPS: Mapping[str, Loop] = {
     loop.name: loop
     for loop in (
@@ -100,6 +114,7 @@ LOOPS: Mapping[str, Loop] = {
                 "ddp_bucket_cap_mb": _SPREAD_BY_TRAINER,
                 "ddp_broadcast_buffers": _SPREAD_BY_TRAINER,
                 "ddp_static_graph": _SPREAD_BY_TRAINER,
+                **dict.fromkeys(_EVALUATION, _NO_EVALUATION),
             },
             unused=_HOST_ONLY | _EVALUATION_ONLY,
         ),
@@ -135,6 +150,7 @@ LOOPS: Mapping[str, Loop] = {
                 "ddp_bucket_cap_mb",
                 "ddp_broadcast_buffers",
                 "ddp_static_graph",
+                *_EVALUATION,
             },
         ),
     )

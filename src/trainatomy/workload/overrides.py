@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.explain import explain, workload_error
-from trainatomy.workload.factory import resolve
+from trainatomy.workload.factory import REFERENCES, resolve
 from trainatomy.workload.flags import BY_NAME, Flag
 from trainatomy.workload.launch import read_launch
 from trainatomy.workload.nearest import suggestion
@@ -179,7 +179,7 @@ def _parse(flag: Flag, value: Any) -> Any:
         return value if isinstance(value, Mapping) else _parse_pairs([value] if isinstance(value, str) else value)
     if flag.kind == "list":
         return _parse_names(value)
-    if flag.path[-1] == "factory" and isinstance(value, str):
+    if flag.path[-1] in REFERENCES and isinstance(value, str):
         return resolve(value, FilePath.cwd())
     return value
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.document import Document, parse
-from trainatomy.workload.factory import resolve
+from trainatomy.workload.factory import REFERENCES, resolve
 from trainatomy.workload.overlay import overlay
 from trainatomy.workload.overrides import RawWorkload, validate_all
 
@@ -106,8 +106,9 @@ def _normalized(mapping: Mapping[str, Any], folder: FilePath) -> dict[str, Any]:
     copied: dict[str, Any] = overlay({}, mapping)
     for section in ("model", "data"):
         keys = copied.get(section)
-        if isinstance(keys, dict) and isinstance(reference := keys.get("factory"), str):
-            keys["factory"] = resolve(reference, folder)
+        for key in REFERENCES if isinstance(keys, dict) else ():
+            if isinstance(reference := keys.get(key), str):
+                keys[key] = resolve(reference, folder)
     model = copied.get("model")
     if isinstance(model, dict):
         if isinstance(name := model.get("id"), str) and name.startswith(("./", "../")):

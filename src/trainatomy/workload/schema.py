@@ -22,7 +22,7 @@ from trainatomy.workload.overlay import overlay, remove_replaced, set_key
 from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.section import Count, Path, Problem, Section, Text, number_as_text
 from trainatomy.workload.software import AllocatorSettings, SoftwareSpec
-from trainatomy.workload.train import TrainSpec
+from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,6 +117,36 @@ class Workload(Section):
         if self.mode == "inference" and train.per_device_eval_batch_size is not None:
             return train.per_device_eval_batch_size
         return train.per_device_train_batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Return the samples in one batch of an evaluation during the training."""
+        return self.train.per_device_eval_batch_size or DEFAULT_EVAL_BATCH_SIZE
+
+    @property
+    def evaluates(self) -> bool:
+        """Return whether the training contains evaluations that are executed: the Trainer's, on one GPU."""
+        train, here = self.train, self.mode == "training" and self.loop == "trainer"
+        wanted = train.eval_strategy != "no" or train.eval_on_start or train.do_eval
+        return here and wanted and self.parallel.world_size == 1
+
+    @property
+    def evaluates_after_steps(self) -> bool:
+        """Return whether an evaluation runs between steps, not only before the first one."""
+        return self.evaluates and (self.train.eval_strategy != "no" or self.train.do_eval)
+
+    @property
+    def eval_samples(self) -> int:
+        """Return the samples of one evaluation: as given, or two batches, or two rounds of accumulation."""
+        rounds = self.train.eval_accumulation_steps or 1
+        return self.data.eval_samples or 2 * rounds * self.eval_batch_size
+
+    @property
+    def gathers_outputs(self) -> bool:
+        """Return whether an evaluation keeps the outputs of all its batches on the GPU."""
+        train = self.train
+        kept = not (train.prediction_loss_only or train.batch_eval_metrics)
+        return bool(self.data.compute_metrics) and kept and train.eval_accumulation_steps is None
 
     @property
     def display_name(self) -> str:
@@ -219,7 +249,24 @@ class Workload(Section):
             *self._targets(),
             *self._oversized_batch(),
             *self._spread(),
+            *self._evaluation(),
         ]
+
+    def _evaluation(self) -> list[Problem]:
+        """Refuse evaluations whose memory is not determined, and metrics that nothing computes."""
+        data, problems = self.data, []
+        if self.evaluates and self.gathers_outputs and data.eval_samples is None:
+            message = (
+                "evaluation keeps the outputs of all samples on the GPU until its end: say how many there are, or set "
+                "eval_accumulation_steps"
+            )
+            problems.append(Problem(("data", "eval_samples"), message))
+        if data.preprocess_logits_for_metrics is not None and not data.compute_metrics:
+            problems.append(Problem(("data", "preprocess_logits_for_metrics"), "needs compute_metrics"))
+        if self.train.batch_eval_metrics and data.compute_metrics is True:
+            message = "batch_eval_metrics calls it with tensors of the GPU: name the function"
+            problems.append(Problem(("data", "compute_metrics"), message))
+        return problems
 
     def _spread(self) -> list[Problem]:
         """Refuse what the loop cannot spread over several GPUs."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainatomy.workload.arguments import arguments, is_class_path
 from trainatomy.workload.nearest import suggestion
-from trainatomy.workload.section import Amount, Count, Decay, Fraction, Index, Problem, Section, Settings
+from trainatomy.workload.section import Amount, Count, Decay, Fraction, Index, Names, Problem, Section, Settings
 
 
 def _optimizer(name: str) -> str:
@@ -52,6 +52,15 @@ def _unless_empty(value: Any) -> Any:
     return value or None
 
 
+def _strategy(value: Any) -> Any:
+    """Return a strategy in lower case; YAML reads ``no`` as false."""
+    return "no" if value is False else str(getattr(value, "value", value)).lower()
+
+
+DEFAULT_EVAL_BATCH_SIZE = 8
+"""Samples per batch of an evaluation during a training, transformers' default of ``per_device_eval_batch_size``."""
+
+
 class TrainSpec(Section):
     """The ``TrainingArguments`` that change memory or time of a step.
 
@@ -60,7 +69,27 @@ class TrainSpec(Section):
 
     per_device_train_batch_size: Count = Field(default=8, description="samples per batch")
     per_device_eval_batch_size: Count | None = Field(
-        default=None, description="samples per batch in inference (default: `per_device_train_batch_size`)"
+        default=None,
+        description="samples per batch of an evaluation (default: 8), or of `mode: inference` and `mode: generation` "
+        "(default: `per_device_train_batch_size`)",
+    )
+    eval_strategy: Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_strategy)] = Field(
+        default="no", description="evaluate during the training: `no`, `steps` or `epoch`; one evaluation is executed"
+    )
+    do_eval: bool = Field(default=False, description="evaluate, as with `eval_strategy`; what example scripts do last")
+    eval_on_start: bool = Field(default=False, description="evaluate before the first step as well")
+    eval_accumulation_steps: Count | None = Field(
+        default=None, description="batches whose outputs evaluation gathers on the GPU (default: all of them)"
+    )
+    eval_do_concat_batches: bool = Field(
+        default=True, description="join the gathered outputs of batches into one tensor, instead of a list"
+    )
+    prediction_loss_only: bool = Field(default=False, description="evaluation gathers the loss and no other output")
+    batch_eval_metrics: bool = Field(
+        default=False, description="compute metrics after each evaluation batch, on the GPU, instead of gathering outputs"
+    )
+    include_for_metrics: Names = Field(
+        default=(), description="what metrics get beside predictions and labels: `inputs`, `loss`"
     )
     gradient_accumulation_steps: Count = Field(
         default=1, description="batches whose gradients are accumulated before an optimizer step"

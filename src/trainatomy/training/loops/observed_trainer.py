@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainatomy.training.batch import SyntheticDataset
+    from trainatomy.training.evaluation import Evaluation
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
 
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 class Steps(TrainerCallback):
     """Callback that forwards the Trainer's events to an observer."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, *, evaluates: bool = False) -> None:
         self.observer = observer
+        self.evaluates = evaluates
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if args.fsdp:  # the Trainer leaves the model where it is, and accelerate moves the shards
@@ -43,6 +45,8 @@ class Steps(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.observer.step_end(state.global_step - 1)
+        if self.evaluates and self.observer.evaluates_after(state.global_step - 1):
+            control.should_evaluate = True
 
 
 class CheckpointEvery(TrainerCallback):
@@ -72,18 +76,22 @@ class ObservedTrainer(Trainer):
         arguments: Any,
         dataset: SyntheticDataset,
         optimizer: torch.optim.Optimizer | None,
+        evaluation: Evaluation | None = None,
     ) -> None:
         self._workload = workload
         self._observer = observer
         self._micro_step = 0
+        self._is_evaluating = False
+        steps = Steps(observer, evaluates=workload.evaluates_after_steps)
         every = workload.train.gradient_checkpointing_every
         super().__init__(
             model=model,
             args=arguments,
             train_dataset=dataset,
             data_collator=dataset.collate,
-            callbacks=[Steps(observer)] if every == 1 else [Steps(observer), CheckpointEvery(every)],
+            callbacks=[steps] if every == 1 else [steps, CheckpointEvery(every)],
             optimizers=(optimizer, None),
+            **({} if evaluation is None else evaluation.keywords()),
         )
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
@@ -114,5 +122,23 @@ class ObservedTrainer(Trainer):
 
     def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
         loss = super().compute_loss(*arguments, **keywords)
-        self._observer.forward_end()
+        if not self._is_evaluating:
+            self._observer.forward_end()
         return loss
+
+    def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
+        self._is_evaluating = True
+        self._observer.evaluation_begin(-(-len(self.eval_dataset) // self.args.eval_batch_size))
+        metrics = super().evaluate(*arguments, **keywords)
+        self._is_evaluating = False
+        self._observer.evaluation_end()
+        return metrics
+
+    def prediction_step(self, model: nn.Module, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
+        repeated = self._observer.repeat_evaluation(inputs)
+        if repeated is not None:
+            return repeated
+        self._observer.evaluation_forward_begin()
+        outputs = super().prediction_step(model, inputs, *arguments, **keywords)
+        self._observer.evaluation_forward_end(outputs)
+        return outputs

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
 from trainatomy.training.checkpointing import check_checkpointing
+from trainatomy.training.evaluation import Evaluation, evaluation_of
 from trainatomy.training.model import unwrap
 from trainatomy.training.optimizer import create_custom
 from trainatomy.training.outputs import returning_loss
@@ -44,21 +45,29 @@ def train(
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
         arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=device == "cpu")
         with watched_zero_grad(model, observer, set_to_none=workload.zero_grad_set_to_none):
+            evaluation = evaluation_of(workload, model, make_batch)
             if _is_transformers_model(model):
-                _run(workload, model, arguments, dataset, observer)
+                _run(workload, model, arguments, dataset, observer, evaluation)
             else:
                 arguments.remove_unused_columns = False  # forward(**batch) does not name the columns
                 with returning_loss(model):
-                    _run(workload, model, arguments, dataset, observer)
+                    _run(workload, model, arguments, dataset, observer, evaluation)
 
 
-def _run(workload: Workload, model: nn.Module, arguments: Any, dataset: SyntheticDataset, observer: Observer) -> None:
+def _run(
+    workload: Workload,
+    model: nn.Module,
+    arguments: Any,
+    dataset: SyntheticDataset,
+    observer: Observer,
+    evaluation: Evaluation | None,
+) -> None:
     from transformers import PrinterCallback
 
     from trainatomy.training.loops.observed_trainer import ObservedTrainer
 
     optimizer = create_custom(workload.train, model) if is_class_path(workload.train.optim) else None
-    trainer = ObservedTrainer(workload, observer, model, arguments, dataset, optimizer)
+    trainer = ObservedTrainer(workload, observer, model, arguments, dataset, optimizer, evaluation)
     trainer.remove_callback(PrinterCallback)
     trainer.train()
 
