@@ -11,6 +11,7 @@ from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
 from trainatomy.libraries import installed_versions
+from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.prediction import Basis, Fact, GPUSummary, Prediction, RankPrediction
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def prediction_of(
         seconds_taken=time.perf_counter() - started,
         versions=installed_versions(),
         without_workspace=len(analysis.skipped_workspaces),
+        evaluation=_evaluation(workload, software, simulation, analysis, calibration if timed else None, timed=timed),
     )
 
 
@@ -156,6 +158,60 @@ def _time(
         links=workload.parallel.links(workload.resolve_gpu()),
         gpus=workload.parallel.world_size,
         data_parallel_size=workload.parallel.data_parallel_size,
+    )
+
+
+def _evaluation(
+    workload: Workload,
+    software: EmulatedSoftware,
+    simulation: Simulation,
+    analysis: MemoryAnalysis,
+    calibration: Calibration | None,
+    *,
+    timed: bool,
+) -> Evaluation | None:
+    """Return what the evaluation of the training costs, None without one."""
+    executed = simulation.evaluation
+    if executed is None:
+        return None
+    allocated, reserved = analysis.allocated_bytes, analysis.reserved_bytes
+    begin, end = executed.events.start, executed.events.stop
+    time = _evaluation_time(workload, software, simulation, analysis, calibration) if timed else None
+    return Evaluation(
+        batch_size=workload.eval_batch_size,
+        batches=executed.batches,
+        samples=workload.eval_samples,
+        allocated_before_bytes=max(allocated[:begin], default=0),
+        reserved_before_bytes=max(reserved[:begin], default=0),
+        allocated_after_bytes=max(allocated[:end], default=0),
+        reserved_after_bytes=max(reserved[:end], default=0),
+        own_allocated_bytes=max(allocated[begin:end], default=0),
+        seconds=None if time is None else time.step_seconds,
+    )
+
+
+def _evaluation_time(
+    workload: Workload,
+    software: EmulatedSoftware,
+    simulation: Simulation,
+    analysis: MemoryAnalysis,
+    calibration: Calibration | None,
+) -> Time:
+    """Return the predicted time of an evaluation; the loop around its batches costs the CPU what inference does."""
+    from trainatomy.timing.cost_model import tensor_cores_for_fp32
+    from trainatomy.timing.step import predict_step_time
+
+    assert simulation.evaluation is not None
+    return predict_step_time(
+        simulation.evaluation.operations,
+        workload.resolve_gpu(),
+        loop="inference",
+        tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
+        samples=workload.eval_samples,
+        tokens_per_sample=simulation.tokens_per_sample,
+        calibration=calibration,
+        driver_calls=[call for call in analysis.driver_calls if call.event in simulation.evaluation.events],
+        current_software=software.current,
     )
 
 

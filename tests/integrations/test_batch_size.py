@@ -183,7 +183,7 @@ def test_what_is_not_simulated_is_named(arguments: TrainingArguments, tmp_path: 
     assert not {"optim_args", "packing", "auto_find_batch_size"} & set(settings)
     text = "\n".join(notes)
     assert "packing: More sets it" in text and "optim_args: the Trainer does not pass them to sgd" in text
-    assert "train.eval_strategy" in text and "auto_find" not in text
+    assert "train.eval_strategy: a Trainer with compute_metrics" in text and "auto_find" not in text
     settings, notes = train_settings(arguments)
     assert not notes
     assert settings["per_device_train_batch_size"] == 32 and settings["gradient_accumulation_steps"] == 2

@@ -30,6 +30,7 @@ def test_keys_of_train_have_the_defaults_of_training_arguments(training_argument
         "per_device_train_batch_size"
     ]  # trainatomy's default: the same as in training
     assert ours.pop("gradient_checkpointing_every") == 1  # in transformers a key of gradient_checkpointing_kwargs
+    ours["include_for_metrics"] = list(ours["include_for_metrics"])
     ours["use_cache"] = False  # trainatomy's default: None, the Trainer's default with loop trainer
     theirs = {name: training_arguments[name] for name in ours}
     assert {**theirs, "optim": str(getattr(theirs["optim"], "value", theirs["optim"]))} == ours

@@ -240,20 +240,20 @@ def test_a_description_loads_neither_torch_nor_transformers() -> None:
 
 def test_relevant_settings_that_are_not_simulated_cause_a_note() -> None:
     pasted = {
-        "eval_strategy": "steps",
-        "eval_on_start": True,
+        "do_predict": True,
+        "load_best_model_at_end": True,
         "auto_find_batch_size": True,
         "debug": [],
         "hub_token": "x",
     }
     train = Workload.from_mapping({"model": {"id": "gpt2"}, "train": pasted}).train
     assert [note.partition(": ")[0] for note in train.notes()] == [
-        "train.eval_strategy, train.eval_on_start",
+        "train.do_predict",
+        "train.load_best_model_at_end",
         "train.auto_find_batch_size",
     ]
     off = {
-        "eval_strategy": "no",
-        "eval_on_start": False,
+        "do_predict": False,
         "load_best_model_at_end": None,
         "train_sampling_strategy": "random",
     }
@@ -261,10 +261,10 @@ def test_relevant_settings_that_are_not_simulated_cause_a_note() -> None:
 
 
 def test_notes_survive_flags_over_a_file() -> None:
-    base = Workload.from_mapping({"model": {"id": "gpt2"}, "train": {"eval_strategy": "epoch"}})
+    base = Workload.from_mapping({"model": {"id": "gpt2"}, "train": {"do_predict": True}})
     assert len(merge(base, {"bf16": True}).train.notes()) == 1
-    assert merge(base, {"eval_strategy": "no"}).train.notes() == ()
-    assert len(merge(None, {"model": "gpt2", "eval_strategy": "epoch"}).train.notes()) == 1
+    assert merge(base, {"do_predict": False}).train.notes() == ()
+    assert len(merge(None, {"model": "gpt2", "do_predict": True}).train.notes()) == 1
 
 
 def test_the_trainers_name_for_every_nth_layer_means_the_same() -> None:

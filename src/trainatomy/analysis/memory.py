@@ -15,8 +15,8 @@ from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleA
 from trainatomy.results.trace import AllocationTrace, DriverCall
 
 COMPONENTS = ("weights", "optimizer_states", "gradients", "activations", "temporary", "functionality")
-OTHER_COMPONENTS = ("gathered_weights", "communication_buffers")
-"""Components that only trainings on several GPUs have, in display order."""
+OTHER_COMPONENTS = ("gathered_weights", "communication_buffers", "gathered_outputs")
+"""Components that only some trainings have, in display order."""
 _ORDER = (*COMPONENTS, *OTHER_COMPONENTS)
 TIGHT_SHARE = 0.05
 """A training that leaves less than this share of the GPU's memory free is called tight."""
@@ -37,6 +37,8 @@ class MemoryAnalysis:
         held_at_peak: Numbers of the allocations held at the peak.
         skipped_workspaces: Allocations of one step that a library did without for lack of memory.
         driver_calls: The allocator's calls to the driver (see ``Replay``).
+        allocated_bytes: Allocated bytes after each event.
+        reserved_bytes: Reserved bytes after each event.
     """
 
     memory: Memory
@@ -47,6 +49,8 @@ class MemoryAnalysis:
     held_at_peak: Sequence[int] = ()
     skipped_workspaces: Sequence[int] = ()
     driver_calls: Sequence[DriverCall] = ()
+    allocated_bytes: Sequence[int] = ()
+    reserved_bytes: Sequence[int] = ()
 
 
 def analyze_memory(
@@ -92,6 +96,8 @@ def analyze_replay(
         held_at_peak=held,
         skipped_workspaces=_of_last_step(trace, replayed.skipped_workspaces),
         driver_calls=replayed.driver_calls,
+        allocated_bytes=replayed.allocated_bytes,
+        reserved_bytes=replayed.reserved_bytes,
     )
 
 

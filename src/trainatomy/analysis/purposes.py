@@ -30,6 +30,10 @@ LABELLED = {
 """Component and line of the memory breakdown by label."""
 
 
+_FORWARDS = ("evaluation forward", "evaluation forward end")
+"""Marks around the forward of an evaluation batch."""
+
+
 class Purpose(NamedTuple):
     """A component of the memory breakdown, and a line within it."""
 
@@ -62,14 +66,21 @@ def purposes(trace: AllocationTrace, lives: Lifetimes) -> list[Purpose]:
         "forward": [m.event for m in trace.marks if m.name == "forward end"],
         "recompute": [m.event for m in trace.marks if m.name == "recompute end"],
     }
-    return [_purpose(trace, lives, number, ends) for number in range(len(trace.origins))]
+    evaluated = [(m.event, m.name) for m in trace.marks if m.name in _FORWARDS]
+    ends["evaluation"] = [event for event, name in evaluated if name == _FORWARDS[1]]
+    begins = [event for event, name in evaluated if name == _FORWARDS[0]]
+    return [_purpose(trace, lives, number, ends, begins) for number in range(len(trace.origins))]
 
 
-def _purpose(trace: AllocationTrace, lives: Lifetimes, number: int, ends: dict[str, list[int]]) -> Purpose:
+def _purpose(
+    trace: AllocationTrace, lives: Lifetimes, number: int, ends: dict[str, list[int]], begins: list[int]
+) -> Purpose:
     label = trace.labels.get(number)
     if label is not None:
         return Purpose(*LABELLED[label]) if label in LABELLED else Purpose("functionality", label)
     phase = trace.origins[number].phase
+    if phase == "evaluation":
+        return _in_evaluation(lives.born[number], lives.died[number], begins, ends[phase])
     if phase in ends:
         later = bisect_right(ends[phase], lives.born[number])
         end = ends[phase][later] if later < len(ends[phase]) else _NEVER
@@ -79,3 +90,11 @@ def _purpose(trace: AllocationTrace, lives: Lifetimes, number: int, ends: dict[s
     if phase in ("backward", "optimizer"):
         return Purpose("temporary", phase)
     return Purpose("functionality", "kept by the loop")
+
+
+def _in_evaluation(born: int, died: int, begins: list[int], ends: list[int]) -> Purpose:
+    """Return the purpose of an allocation of an evaluation: temporary, if it dies in the forward that made it."""
+    forwards, done = bisect_right(begins, born), bisect_right(ends, born)
+    if forwards > done and (done >= len(ends) or died < ends[done]):
+        return Purpose("temporary", "evaluation")
+    return Purpose("gathered_outputs", "outputs gathered by evaluation")

@@ -66,7 +66,13 @@ def train_settings(args: TrainingArguments) -> tuple[dict[str, Any], tuple[str, 
     if "optim_args" in settings and settings.get("optim", _value(args.optim)) in OF_TORCH:
         del settings["optim_args"]
         notes.append(f"optim_args: the Trainer does not pass them to {_value(args.optim)}, so they have no effect")
-    return settings, (*notes, *_validated(settings).notes())
+    train = _validated(settings)
+    if train.eval_strategy != "no" and not train.prediction_loss_only:
+        notes.append(
+            "train.eval_strategy: a Trainer with compute_metrics gathers logits in evaluations, which arguments do not "
+            "say; data.compute_metrics counts them"
+        )
+    return settings, (*notes, *train.notes())
 
 
 def _changed(args: TrainingArguments) -> Iterator[tuple[str, Any]]:

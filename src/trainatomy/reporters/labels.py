@@ -31,6 +31,7 @@ COMPONENTS = {
 """Labels by the names of ``Components``, in display order: tensors in colour, cache and context in grey."""
 
 OTHER_COMPONENTS = {
+    "gathered_outputs": ComponentLabel("outputs gathered by evaluation", "E", "bright_green", "#9ac78d"),
     "gathered_weights": ComponentLabel("gathered weights", "H", "bright_cyan", "#86b3d9"),
     "communication_buffers": ComponentLabel("communication buffers", "B", "bright_magenta", "#b05c8f"),
     "nccl": ComponentLabel("NCCL (outside PyTorch)", "N", "bright_white", "#6b7683"),
@@ -64,6 +65,7 @@ SECTIONS = {
     "measured_ranks": "Ranks",
     "counters": "PyTorch's own counters",
     "modules": "Activations at the peak, by module",
+    "evaluation": "Evaluation",
     "measured_modules": "Measured activations at the peak, by module",
     "timeline": "Memory allocated over the steps, at the peak of each phase",
     "stages": "Memory by stage",

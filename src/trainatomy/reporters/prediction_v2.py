@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
+from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.memory import Verdict
 from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction, RankPrediction
 from trainatomy.results.time import Time
@@ -36,6 +37,7 @@ class PredictionV2:
     seconds_taken: float
     versions: dict[str, str]
     without_workspace: int
+    evaluation: Evaluation | None = None
 
     @classmethod
     def of(cls, prediction: Prediction) -> PredictionV2:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from trainatomy.reporters import settings
 from trainatomy.reporters.labels import BOUNDS, FACTS, FIT_NOTES, GOALS
 from trainatomy.results.comparison import Comparison, ComparisonRow
+from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.fit import Candidate, Fit, Maximum, Remedy, SearchCounts, Shortage
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint, PeakRange
@@ -76,6 +77,24 @@ def instant(at: Instant) -> str:
     else:
         when = f"in step {at.step + 1}, {at.phase}"
     return f"{when}{where}{f' ({_operation(at.operation)})' if at.operation else ''}"
+
+
+def evaluation(found: Evaluation) -> list[str]:
+    """Return which phase peaks, and what an evaluation costs in memory and time."""
+    batches = f"{found.batches:,} batch{'' if found.batches == 1 else 'es'} of {found.batch_size}"
+    count = f"{many(found.samples, 'sample')} in {batches}"
+    spent = "" if found.seconds is None else f", {seconds(found.seconds)}"
+    lines = [f"one evaluation: {count}{spent}"]
+    own, before = found.own_allocated_bytes, found.allocated_before_bytes
+    if own is not None:
+        peaks = "the evaluation" if own > before else "the training step"
+        lines.append(
+            f"{peaks} has the peak: {human_bytes(before)} allocated until the evaluation, {human_bytes(own)} in it"
+        )
+    reserved, after = human_bytes(found.reserved_before_bytes), human_bytes(found.reserved_after_bytes)
+    more = found.added_reserved_bytes
+    kept = f" ({human_bytes(more)} more, which stay reserved)" if more else ""
+    return [*lines, f"{reserved} reserved before it, {after} after it{kept}"]
 
 
 def _operation(operation: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint
 
 Status = Literal["completed", "out of memory"]
@@ -82,7 +83,8 @@ class Measurement:
     On several GPUs the figures are those of the process ``rank``, which is 0 unless only another one ran out of memory;
     ``other_ranks`` holds the others, and rates are those of the rank itself.  ``nccl_bytes`` is what the process
     group and its first collective took outside of PyTorch's allocator.  ``synchronized_step_seconds`` is the median of
-    steps after each of which the CPU waited for the GPU.
+    steps after each of which the CPU waited for the GPU.  ``evaluation`` is the evaluation that ran
+    during the training.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Measurement:
     nccl_bytes: int | None = None
     synchronized_step_seconds: float | None = None
     other_ranks: tuple[RankMeasurement, ...] = ()
+    evaluation: Evaluation | None = None
 
     @property
     def ranks(self) -> dict[int, RankMeasurement]:

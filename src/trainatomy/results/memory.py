@@ -20,8 +20,9 @@ class Components:
 
     All but ``cache``, ``context`` and ``nccl`` are blocks of the allocator, rounding included.  ``weights`` includes
     the 16-bit copies that autocast keeps during a forward pass.  ``functionality`` holds inputs and library workspaces.
-    ``others`` holds components that only some trainings have, by name: ``gathered_weights`` and
-    ``communication_buffers`` of the allocator, and ``nccl``, what NCCL holds outside of it.
+    ``others`` holds components that only some trainings have, by name: ``gathered_weights``,
+    ``communication_buffers`` and ``gathered_outputs`` (of evaluation) of the allocator, and ``nccl``, what NCCL holds
+    outside of it.
     """
 
     weights: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint, TimelinePoint, Verdict
 from trainatomy.results.time import Time
 
@@ -90,6 +91,7 @@ class Prediction:
     algorithm because the workspace of their first choice does not fit.
 
     The memory fields describe rank 0; ``other_ranks`` holds further ranks of a training on several GPUs.
+    ``evaluation`` is the evaluation that runs during the training, if there is one.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Prediction:
     time: Time | None = None
     without_workspace: int = 0
     other_ranks: tuple[RankPrediction, ...] = ()
+    evaluation: Evaluation | None = None
 
     @property
     def gpu(self) -> GPUSummary:

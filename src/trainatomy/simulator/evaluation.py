@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from trainatomy.errors import SimulationError
 from trainatomy.results.trace import Event, Origin
@@ -72,7 +72,7 @@ class RepeatedBatches:
         self._before: _Window | None = None
         self._template: _Window | None = None
         self._open: _Window | None = None
-        self._described: tuple[Any, dict[int, int], list[Any]] | None = None
+        self._described: tuple[Any, dict[int, int]] | None = None
 
     def repeat(self, batch: Any) -> Any:
         """Write a copy of the template as this batch and return its outputs; None if it has to be executed."""
@@ -80,19 +80,17 @@ class RepeatedBatches:
         template = self._template
         if self._described is None or template is None or template.shapes != self._described[0]:
             return None
-        return self._copy(template, self._described[1], self._described[2])
+        return self._copy(template, self._described[1], tree_leaves(dict(batch)))
 
     def begin(self) -> None:
         """Begin to follow a batch that is executed."""
         trace = self._recorder.trace
         if self._described is None:
             return
-        shapes, numbers, _ = self._described
+        shapes, numbers = self._described
         functions: list[Any] = []
         start = len(trace.origins)
-        self._open = _Window(
-            shapes, numbers, len(trace.events), range(start, start), functions, self._host_state(), []
-        )
+        self._open = _Window(shapes, numbers, len(trace.events), range(start, start), functions, self._host_state(), [])
         self._recorder.functions = functions
         self._recorder.operations.begin_recording(self._recorder.step)
 
@@ -136,8 +134,8 @@ class RepeatedBatches:
             labels = trace.labels.get(number), trace.choices.get(number)
             yield action, name, size, stream, origin.operation, origin.module, origin.phase, *labels
 
-    def _describe(self, batch: Any) -> tuple[Any, dict[int, int], list[Any]] | None:
-        """Return the shapes of a batch, the places of its tensors by their allocations, and its leaves."""
+    def _describe(self, batch: Any) -> tuple[Any, dict[int, int]] | None:
+        """Return the shapes of a batch, and the places of its tensors by their allocations."""
         leaves, structure = tree_flatten(dict(batch))
         shapes: list[Any] = []
         numbers: dict[int, int] = {}
@@ -152,7 +150,7 @@ class RepeatedBatches:
                     shapes.append((type(leaf), leaf))
                 else:
                     return None
-        return (str(structure), tuple(shapes)), numbers, leaves
+        return (str(structure), tuple(shapes)), numbers
 
     def _outputs(self, window: _Window, outputs: Any) -> tuple[list[Any], TreeSpec] | None:
         """Return how to make a batch's outputs again; None if that is not possible."""

@@ -252,7 +252,24 @@ def _version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
 
 def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
     """Return notes on the description of the training."""
-    return (*_batch_norm(workload, model), *_length_note(workload, model))
+    return (*_batch_norm(workload, model), *_length_note(workload, model), *_evaluation_notes(workload))
+
+
+def _evaluation_notes(workload: Workload) -> Iterator[str]:
+    """Yield notes on what an evaluation leaves out."""
+    train = workload.train
+    wanted = train.eval_strategy != "no" or train.eval_on_start or train.do_eval
+    if workload.mode != "training" or not wanted:
+        return
+    if not workload.evaluates:
+        yield "train.eval_strategy: evaluation on several GPUs is not counted; a prediction for one GPU counts it"
+        return
+    for name in ("fp16_full_eval", "bf16_full_eval"):
+        if getattr(train, name):
+            yield (
+                f"train.{name}: the Trainer casts the weights only for an evaluation outside of train(); evaluations "
+                "during the training run in its precision"
+            )
 
 
 def _batch_norm(workload: Workload, model: nn.Module) -> Iterator[str]:

@@ -37,9 +37,7 @@ class Watcher:
     The operations of the last step are written, and each evaluation is appended to ``evaluations``.
     """
 
-    def __init__(
-        self, recorder: Recorder, steps: int, evaluations: list[ExecutedEvaluation] | None = None
-    ) -> None:
+    def __init__(self, recorder: Recorder, steps: int, evaluations: list[ExecutedEvaluation] | None = None) -> None:
         self._recorder = recorder
         self._operations = recorder.operations
         self._last = steps - 1

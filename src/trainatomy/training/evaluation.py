@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.training import factory
@@ -75,9 +75,10 @@ def no_metrics(predictions: Any, **keywords: Any) -> dict[str, float]:
 def _users(reference: str, key: str) -> Callable[..., Any]:
     """Load a function of the user's, whose errors will name the user's file."""
     function = factory.load(reference, key)
-    return partial(_call, function, f"{key}: {reference}")
 
+    @wraps(function)  # the Trainer looks at the arguments
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        with factory.user_code(f"{key}: {reference}"):
+            return function(*arguments, **keywords)
 
-def _call(function: Callable[..., Any], what: str, *arguments: Any, **keywords: Any) -> Any:
-    with factory.user_code(what):
-        return function(*arguments, **keywords)
+    return call

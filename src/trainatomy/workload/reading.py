@@ -106,7 +106,9 @@ def _normalized(mapping: Mapping[str, Any], folder: FilePath) -> dict[str, Any]:
     copied: dict[str, Any] = overlay({}, mapping)
     for section in ("model", "data"):
         keys = copied.get(section)
-        for key in REFERENCES if isinstance(keys, dict) else ():
+        if not isinstance(keys, dict):
+            continue
+        for key in REFERENCES:
             if isinstance(reference := keys.get(key), str):
                 keys[key] = resolve(reference, folder)
     model = copied.get("model")

@@ -86,7 +86,8 @@ class TrainSpec(Section):
     )
     prediction_loss_only: bool = Field(default=False, description="evaluation gathers the loss and no other output")
     batch_eval_metrics: bool = Field(
-        default=False, description="compute metrics after each evaluation batch, on the GPU, instead of gathering outputs"
+        default=False,
+        description="compute metrics after each evaluation batch, on the GPU, instead of gathering outputs",
     )
     include_for_metrics: Names = Field(
         default=(), description="what metrics get beside predictions and labels: `inputs`, `loss`"

@@ -27,6 +27,9 @@ WARM_UP_STEPS = 2
 SCALED_WARM_UP_STEPS = 7
 """Warm-up steps with a gradient scaler: a scale that starts too high skips the first steps, so that no optimizer
 states are created in them."""
+STEPS_BEFORE_EVALUATION = 3
+"""Steps that come before an evaluation, so that it finds the memory of a steady training; the warm-up ends with the
+step after it."""
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables with the allocator's options (c10/cuda/CUDAAllocatorConfig.h, torch 2.9-2.13); PyTorch reads
 both, and the second, older name wins."""
@@ -98,7 +101,8 @@ def needs_bitsandbytes(workload: Mapping[str, Any]) -> bool:
 def warm_up_steps(workload: Workload) -> int:
     """Return the number of steps to run before timing."""
     has_scaler = workload.mode == "training" and workload.train.fp16
-    return SCALED_WARM_UP_STEPS if has_scaler else WARM_UP_STEPS
+    steps = SCALED_WARM_UP_STEPS if has_scaler else WARM_UP_STEPS
+    return max(steps, STEPS_BEFORE_EVALUATION) + 1 if workload.evaluates_after_steps else steps
 
 
 def set_environment(environment: MutableMapping[str, str], allocator: str) -> None:

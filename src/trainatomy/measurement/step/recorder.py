@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from trainatomy.measurement.process.job import WARM_UP_STEPS
 from trainatomy.measurement.step.modules import ModuleTracker
@@ -183,6 +184,21 @@ class RunRecorder(TraceRecorder):
             self.tracked_steps.append(step)
             if step + 1 >= self._warm_up:
                 self.stop_tracking()
+
+    def evaluation_begin(self, batches: int) -> None:
+        self._note("evaluation")
+
+    def repeat_evaluation(self, batch: Any) -> Any:
+        self._note(
+            "evaluation forward",
+            input=addresses(each for each in tree_leaves(dict(batch)) if isinstance(each, torch.Tensor)),
+        )
+
+    def evaluation_forward_end(self, outputs: Any) -> None:
+        self._note("evaluation forward end")
+
+    def evaluation_end(self) -> None:
+        self._note("evaluation end")
 
     def _changed_states(self) -> list[int]:
         """Return the addresses of the optimizer's states if they changed, or during the warm-up; else nothing."""

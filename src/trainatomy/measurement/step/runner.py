@@ -23,6 +23,7 @@ from trainatomy.measurement.step.recorder import RunRecorder
 from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
 from trainatomy.measurement.traces import history as histories
 from trainatomy.measurement.traces.breakdown import Failure, MeasuredTotals, measured_breakdown
+from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.measurement import Measurement, Stage
 from trainatomy.results.memory import Instant
 from trainatomy.training import model as models
@@ -173,13 +174,25 @@ def start_cuda(workload: Workload) -> None:
         ) from error
 
 
+_ANSWERED = frozenset({"leaves_out", "repeat", "repeat_evaluation", "evaluates_after"})
+"""Events whose answer the loop needs."""
+
+
 class _Observers(Silent):
     """Forward each event of the loop to several observers, in order."""
 
     def __init__(self, *observers: Observer) -> None:
+        self._all = observers
         for event in vars(Silent):
-            if not event.startswith("_") and event not in ("leaves_out", "repeat"):
+            if not event.startswith("_") and event not in _ANSWERED:
                 setattr(self, event, partial(_notify, [getattr(observer, event) for observer in observers]))
+
+    def evaluates_after(self, step: int) -> bool:
+        return any(observer.evaluates_after(step) for observer in self._all)
+
+    def repeat_evaluation(self, batch: Any) -> Any:
+        for observer in self._all:
+            observer.repeat_evaluation(batch)
 
 
 def _notify(handlers: list[Any], *arguments: Any) -> None:
@@ -283,6 +296,19 @@ def _measurement(
         neighbours=meter.other_processes(),
         out_of_memory=None if outcome.failure is None else outcome.failure.to_point(),
         notes=meter.notes(),
+        evaluation=_evaluation(workload, timer),
+    )
+
+
+def _evaluation(workload: Workload, timer: StepTimer) -> Evaluation | None:
+    """Return what the evaluation of the training took."""
+    found = timer.evaluation
+    if found is None:
+        return None
+    return Evaluation(
+        batch_size=workload.eval_batch_size,
+        samples=workload.eval_samples,
+        **found._asdict(),
     )
 
 

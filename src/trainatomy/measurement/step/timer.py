@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -72,6 +72,31 @@ class StepLimit:
         return self.min_steps <= steps < self.max_steps and seconds >= self.seconds
 
 
+class EvaluationStart(NamedTuple):
+    """Number of batches, peaks of memory so far, and the time at which an evaluation began."""
+
+    batches: int
+    allocated_bytes: int
+    reserved_bytes: int
+    began: float
+
+
+class EvaluationFigures(NamedTuple):
+    """Number of batches, peaks of memory before and after an evaluation, and its duration."""
+
+    batches: int
+    allocated_before_bytes: int
+    reserved_before_bytes: int
+    allocated_after_bytes: int
+    reserved_after_bytes: int
+    seconds: float
+
+
+def _peaks() -> tuple[int, int]:
+    """Return the peaks of allocated and reserved memory so far."""
+    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+
 class StepTimer(Silent):
     """Observer that reads GPU memory after warm-up steps and times the steps after them.
 
@@ -107,6 +132,8 @@ class StepTimer(Silent):
         self.model_bytes: int | None = None
         self.step = -1
         self.phase = "load"
+        self.evaluation: EvaluationFigures | None = None
+        self._evaluation: EvaluationStart | None = None
 
     @property
     def timed_seconds(self) -> list[float]:
@@ -145,6 +172,25 @@ class StepTimer(Silent):
 
     def optimizer_end(self) -> None:
         self.phase = "other"
+
+    def evaluates_after(self, step: int) -> bool:
+        return step + 2 == self.warm_up
+
+    def evaluation_begin(self, batches: int) -> None:
+        torch.cuda.synchronize()
+        self.phase = "evaluation"
+        self._evaluation = EvaluationStart(batches, *_peaks(), time.perf_counter())
+
+    def evaluation_end(self) -> None:
+        torch.cuda.synchronize()
+        self.phase = "other"
+        assert self._evaluation is not None
+        batches, allocated, reserved, began = self._evaluation
+        self._meter.read()
+        self.evaluation = EvaluationFigures(
+            batches, allocated, reserved, *_peaks(), seconds=time.perf_counter() - began
+        )
+        self._timed_since = time.perf_counter()
 
     def step_end(self, step: int) -> None:
         self.steps += 1

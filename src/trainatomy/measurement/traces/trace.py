@@ -23,6 +23,8 @@ PHASES = {"loaded": "other", "forward": "forward", "forward end": "backward", "b
     "optimizer end": "other",
     "zero_grad": "zero_grad",
     "zero_grad end": "other",
+    "evaluation": "evaluation",
+    "evaluation end": "other",
 }
 """The phase that begins with a note of that name; before the first note, the model is loaded."""
 
@@ -89,7 +91,7 @@ class _TraceBuilder:
             self._calls = self._calls[:-1]
             return
         self._phase, self._step = PHASES.get(note.name, self._phase), note.step
-        if note.name in ("forward", "recompute"):
+        if note.name in ("forward", "recompute", "evaluation forward"):
             self._copied.clear()
         if note.name != "recompute":
             self._calls.clear()  # a forward that raised returns from none of its modules
