@@ -18,9 +18,20 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from trainatomy.errors import SimulationError
+from trainatomy.results.operations import Operations
 from trainatomy.results.trace import Event, Origin
 from trainatomy.simulator.operations import Recording
 from trainatomy.simulator.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedEvaluation:
+    """An evaluation in the trace: its events, the number of its batches, and its operations."""
+
+    events: range
+    batches: int
+    operations: Operations
+
 
 _PLAIN = (bool, int, float, str, type(None))
 _OWN, _BATCH, _OLDER = "own", "batch", "older"

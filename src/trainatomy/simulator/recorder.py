@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +26,9 @@ from trainatomy.simulator.operations import OperationWriter
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.streams import Streams, SyncKind
 from trainatomy.simulator.values import LIKE_FACTORIES, Values
+
+if TYPE_CHECKING:
+    from trainatomy.simulator.evaluation import ExecutedEvaluation
 
 _DISABLED = torch._C.DisableTorchFunction
 _FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
@@ -71,6 +74,7 @@ class Recorder(TorchDispatchMode):
             for.
         scalars_on_host: True while an assignment converts a number, which CUDA keeps on the host.
         communicates: True for one rank of several.
+        evaluation: Last evaluation of the training.
         functions: Where it is a list, the operators that run and the values that Python reads are appended to it.
     """
 
@@ -93,6 +97,7 @@ class Recorder(TorchDispatchMode):
         self.python_adds = False
         self.scalars_on_host = False
         self.functions: list[Any] | None = None
+        self.evaluation: ExecutedEvaluation | None = None
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
         self._meta_results = MetaResults()

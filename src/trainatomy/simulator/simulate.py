@@ -20,13 +20,12 @@ from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator.eras import software_of
-from trainatomy.simulator.evaluation import arrays_without_data
+from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
 from trainatomy.simulator.failures import explained_failures
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.topology import Topology
-from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, ExecutedEvaluation, Watcher
+from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import MakeBatch
 from trainatomy.training.model import build_model, model_notes, unwrap, weights_dtype
 from trainatomy.training.positions import sequence_note
@@ -141,8 +140,8 @@ def simulate(
             built = _build(workload, model, trust_remote_code)
             # FSDP1 leaves only this rank's shards in the model; on one GPU the first step may complete it.
             described = _describe(workload, built) if workload.parallel.world_size > 1 else None
-            evaluation = _execute(workload, process, built, steps, make_batch)
-    return _result(process, described or _describe(workload, built), steps, evaluation)
+            _execute(workload, process, built, steps, make_batch)
+    return _result(process, described or _describe(workload, built), steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +190,8 @@ def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remo
 
 def _execute(
     workload: Workload, process: SimulatedProcess, model: nn.Module, steps: int, make_batch: MakeBatch | None
-) -> ExecutedEvaluation | None:
-    """Run the steps in the simulated process, and return the evaluation among them."""
+) -> None:
+    """Run the steps in the simulated process."""
     with process.open():
         process.adopt(model)
         # A measurement begins in the same way: with the context and the allocator's first segment.
@@ -205,21 +204,11 @@ def _execute(
             lambda: process.recorder.stage,
             own_batch=make_batch is None and workload.data.factory is None,
         ):
-            evaluation = _run_watched(run_steps, process.recorder, steps)
+            run_steps(observer=Watcher(process.recorder, steps))
     process.recorder.end_run()
-    return evaluation
 
 
-def _run_watched(run_steps: Callable[..., None], recorder: Recorder, steps: int) -> ExecutedEvaluation | None:
-    """Run the steps with an observer, which does not outlive them."""
-    evaluations: list[ExecutedEvaluation] = []
-    run_steps(observer=Watcher(recorder, steps, evaluations))
-    return evaluations[-1] if evaluations else None
-
-
-def _result(
-    process: SimulatedProcess, described: _Description, steps: int, evaluation: ExecutedEvaluation | None
-) -> Simulation:
+def _result(process: SimulatedProcess, described: _Description, steps: int) -> Simulation:
     """Collect the records of the run."""
     recorder = process.recorder
     version = process.processor.torch_version
@@ -235,7 +224,7 @@ def _result(
         operations=recorder.operations.operations,
         tokens_per_sample=described.tokens_per_sample,
         weights_dtype=described.weights_dtype,
-        evaluation=evaluation,
+        evaluation=recorder.evaluation,
     )
 
 

@@ -5,14 +5,13 @@ That is where steps and their phases begin, and which tensors are weights, gradi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from trainatomy.results.operations import Operations
-from trainatomy.simulator.evaluation import RepeatedBatches
+from trainatomy.simulator.evaluation import ExecutedEvaluation, RepeatedBatches
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.training.optimizer import tensors_in
@@ -22,22 +21,13 @@ EXECUTED_MICRO_STEPS = 4
 which the optimizer steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutedEvaluation:
-    """An evaluation in the trace: its events, the number of its batches, and its operations."""
-
-    events: range
-    batches: int
-    operations: Operations
-
-
 class Watcher:
     """Observer of a simulated run (see ``training.observer.Observer``) of ``steps`` steps.
 
-    The operations of the last step are written, and each evaluation is appended to ``evaluations``.
+    The operations of the last step are written, and the last evaluation is kept by the recorder.
     """
 
-    def __init__(self, recorder: Recorder, steps: int, evaluations: list[ExecutedEvaluation] | None = None) -> None:
+    def __init__(self, recorder: Recorder, steps: int) -> None:
         self._recorder = recorder
         self._operations = recorder.operations
         self._last = steps - 1
@@ -46,7 +36,6 @@ class Watcher:
         self._repetition = Repetition(recorder)
         self._batches = RepeatedBatches(recorder, self._repetition.host_state)
         self._interrupted: tuple[Operations, bool] | None = None
-        self._evaluations = [] if evaluations is None else evaluations
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
 
@@ -189,7 +178,7 @@ class Watcher:
         self._set_stage("other")
         begin, batches = self._begun
         events = range(begin, len(self._recorder.trace.events))
-        self._evaluations.append(ExecutedEvaluation(events, batches, self._operations.operations))
+        self._recorder.evaluation = ExecutedEvaluation(events, batches, self._operations.operations)
         assert self._interrupted is not None
         self._operations.operations, was_writing = self._interrupted
         if was_writing:
