@@ -18,6 +18,7 @@ _NEVER = 1 << 62
 LABELLED = {
     "weight": ("weights", "parameters"),
     "buffer": ("weights", "buffers"),
+    "replica_weight": ("weights", "replica of this step"),
     "weight_copy": ("weights", "16-bit copies kept by autocast"),
     "gradient": ("gradients", "gradients"),
     "optimizer_state": ("optimizer_states", "optimizer states"),

@@ -99,6 +99,7 @@ class Operation(NamedTuple):
             not executed.
         outputs: Allocations of the trace that hold its results.
         stream: Number of the CUDA stream it is launched on.
+        threads: Threads of the process that launch the same at that time, each for another GPU.
     """
 
     event: int
@@ -109,6 +110,7 @@ class Operation(NamedTuple):
     repeats: int
     outputs: tuple[int, ...] = ()
     stream: int = 0
+    threads: int = 1
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ class Plan:
     """A plan of parallelism.
 
     Attributes:
-        strategy: ``ddp``, ``zero1``, ``fsdp1`` or ``fsdp2``; empty for a training on one GPU, or with tensor
+        strategy: ``ddp``, ``dp`` (``DataParallel``), ``zero1``, ``fsdp1`` or ``fsdp2``; empty for a training on one GPU, or with tensor
             parallelism alone.
         gpus: GPUs of each machine.
         nodes: Machines.
@@ -70,7 +70,7 @@ class Plan:
 
 def _strategy(workload: Mapping[str, Any], parallel: Mapping[str, Any]) -> str:
     """Return the name of the strategy: ``loop: pytorch`` names it, the Trainer has ``train.fsdp``."""
-    if workload.get("loop", "trainer") == "pytorch":
+    if workload.get("loop", "trainer") == "pytorch" or parallel.get("strategy") == "dp":
         return str(parallel.get("strategy") or "ddp")
     train = workload.get("train") or {}
     if not train.get("fsdp"):

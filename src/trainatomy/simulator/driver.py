@@ -54,18 +54,25 @@ class CurrentDevice:
 
     def __init__(self, topology: Topology) -> None:
         self.count = topology.gpus_per_node
-        self.index = topology.local_rank
-        self.device = torch.device("cuda", self.index)
+        self.first = self.index = topology.local_rank
+        self.devices = {index: torch.device("cuda", index) for index in range(self.first, self.first + topology.devices)}
+
+    @property
+    def device(self) -> torch.device:
+        """The current device."""
+        return self.devices[self.index]
 
     def check(self, device: Any) -> int:
         """Return the index that ``device`` (None, an index, a string or a ``torch.device``) names.
 
         Raises:
-            SimulationError: It is not the GPU that this process simulates.
+            SimulationError: It is not a GPU that this process simulates.
         """
         index = self._index(device)
-        if index is None or index == self.index or index < 0:
+        if index is None or index < 0:
             return self.index
+        if index in self.devices:
+            return index
         if index >= self.count:
             raise SimulationError(
                 f"cuda:{index} does not exist: the simulated machine has {self.count} "
@@ -73,8 +80,13 @@ class CurrentDevice:
             )
         raise SimulationError(
             f"cuda:{index} is not simulated: each process simulates one GPU, and this one is cuda:{self.index}.\n"
-            "Models that one process spreads over several GPUs cannot be predicted"
+            "Of models that one process spreads over several GPUs, DataParallel is predicted (parallel.strategy: dp)"
         )
+
+    def exchange(self, device: Any) -> int:
+        """Make ``device`` the current one and return the index of the one before."""
+        before, self.index = self.index, self.check(device)
+        return before
 
     @staticmethod
     def _index(device: Any) -> int | None:
@@ -104,17 +116,18 @@ class Hooks:
 
 
 class DeviceContext:
-    """``torch.cuda.device``, ``device_of`` and ``_DeviceGuard``: check that the device is the simulated one."""
+    """``torch.cuda.device``, ``device_of`` and ``_DeviceGuard``: make a device of the process the current one."""
 
     def __init__(self, current: CurrentDevice, device: Any) -> None:
         self.idx = current.check(getattr(device, "device", device))
         self.prev_idx = current.index
+        self._current = current
 
     def __enter__(self) -> None:
-        return None
+        self.prev_idx, self._current.index = self._current.index, self.idx
 
     def __exit__(self, *error: object) -> None:
-        return None
+        self._current.index = self.prev_idx
 
 
 class _SilentNvtx:
@@ -134,12 +147,8 @@ def _cuda(properties: DeviceProperties, current: CurrentDevice, streams: Streams
     capability = (properties.major, properties.minor)
     state = torch.zeros(16, dtype=torch.uint8)
 
-    def of_device(value: Any) -> Callable[..., Any]:
-        def answer(device: Any = None) -> Any:
-            current.check(device)
-            return value
-
-        return answer
+    def set_device(device: Any) -> None:
+        current.exchange(device)
 
     def get_device_properties(device: Any = None) -> DeviceProperties:
         if not 0 <= (CurrentDevice._index(device) or 0) < current.count:
@@ -152,10 +161,10 @@ def _cuda(properties: DeviceProperties, current: CurrentDevice, streams: Streams
         "_is_in_bad_fork": _always(False),
         "_initialized": True,
         "device_count": _always(current.count),
-        "current_device": _always(current.index),
-        "set_device": of_device(None),
-        "_exchange_device": of_device(current.index),
-        "_maybe_exchange_device": of_device(current.index),
+        "current_device": lambda: current.index,
+        "set_device": set_device,
+        "_exchange_device": current.exchange,
+        "_maybe_exchange_device": current.exchange,
         "get_device_name": _always(properties.name),
         "get_device_capability": _always(capability),
         "get_device_properties": get_device_properties,
@@ -198,10 +207,10 @@ def _accelerator(current: CurrentDevice, streams: Streams) -> dict[str, Any]:
         "is_available": _always(True),
         "current_accelerator": _always(torch.device("cuda")),
         "device_count": _always(current.count),
-        "current_device_index": _always(current.index),
-        "current_device_idx": _always(current.index),
-        "set_device_index": current.check,
-        "set_device_idx": current.check,
+        "current_device_index": lambda: current.index,
+        "current_device_idx": lambda: current.index,
+        "set_device_index": current.exchange,
+        "set_device_idx": current.exchange,
         "device_index": lambda index: DeviceContext(current, index),
         "synchronize": lambda device=None: streams.synchronize_device(),
         "current_stream": lambda device=None: streams.current,

@@ -72,8 +72,8 @@ class CudaFunctions(TorchFunctionMode):
         if func in _FROM_DATA and args:
             args = (self._read_numbers(args[0]), *args[1:])
         if "device" in kwargs and names_cuda(kwargs["device"]):
-            self._placement.check(kwargs["device"])
-            return self._make_on_gpu(func, args, {**kwargs, "device": META})
+            with self._placement.on(kwargs["device"]):
+                return self._make_on_gpu(func, args, {**kwargs, "device": META})
         if autocast:
             args, kwargs = self._autocast.cast(func, args, kwargs)
         return func(*args, **kwargs)
@@ -89,7 +89,7 @@ class CudaFunctions(TorchFunctionMode):
 
     def _make_on_gpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a tensor on the GPU: by a factory, or from data (``torch.tensor(..., device="cuda")``)."""
-        to, gpu = self._handlers[torch.Tensor.to], self._placement.gpu
+        to, gpu = self._handlers[torch.Tensor.to], self._placement.check(None)
         if func in (torch.as_tensor, torch.asarray) and isinstance(args[0], torch.Tensor) and args[0].is_meta:
             dtype = args[1] if len(args) > 1 else kwargs.get("dtype")
             return to(torch.Tensor.to, (args[0], gpu), {"dtype": dtype})

@@ -34,6 +34,10 @@ class ModuleTracker:
         for name, module in model.named_modules():
             self._paths.setdefault(id(module), name or type(module).__name__)
 
+    def learn_copy(self, copy: nn.Module, module: nn.Module) -> None:
+        """Let a copy of a module that is made for one step (``DataParallel``) go by the name of the original."""
+        self._paths[id(copy)] = self.path(module)
+
     def path(self, module: nn.Module) -> str:
         """Return a module's path in the model, or its class if it is not part of it."""
         return self._paths.get(id(module), type(module).__name__)

@@ -54,6 +54,8 @@ class OperationWriter:
         repeats: Number of micro-batches that the current one stands for.
         stage: Current stage of the loop.
         whole: Name of the operation that the current ones are parts of.
+        threads: Threads that run a module's Python at the same time, one for each GPU of the process.
+        in_thread: True while one of them runs.
         streams: Streams of the process.
     """
 
@@ -73,6 +75,8 @@ class OperationWriter:
         self.repeats = 1
         self.stage = "other"
         self.whole: str | None = None
+        self.threads = 1
+        self.in_thread = False
         self._storages = storages
         self._modules = modules
         self._number_of = number_of
@@ -321,15 +325,17 @@ class OperationWriter:
         if awaited := self._awaited.pop(stream, None):
             self.operations.dependencies[position] = tuple(sorted(awaited))
         self._last[stream] = frozenset((position,))
+        phase = self.phase()
         operation = Operation(
             event,
             index,
-            self.phase(),
+            phase,
             self._modules.current(),
             self.micro_step,
             self.repeats,
             outputs,
             stream,
+            self.threads if self.in_thread or phase == "recompute" else 1,
         )
         self.operations.operations.append(operation)
 

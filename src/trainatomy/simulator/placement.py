@@ -72,7 +72,7 @@ class Placement:
             _getter("is_cuda"): self._is_cuda,
             _getter("is_meta"): lambda f, a, k: False,
             _getter("is_cpu"): self._is_cpu,
-            t.get_device: lambda f, a, k: self._current.index if self._is_cuda(f, a, k) else -1,
+            t.get_device: lambda f, a, k: self.gpu_of(a[0]).index if self._is_cuda(f, a, k) else -1,
             t.to: self._to,
             t.cuda: self._cuda,
             t.cpu: lambda f, a, k: self.move(a[0], CPU),
@@ -92,9 +92,18 @@ class Placement:
         """Return whether a tensor stands for one in GPU memory."""
         return tensor.is_meta and self._storages.on_device(tensor)
 
-    def check(self, device: Any) -> None:
-        """Raise SimulationError if ``device`` names a GPU that this process does not simulate."""
-        self._current.check(device)
+    def check(self, device: Any) -> torch.device:
+        """Return the GPU that ``device`` names; raise SimulationError if this process does not simulate it."""
+        return self._current.devices[self._current.check(device)]
+
+    def on(self, device: Any) -> AbstractContextManager[object]:
+        """Return a context in which the GPU that ``device`` names is the current one."""
+        self.check(device)
+        return contextlib.nullcontext()
+
+    def gpu_of(self, tensor: torch.Tensor) -> torch.device:
+        """Return the GPU that holds a tensor."""
+        return self.gpu
 
     def _torch_device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         """Return ``torch.device(0)`` as a GPU; C++ finds no accelerator."""
@@ -107,7 +116,7 @@ class Placement:
         tensor = args[0]
         if not tensor.is_meta:
             return tensor.device
-        return self.gpu if self._storages.on_device(tensor) else CPU
+        return self.gpu_of(tensor) if self._storages.on_device(tensor) else CPU
 
     def _is_cuda(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return self.is_device(args[0])
@@ -116,8 +125,7 @@ class Placement:
         return not self.is_device(args[0])
 
     def _cuda(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        self.check(args[1] if len(args) > 1 else kwargs.get("device"))
-        return self.move(args[0], self.gpu)
+        return self.move(args[0], self.check(args[1] if len(args) > 1 else kwargs.get("device")))
 
     def _numpy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return an array with known or assumed values; a detector passes the costs of its matches to SciPy so."""
@@ -152,9 +160,9 @@ class Placement:
         device = kwargs.get("device")
         if not (self.is_device(like) if device is None else names_cuda(device)):
             return func(*args, **{**kwargs, "device": CPU})
-        self.check(device)
+        gpu = self.gpu_of(like) if device is None else self.check(device)
         made = torch.tensor(data, dtype=kwargs.get("dtype") or like.dtype)
-        return self.move(made, self.gpu).requires_grad_(kwargs.get("requires_grad", False))
+        return self.move(made, gpu).requires_grad_(kwargs.get("requires_grad", False))
 
     def _at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Index a tensor; an index that is a list becomes a tensor on the device of the indexed one, with its values.
@@ -165,14 +173,14 @@ class Placement:
         several = isinstance(index, tuple)
         indices = index if several else (index,)
         if any(type(one) is list for one in indices) and self.is_device(tensor):
-            indices = tuple(self._list_to_tensor(one) for one in indices)
+            indices = tuple(self._list_to_tensor(one, self.gpu_of(tensor)) for one in indices)
             return func(tensor, indices if several else indices[0], *args[2:], **kwargs)
         return func(*args, **kwargs)
 
-    def _list_to_tensor(self, index: Any) -> Any:
+    def _list_to_tensor(self, index: Any, gpu: torch.device) -> Any:
         """Return a list of numbers or bools as a tensor on the GPU, everything else unchanged."""
         plain = type(index) is list and index and all(isinstance(one, int) for one in index)
-        return self.move(torch.tensor(index), self.gpu) if plain else index
+        return self.move(torch.tensor(index), gpu) if plain else index
 
     def _type(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer ``type()`` and ``type("torch.cuda.HalfTensor")``; a dtype moves nothing."""
@@ -182,25 +190,21 @@ class Placement:
             return f"torch.cuda.{kind}" if self.is_device(tensor) else f"torch.{kind}"
         if isinstance(target, str):
             place, _, kind = target.rpartition(".")
-            return self.move(tensor, self.gpu if place == "torch.cuda" else CPU, getattr(torch, kind).dtype)
+            return self.move(tensor, self.check(None) if place == "torch.cuda" else CPU, getattr(torch, kind).dtype)
         return func(*args, **kwargs)
 
     def _to(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensor, rest = args[0], args[1:]
         if rest and isinstance(rest[0], torch.Tensor):
             other = rest[0]
-            target = self.gpu if self.is_device(other) else CPU
+            target = self.gpu_of(other) if self.is_device(other) else CPU
             return self.move(tensor, target, other.dtype, **kwargs)
         named = kwargs.get("device")
         if named is None and rest and isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool):
             named, rest = rest[0], rest[1:]
         if named is None:
             return func(*args, **kwargs)
-        if names_cuda(named):
-            self.check(named)
-            device = self.gpu
-        else:
-            device = torch.device(named)
+        device = self.check(named) if names_cuda(named) else torch.device(named)
         if device.type == "meta":
             return func(*args, **kwargs)
         options = {k: v for k, v in kwargs.items() if k != "device"}

@@ -35,7 +35,7 @@ _REJECTION_ROUNDS = 3
 
 @dataclass
 class SimulatedProcess:
-    """A simulated process with one GPU.
+    """A simulated process with one GPU, or with several of which one is recorded.
 
     Attributes:
         name: Name of the GPU, as ``torch.cuda.get_device_name`` returns it.
@@ -63,16 +63,28 @@ class SimulatedProcess:
         self.autocast = Autocast(
             self.storages, self.processor.torch_version, lambda copy: self.recorder.label(copy, "weight_copy")
         )
-        self.placement = Placement(self.current, self.storages, self._arrived, self.on_host, self._known)
+        self.placement = self._placement(self.current, self.storages, self._arrived, self.on_host, self._known)
         self.functions = CudaFunctions(self.placement, self._handlers(), self._composites(), self.autocast)
 
     def _recorder(self, parts: tuple[Any, ...]) -> Recorder:
         """Return the recorder: for one of several processes, one that knows collectives and sharded tensors."""
+        if self.topology.devices > 1:
+            from trainatomy.simulator.parallel.replicas import ReplicaRecorder
+
+            return ReplicaRecorder(*parts, topology=self.topology, current=self.current)
         if self.topology.world_size == 1:
             return Recorder(*parts)
         from trainatomy.simulator.parallel.recorder import RankRecorder
 
         return RankRecorder(*parts, topology=self.topology)
+
+    def _placement(self, *parts: Any) -> Placement:
+        """Return the placement: for a process with several GPUs, one that tells them apart."""
+        if self.topology.devices == 1:
+            return Placement(*parts)
+        from trainatomy.simulator.parallel.replicas import ReplicaPlacement
+
+        return ReplicaPlacement(*parts, recorder=self.recorder)
 
     @property
     def trace(self) -> AllocationTrace:
@@ -102,6 +114,10 @@ class SimulatedProcess:
         stack.enter_context(meta_kernels())
         if self.topology.world_size > 1:
             self._enter_group(stack)
+        if self.topology.devices > 1:
+            from trainatomy.simulator.parallel import data_parallel
+
+            data_parallel.install(stack, self.placement, self.modules)
         stack.enter_context(self.modules)
         stack.enter_context(self.recorder)
         stack.enter_context(self.functions)

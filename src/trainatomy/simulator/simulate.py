@@ -78,8 +78,12 @@ def torch_version(workload: Workload) -> tuple[int, int]:
 
 
 def topology_of(workload: Workload, rank: int = 0) -> Topology:
-    """Return the place of a rank of the workload's training."""
+    """Return the place of a rank of the workload's training; of ``DataParallel``, of a GPU of its one process."""
     parallel = workload.parallel
+    if parallel.devices > 1:
+        links = parallel.links(workload.resolve_gpu())
+        direct = links is not None and links.intra.buffers_on_gpu
+        return Topology(gpus_per_node=parallel.gpus, devices=parallel.devices, device=rank, peer_access=direct)
     return Topology(rank, parallel.world_size, parallel.gpus)
 
 
@@ -241,7 +245,12 @@ def _version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
 
 def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
     """Return notes on the description of the training."""
-    return (*_batch_norm(workload, model), *_length_note(workload, model), *_evaluation_notes(workload))
+    return (
+        *_batch_norm(workload, model),
+        *_data_parallel(workload),
+        *_length_note(workload, model),
+        *_evaluation_notes(workload),
+    )
 
 
 def _evaluation_notes(workload: Workload) -> Iterator[str]:
@@ -259,6 +268,25 @@ def _evaluation_notes(workload: Workload) -> Iterator[str]:
                 f"train.{name}: the Trainer casts the weights only for an evaluation outside of train(); evaluations "
                 "during the training run in its precision"
             )
+
+
+def _data_parallel(workload: Workload) -> Iterator[str]:
+    """Yield notes on what ``DataParallel`` does otherwise than one GPU."""
+    if workload.parallel.devices == 1:
+        return
+    train = workload.train
+    wanted = "bf16" if train.bf16 else "fp16" if train.fp16 else None
+    if wanted and workload.loop == "trainer":
+        yield (
+            f"the Trainer of transformers {version_of('transformers')} does not apply {wanted} to a model in DataParallel: "
+            "it computes in the dtype of its weights; DDP applies it"
+        )
+    elif wanted == "bf16":
+        yield "DataParallel's threads autocast to float16, also with bf16: use DDP for bfloat16"
+    yield (
+        "DataParallel has not been measured yet: the step's time takes Python to run in one thread at a time, and the "
+        "other GPUs to keep pace with this one"
+    )
 
 
 def _batch_norm(workload: Workload, model: nn.Module) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Location of meta tensors: host memory or GPU memory.
+"""Location of meta tensors: host memory, or the memory of a GPU.
 
 A meta tensor has no address, so its location is kept here.  Every storage belongs to the GPU except those that were
 marked as the host's: a model before it is moved, a tensor that came back by ``.cpu()``.
@@ -24,10 +24,11 @@ def forgetting(table: dict[int, Any], key: int) -> Callable[[object], None]:
 
 
 class Storages:
-    """Storages of meta tensors that stand for host memory, held by weak references."""
+    """Storages of meta tensors that are not in the memory of the process's first GPU, held by weak references."""
 
     def __init__(self) -> None:
         self._host: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._others: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
     def on_device(self, tensor: torch.Tensor) -> bool:
         """Return whether a meta tensor stands for one in GPU memory."""
@@ -52,3 +53,15 @@ class Storages:
     def mark_device(self, tensor: torch.Tensor) -> None:
         """Let a meta tensor stand for one in GPU memory."""
         self._host.pop(storage_key(tensor), None)
+
+    def gpu_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the index of the GPU that a tensor was put on (``put_on``); None for the process's first one."""
+        found = self._others.get(storage_key(tensor)) if self._others else None
+        return found[0] if found else None
+
+    def put_on(self, tensor: torch.Tensor, gpu: int) -> None:
+        """Let a new meta tensor stand for one on another GPU than the process's first; views of it stay there."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._others:
+            self._others[key] = gpu, weakref.ref(storage, forgetting(self._others, key))

@@ -24,6 +24,9 @@ class Topology:
             one dimension.
         links: Bytes per second that a GPU sends over its links, by their names in the GPU's data file ("nvlink",
             "pcie"), and between machines ("network").
+        devices: GPUs that this one process works on (``torch.nn.DataParallel``).
+        device: Which of them is recorded, from 0.
+        peer_access: True if a GPU copies from another one's memory without the host's.
     """
 
     rank: int = 0
@@ -31,6 +34,9 @@ class Topology:
     gpus_per_node: int = 1
     mesh: tuple[tuple[str, int], ...] = ()
     links: Mapping[str, float] = field(default_factory=lambda: _NO_LINKS, hash=False)
+    devices: int = 1
+    device: int = 0
+    peer_access: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -39,6 +45,8 @@ class Topology:
             )
         if self.gpus_per_node < 1:
             raise WorkloadError(f"a machine has at least one GPU, not {self.gpus_per_node}")
+        if not 0 <= self.device < self.devices:
+            raise WorkloadError(f"GPU {self.device} is not one of {self.devices} (0 to {self.devices - 1})")
         size = 1
         for _, extent in self.mesh:
             size *= extent

@@ -24,6 +24,7 @@ _CACHED_BYTES = 2**20
 """What a CPU's caches hold of an operation: its time is in the cost of the launch."""
 _SHARDED_COLLECTIVES = frozenset({"nccl::all_gather", "nccl::reduce_scatter"})
 _COLLATING = frozenset({"aten::stack", "aten::cat"})
+_REPLICATE = "python::replicate"
 _CROSSING = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
 
 
@@ -49,6 +50,7 @@ class CPUCosts:
         sharded_call: Calling an operator with sharded tensors (``DTensor``), besides the operations inside it.
         sharded_collective: FSDP's Python around gathering the weights of a layer, or around reducing its gradients.
         resized_storage: FSDP's Python around taking or freeing the memory of one gathered weight.
+        replicated_module: ``DataParallel``'s Python for one copy of one module.
         host_byte: Reading or writing a byte of host memory in an operation on large tensors of the CPU.
     """
 
@@ -70,10 +72,11 @@ class CPUCosts:
     sharded_collective: float = 0.0
     resized_storage: float = 0.0
     host_byte: float = 0.0
+    replicated_module: float = 0.0
 
 
 PARTS = {
-    "graph": ("graph", "module_call", "checkpoint", "sharded_call", "sharded_collective", "resized_storage"),
+    "graph": ("graph", "module_call", "checkpoint", "sharded_call", "sharded_collective", "resized_storage", "replicated_module"),
     "backward": ("backward",),
     "plain": ("plain", "list_item", "optimizer_step"),
     "loop": ("step", "micro_step", "module_step", "module_micro_step"),
@@ -157,9 +160,9 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
     graph = any(operation.phase == "backward" for operation in operations.operations)
     between = _seconds_between_operations(operations, costs)
     tables = {"graph": costs.graph, "backward": costs.backward, "plain": costs.plain}
-    known: dict[tuple[int, str, bool], float] = {}
+    known: dict[tuple[int, str, bool, int], float] = {}
     for operation in operations.operations:
-        key = (operation.call, operation.phase, operation.stream < 0)
+        key = (operation.call, operation.phase, operation.stream < 0, operation.threads)
         seconds = known.get(key)
         if seconds is None:
             call = operations.calls[operation.call]
@@ -169,9 +172,11 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
                 seconds += costs.sharded_collective
             if what == "list" or call.name == "aten::stack":
                 seconds += costs.list_item * list_length(call)
+            if call.name == _REPLICATE:
+                seconds += costs.replicated_module * int(dict(call.numbers)["modules"])
             seconds += costs.batch_byte[loop] * batch_bytes(call)
             seconds += costs.host_byte * _large_host_bytes(call)
-            known[key] = seconds
+            known[key] = seconds = seconds * operation.threads  # one thread at a time runs Python
         yield seconds
 
 

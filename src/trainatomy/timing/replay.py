@@ -9,8 +9,8 @@ LAUNCH_QUEUE_DEPTH = 1024
 """Kernels of a stream that can be launched and not yet started; a launch beyond that blocks the CPU.  Not documented;
 the depth at which launches begin to block on GPUs since 2017 (CUDA 9 and later)."""
 
-COLLECTIVES = "nccl::"
-"""Namespace of the operations that communicate with other GPUs."""
+COLLECTIVES = ("nccl::", "peer::")
+"""Namespaces of the operations that communicate with other GPUs."""
 
 
 class Row(NamedTuple):

@@ -51,7 +51,8 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
         )
     except ValueError as error:
         raise WorkloadError(f"train: {error}", key="train") from error
-    made._n_gpu = min(made.n_gpu, 1)  # one GPU: with several the Trainer would wrap the model in DataParallel
+    # With several GPUs, the Trainer wraps the model in DataParallel.
+    made._n_gpu = min(made.n_gpu, workload.parallel.devices)
     return made
 
 

@@ -11,14 +11,18 @@ from torch import Tensor, nn
 from trainatomy.errors import FactoryError
 
 
-def loss_of(outputs: Any) -> Tensor:
+def loss_of(outputs: Any, *, several: bool = False) -> Tensor:
     """Return the loss: the output itself, its ``"loss"``, its ``.loss`` or its first element.
+
+    Args:
+        outputs: What the model's forward returned.
+        several: The outputs of several GPUs were gathered, so that there is a loss of each.
 
     Raises:
         FactoryError: There is no loss, or it is not a single number.
     """
     loss = _find(outputs)
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
+    if not isinstance(loss, Tensor) or (loss.numel() != 1 and not several):
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise FactoryError(
             f"the model's forward returned {found} as its loss: it must return the loss (one number), a dict with "

@@ -16,7 +16,7 @@ from trainatomy.catalog.links import Links, find_link, links_of
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.section import Amount, Count, Problem, Section, Text
 
-Strategy = Literal["ddp", "fsdp2", "fsdp1", "zero1"]
+Strategy = Literal["ddp", "fsdp2", "fsdp1", "zero1", "dp"]
 Half = Literal["float32", "float16", "bfloat16"]
 
 _OPTIONS: dict[str, frozenset[str]] = {
@@ -84,7 +84,8 @@ class ParallelSpec(Section):
     strategy: Strategy | None = Field(
         default=None,
         description="how `loop: pytorch` spreads the training over data-parallel ranks: `ddp` (the default), `fsdp2`, "
-        "`fsdp1`, or `zero1` (DDP with `ZeroRedundancyOptimizer`); with `loop: trainer`, `train.fsdp` says it",
+        "`fsdp1`, `zero1` (DDP with `ZeroRedundancyOptimizer`) or `dp` (`DataParallel`: one process with all GPUs); with "
+        "`loop: trainer`, `train.fsdp` says it, and `dp` is what the Trainer does without a launcher",
     )
     dp_replicate_size: Count | None = Field(
         default=None, description="ranks that hold copies of the same weights (default: what the other degrees leave)"
@@ -114,12 +115,22 @@ class ParallelSpec(Section):
 
     @property
     def world_size(self) -> int:
-        """Number of GPUs, which is the number of processes."""
+        """Number of GPUs; a process for each, unless ``DataParallel`` uses all of them in one."""
         return self.gpus * self.nodes
 
     @property
+    def processes(self) -> int:
+        """Number of processes: one with all GPUs for ``DataParallel``, else one for each GPU."""
+        return 1 if self.strategy == "dp" else self.world_size
+
+    @property
+    def devices(self) -> int:
+        """Number of GPUs that each process works on."""
+        return self.world_size // self.processes
+
+    @property
     def data_parallel_size(self) -> int:
-        """Number of ranks that process different samples."""
+        """Number of ranks, or of GPUs of ``DataParallel``, that process different samples."""
         return self.world_size // (self.tp_size * self.cp_size * self.pp_size)
 
     @property
@@ -167,6 +178,13 @@ class ParallelSpec(Section):
         if strategy in ("ddp", "zero1") and self.tp_size > 1 and self.data_parallel_size > 1:
             reason = f"cannot be combined with {strategy}: DDP does not take sharded parameters"
             problems.append(Problem(("tp_size",), reason))
+        if strategy == "dp":
+            one = "DataParallel is one process on one machine, with the whole model on each GPU"
+            problems += [
+                Problem((name,), f"{one}: leave it out, or use ddp")
+                for name in ("nodes", "tp_size")
+                if getattr(self, name) > 1
+            ]
         if strategy == "fsdp1" and (self.tp_size > 1 or self.replicas > 1):
             problems.append(Problem(("strategy",), "fsdp1 shards over all GPUs here: use fsdp2 for tp or replicas"))
         if strategy == "fsdp1" and type(self.reshard_after_forward) is int:

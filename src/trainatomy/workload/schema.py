@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _BY_TRAINER = {
-    "strategy": "belongs to loop: pytorch; the Trainer uses DDP, or FSDP with train.fsdp: true",
+    "strategy": "belongs to loop: pytorch, except dp; the Trainer uses DDP, or FSDP with train.fsdp: true",
     "gradient_as_bucket_view": "belongs to loop: pytorch; the Trainer does not set it",
     "static_graph": "belongs to loop: pytorch; the Trainer takes train.ddp_static_graph",
     "find_unused_parameters": "belongs to loop: pytorch; the Trainer takes train.ddp_find_unused_parameters",
@@ -287,11 +287,22 @@ class Workload(Section):
         problems = [
             Problem(("parallel", name), instead)
             for name, instead in _BY_TRAINER.items()
-            if getattr(parallel, name) != defaults[name]
+            if getattr(parallel, name) != defaults[name] and (name, parallel.strategy) != ("strategy", "dp")
         ]
+        if parallel.strategy == "dp":
+            problems += self._not_for_data_parallel()
         if train.fsdp and parallel.world_size == 1:
             problems.append(Problem(("train", "fsdp"), "shards over several GPUs: set parallel.gpus"))
         return problems + (self._fsdp_config() if train.fsdp else [])
+
+    def _not_for_data_parallel(self) -> list[Problem]:
+        """Refuse settings of other strategies, which the Trainer ignores or refuses when it uses DataParallel."""
+        defaults = {name: field.default for name, field in TrainSpec.model_fields.items()}
+        return [
+            Problem(("train", name), "belongs to DDP or FSDP, but parallel.strategy is dp: leave it out")
+            for name in defaults
+            if name.startswith(("fsdp", "ddp_")) and getattr(self.train, name) != defaults[name]
+        ]
 
     def _fsdp_config(self) -> list[Problem]:
         """Refuse keys that transformers would ignore, and what is not simulated."""

@@ -15,3 +15,11 @@ def collective(call: Call, chip: Chip) -> KernelWork:
     kind = name_of(call)
     seconds = collective_seconds(kind, size, ranks, nodes, chip.links)
     return KernelWork(f"communication.{kind}", seconds=seconds) if seconds else NOTHING
+
+
+def peer_copy(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of a copy between the memories of two GPUs of one machine."""
+    if chip.links is None:
+        return NOTHING
+    seconds = collective_seconds("send", int(number(call, "bytes", "1")), 2, 1, chip.links)
+    return KernelWork("communication.peer_copy", seconds=seconds)

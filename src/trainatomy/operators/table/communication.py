@@ -17,4 +17,5 @@ COMMUNICATION = family(
         cost="communication:collective",
     ),
     row(" ".join(f"nccl::{kind}" for kind in _KINDS.split())),
+    row("peer::copy", cost="communication:peer_copy"),
 )

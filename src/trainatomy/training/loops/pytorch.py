@@ -17,7 +17,6 @@ from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
 from trainatomy.training.checkpointing import check_checkpointing, checkpoint_every
 from trainatomy.training.model import set_use_cache
-from trainatomy.training.outputs import loss_of
 from trainatomy.training.parallel.spread import Spread, spread_over_gpus
 from trainatomy.training.precision import autocast
 
@@ -44,8 +43,9 @@ def train(
     accumulation = settings.gradient_accumulation_steps
     check_checkpointing(model, settings)
     set_use_cache(model, settings.use_cache)
-    dataset = build_dataset(workload, model, workload.batch_size * steps * accumulation, make_batch)
-    batches = _batches(dataset, workload.batch_size, device)
+    size = workload.batch_size * workload.parallel.devices
+    dataset = build_dataset(workload, model, size * steps * accumulation, make_batch)
+    batches = _batches(dataset, size, device)
     _enable(model, settings)
     spread = spread_over_gpus(model, workload.parallel, device)
     observer.loaded(model)
@@ -67,7 +67,7 @@ def train(
             observer.micro_step_begin(micro_step)
             with spread.synchronizes(last=micro_step == accumulation - 1):
                 with autocast(settings, kind):
-                    loss = loss_of(spread.module(**batch))
+                    loss = spread.loss(spread.module(**batch))
                 observer.forward_end()
                 scaler.scale(loss / accumulation).backward()
             observer.loss_kept(loss)

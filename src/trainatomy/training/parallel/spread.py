@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trainatomy.training.optimizer import create_optimizer
+from trainatomy.training.outputs import loss_of
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -35,6 +36,10 @@ class Spread:
         """Return the context of a micro-batch; ``last``: gradients are reduced over the ranks in it."""
         return contextlib.nullcontext()
 
+    def loss(self, outputs: Any) -> torch.Tensor:
+        """Return the loss in the outputs of the module."""
+        return loss_of(outputs)
+
     def clip(self, max_norm: float) -> None:
         """Clip gradients to a norm over all ranks."""
         nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
@@ -52,6 +57,19 @@ class Spread:
         return optimizer
 
 
+class Replicated(Spread):
+    """``DataParallel``: the model is copied to all GPUs in each forward pass, and a thread runs each copy."""
+
+    def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
+        """Move the model to the first GPU and wrap it."""
+        super().__init__(nn.DataParallel(model.to(device), device_ids=list(range(parallel.devices))))
+
+    def loss(self, outputs: Any) -> torch.Tensor:
+        """Return the mean of the losses of all GPUs."""
+        losses: torch.Tensor = loss_of(outputs, several=True)
+        return losses.mean()
+
+
 def spread_over_gpus(model: nn.Module, parallel: ParallelSpec, device: str) -> Spread:
     """Move a model to the GPU, or spread it over those of ``parallel``.
 
@@ -60,6 +78,8 @@ def spread_over_gpus(model: nn.Module, parallel: ParallelSpec, device: str) -> S
     """
     if parallel.world_size == 1:
         return Spread(model.to(device))
+    if parallel.devices > 1:
+        return Replicated(model, parallel, device)
     from trainatomy.training.parallel import strategies
 
     return strategies.spread(model, parallel, device)
