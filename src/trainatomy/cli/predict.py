@@ -68,7 +68,7 @@ def predict(
             timeline=timeline,
             trust_remote_code=trust_remote_code,
             calibration=calibration,
-            ranks=whole_numbers("--ranks", ranks),
+            ranks=whole_numbers("--ranks", ranks) or _of_another_gpu(workload),
         )
     shortage = _shortage(workload, calibration, trust_remote_code, debug) if why_oom and not prediction.fits else None
     if json:
@@ -82,6 +82,11 @@ def predict(
             note("`trainatomy fit` finds settings that fit; --why-oom lists every change that would make this one fit")
     if check and not all(rank.fits for rank in prediction.ranks.values()):
         raise DoesNotFit(render(verdict_line(prediction), width=1000).strip())
+
+
+def _of_another_gpu(workload: Workload) -> tuple[int, ...]:
+    """Return a GPU whose memory is shown unasked: with DataParallel, the others are not like the first."""
+    return (1,) if workload.parallel.devices > 1 else ()
 
 
 def _shortage(workload: Workload, calibration: Path | None, trust_remote_code: bool, debug: bool) -> Shortage:

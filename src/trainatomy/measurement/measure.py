@@ -79,7 +79,7 @@ def measure(
     on_progress(Progress("control", f"starting on {found}"))
     jobs = jobs_for(workload, steps, components=components, trace=target, stacks=stacks)
     limit = None if time_limit is None else TimeLimit(time_limit)
-    if workload.parallel.world_size > 1:
+    if workload.parallel.processes > 1:
         from trainatomy.measurement.ranks import measure_ranks
 
         return measure_ranks(jobs, workload.parallel.gpus, limit, on_progress)

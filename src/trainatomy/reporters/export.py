@@ -43,6 +43,8 @@ def explicit(candidate: Candidate, keys: Iterable[str]) -> dict[str, Any]:
 def launch_command(candidate: Candidate) -> str:
     """Return the command that starts a training on its GPUs; on several machines, each runs it."""
     plan = candidate.plan
+    if plan.strategy == "dp":
+        return "python train.py"
     if plan.nodes == 1:
         return f"torchrun --nproc-per-node {plan.gpus} train.py"
     return (

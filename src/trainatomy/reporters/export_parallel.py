@@ -21,6 +21,7 @@ class SpreadCode:
         skips_sync: The context of a micro-batch that does not reduce gradients; empty if there is none.
         syncs: The line before a micro-batch that says whether it reduces gradients (``last``); empty if there is none.
         shards_optimizer: Whether ``ZeroRedundancyOptimizer`` wraps the optimizer.
+        devices: GPUs that the process divides each batch among.
         remarks: What is left to do, as comments.
     """
 
@@ -31,6 +32,7 @@ class SpreadCode:
     skips_sync: str = ""
     syncs: str = ""
     shards_optimizer: bool = False
+    devices: int = 1
     remarks: tuple[str, ...] = field(default=())
 
 
@@ -44,6 +46,8 @@ def spread_code(workload: Workload) -> SpreadCode | None:
     parallel, plan = workload.parallel, Plan.of(workload.to_mapping())
     if parallel.world_size == 1:
         return None
+    if plan.strategy == "dp":
+        return SpreadCode(spread=("model = torch.nn.DataParallel(model)",), devices=parallel.devices)
     start = (*_PROCESS, *_GPU)
     if parallel.tp_size > 1 or plan.strategy == "fsdp1":
         what = "FSDP1" if plan.strategy == "fsdp1" else f"tensor parallelism over {parallel.tp_size} GPUs"

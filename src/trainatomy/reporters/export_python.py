@@ -182,12 +182,13 @@ def plain_loop(workload: Workload) -> str:
     """Return a function that trains a model in a plain PyTorch loop with the settings of a workload."""
     spread = spread_code(workload)
     several = spread or SpreadCode()
+    shares_samples = spread is not None and several.devices == 1
     optimizer_imports, optimizer = _plain_optimizer(workload, sharded=several.shards_optimizer)
     train = workload.train
     body = [
         *([f'torch.backends.fp32_precision = "{"tf32" if train.tf32 else "ieee"}"'] if train.tf32 is not None else []),
         *several.start,
-        f"batches = {_plain_batches(train.per_device_train_batch_size, several=spread is not None)}",
+        f"batches = {_plain_batches(train.per_device_train_batch_size * several.devices, several=shares_samples)}",
         *(["model.to(device).train()"] if several.moves else []),
         *_plain_checkpointing(workload),
         *several.spread,
@@ -228,9 +229,10 @@ def _plain_micro_batch(workload: Workload, several: SpreadCode) -> list[str]:
     train = workload.train
     accumulation = train.gradient_accumulation_steps
     dtype = "float16" if train.fp16 else "bfloat16" if train.bf16 else None
-    forward = ["loss = model(**batch).loss"]
+    loss = "loss = model(**batch).loss" + (".mean()" if several.devices > 1 else "")
+    forward = [loss]
     if dtype:
-        forward = [f"with torch.autocast(device, dtype=torch.{dtype}):", "    loss = model(**batch).loss"]
+        forward = [f"with torch.autocast(device, dtype=torch.{dtype}):", f"    {loss}"]
     backward, step = _plain_update(workload, accumulation)
     if accumulation == 1:
         return [*forward, backward, *step]

@@ -305,6 +305,7 @@ OPTIONS = {
     "torch_empty_cache_steps": {"never": "cache never emptied", "every_step": "cache emptied every step"},
     "plan": {
         "ddp": "DDP",
+        "dp": "DataParallel",
         "ddp_bucket_view": "DDP (gradient_as_bucket_view)",
         "zero1": "ZeRO-1",
         "zero1_bucket_view": "ZeRO-1 (gradient_as_bucket_view)",
@@ -331,7 +332,7 @@ OPTIONS = {
 }
 """Options of a search by axis; ``reporters.settings`` puts the others into words."""
 
-STRATEGIES = {"ddp": "DDP", "zero1": "ZeRO-1", "fsdp1": "FSDP1", "fsdp2": "FSDP2"}
+STRATEGIES = {"ddp": "DDP", "dp": "DataParallel", "zero1": "ZeRO-1", "fsdp1": "FSDP1", "fsdp2": "FSDP2"}
 """Short names of strategies, by the names of ``results.plan.Plan``."""
 
 GOALS = {

@@ -69,6 +69,11 @@ def plan_name(plan: Plan) -> str:
     return f"{strategy_name(plan)}, {count}"
 
 
+def rank_name(plan: Plan, number: int) -> str:
+    """Return what a bill is of: a rank, or a GPU of the one process of ``DataParallel``."""
+    return f"GPU {number}" if plan.strategy == "dp" else f"rank {number}"
+
+
 def strategy_name(plan: Plan) -> str:
     """Return how a training is spread, without the number of GPUs: ``DDP``, ``FSDP2 × TP 4``."""
     name = STRATEGIES.get(plan.strategy, plan.strategy)

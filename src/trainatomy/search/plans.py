@@ -104,7 +104,8 @@ def _of_trainer(workload: Workload) -> Iterator[Option]:
 
 
 def _unsharded(workload: Workload) -> dict[str, object]:
-    return {"train.fsdp": None, "train.fsdp_config": None} if workload.train.fsdp else {}
+    replicated: dict[str, object] = {"parallel.strategy": None} if workload.parallel.strategy == "dp" else {}
+    return replicated | ({"train.fsdp": None, "train.fsdp_config": None} if workload.train.fsdp else {})
 
 
 def _by_trainer(workload: Workload, *, keeps: bool) -> dict[str, object]:
@@ -113,7 +114,8 @@ def _by_trainer(workload: Workload, *, keeps: bool) -> dict[str, object]:
     given: Mapping[str, Any] = (train.fsdp_config or {}) if _version(workload) == 2 else {}
     rest = {name: value for name, value in given.items() if name not in ("version", "reshard_after_forward")}
     config = {**rest, "version": 2, "reshard_after_forward": not keeps}
-    return {"train.fsdp": True, "train.fsdp_config": config}
+    replicated: dict[str, object] = {"parallel.strategy": None} if workload.parallel.strategy == "dp" else {}
+    return replicated | {"train.fsdp": True, "train.fsdp_config": config}
 
 
 def _version(workload: Workload) -> int:
@@ -125,7 +127,7 @@ def _version(workload: Workload) -> int:
 def _plan_of_trainer(workload: Workload) -> str:
     train = workload.train
     if not train.fsdp:
-        return "ddp"
+        return workload.parallel.strategy or "ddp"
     reshard = (train.fsdp_config or {}).get("reshard_after_forward", True)
     keeps = reshard is False or str(reshard).lower() in ("false", "shard_grad_op")
     return _sharded_name(f"fsdp{_version(workload)}", False if keeps else None, workload.parallel.replicas)

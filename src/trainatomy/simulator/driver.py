@@ -55,7 +55,9 @@ class CurrentDevice:
     def __init__(self, topology: Topology) -> None:
         self.count = topology.gpus_per_node
         self.first = self.index = topology.local_rank
-        self.devices = {index: torch.device("cuda", index) for index in range(self.first, self.first + topology.devices)}
+        self.devices = {
+            index: torch.device("cuda", index) for index in range(self.first, self.first + topology.devices)
+        }
 
     @property
     def device(self) -> torch.device:

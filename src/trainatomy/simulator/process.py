@@ -84,7 +84,8 @@ class SimulatedProcess:
             return Placement(*parts)
         from trainatomy.simulator.parallel.replicas import ReplicaPlacement
 
-        return ReplicaPlacement(*parts, recorder=self.recorder)
+        recorder: Any = self.recorder
+        return ReplicaPlacement(*parts, recorder=recorder)
 
     @property
     def trace(self) -> AllocationTrace:
@@ -117,7 +118,8 @@ class SimulatedProcess:
         if self.topology.devices > 1:
             from trainatomy.simulator.parallel import data_parallel
 
-            data_parallel.install(stack, self.placement, self.modules)
+            placement: Any = self.placement
+            data_parallel.install(stack, placement, self.modules)
         stack.enter_context(self.modules)
         stack.enter_context(self.recorder)
         stack.enter_context(self.functions)

@@ -278,8 +278,8 @@ def _data_parallel(workload: Workload) -> Iterator[str]:
     wanted = "bf16" if train.bf16 else "fp16" if train.fp16 else None
     if wanted and workload.loop == "trainer":
         yield (
-            f"the Trainer of transformers {version_of('transformers')} does not apply {wanted} to a model in DataParallel: "
-            "it computes in the dtype of its weights; DDP applies it"
+            f"the Trainer of transformers {version_of('transformers')} does not apply {wanted} to a model in "
+            "DataParallel: it computes in the dtype of its weights; DDP applies it"
         )
     elif wanted == "bf16":
         yield "DataParallel's threads autocast to float16, also with bf16: use DDP for bfloat16"

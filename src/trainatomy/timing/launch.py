@@ -76,7 +76,15 @@ class CPUCosts:
 
 
 PARTS = {
-    "graph": ("graph", "module_call", "checkpoint", "sharded_call", "sharded_collective", "resized_storage", "replicated_module"),
+    "graph": (
+        "graph",
+        "module_call",
+        "checkpoint",
+        "sharded_call",
+        "sharded_collective",
+        "resized_storage",
+        "replicated_module",
+    ),
     "backward": ("backward",),
     "plain": ("plain", "list_item", "optimizer_step"),
     "loop": ("step", "micro_step", "module_step", "module_micro_step"),

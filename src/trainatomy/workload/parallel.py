@@ -84,8 +84,8 @@ class ParallelSpec(Section):
     strategy: Strategy | None = Field(
         default=None,
         description="how `loop: pytorch` spreads the training over data-parallel ranks: `ddp` (the default), `fsdp2`, "
-        "`fsdp1`, `zero1` (DDP with `ZeroRedundancyOptimizer`) or `dp` (`DataParallel`: one process with all GPUs); with "
-        "`loop: trainer`, `train.fsdp` says it, and `dp` is what the Trainer does without a launcher",
+        "`fsdp1`, `zero1` (DDP with `ZeroRedundancyOptimizer`) or `dp` (`DataParallel`: one process with all GPUs); "
+        "with `loop: trainer`, `train.fsdp` says it, and `dp` is what the Trainer does without a launcher",
     )
     dp_replicate_size: Count | None = Field(
         default=None, description="ranks that hold copies of the same weights (default: what the other degrees leave)"

@@ -85,6 +85,13 @@ def refuse_several_gpus(parallel: ParallelSpec, what: str) -> None:
         )
 
 
+def show_first_gpus(count: int) -> None:
+    """Hide all GPUs but the first ones: ``DataParallel`` and the Trainer use all that they see.  Call before CUDA."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = list(map(str, range(count))) if shown is None else shown.split(",")[:count]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+
+
 def _count_visible() -> int | None:
     """Return how many GPUs child processes can use; ``None`` without NVML's binding."""
     try:

@@ -58,7 +58,7 @@ def place_of(parallel: ParallelSpec) -> RankGroup:
     Raises:
         DeviceError: torchrun did not start it, or not with as many processes as the training has.
     """
-    if parallel.world_size == 1:
+    if parallel.processes == 1:
         return RankGroup()
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size != parallel.world_size:

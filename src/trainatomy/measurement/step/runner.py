@@ -15,6 +15,7 @@ import torch
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.measurement.device import nvml
 from trainatomy.measurement.device.meter import Meter
+from trainatomy.measurement.device.visible import show_first_gpus
 from trainatomy.measurement.process.job import Job, to_plain, warm_up_steps
 from trainatomy.measurement.process.progress import Reporter
 from trainatomy.measurement.step.environment import allocator_setup, is_out_of_memory, requested_bytes, versions
@@ -24,7 +25,7 @@ from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
 from trainatomy.measurement.traces import history as histories
 from trainatomy.measurement.traces.breakdown import Failure, MeasuredTotals, measured_breakdown
 from trainatomy.results.evaluation import Evaluation
-from trainatomy.results.measurement import Measurement, Stage
+from trainatomy.results.measurement import Measurement, RankMeasurement, Stage
 from trainatomy.results.memory import Instant
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
@@ -82,6 +83,8 @@ def run(job: Job, reporter: Reporter | None = None) -> Measurement:
     with _open_driver() as driver:
         meter = Meter(driver, is_exclusive=job.alone)
         reporter.stage("first tensor")
+        if workload.parallel.devices > 1:
+            show_first_gpus(workload.parallel.devices)
         start_cuda(workload)
         if place.size > 1:
             torch.cuda.set_device(place.local_rank)
@@ -113,6 +116,8 @@ def _run_in_group(
     measurement = _measurement(job, workload, meter, timer, outcome, device)
     if group.size > 1:
         measurement = _of_rank(measurement, timer, group)
+    if workload.parallel.devices > 1:
+        measurement = _with_other_gpus(measurement, workload.parallel.devices)
     if recorder is not None:
         measurement = _with_breakdown(measurement, job, workload, recorder, outcome.failure, device)
     return measurement
@@ -134,6 +139,26 @@ def _of_rank(measurement: Measurement, timer: StepTimer, group: RankGroup) -> Me
         nccl_bytes=_added_at(PROCESS_GROUP, measurement.stages),
         synchronized_step_seconds=timer.synchronized_step_seconds,
     )
+
+
+def _with_other_gpus(measurement: Measurement, count: int) -> Measurement:
+    """Add the allocator's figures of the other GPUs of this process (``DataParallel``), each under its number."""
+    empty: dict[str, Any] = dict.fromkeys(
+        ("device_bytes", "context_bytes", "nccl_bytes", "model_bytes", "synchronized_step_seconds")
+    )
+    found = [
+        replace(
+            RankMeasurement.of(measurement),
+            rank=gpu,
+            peak_allocated_bytes=torch.cuda.max_memory_allocated(gpu),
+            peak_reserved_bytes=torch.cuda.max_memory_reserved(gpu),
+            num_alloc_retries=int(torch.cuda.memory_stats(gpu).get("num_alloc_retries", 0)),
+            out_of_memory=None,
+            **empty,
+        )
+        for gpu in range(1, count)
+    ]
+    return replace(measurement, other_ranks=tuple(found))
 
 
 def _added_at(name: str, stages: tuple[Stage, ...]) -> int | None:
@@ -323,7 +348,7 @@ def _with_breakdown(
     """Add the memory breakdown from the recorded allocations, and write them to ``job.trace`` if that is set."""
     case = {name: getattr(measurement, name) for name in _CASE_FIELDS}
     # After a failure other ranks may never take part in the collectives that this GPU waits for.
-    trace = _device_trace(device, wait=failure is None or workload.parallel.world_size == 1)
+    trace = _device_trace(device, wait=failure is None or workload.parallel.processes == 1)
     history = histories.from_snapshot(case, trace, recorder.notes)
     notes, trace_file = list(measurement.notes), None
     if job.trace is not None:

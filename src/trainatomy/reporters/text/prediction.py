@@ -10,8 +10,10 @@ from rich.text import Text
 
 from trainatomy.reporters import sentences
 from trainatomy.reporters.labels import BASIS_STYLES, PHASES, SECTIONS, TIMES, VERDICT_STYLES, component
+from trainatomy.reporters.settings import rank_name
 from trainatomy.reporters.text.memory import Breakdown, Timeline, counters, modules_table
 from trainatomy.reporters.text.rendering import bullets, section
+from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import Fact, Prediction
 from trainatomy.results.time import Time
 from trainatomy.units import flop_of, human_bytes, many, percent, seconds
@@ -33,6 +35,13 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(section(SECTIONS["evaluation"], bullets(sentences.evaluation(prediction.evaluation))))
     if prediction.other_ranks:
         parts.append(section(SECTIONS["ranks"], _ranks(prediction)))
+        if Plan.of(prediction.workload).strategy == "dp":
+            parts += [
+                section(
+                    f"{rank_name(Plan.of(prediction.workload), each.rank)}: {SECTIONS['peak']}", Breakdown(each.memory)
+                )
+                for each in prediction.other_ranks
+            ]
     parts.append(section(SECTIONS["counters"], counters(memory)))
     if memory.range is not None:
         parts.append(Text(sentences.peak_range(memory.range)))
@@ -64,9 +73,10 @@ def verdict_cell(prediction: Prediction) -> Text:
 
 def _ranks(prediction: Prediction) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
+    plan = Plan.of(prediction.workload)
     for rank, each in prediction.ranks.items():
         verdict = Text(each.verdict, style=VERDICT_STYLES[each.verdict])
-        table.add_row(f"rank {rank}", human_bytes(each.memory.device_bytes), verdict)
+        table.add_row(rank_name(plan, rank), human_bytes(each.memory.device_bytes), verdict)
     return table
 
 

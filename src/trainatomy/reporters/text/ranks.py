@@ -10,7 +10,9 @@ from rich.text import Text
 
 from trainatomy.reporters import sentences
 from trainatomy.reporters.labels import COLUMNS
+from trainatomy.reporters.settings import rank_name
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column
+from trainatomy.results.plan import Plan
 from trainatomy.units import human_bytes, seconds, signed_percent
 
 if TYPE_CHECKING:
@@ -35,9 +37,10 @@ def ranks_section(measurement: Measurement, prediction: Prediction | None) -> Gr
     """Return a table with each rank as measured, as predicted, and the gap, and what it leaves open in words."""
     table = AdaptiveTable("", _COLUMNS)
     own = prediction.ranks if prediction else {}
+    plan = Plan.of(measurement.workload)
     for number, rank in measurement.ranks.items():
         measured = _measured(rank)
-        table.add_row(f"rank {number}, {COLUMNS['measured']}", *_cells(measured))
+        table.add_row(f"{rank_name(plan, number)}, {COLUMNS['measured']}", *_cells(measured))
         if prediction is not None:
             predicted = _predicted(prediction, number if number in own else 0)
             table.add_row(f"  {COLUMNS['predicted']}", *_cells(predicted))

@@ -1,7 +1,7 @@
 """``torch.nn.DataParallel`` in a simulated process: PyTorch's Python runs as it is, what it calls in C++ is here.
 
-Sources: torch/csrc/cuda/comm.cpp (``broadcast_coalesced``, ``scatter``, ``gather``), torch/csrc/utils/tensor_flatten.cpp
-(``take_tensors``), torch/csrc/cuda/nccl.cpp (``is_available``), torch/nn/parallel, torch 2.9-2.13.
+Sources: torch/csrc/cuda/comm.cpp (``broadcast_coalesced``, ``scatter``, ``gather``),
+torch/csrc/utils/tensor_flatten.cpp (``take_tensors``), torch/csrc/cuda/nccl.cpp (``is_available``), torch/nn/parallel, torch 2.9-2.13.
 """
 
 from __future__ import annotations
@@ -114,8 +114,9 @@ class Transfers:
         self._recorder.buffer([*inputs, output])
         self._recorder.collective("reduce", inputs)
 
-    def zeros(self, shape: torch.Size, dtype: torch.dtype, gpu: int) -> torch.Tensor:
-        """Make zeros on a GPU."""
+    def zeros(self, of: tuple[torch.Size, torch.dtype], gpu: int) -> torch.Tensor:
+        """Make zeros of a shape and dtype on a GPU."""
+        shape, dtype = of
         with self._placement.on(gpu):
             return torch.zeros(shape, dtype=dtype, device="meta")
 
@@ -202,7 +203,7 @@ def _with_zeros(backward: Callable[..., Any], transfers: Transfers) -> Callable[
     def reduce(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         count = len(ctx.replicated)
         made = (
-            transfers.zeros(*ctx.replicated[place % count], ctx.target_gpus[place // count]) if one is None else one
+            transfers.zeros(ctx.replicated[place % count], ctx.target_gpus[place // count]) if one is None else one
             for place, one in enumerate(gradients)
         )
         return backward(ctx, *made)
@@ -210,7 +211,9 @@ def _with_zeros(backward: Callable[..., Any], transfers: Transfers) -> Callable[
     return reduce
 
 
-def _replicating(replicate: Callable[..., Any], modules: ModuleTracker, recorder: ReplicaRecorder) -> Callable[..., Any]:
+def _replicating(
+    replicate: Callable[..., Any], modules: ModuleTracker, recorder: ReplicaRecorder
+) -> Callable[..., Any]:
     """Return ``replicate`` that names the modules of the copies, and writes the CPU's work of making them."""
 
     def replicate_model(network: nn.Module, devices: Sequence[int], detach: bool = False) -> list[nn.Module]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from trainatomy.simulator.parallel.collectives import tensors_in
 from trainatomy.simulator.driver import CurrentDevice, DeviceContext
+from trainatomy.simulator.parallel.collectives import tensors_in
 from trainatomy.simulator.placement import Placement
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.topology import Topology
