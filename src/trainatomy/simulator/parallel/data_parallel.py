@@ -1,7 +1,7 @@
 """``torch.nn.DataParallel`` in a simulated process: PyTorch's Python runs as it is, what it calls in C++ is here.
 
-Sources: torch/csrc/cuda/comm.cpp (``broadcast_coalesced``, ``scatter``, ``gather``),
-torch/csrc/utils/tensor_flatten.cpp (``take_tensors``), torch/csrc/cuda/nccl.cpp (``is_available``), torch/nn/parallel, torch 2.9-2.13.
+Sources: torch/csrc/cuda/comm.cpp (``broadcast_coalesced``, ``scatter``, ``gather``), torch/csrc/cuda/nccl.cpp
+(``is_available``), torch/csrc/utils/tensor_flatten.cpp (``take_tensors``), torch/nn/parallel, torch 2.9-2.13.
 """
 
 from __future__ import annotations
