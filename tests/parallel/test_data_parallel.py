@@ -13,8 +13,8 @@ from torch.nn.parallel._functions import Broadcast
 
 from trainatomy import api
 from trainatomy.errors import SimulationError, WorkloadError
-from trainatomy.measurement.step.group import place_of
 from trainatomy.measurement.device.visible import show_first_gpus
+from trainatomy.measurement.step.group import place_of
 from trainatomy.reporters.export_python import plain_loop
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render

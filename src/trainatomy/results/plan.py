@@ -27,7 +27,7 @@ class Plan:
     """A plan of parallelism.
 
     Attributes:
-        strategy: ``ddp``, ``dp`` (``DataParallel``), ``zero1``, ``fsdp1`` or ``fsdp2``; empty for a training on one GPU,
+        strategy: ``ddp``, ``dp`` (DataParallel), ``zero1``, ``fsdp1`` or ``fsdp2``; empty for a training on one GPU,
             or with tensor parallelism alone.
         gpus: GPUs of each machine.
         nodes: Machines.
