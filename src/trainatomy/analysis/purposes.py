@@ -19,6 +19,7 @@ LABELLED = {
     "weight": ("weights", "parameters"),
     "buffer": ("weights", "buffers"),
     "replica_weight": ("weights", "replica of this step"),
+    "scale": ("weights", "scales of quantised weights"),
     "weight_copy": ("weights", "16-bit copies kept by autocast"),
     "gradient": ("gradients", "gradients"),
     "optimizer_state": ("optimizer_states", "optimizer states"),

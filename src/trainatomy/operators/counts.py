@@ -11,6 +11,10 @@ from trainatomy.operators.traffic import crosses, traffic
 from trainatomy.results.operations import Call
 
 
+_QUANTISED_PRODUCTS = frozenset(f"bitsandbytes::{name}" for name in ("gemm_4bit", "gemv_4bit", "int8_linear_matmul"))
+"""Products of activations, the first input, with packed weights, into a tensor that they write."""
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """The work of a call on the GPU, counted.
@@ -60,12 +64,15 @@ def flop_of(call: Call, operator: Operator) -> int | None:
     """Return the floating-point operations of a call, None without a formula.
 
     PyTorch's registry of formulas comes first; then the grouped product, for which it has none: 2·S·K·N, where each of
-    the S rows meets the [K, N] of its group; else the operator's count per element.
+    the S rows meets the [K, N] of its group; then products with quantised weights, 2·M·K·N; else the operator's count
+    per element.
     """
     if call.flop is not None:
         return call.flop
     if operator.name == "_grouped_mm":
         return _grouped_flop(call)
+    if operator.name in _QUANTISED_PRODUCTS:
+        return 2 * call.inputs[0].elements * call.inputs[call.written[0]].shape[-1]
     return None if operator.flop is None else operator.flop * _elements(call)
 
 

@@ -222,6 +222,8 @@ def _reason(code: str, prediction: Prediction) -> str:
             return f"weights, gradients and optimizer states are kept in {dtype or '16 bits'}: 2 bytes each, not 4"
         case "optimizer_states_not_created":
             return "the peak is in the first step, before the optimizer has created its states"
+        case "quantised_parameters":
+            return "the weights of linear layers are kept in 4 or 8 bits, with a scale for each block or row of them"
         case "sharded":
             return "each GPU holds a part of the weights, gradients or optimizer states only"
     return code

@@ -18,6 +18,7 @@ ReasonCode = Literal[
     "gradients_not_at_peak",
     "low_precision_parameters",
     "optimizer_states_not_created",
+    "quantised_parameters",
     "sharded",
 ]
 

@@ -51,6 +51,10 @@ class CudaFunctions(TorchFunctionMode):
         self._composites = composites
         self._autocast = autocast
 
+    def replace(self, functions: dict[Any, Function]) -> None:
+        """Run further functions in place of those that Python calls."""
+        self._composites |= functions
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -101,7 +105,10 @@ class CudaFunctions(TorchFunctionMode):
         kwargs.pop("pin_memory", None)
         if isinstance(kwargs.get("generator"), torch.Generator):
             kwargs = {**kwargs, "generator": None}
-        return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        if isinstance(made, torch.Tensor):  # like a tensor in host memory: ``torch.empty_like(host, device="cuda")``
+            self._placement.arrive(made)
+        return made
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, train: bool = True) -> torch.Tensor:

@@ -92,6 +92,11 @@ class Placement:
         """Return whether a tensor stands for one in GPU memory."""
         return tensor.is_meta and self._storages.on_device(tensor)
 
+    def arrive(self, tensor: torch.Tensor) -> None:
+        """Let a tensor that was made lie in GPU memory, if it does not yet."""
+        if tensor.is_meta and not self._storages.on_device(tensor):
+            self._arrived(tensor, None)
+
     def check(self, device: Any) -> torch.device:
         """Return the GPU that ``device`` names; raise SimulationError if this process does not simulate it."""
         return self._current.devices[self._current.check(device)]
@@ -227,10 +232,10 @@ class Placement:
         to_gpu = device.type == "cuda"
         dtype = dtype or tensor.dtype
         if is_on_gpu == to_gpu:
-            return tensor.to(dtype, copy=copy, **options)
+            return torch.Tensor.to(tensor, dtype, copy=copy, **options)  # a subclass may have a ``to`` of its own
         if not tensor.is_meta:
             source = tensor if tensor.requires_grad else tensor.detach()
-            moved = source.to(META, dtype, **options)
+            moved = torch.Tensor.to(source, META, dtype, **options)
         elif not to_gpu and not tensor.requires_grad and (value := self._known(tensor)) is not None:
             return value.to(dtype, copy=True)
         else:

@@ -151,6 +151,10 @@ class SimulatedProcess:
         finally:
             self.recorder.stage = before
 
+    def use_functions(self, functions: dict[Any, Callable[..., Any]]) -> None:
+        """Run ``functions`` in place of those that Python calls, until the process ends."""
+        self.functions.replace(functions)
+
     def adopt(self, model: nn.Module) -> None:
         """Take a model on meta tensors that was built elsewhere: it lies in host memory."""
         with torch._C.DisableTorchFunction():

@@ -23,6 +23,7 @@ from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
 from trainatomy.simulator.failures import explained_failures
 from trainatomy.simulator.isolation import isolated
+from trainatomy.simulator.loading import loading
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.topology import Topology
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
@@ -30,6 +31,7 @@ from trainatomy.training.batch import MakeBatch
 from trainatomy.training.model import build_model, model_notes, unwrap, weights_dtype
 from trainatomy.training.positions import sequence_note
 from trainatomy.training.process import preload
+from trainatomy.training.quantization import is_quantised, load_on_device, parameter_count
 from trainatomy.training.run import run
 from trainatomy.training.throughput import tokens_per_sample
 from trainatomy.workload.arguments import arguments
@@ -140,11 +142,16 @@ def simulate(
         )
         process.recorder.operations.wanted = operations
         steps = steps_needed(workload)
-        with software_of(workload.era), _optimizer_library(workload, process), _evaluation_arrays(workload):
+        with (
+            software_of(workload.era),
+            _optimizer_library(workload, process),
+            _evaluation_arrays(workload),
+            _quantised_layers(process),
+        ):
             built = _build(workload, model, trust_remote_code)
             # FSDP1 leaves only this rank's shards in the model; on one GPU the first step may complete it.
             described = _describe(workload, built) if workload.parallel.world_size > 1 else None
-            _execute(workload, process, built, steps, make_batch)
+            built = _execute(workload, process, built, steps, make_batch)
     return _result(process, described or _describe(workload, built), steps)
 
 
@@ -162,7 +169,7 @@ class _Description:
 
 def _describe(workload: Workload, model: nn.Module) -> _Description:
     """Describe a model, and the workload that trains it."""
-    counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    counts = [(parameter_count(parameter), parameter.requires_grad) for parameter in model.parameters()]
     return _Description(
         parameters=sum(count for count, _ in counts),
         trainable_parameters=sum(count for count, trained in counts if trained),
@@ -178,7 +185,12 @@ def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remo
     with torch.device("meta"):
         built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
     name = type(unwrap(built)).__name__
-    if workload.mode == "training" and not any(p.requires_grad for p in built.parameters()):
+    is_adapted_later = is_quantised(workload, built)
+    if (
+        workload.mode == "training"
+        and not is_adapted_later
+        and not any(p.requires_grad for p in built.parameters())
+    ):
         raise WorkloadError(
             f"no parameter of {name} is trained (requires_grad is False for all): "
             "leave model.freeze out or narrow it, or ask for mode: inference",
@@ -194,12 +206,14 @@ def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remo
 
 def _execute(
     workload: Workload, process: SimulatedProcess, model: nn.Module, steps: int, make_batch: MakeBatch | None
-) -> None:
-    """Run the steps in the simulated process."""
+) -> nn.Module:
+    """Run the steps in the simulated process, and return the model that ran."""
     with process.open():
         process.adopt(model)
         # A measurement begins in the same way: with the context and the allocator's first segment.
         torch.ones((1, 1)).to("cuda")
+        if is_quantised(workload, model):
+            model = _load(workload, process, model)
         # Only the loop may hold the observer, which refers to the model and its optimizer.
         run_steps = partial(run, workload, model, device="cuda", steps=steps, make_batch=make_batch)
         with explained_failures(
@@ -210,6 +224,15 @@ def _execute(
         ):
             run_steps(observer=Watcher(process.recorder, steps))
     process.recorder.end_run()
+    return model
+
+
+def _load(workload: Workload, process: SimulatedProcess, model: nn.Module) -> nn.Module:
+    """Load a model with quantised weights in the simulated process."""
+    with loading(process.on_host):
+        loaded = load_on_device(workload, model, "cuda")
+    process.modules.learn(loaded)
+    return loaded
 
 
 def _result(process: SimulatedProcess, described: _Description, steps: int) -> Simulation:
@@ -310,6 +333,19 @@ def _length_note(workload: Workload, model: nn.Module) -> tuple[str, ...]:
 def _evaluation_arrays(workload: Workload) -> contextlib.AbstractContextManager[object]:
     """Return a context in which evaluation gathers outputs of any size on the host."""
     return arrays_without_data() if workload.evaluates else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _quantised_layers(process: SimulatedProcess) -> Iterator[None]:
+    """Let bitsandbytes' layers run without a GPU, where the library is installed."""
+    if version_of("bitsandbytes") is None:
+        yield
+        return
+    from trainatomy.simulator.bitsandbytes_kernels import no_shared_code_books, quantised_operators
+
+    with no_shared_code_books():
+        process.use_functions(quantised_operators(partial(process.recorder.scalar_reads.true_at_most, 0)))
+        yield
 
 
 def _optimizer_library(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:

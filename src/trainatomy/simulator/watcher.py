@@ -15,6 +15,7 @@ from trainatomy.simulator.evaluation import ExecutedEvaluation, RepeatedBatches
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.training.optimizer import tensors_in
+from trainatomy.training.quantization import scales
 
 EXECUTED_MICRO_STEPS = 4
 """Micro-batches of a step that are executed: one that makes the gradients, two that add to them, and the last, after
@@ -45,6 +46,7 @@ class Watcher:
         self._repetition.loaded(model)
         self._label(model.parameters(), "weight")
         self._label(model.buffers(), "buffer")
+        self._label(scales(model), "scale")
         self._recorder.mark("loaded")
         self._set_stage("other")
 

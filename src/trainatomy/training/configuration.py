@@ -17,8 +17,8 @@ import torch
 from trainatomy.catalog.architectures import architecture, nearest
 from trainatomy.errors import WorkloadError
 from trainatomy.training.hub import fetch_config
-from trainatomy.workload.model import spell_dtype
 from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.section import spell_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -45,7 +45,7 @@ def build_configuration(spec: ModelSpec, *, trust_remote_code: bool = False) -> 
     raw, config_class = _source(spec, trust_remote_code)
     overrides = _canonical_overrides(spec.config, raw, config_class)
     merged = _merge(raw, overrides)
-    _refuse_quantization(merged, spec, config_class)
+    quantization = _take_quantization(merged, spec, config_class)
     try:
         config = config_class(**copy.deepcopy(merged))  # some classes take keys out of nested mappings
     except Exception as error:  # transformers checks values itself and raises exceptions of many kinds
@@ -53,6 +53,8 @@ def build_configuration(spec: ModelSpec, *, trust_remote_code: bool = False) -> 
             f"model.config: {config_class.__name__} refuses these values: {error}", key="model.config"
         ) from error
     config._name_or_path = spec.id or ""
+    if quantization is not None:
+        setattr(config, _STORED, quantization)
     return config
 
 
@@ -108,20 +110,43 @@ def _name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _refuse_quantization(merged: Raw, spec: ModelSpec, config_class: type[PreTrainedConfig]) -> None:
-    """Refuse a quantised checkpoint; ``null`` as an override removes the key and leaves the dense model."""
+_STORED = "_trainatomy_quantization"
+
+
+def stored_quantization(model: Any) -> Raw | None:
+    """Return how the weights of a model's checkpoint are quantised (bitsandbytes), or ``None``."""
+    return getattr(getattr(model, "config", None), _STORED, None)
+
+
+def _take_quantization(merged: Raw, spec: ModelSpec, config_class: type[PreTrainedConfig]) -> Raw | None:
+    """Remove how a checkpoint is quantised from its configuration and return it; refuse what is not simulated.
+
+    ``null`` as an override removes the key and leaves the dense model.
+    """
     for key in _QUANTIZATION_KEYS:
         if not merged.get(key):
             merged.pop(key, None)
             continue
-        settings = merged[key] if isinstance(merged[key], Mapping) else {}
-        method = settings.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in settings else "an unnamed method")
-        raise WorkloadError(
-            f"model.config.{key}: {spec.id or config_class.__name__} is quantised ({method}), and quantised weights "
-            "are not simulated: name a checkpoint that is not quantised, or set "
-            f"model.config.{key}: null to predict the dense model",
-            key=f"model.config.{key}",
-        )
+        settings = dict(merged[key]) if isinstance(merged[key], Mapping) else {}
+        name = f"{spec.id or config_class.__name__}"
+        is_bitsandbytes = settings.get("load_in_4bit") or settings.get("load_in_8bit")
+        method = settings.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "an unnamed method")
+        if not str(method).startswith("bitsandbytes") or not is_bitsandbytes:
+            raise WorkloadError(
+                f"model.config.{key}: {name} is quantised ({method}), and quantised weights "
+                "are not simulated: name a checkpoint that is not quantised, or set "
+                f"model.config.{key}: null to predict the dense model",
+                key=f"model.config.{key}",
+            )
+        if spec.quantization is not None and spec.quantization.is_set:
+            raise WorkloadError(
+                f"model.quantization: {name} is stored quantised already, and transformers keeps that: leave "
+                f"load_in_4bit and load_in_8bit out, or set model.config.{key}: null",
+                key="model.quantization",
+            )
+        del merged[key]
+        return settings
+    return None
 
 
 def _source(spec: ModelSpec, trust_remote_code: bool) -> tuple[Raw, type[PreTrainedConfig]]:

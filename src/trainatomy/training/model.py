@@ -17,7 +17,7 @@ from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, Wor
 from trainatomy.libraries import import_library
 from trainatomy.training import factory
 from trainatomy.training.classes import model_class
-from trainatomy.training.configuration import DTYPES, build_configuration, dtype_note, dtype_to_load
+from trainatomy.training.configuration import DTYPES, build_configuration, dtype_note, dtype_to_load, stored_quantization
 from trainatomy.training.positions import lengths
 from trainatomy.workload.nearest import suggestion
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 def build_model(workload: Workload, *, trust_remote_code: bool = False) -> nn.Module:
     """Build the model of ``workload`` on the default device, and freeze or adapt it as the workload says.
+
+    Where its weights are quantised, that comes later (``training.quantization.load_on_device``).
 
     Raises:
         WorkloadError: A name, a value or a length is wrong, or the checkpoint is quantised.
@@ -45,6 +47,12 @@ def build_model(workload: Workload, *, trust_remote_code: bool = False) -> nn.Mo
         model = _from_transformers(workload, trust_remote_code)
         if workload.data.factory is None:
             lengths(workload.data, model)  # refuses sequences longer than the model's positions
+    is_loaded_quantised = spec.quantization is not None or stored_quantization(model) is not None
+    return model if is_loaded_quantised else adapt_and_freeze(model, spec)
+
+
+def adapt_and_freeze(model: nn.Module, spec: ModelSpec) -> nn.Module:
+    """Add the adapters of ``spec`` to a model, and freeze the parameters that it names."""
     if spec.lora is not None:
         model = _adapt(model, spec.lora)
     _freeze(model, spec.freeze)
@@ -71,6 +79,11 @@ def weights_dtype(workload: Workload, model: nn.Module) -> torch.dtype:
 
 
 _NOTES = "_trainatomy_notes"
+
+
+def add_notes(model: nn.Module, notes: tuple[str, ...]) -> None:
+    """Keep what was decided for the user with the model."""
+    setattr(unwrap(model), _NOTES, notes)
 
 
 def _from_factory(reference: str) -> nn.Module:

@@ -7,20 +7,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from trainatomy.workload.factory import Factory  # pydantic reads annotations when it runs
-from trainatomy.workload.section import Count, Fraction, Integer, Names, Problem, Section, Settings, Text
+from trainatomy.workload.quantization import QuantizationSpec
+from trainatomy.workload.section import (
+    Count,
+    Fraction,
+    Integer,
+    Names,
+    Problem,
+    Section,
+    Settings,
+    Text,
+    spell_dtype,
+)
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-_SPELLINGS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
-
-
-def spell_dtype(value: Any) -> Any:
-    """Return the name of a dtype: ``bfloat16`` for ``torch.bfloat16`` and ``bf16``."""
-    if not isinstance(value, str):
-        return value
-    name = value.removeprefix("torch.")
-    return _SPELLINGS.get(name, name)
-
 
 class LoraSpec(Section):
     """Low-rank adapters; names, meaning and defaults are those of ``peft.LoraConfig``."""
@@ -89,6 +89,9 @@ class ModelSpec(Section):
         "checkpoint since 5.0, or float32 if it names none",
     )
     lora: LoraSpec | None = Field(default=None, description="train low-rank adapters (peft) instead of all weights")
+    quantization: QuantizationSpec | None = Field(
+        default=None, description="load the weights quantised, in 4 or 8 bits (bitsandbytes)"
+    )
     freeze: Names = Field(
         default=(), description="parameters that are not trained, as patterns of their names such as `*.embeddings.*`"
     )
@@ -110,6 +113,7 @@ class ModelSpec(Section):
             "config": bool(self.config),
             "attn_implementation": self.attn_implementation is not None,
             "dtype": self.dtype != "auto",
+            "quantization": self.quantization is not None,
         }
         return [
             Problem((key,), "cannot be combined with `factory`, which builds the model")

@@ -98,6 +98,17 @@ Settings = Annotated[dict[str, Any], BeforeValidator(_plain)]
 """A mapping whose keys are checked by the library that takes them."""
 
 
+_SPELLINGS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+
+
+def spell_dtype(value: Any) -> Any:
+    """Return the name of a dtype: ``bfloat16`` for ``torch.bfloat16`` and ``bf16``."""
+    if not isinstance(value, str):
+        return value
+    name = value.removeprefix("torch.")
+    return _SPELLINGS.get(name, name)
+
+
 def key_of(name: str, field: FieldInfo) -> str:
     """Return the key of a field in a workload file: ``class`` for ``class_``."""
     return field.serialization_alias or name

@@ -16,6 +16,7 @@ from trainatomy.measurement.step.modules import ModuleTracker
 from trainatomy.measurement.traces.history import Note
 from trainatomy.training.observer import Silent
 from trainatomy.training.optimizer import tensors_in
+from trainatomy.training.quantization import scales
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -106,7 +107,11 @@ class TraceRecorder(Silent):
     def _model_addresses(self) -> dict[str, list[int]]:
         assert self._model is not None
         self._parameters = list(self._model.parameters())
-        return {"weight": addresses(self._parameters), "buffer": addresses(self._model.buffers())}
+        return {
+            "weight": addresses(self._parameters),
+            "buffer": addresses(self._model.buffers()),
+            "scale": addresses(scales(self._model)),
+        }
 
     def _training_addresses(self) -> dict[str, list[int]]:
         """Return the addresses of gradients and optimizer states."""

@@ -30,6 +30,7 @@ from trainatomy.results.memory import Instant
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
 from trainatomy.training.observer import Silent
+from trainatomy.training.quantization import load_on_device
 from trainatomy.training.throughput import throughput, tokens_per_sample
 from trainatomy.workload.schema import Workload
 
@@ -239,6 +240,7 @@ def _execute(workload: Workload, timer: StepTimer, recorder: RunRecorder | None,
     observer = timer if recorder is None else _Observers(recorder, timer)
     try:
         with contextlib.suppress(EnoughSteps):
+            model = load_on_device(workload, model, "cuda")
             steps.run(workload, model, device="cuda", steps=max_steps, observer=observer)
         torch.cuda.synchronize()
     except (torch.OutOfMemoryError, RuntimeError) as error:

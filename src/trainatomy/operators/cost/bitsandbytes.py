@@ -1,4 +1,4 @@
-"""Optimizers of bitsandbytes: one launch for each parameter.
+"""Kernels of bitsandbytes: quantised weights, and optimizers with one launch for each parameter.
 
 With 8-bit states, a block of 256 threads works on 256 elements, which share a scale for each state. It reads states,
 gradient and code books one after the other with barriers between them, finds the new scales by a reduction, reads and
@@ -30,6 +30,46 @@ _BISECTIONS = 6
 """Steps of the search in the code book in shared memory; the first two are kept in registers."""
 _CLOCK_HZ = 1.7e9
 """Clock of GPUs since 2020 under load, roughly."""
+
+
+_MMA_SHARE = 0.63
+"""Share of the peak of tensor cores that kernels without Hopper's asynchronous instructions (``mma.sync``) reach on an
+H100 on average: Luo et al. (above)."""
+_CUBLASLT_SHARE, _STREAMED_SHARE = 0.7, 0.8
+"""Assumed: shares of the peak and of the bandwidth that cuBLAS reaches with 16-bit numbers."""
+_INT8_TO_HALF = 2.0
+"""Rate of 8-bit integers on tensor cores relative to 16-bit numbers: data sheets of T4, A100, H100."""
+
+
+def conversion(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of a kernel that quantises or dequantises: traffic of packed and of plain numbers."""
+    return memory_bound("traffic.plain.mixed.bitsandbytes", chip, call) if traffic(call).bytes else NOTHING
+
+
+def product_4bit(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of a product with 4-bit weights, which the kernel unpacks in registers.
+
+    bitsandbytes chooses it where there are few rows, so that reading the weights bounds it (``gemm_4bit.cu``).
+    """
+    rows, (flop, moved) = call.inputs[0], _product(call)
+    rate = chip.precision(rows.dtype)
+    seconds = max(flop / (_MMA_SHARE * chip.rate(rate)), moved / (_STREAMED_SHARE * chip.bandwidth))
+    return KernelWork("matmul.4bit", (log2(max(flop, 1)),), flop, rate, moved, 1, seconds)
+
+
+def product_8bit(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of a product of 8-bit integers by cuBLASLt."""
+    flop, moved = _product(call)
+    seconds = max(
+        flop / (_CUBLASLT_SHARE * _INT8_TO_HALF * chip.rate("fp16")), moved / (_STREAMED_SHARE * chip.bandwidth)
+    )
+    return KernelWork("matmul.8bit", (log2(max(flop, 1)),), 0.0, "fp32", moved, 1, seconds)
+
+
+def _product(call: Call) -> tuple[float, int]:
+    """Return the FLOP and the bytes of a product of rows (the first input) with packed weights."""
+    columns = call.inputs[call.written[0]].shape[-1]
+    return 2.0 * call.inputs[0].elements * columns, traffic(call).bytes
 
 
 def update_8bit(call: Call, chip: Chip) -> KernelWork:

@@ -21,11 +21,13 @@ from trainatomy.operators.table.lists import LISTS
 from trainatomy.operators.table.losses import LOSS_FUNCTIONS
 from trainatomy.operators.table.moves import MOVES
 from trainatomy.operators.table.normalisations import NORMALISATIONS
+from trainatomy.operators.table.quantised import QUANTISED_WEIGHTS
 
 OPERATORS: dict[str, Operator] = {}
 """The row of each operator by its name."""
 
-for _operator in (*CONTRACTIONS, *NORMALISATIONS, *ELEMENTWISE, *LOSS_FUNCTIONS, *MOVES, *LISTS, *HOST, *COMMUNICATION):
+_ROWS = (CONTRACTIONS, NORMALISATIONS, ELEMENTWISE, LOSS_FUNCTIONS, MOVES, LISTS, QUANTISED_WEIGHTS, HOST, COMMUNICATION)
+for _operator in (row for rows in _ROWS for row in rows):
     if _operator.name in OPERATORS:
         raise ValueError(f"operators/table describes {_operator.name} twice")
     OPERATORS[_operator.name] = _operator

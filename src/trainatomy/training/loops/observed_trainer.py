@@ -93,6 +93,13 @@ class ObservedTrainer(Trainer):
             optimizers=(optimizer, None),
             **({} if evaluation is None else evaluation.keywords()),
         )
+        if self._is_loaded_by_bitsandbytes(model):
+            observer.loaded(model)
+
+    @staticmethod
+    def _is_loaded_by_bitsandbytes(model: Any) -> bool:
+        """Return whether the Trainer leaves the model where it is, as ``Trainer.__init__`` decides."""
+        return str(getattr(model, "quantization_method", "")).endswith(("bitsandbytes", "BITS_AND_BYTES"))
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         super()._move_model_to_device(model, device)

@@ -1,0 +1,189 @@
+"""bitsandbytes' kernels for quantised weights, on meta tensors.
+
+The CUDA implementations of its operators (``torch.ops.bitsandbytes.*``) are Python around calls of a C library.  Here
+that Python runs as it is, the installed version's, with the C library replaced: each of its kernels writes an operation
+and computes nothing.  What the Python around them allocates is seen as it happens: dequantised weights, absolute
+maxima, casts.  Whether a weight is dequantised for cuBLAS or multiplied by a kernel of the library's own is also its
+decision, by the compute capability and multiprocessors of the simulated GPU.
+
+Source: bitsandbytes 0.46-0.50, backends/cuda/ops.py and backends/default/ops.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from trainatomy.operators.allocation.whole import one_operation
+
+Function = Callable[..., Any]
+_PACKAGE = "bitsandbytes.backends"
+
+
+class _Kernel(NamedTuple):
+    """A kernel of the C library: the operation that it is written as, and its pointer arguments.
+
+    Attributes:
+        name: Start of its name in the library; what follows is the type of its numbers.
+        operation: Operation that it is written as.
+        reads: Positions of the tensors that it reads.
+        writes: Positions of the tensors that it writes.
+    """
+
+    name: str
+    operation: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+_KERNELS = (
+    _Kernel("cquantize_blockwise_", "quantize_blockwise", (1, 0), (2, 3)),
+    _Kernel("cdequantize_blockwise_", "dequantize_blockwise", (1, 0, 2), (3,)),
+    _Kernel("cgemm_4bit_inference_naive_", "gemv_4bit", (3, 4, 5, 6), (7,)),
+    _Kernel("cgemm_4bit_", "gemm_4bit", (0, 1, 2, 3, 4, 5, 7), (6,)),
+    _Kernel("cigemmlt_32", "int8_linear_matmul", (5, 4), (6,)),
+    _Kernel("cdequant_mm_int32_fp16", "int8_mm_dequant", (0, 1, 2, 4), (3,)),
+    _Kernel("cint8_vector_quant", "int8_vectorwise_quant", (0,), (1, 2)),
+)
+"""Kernels by the order in which their names are tried; csrc/pythonInterface.cpp declares them."""
+
+
+class _Symbol:
+    """A function of the C library, called with tensors where the library gets pointers."""
+
+    def __init__(self, name: str) -> None:
+        self._kernel = next((each for each in _KERNELS if name.startswith(each.name)), None)
+
+    def __call__(self, *arguments: Any) -> int:
+        """Write the kernel as an operation; returns the library's code for success."""
+        if self._kernel is not None:
+            reads = [arguments[position] for position in self._kernel.reads]
+            writes = [arguments[position] for position in self._kernel.writes]
+            tensors = [each for each in (*reads, *writes) if isinstance(each, torch.Tensor)]
+            written = tuple(range(len(tensors) - len(writes), len(tensors)))
+            with one_operation(f"bitsandbytes::{self._kernel.operation}", *tensors, written=written):
+                pass
+        return 0
+
+
+class _Library:
+    """Stands for the C library: every name is a function."""
+
+    def __getattr__(self, name: str) -> _Symbol:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Symbol(name)
+
+
+class _Pointers(TorchFunctionMode):
+    """Answers ``data_ptr`` with the tensor itself, so that kernels are called with tensors."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return args[0] if func is torch.Tensor.data_ptr else func(*args, **kwargs or {})
+
+
+class _Backend(NamedTuple):
+    """Implementations of the library's operators by name, and the modules that they live in."""
+
+    implementations: dict[str, Function]
+    modules: tuple[ModuleType, ...]
+
+
+@cache
+def _backend() -> _Backend:
+    """Execute the library's backends once more, as modules of our own, with the C library replaced."""
+    implementations: dict[str, Function] = {}
+
+    def register_kernel(name: str, device: str) -> Callable[[Function], Function]:
+        def register(function: Function) -> Function:
+            implementations[name] = function
+            return function
+
+        return register
+
+    functional = importlib.import_module("bitsandbytes.functional")
+    with contextlib.ExitStack() as stack:
+        for place, name, value in (
+            (importlib.import_module("bitsandbytes._ops"), "register_kernel", register_kernel),
+            (importlib.import_module("bitsandbytes.cextension"), "lib", _Library()),
+            (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
+            (functional, "CUBLAS_Context", mock.MagicMock()),
+            (functional, "get_ptr", lambda tensor: tensor),
+            (functional, "_get_tensor_stream", lambda tensor: 0),
+            (functional, "_cuda_device_of", lambda tensor: contextlib.nullcontext()),
+        ):
+            stack.enter_context(mock.patch.object(place, name, value, create=True))
+        modules = tuple(_execute(f"{_PACKAGE}.{part}") for part in ("default", "cuda"))
+    return _Backend(implementations, modules)
+
+
+def _execute(package: str) -> ModuleType:
+    """Execute the ``ops`` of a backend as a new module."""
+    importlib.import_module(package)
+    found = importlib.util.find_spec(f"{package}.ops")
+    assert found is not None
+    assert found.origin is not None
+    spec = importlib.util.spec_from_file_location(f"{package}._simulated_ops", found.origin)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def quantised_operators(no_outliers: Callable[[], contextlib.AbstractContextManager[None]]) -> dict[Any, Function]:
+    """Return what runs in place of the library's operators, by the operator that Python calls.
+
+    Args:
+        no_outliers: Context in which unknown bools are answered with False.  ``int8_vectorwise_quant`` asks whether
+            an activation reaches the threshold: no column is assumed to.
+    """
+    backend = _backend()
+    _forget_gpu(backend)
+    found: dict[Any, Function] = {}
+    for name, implementation in backend.implementations.items():
+        short, _, overload = name.removeprefix("bitsandbytes::").partition(".")
+        packet = getattr(torch.ops.bitsandbytes, short)
+        run = partial(_run, implementation, no_outliers)
+        found[getattr(packet, overload or "default")] = run
+        if not overload:
+            found[packet] = run
+    return found
+
+
+def _run(
+    implementation: Function,
+    no_outliers: Callable[[], contextlib.AbstractContextManager[None]],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    with no_outliers(), _Pointers():
+        return implementation(*args, **kwargs)
+
+
+def _forget_gpu(backend: _Backend) -> None:
+    """Clear what the backend remembers of the GPU: the next simulation may have another."""
+    for module in backend.modules:
+        for value in vars(module).values():
+            clear = getattr(value, "cache_clear", None)
+            if callable(clear):
+                clear()
+
+
+@contextlib.contextmanager
+def no_shared_code_books() -> Iterator[None]:
+    """Let the library make its code books on this simulation's GPU, and drop them with it."""
+    functional = importlib.import_module("bitsandbytes.functional")
+    with mock.patch.dict(functional.name2qmap, clear=True):
+        yield

@@ -1,0 +1,184 @@
+"""Load a model with quantised weights, by transformers' own ``from_pretrained`` and bitsandbytes.
+
+The model of a workload is built with weights in 32 or 16 bits, as every other one.  Quantised, it is loaded again: its
+weights are the checkpoint, and each one is copied to the GPU and quantised there before the next.  A checkpoint that is
+stored quantised is quantised in host memory first, and copied to the GPU as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.libraries import import_library, version_of
+from trainatomy.training.configuration import stored_quantization
+from trainatomy.training.model import adapt_and_freeze, add_notes, model_notes, unwrap
+from trainatomy.training.process import isolated_process_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch import nn
+
+    from trainatomy.workload.quantization import QuantizationSpec
+    from trainatomy.workload.schema import Workload
+
+_PURPOSE = "model.quantization"
+
+
+def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Module:
+    """Return the model to run: with quantised weights on ``device`` if the workload asks for them, else ``model``.
+
+    Args:
+        workload: Training or inference to run.
+        model: Its model, as ``build_model`` returns it.
+        device: ``"cuda"`` or ``"cpu"``.
+
+    Raises:
+        WorkloadError: transformers or peft refuse a setting.
+        MissingLibrary: bitsandbytes or accelerate is missing or too old.
+    """
+    if not is_quantised(workload, model):
+        return model
+    problems = workload.quantised_problems(is_stored=stored_quantization(unwrap(model)) is not None)
+    if problems:
+        raise WorkloadError("\n".join(map(str, problems)), key=".".join(map(str, problems[0].path)))
+    with isolated_process_settings(), _without_progress_bars():
+        quantised = _load(workload, model, device)
+    spec = workload.model.quantization
+    if workload.model.lora is not None and (spec is None or spec.prepare_model_for_kbit_training):
+        _prepare(workload, quantised)
+    adapted = adapt_and_freeze(quantised, workload.model)
+    add_notes(adapted, (*model_notes(model), *_notes(quantised)))
+    return adapted
+
+
+def is_quantised(workload: Workload, model: nn.Module) -> bool:
+    """Return whether the weights of a built model are quantised when it is loaded."""
+    return workload.model.quantization is not None or stored_quantization(unwrap(model)) is not None
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Load without transformers' progress bar."""
+    from transformers.utils import logging
+
+    if not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
+def parameter_count(parameter: torch.Tensor) -> int:
+    """Return how many weights a parameter holds, which packed 4-bit weights do not say themselves."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else int(state.shape.numel())
+
+
+def scales(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield what quantised layers hold besides their weights: scales, offsets and code books."""
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        state = getattr(weight, "quant_state", None)
+        while state is not None:
+            yield from (each for each in (state.absmax, state.offset, state.code) if each is not None)
+            state = state.state2
+        for holder in (weight, getattr(module, "state", None)):
+            scale = getattr(holder, "SCB", None)
+            if scale is not None:
+                yield scale
+
+
+def _notes(model: Any) -> Iterator[str]:
+    """Yield what was decided for the user when the weights were quantised."""
+    settings = model.config.quantization_config
+    layers = sum(type(module).__module__.startswith("bitsandbytes.") for module in model.modules())
+    version = version_of("bitsandbytes")
+    four = settings.load_in_4bit
+    double = " with double quantisation" if four and settings.bnb_4bit_use_double_quant else ""
+    kind = f"{settings.bnb_4bit_quant_type}, 4 bits{double}" if four else "8 bits"
+    yield (
+        f"{layers} linear layers have quantised weights ({kind}) by bitsandbytes {version}; "
+        "such trainings have not been measured yet"
+    )
+    if not four and settings.llm_int8_threshold > 0:
+        yield (
+            f"no activation is assumed to reach llm_int8_threshold ({settings.llm_int8_threshold:g}): columns that do "
+            "are multiplied in 16 bits, and take as much more memory and time"
+        )
+
+
+def _load(workload: Workload, model: Any, device: str) -> nn.Module:
+    """Load the model with quantised weights."""
+    import_library("bitsandbytes", _PURPOSE)
+    import_library("accelerate", _PURPOSE)
+    stored = stored_quantization(model)
+    place = 0 if device == "cuda" else device
+    if stored is None:
+        spec = workload.model.quantization
+        if spec is None or not spec.is_set:
+            raise WorkloadError(
+                "model.quantization: names neither load_in_4bit nor load_in_8bit, and the checkpoint is not quantised",
+                key=_PURPOSE,
+            )
+        return _from_pretrained(model, _weights(model), _settings(spec.arguments()), place)
+    in_host_memory = _from_pretrained(model, _weights(model), _settings(stored), "cpu")
+    return _from_pretrained(model, _weights(in_host_memory), _settings(stored), place, is_stored=True)
+
+
+def _settings(arguments: dict[str, Any]) -> Any:
+    """Return a ``BitsAndBytesConfig``."""
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig.from_dict(arguments)
+
+
+def _weights(model: Any) -> dict[str, Any]:
+    """Return the tensors that a checkpoint of the model has: a tied weight is stored once."""
+    tied = getattr(model, "all_tied_weights_keys", {})
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def _from_pretrained(
+    model: Any, weights: dict[str, Any], settings: Any, place: int | str, *, is_stored: bool = False
+) -> nn.Module:
+    """Load ``weights`` into a model like ``model``.
+
+    Args:
+        model: Model whose class, configuration and dtype it has.
+        weights: Content of its checkpoint.
+        settings: How its weights are quantised.
+        place: Index of a GPU, or ``"cpu"``.
+        is_stored: Whether ``weights`` are quantised already.
+    """
+    config = copy.deepcopy(model.config)
+    if is_stored:
+        config.quantization_config = settings.to_dict()
+    quantise = {} if is_stored else {"quantization_config": settings}
+    try:
+        loaded: nn.Module = type(model).from_pretrained(
+            None, config=config, state_dict=weights, dtype=config.dtype, device_map={"": place}, **quantise
+        )
+    except ImportError as error:
+        raise MissingLibrary(f"{_PURPOSE}: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise WorkloadError(f"{_PURPOSE}: transformers refuses: {error}", key=_PURPOSE) from error
+    return loaded
+
+
+def _prepare(workload: Workload, model: nn.Module) -> None:
+    """Prepare a quantised model for adapters, as scripts do before ``get_peft_model``."""
+    peft = import_library("peft", "model.lora")
+    train = workload.train
+    peft.prepare_model_for_kbit_training(
+        model,
+        use_gradient_checkpointing=train.gradient_checkpointing,
+        gradient_checkpointing_kwargs=train.gradient_checkpointing_kwargs,
+    )
