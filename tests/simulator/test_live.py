@@ -54,10 +54,3 @@ def test_a_batch_function_must_return_the_requested_size() -> None:
 def test_one_row_for_the_whole_batch_is_allowed() -> None:
     made = {"positions": torch.zeros(1, 8), **batch(4)}
     described(Net(), made, None, None, {"per_device_train_batch_size": 4})
-
-
-def test_quantised_weights_are_refused_by_name() -> None:
-    nn_of_bitsandbytes = pytest.importorskip("bitsandbytes.nn")
-    model = nn.Sequential(nn.Linear(8, 8), nn_of_bitsandbytes.Linear4bit(64, 64))
-    with pytest.raises(WorkloadError, match=r"1\.weight of Sequential is quantised \(bitsandbytes Params4bit\)"):
-        on_meta(model)

@@ -24,8 +24,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from trainatomy.operators.allocation.whole import one_operation
+from trainatomy.simulator.loading import HostTensors
 
 Function = Callable[..., Any]
+Context = Callable[[], contextlib.AbstractContextManager[None]]
 _PACKAGE = "bitsandbytes.backends"
 
 
@@ -142,12 +144,13 @@ def _execute(package: str) -> ModuleType:
     return module
 
 
-def quantised_operators(no_outliers: Callable[[], contextlib.AbstractContextManager[None]]) -> dict[Any, Function]:
+def quantised_operators(no_outliers: Context, on_host: Context) -> dict[Any, Function]:
     """Return what runs in place of the library's operators, by the operator that Python calls.
 
     Args:
         no_outliers: Context in which unknown bools are answered with False.  ``int8_vectorwise_quant`` asks whether
             an activation reaches the threshold: no column is assumed to.
+        on_host: Context in which meta tensors that are made stand for tensors in host memory.
     """
     backend = _backend()
     _forget_gpu(backend)
@@ -155,20 +158,15 @@ def quantised_operators(no_outliers: Callable[[], contextlib.AbstractContextMana
     for name, implementation in backend.implementations.items():
         short, _, overload = name.removeprefix("bitsandbytes::").partition(".")
         packet = getattr(torch.ops.bitsandbytes, short)
-        run = partial(_run, implementation, no_outliers)
+        run = partial(_run, implementation, no_outliers, on_host)
         found[getattr(packet, overload or "default")] = run
         if not overload:
             found[packet] = run
     return found
 
 
-def _run(
-    implementation: Function,
-    no_outliers: Callable[[], contextlib.AbstractContextManager[None]],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    with no_outliers(), _Pointers():
+def _run(implementation: Function, no_outliers: Context, on_host: Context, *args: Any, **kwargs: Any) -> Any:
+    with no_outliers(), HostTensors(on_host), _Pointers():
         return implementation(*args, **kwargs)
 
 

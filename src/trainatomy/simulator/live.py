@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from trainatomy.errors import WorkloadError
+from trainatomy.simulator import quantised_layers
 from trainatomy.training.batch import MakeBatch
 from trainatomy.workload.schema import Workload
 
@@ -30,20 +31,27 @@ def on_meta(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         _check_parameter(model, name, parameter)
-        if id(parameter) not in memo:
+        if id(parameter) in memo:
+            continue
+        if quantised_layers.is_quantised(parameter):
+            quantised_layers.on_meta(parameter, memo)
+        else:
             empty = torch.empty_like(parameter, device="meta")
             memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    quantised_layers.memo_of_layers(model, memo)
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     for computed in _computed_attributes(model):
         memo[id(computed)] = torch.empty_like(computed, device="meta").detach()
     try:
-        return copy.deepcopy(model, memo)
+        copied = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, ValueError) as error:
         raise WorkloadError(
             f"the module {type(model).__name__} cannot be copied ({error}); "
             "give a factory that builds it: model.factory"
         ) from error
+    quantised_layers.name_layers(copied)
+    return copied
 
 
 def _check_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
@@ -54,10 +62,10 @@ def _check_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> No
             "run it on one batch first, so that it takes its shapes from that"
         )
     kind = type(parameter)
-    if kind.__module__.startswith("bitsandbytes."):
+    if kind.__module__.startswith("bitsandbytes.") and not quantised_layers.is_quantised(parameter):
         raise WorkloadError(
-            f"{name} of {type(model).__name__} is quantised (bitsandbytes {kind.__name__}): its scales and the copies "
-            "that its layers make are not simulated.\nPredict the model without quantisation, or measure it with "
+            f"{name} of {type(model).__name__} is a {kind.__name__} of bitsandbytes, which is not simulated: only "
+            "layers with 4-bit and 8-bit weights are.\nPredict the model without it, or measure it with "
             "trainatomy.measure"
         )
 

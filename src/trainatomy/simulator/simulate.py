@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.versions import parse_version, version_note
 from trainatomy.errors import SimulationError, WorkloadError
@@ -19,6 +20,7 @@ from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
+from trainatomy.simulator import quantised_layers
 from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
 from trainatomy.simulator.failures import explained_failures
@@ -214,6 +216,8 @@ def _execute(
         torch.ones((1, 1)).to("cuda")
         if is_quantised(workload, model):
             model = _load(workload, process, model)
+        else:
+            quantised_layers.move_8bit(model)
         # Only the loop may hold the observer, which refers to the model and its optimizer.
         run_steps = partial(run, workload, model, device="cuda", steps=steps, make_batch=make_batch)
         with explained_failures(
@@ -229,7 +233,8 @@ def _execute(
 
 def _load(workload: Workload, process: SimulatedProcess, model: nn.Module) -> nn.Module:
     """Load a model with quantised weights in the simulated process."""
-    with loading(process.on_host):
+    settings = AllocatorSettings.parse(workload.allocator, process.processor.torch_version)
+    with loading(process.on_host, process.trace, settings):
         loaded = load_on_device(workload, model, "cuda")
     process.modules.learn(loaded)
     return loaded
@@ -344,7 +349,8 @@ def _quantised_layers(process: SimulatedProcess) -> Iterator[None]:
     from trainatomy.simulator.bitsandbytes_kernels import no_shared_code_books, quantised_operators
 
     with no_shared_code_books():
-        process.use_functions(quantised_operators(partial(process.recorder.scalar_reads.true_at_most, 0)))
+        no_outliers = partial(process.recorder.scalar_reads.true_at_most, 0)
+        process.use_functions(quantised_operators(no_outliers, process.on_host))
         yield
 
 
