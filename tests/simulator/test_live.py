@@ -10,7 +10,7 @@ from torch import nn
 
 import trainatomy
 from trainatomy.errors import WorkloadError
-from trainatomy.simulator.live import described, on_meta
+from trainatomy.simulator.live import described
 
 
 class Net(nn.Module):

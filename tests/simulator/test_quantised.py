@@ -34,10 +34,17 @@ EIGHT = {"load_in_8bit": True}
 
 
 def describe(quantization: dict[str, Any] | None, **sections: Any) -> Workload:
-    model = {"class": "LlamaForCausalLM", "config": LLAMA, "dtype": "bfloat16", "lora": {"target_modules": "all-linear"}}
+    model = {
+        "class": "LlamaForCausalLM",
+        "config": LLAMA,
+        "dtype": "bfloat16",
+        "lora": {"target_modules": "all-linear"},
+    }
     train = {"per_device_train_batch_size": 2, "bf16": True}
     mapping: dict[str, Any] = {"model": model, "data": {"sequence_length": 32}, "train": train, "steps": 1}
-    mapping |= {key: {**mapping.get(key, {}), **value} if isinstance(value, dict) else value for key, value in sections.items()}
+    mapping |= {
+        key: {**mapping.get(key, {}), **value} if isinstance(value, dict) else value for key, value in sections.items()
+    }
     if quantization is not None:
         mapping["model"] = {**mapping["model"], "quantization": quantization}
     return Workload.from_mapping(mapping)

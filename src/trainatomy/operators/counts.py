@@ -10,8 +10,8 @@ from trainatomy.operators.registry import operator_of
 from trainatomy.operators.traffic import crosses, traffic
 from trainatomy.results.operations import Call
 
-
-_QUANTISED_PRODUCTS = frozenset(f"bitsandbytes::{name}" for name in ("gemm_4bit", "gemv_4bit", "int8_linear_matmul"))
+_PACKED = ("gemm_4bit", "gemv_4bit", "int8_linear_matmul")
+_QUANTISED_PRODUCTS = frozenset(f"bitsandbytes::{name}" for name in _PACKED)
 """Products of activations, the first input, with packed weights, into a tensor that they write."""
 
 

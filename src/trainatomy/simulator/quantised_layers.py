@@ -56,7 +56,7 @@ def memo_of_layers(model: nn.Module, memo: dict[int, Any]) -> None:
     for module in model.modules():
         state = getattr(module, "state", None)
         if type(state).__module__.startswith("bitsandbytes."):
-            weight = memo.get(id(getattr(module, "weight", None)))
+            weight: Any = memo.get(id(getattr(module, "weight", None)))
             for name, value in vars(state).items():
                 if isinstance(value, torch.Tensor) and id(value) not in memo:
                     is_weight = name == "CB" and weight is not None
@@ -82,4 +82,4 @@ def name_layers(model: nn.Module) -> None:
     for module in model.modules():
         weight = module._parameters.get("weight")
         if weight is not None and hasattr(weight, "quant_storage"):
-            weight.module = module  # type: ignore[assignment]
+            vars(weight)["module"] = module

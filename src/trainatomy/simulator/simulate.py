@@ -188,11 +188,7 @@ def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remo
         built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
     name = type(unwrap(built)).__name__
     is_adapted_later = is_quantised(workload, built)
-    if (
-        workload.mode == "training"
-        and not is_adapted_later
-        and not any(p.requires_grad for p in built.parameters())
-    ):
+    if workload.mode == "training" and not is_adapted_later and not any(p.requires_grad for p in built.parameters()):
         raise WorkloadError(
             f"no parameter of {name} is trained (requires_grad is False for all): "
             "leave model.freeze out or narrow it, or ask for mode: inference",

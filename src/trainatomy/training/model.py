@@ -17,7 +17,13 @@ from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, Wor
 from trainatomy.libraries import import_library
 from trainatomy.training import factory
 from trainatomy.training.classes import model_class
-from trainatomy.training.configuration import DTYPES, build_configuration, dtype_note, dtype_to_load, stored_quantization
+from trainatomy.training.configuration import (
+    DTYPES,
+    build_configuration,
+    dtype_note,
+    dtype_to_load,
+    stored_quantization,
+)
 from trainatomy.training.positions import lengths
 from trainatomy.workload.nearest import suggestion
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from trainatomy.workload.quantization import QuantizationSpec
     from trainatomy.workload.schema import Workload
 
 _PURPOSE = "model.quantization"

@@ -22,7 +22,14 @@ _FILE_ONLY = {
     ("gpu", "base"),
     *(("model", "lora", key) for key in ("trainable_token_indices", "layer_replication", "layers_to_transform")),
 }
-_PANELS = {"model": "Model", "lora": "LoRA", "quantization": "Quantization", "data": "Data", "parallel": "Parallel", "train": "TrainingArguments"}
+_PANELS = {
+    "model": "Model",
+    "lora": "LoRA",
+    "quantization": "Quantization",
+    "data": "Data",
+    "parallel": "Parallel",
+    "train": "TrainingArguments",
+}
 _METAVARS: dict[str, str] = {"integer": "INT", "number": "FLOAT", "text": "TEXT", "list": "NAME", "pairs": "KEY=VALUE"}
 
 

@@ -22,6 +22,7 @@ from trainatomy.workload.section import (
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
+
 class LoraSpec(Section):
     """Low-rank adapters; names, meaning and defaults are those of ``peft.LoraConfig``."""
 

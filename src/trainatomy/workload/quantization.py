@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from trainatomy.workload.section import Amount, Names, Problem, Section, spell_dtype
 
+
 class QuantizationSpec(Section):
     """Weights in 4 or 8 bits (bitsandbytes); names, meaning and defaults are those of ``BitsAndBytesConfig``."""
 

@@ -26,7 +26,17 @@ from trainatomy.operators.table.quantised import QUANTISED_WEIGHTS
 OPERATORS: dict[str, Operator] = {}
 """The row of each operator by its name."""
 
-_ROWS = (CONTRACTIONS, NORMALISATIONS, ELEMENTWISE, LOSS_FUNCTIONS, MOVES, LISTS, QUANTISED_WEIGHTS, HOST, COMMUNICATION)
+_ROWS = (
+    CONTRACTIONS,
+    NORMALISATIONS,
+    ELEMENTWISE,
+    LOSS_FUNCTIONS,
+    MOVES,
+    LISTS,
+    QUANTISED_WEIGHTS,
+    HOST,
+    COMMUNICATION,
+)
 for _operator in (row for rows in _ROWS for row in rows):
     if _operator.name in OPERATORS:
         raise ValueError(f"operators/table describes {_operator.name} twice")
