@@ -213,7 +213,7 @@ def test_float16_weights_of_a_checkpoint_cannot_be_trained_with_gradient_scaling
         ({"quant_method": "gptq", "bits": 4}, "gptq"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "fp8"}, "fp8"),
-        ({"load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
     ],
 )
 def test_a_quantised_checkpoint_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], method: str) -> None:
