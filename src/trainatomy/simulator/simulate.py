@@ -14,7 +14,7 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.versions import parse_version, version_note
 from trainatomy.errors import SimulationError, WorkloadError
-from trainatomy.libraries import version_of
+from trainatomy.libraries import import_library, version_of
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
@@ -33,7 +33,7 @@ from trainatomy.training.batch import MakeBatch
 from trainatomy.training.model import build_model, model_notes, unwrap, weights_dtype
 from trainatomy.training.positions import sequence_note
 from trainatomy.training.process import preload
-from trainatomy.training.quantization import is_quantised, load_on_device, parameter_count
+from trainatomy.training.quantization import has_quantised_layers, is_quantised, load_on_device, parameter_count
 from trainatomy.training.run import run
 from trainatomy.training.throughput import tokens_per_sample
 from trainatomy.workload.arguments import arguments
@@ -148,12 +148,12 @@ def simulate(
             software_of(workload.era),
             _optimizer_library(workload, process),
             _evaluation_arrays(workload),
-            _quantised_layers(process),
         ):
             built = _build(workload, model, trust_remote_code)
             # FSDP1 leaves only this rank's shards in the model; on one GPU the first step may complete it.
             described = _describe(workload, built) if workload.parallel.world_size > 1 else None
-            built = _execute(workload, process, built, steps, make_batch)
+            with _quantised_layers(process, wanted=is_quantised(workload, built) or has_quantised_layers(built)):
+                built = _execute(workload, process, built, steps, make_batch)
     return _result(process, described or _describe(workload, built), steps)
 
 
@@ -337,11 +337,12 @@ def _evaluation_arrays(workload: Workload) -> contextlib.AbstractContextManager[
 
 
 @contextlib.contextmanager
-def _quantised_layers(process: SimulatedProcess) -> Iterator[None]:
-    """Let bitsandbytes' layers run without a GPU, where the library is installed."""
-    if version_of("bitsandbytes") is None:
+def _quantised_layers(process: SimulatedProcess, *, wanted: bool) -> Iterator[None]:
+    """Let bitsandbytes' layers run without a GPU."""
+    if not wanted:
         yield
         return
+    import_library("bitsandbytes", "model.quantization")
     from trainatomy.simulator.bitsandbytes_kernels import no_shared_code_books, quantised_operators
 
     with no_shared_code_books():

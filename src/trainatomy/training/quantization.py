@@ -98,7 +98,7 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
 def _notes(model: Any) -> Iterator[str]:
     """Yield what was decided for the user when the weights were quantised."""
     settings = model.config.quantization_config
-    layers = sum(type(module).__module__.startswith("bitsandbytes.") for module in model.modules())
+    layers = sum(_is_quantised_layer(module) for module in model.modules())
     version = version_of("bitsandbytes")
     four = settings.load_in_4bit
     double = " with double quantisation" if four and settings.bnb_4bit_use_double_quant else ""
@@ -112,6 +112,15 @@ def _notes(model: Any) -> Iterator[str]:
             f"no activation is assumed to reach llm_int8_threshold ({settings.llm_int8_threshold:g}): columns that do "
             "are multiplied in 16 bits, and take as much more memory and time"
         )
+
+
+def has_quantised_layers(model: nn.Module) -> bool:
+    """Return whether a model that was built has layers of bitsandbytes already."""
+    return any(_is_quantised_layer(module) for module in model.modules())
+
+
+def _is_quantised_layer(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("bitsandbytes.")
 
 
 def _load(workload: Workload, model: Any, device: str) -> nn.Module:
