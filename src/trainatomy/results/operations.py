@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
+from trainatomy.results.pipeline import StageRun
+
 
 class Array(NamedTuple):
     """Tensor as a kernel sees it.
@@ -129,6 +131,7 @@ class Operations:
             step.
         cpu_waits: For an operation (by index) those that must finish before the CPU launches it, as
             ``Event.synchronize`` demands.
+        stage_runs: The parts of micro-batches that this rank's stages of a pipeline run, in order.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -139,6 +142,7 @@ class Operations:
     step: int = -1
     dependencies: dict[int, tuple[int, ...]] = field(default_factory=dict)
     cpu_waits: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    stage_runs: list[StageRun] = field(default_factory=list)
 
     def blocks(self) -> list[tuple[int, range]]:
         """Return consecutive indices into ``operations`` with the times that a real step runs them as a whole."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from trainatomy.results.operations import Call, Operation, Operations
+from trainatomy.results.pipeline import StageRun, Work
 from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_of, storages_in, text
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.storages import Storages
@@ -89,6 +90,7 @@ class OperationWriter:
         self._awaited: dict[int, frozenset[int]] = {}
         self._recorded: dict[int, frozenset[int]] = {}
         self._cpu_awaits: frozenset[int] = frozenset()
+        self._stage_work: tuple[Work, int] | None = None
 
     # -- control by the loop -------------------------------------------------------------------------------------------
 
@@ -159,6 +161,16 @@ class OperationWriter:
     def skip_placeholder(self) -> None:
         """Leave out the next ``zeros``, which the Trainer takes for the loss of a micro-batch that was not executed."""
         self._skips_placeholder = True
+
+    def stage_begin(self, work: Work) -> None:
+        """Begin a part of a micro-batch in a stage of a pipeline."""
+        self._stage_work = work, len(self.operations.operations)
+
+    def stage_end(self) -> None:
+        """End it."""
+        if self.recording and self._stage_work is not None:
+            self.operations.stage_runs.append(StageRun(*self._stage_work, len(self.operations.operations)))
+        self._stage_work = None
 
     def phase(self) -> str:
         """Return the phase: forward, recompute, backward, optimizer, zero_grad or other."""

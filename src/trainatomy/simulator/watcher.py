@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainatomy.results.operations import Operations
+from trainatomy.results.pipeline import Work
 from trainatomy.simulator.evaluation import ExecutedEvaluation, RepeatedBatches
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
@@ -107,6 +108,14 @@ class Watcher:
         self._recorder.mark("backward end")
         self._repetition.end()
         self._operations.repeats = 1
+
+    def stage_begin(self, work: str, stage: int, micro_batch: int) -> None:
+        """Begin a part of a micro-batch in a stage of a pipeline."""
+        self._operations.stage_begin(Work(work, stage, micro_batch))
+
+    def stage_end(self) -> None:
+        """End it."""
+        self._operations.stage_end()
 
     def optimizer_begin(self) -> None:
         """Begin the optimizer's step."""

@@ -14,6 +14,7 @@ The order of calls in one run (``n`` optimizer steps of ``m`` micro-batches)::
 
 Between the last ``micro_step_end`` and ``optimizer_begin`` gradients are unscaled and clipped.  The Trainer moves the
 batches of a step to the device before ``step_begin``, and zeroes gradients once between ``ready`` and the first step.
+In a pipeline the micro-batches of a step overlap, and each part of one is between ``stage_begin`` and ``stage_end``.
 Inference has no optimizer: ``ready`` gets ``None``, and a step has neither an optimizer phase nor gradients to zero.
 
 An observer keeps no tensor that a loop passes to it, so observing cannot prolong the life of one.
@@ -21,11 +22,14 @@ An observer keeps no tensor that a loop passes to it, so observing cannot prolon
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+StageWork = Literal["forward", "backward", "backward_input", "backward_weight"]
+"""What a stage of a pipeline does with a micro-batch; the last two are the halves of a divided backward pass."""
 
 
 class Observer(Protocol):
@@ -63,6 +67,12 @@ class Observer(Protocol):
 
     def micro_step_end(self, micro_step: int) -> None:
         """Backward of this micro-batch is over."""
+
+    def stage_begin(self, work: StageWork, stage: int, micro_batch: int) -> None:
+        """A stage of a pipeline begins a part of a micro-batch."""
+
+    def stage_end(self) -> None:
+        """It is over."""
 
     def optimizer_begin(self) -> None:
         """Gradients are clipped; the optimizer's step is next."""
@@ -117,6 +127,8 @@ class Silent:
     def forward_end(self) -> None: ...
     def loss_kept(self, loss: torch.Tensor) -> None: ...
     def micro_step_end(self, micro_step: int) -> None: ...
+    def stage_begin(self, work: StageWork, stage: int, micro_batch: int) -> None: ...
+    def stage_end(self) -> None: ...
     def optimizer_begin(self) -> None: ...
     def optimizer_end(self) -> None: ...
     def zero_grad_begin(self) -> None: ...

@@ -18,6 +18,12 @@ from trainatomy.workload.section import Amount, Count, Problem, Section, Text
 
 Strategy = Literal["ddp", "fsdp2", "fsdp1", "zero1", "dp"]
 Half = Literal["float32", "float16", "bfloat16"]
+PipelineSchedule = Literal["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"]
+"""Schedules by their names in PyTorch (``torch.distributed.pipelining.schedules.get_schedule_class``)."""
+
+_LOOPED = frozenset({"LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"})
+"""Schedules with several stages on each rank."""
+_PIPELINE_OPTIONS = ("pp_schedule", "pp_microbatches", "pp_stages_per_rank")
 
 _OPTIONS: dict[str, frozenset[str]] = {
     "gradient_as_bucket_view": frozenset({"ddp", "zero1"}),
@@ -95,7 +101,20 @@ class ParallelSpec(Section):
     )
     tp_size: Count = Field(default=1, description="ranks that share each layer (tensor parallelism)")
     cp_size: Count = Field(default=1, description="ranks that share each sequence (context parallelism)")
-    pp_size: Count = Field(default=1, description="stages of a pipeline")
+    pp_size: Count = Field(default=1, description="ranks that share the layers, each with its own (a pipeline)")
+    pp_schedule: PipelineSchedule | None = Field(
+        default=None,
+        description="order of a pipeline's work, by PyTorch's names (default: `1F1B`; with several stages on each rank "
+        "`Interleaved1F1B`)",
+    )
+    pp_microbatches: Count | None = Field(
+        default=None,
+        description="micro-batches that a pipeline divides a batch into (PyTorch's `n_microbatches`; default: one for "
+        "each sample)",
+    )
+    pp_stages_per_rank: Count | None = Field(
+        default=None, description="stages on each rank (default: 1; 2 with schedules that interleave them)"
+    )
     gradient_as_bucket_view: bool = Field(default=False, description="DDP: gradients are views of its buckets")
     static_graph: bool = Field(default=False, description="DDP: the graph of a step never changes")
     find_unused_parameters: bool = Field(default=False, description="DDP: look for parameters without a gradient")
@@ -134,6 +153,21 @@ class ParallelSpec(Section):
         return self.world_size // (self.tp_size * self.cp_size * self.pp_size)
 
     @property
+    def schedule(self) -> PipelineSchedule:
+        """Schedule of the pipeline."""
+        return self.pp_schedule or ("Interleaved1F1B" if (self.pp_stages_per_rank or 1) > 1 else "1F1B")
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Stages of the pipeline on each rank."""
+        return self.pp_stages_per_rank or (2 if self.schedule in _LOOPED else 1)
+
+    @property
+    def stages(self) -> int:
+        """Stages of the whole pipeline."""
+        return self.pp_size * self.stages_per_rank
+
+    @property
     def replicas(self) -> int:
         """Number of copies of the weights that FSDP keeps: 1 unless its shards are in groups of ranks."""
         shards = self.dp_shard_size or self.data_parallel_size // (self.dp_replicate_size or 1)
@@ -147,11 +181,30 @@ class ParallelSpec(Section):
 
     def contradictions(self) -> list[Problem]:
         """Refuse degrees that do not multiply to the number of GPUs, and options of another strategy."""
-        return [*self._unsupported(), *self._degrees(), *self._options()]
+        return [*self._unsupported(), *self._degrees(), *self._options(), *self._pipeline()]
 
     def _unsupported(self) -> list[Problem]:
-        reason = "is not simulated yet; data parallelism (ddp, fsdp2, fsdp1, zero1) and tp_size are"
-        return [Problem((name,), reason) for name in ("cp_size", "pp_size") if getattr(self, name) > 1]
+        reason = "is not simulated yet; data parallelism (ddp, fsdp2, fsdp1, zero1), tp_size and pp_size are"
+        return [Problem((name,), reason) for name in ("cp_size",) if getattr(self, name) > 1]
+
+    def _pipeline(self) -> list[Problem]:
+        """Refuse options without a pipeline, and what cannot be combined with one."""
+        if self.pp_size == 1:
+            reason = "belongs to a pipeline: set parallel.pp_size"
+            return [Problem((name,), reason) for name in _PIPELINE_OPTIONS if getattr(self, name) is not None]
+        problems = []
+        if self.tp_size > 1:
+            problems.append(Problem(("tp_size",), "is not simulated together with pp_size"))
+        if self.data_parallel_size > 1 and (self.strategy or "ddp") not in ("ddp", "fsdp2"):
+            problems.append(Problem(("strategy",), "is ddp or fsdp2 for the ranks of a pipeline's stage"))
+        if self.replicas > 1 and self.strategy == "fsdp2":
+            problems.append(Problem(("dp_replicate_size",), "is not simulated together with pp_size"))
+        if self.schedule not in _LOOPED and self.stages_per_rank > 1:
+            reason = f"is 1 with {self.schedule}; {', '.join(sorted(_LOOPED))} have several stages on each rank"
+            problems.append(Problem(("pp_stages_per_rank",), reason))
+        if self.schedule in _LOOPED and self.stages_per_rank == 1:
+            problems.append(Problem(("pp_stages_per_rank",), f"is at least 2 with {self.schedule}"))
+        return problems
 
     def _degrees(self) -> list[Problem]:
         given = {

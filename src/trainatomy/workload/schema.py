@@ -54,6 +54,7 @@ _BY_TRAINER = {
     "offload_policy": "belongs to loop: pytorch; the Trainer takes cpu_offload in train.fsdp_config",
     "sync_each_batch": "belongs to loop: pytorch; the Trainer reduces gradients after the last micro-batch only",
     "tp_size": "is simulated with loop: pytorch only",
+    "pp_size": "belongs to loop: pytorch: the Trainer runs no pipelines",
 }
 """Options of ``parallel`` that the Trainer does not take, with what it takes instead."""
 _FSDP_CONFIG = frozenset(
@@ -303,7 +304,36 @@ class Workload(Section):
         strategy = parallel.strategy or ("fsdp" if self.loop == "trainer" and train.fsdp else "ddp")
         grouped = [] if strategy.startswith("fsdp") else parallel.ungrouped(strategy)
         problems = [Problem(("parallel", *each.path), each.message) for each in grouped]
+        problems += self._pipeline() if parallel.pp_size > 1 else []
         return problems + (self._spread_by_trainer() if self.loop == "trainer" else [])
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches that a pipeline divides a batch into."""
+        return self.parallel.pp_microbatches or self.batch_size
+
+    def _pipeline(self) -> list[Problem]:
+        """Refuse batches that the pipeline's schedule cannot divide, and settings that it has no place for."""
+        parallel, train, count = self.parallel, self.train, self.microbatches
+        here, problems = ("parallel", "pp_microbatches"), []
+        if self.batch_size % count:
+            problems.append(Problem(here, f"{count} does not divide the batch of {self.batch_size} samples"))
+        if parallel.schedule == "1F1B" and count < parallel.stages:
+            reason = f"1F1B needs at least as many micro-batches as stages ({parallel.stages}), found {count}"
+            problems.append(Problem(here, f"{reason}: use more, or pp_schedule: GPipe"))
+        rounds = max(1, count // parallel.pp_size)
+        if parallel.schedule.startswith("Interleaved") and count % rounds:
+            reason = f"{parallel.schedule} runs {count} micro-batches in {rounds} rounds, which do not divide them"
+            problems.append(Problem(here, f"{reason}: use a multiple of pp_size ({parallel.pp_size})"))
+        if train.gradient_accumulation_steps > 1:
+            reason = "is 1 with a pipeline, which accumulates gradients over parallel.pp_microbatches"
+            problems.append(Problem(("train", "gradient_accumulation_steps"), reason))
+        if train.fp16:
+            reason = "needs a gradient scaler that all stages share, which PyTorch does not have: use bf16"
+            problems.append(Problem(("train", "fp16"), reason))
+        if self.model.lora is not None:
+            problems.append(Problem(("model", "lora"), "is not simulated in a pipeline"))
+        return problems
 
     def _spread_by_trainer(self) -> list[Problem]:
         """Refuse what the Trainer cannot spread over several GPUs."""

@@ -79,10 +79,11 @@ def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resu
     received = [tensor for name in named if name.startswith("output") for tensor in tensors_in(named[name])]
     received = received or tensors_in(result) or sent
     sent = sent or received
+    group = _ranks(named)
     return Collective(
         KINDS.get(schema.name.rpartition("::")[2], ""),
         max(sum(tensor.nbytes for tensor in sent), sum(tensor.nbytes for tensor in received)),
-        _ranks(named),
+        _pair(group, named) or group,
         tuple(sent),
         tuple(received),
         bool(named.get("async_op", named.get("asyncOp", True))),
@@ -103,6 +104,17 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in tensors_in(item)]
     return []
+
+
+def _pair(group: tuple[int, ...], arguments: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return this rank and the one that it sends to or receives from, in order; empty for other collectives.
+
+    NCCL makes a communicator for each such pair (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``pointToPoint``).
+    """
+    peer = arguments.get("dst", arguments.get("src"))
+    if peer is None or "tag" not in arguments:
+        return ()
+    return tuple(sorted({dist.get_rank(), group[peer]}))
 
 
 def _ranks(arguments: Mapping[str, Any]) -> tuple[int, ...]:

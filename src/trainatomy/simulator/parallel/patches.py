@@ -39,6 +39,7 @@ def install(stack: contextlib.ExitStack, recorder: RankRecorder) -> None:
     # It measures times with CUDA events, and warns that meta tensors have none.
     patch(_c10d.Logger, "set_runtime_stats_and_log", lambda logger: None)
     _install_fsdp1(patch, recorder)
+    _install_pipelines(patch, recorder)
 
 
 def handlers(known: dict[Any, Handler]) -> dict[Any, Handler]:
@@ -90,6 +91,27 @@ def _install_fsdp1(patch: Callable[[Any, str, Any], None], recorder: RankRecorde
     for module in (_common_utils, _flat_param, _runtime_utils):
         if hasattr(module, "_no_dispatch_record_stream"):
             patch(module, "_no_dispatch_record_stream", recorder.use_on_stream)
+
+
+def _install_pipelines(patch: Callable[[Any, str, Any], None], recorder: RankRecorder) -> None:
+    """Stages ask each other by a message whether all know their shapes, which they do (torch 2.13)."""
+    from torch.distributed.pipelining import PipelineStage
+
+    for name in ("_warmup_forward_vote", "_warmup_backward_result"):
+        if hasattr(PipelineStage, name):
+            patch(PipelineStage, name, _agreeing(getattr(PipelineStage, name), recorder))
+
+
+def _agreeing(vote: Callable[..., torch.Tensor], recorder: RankRecorder) -> Callable[..., torch.Tensor]:
+    """Return a vote that always ends in 1."""
+
+    def agree(*args: Any, **kwargs: Any) -> torch.Tensor:
+        result = vote(*args, **kwargs)
+        with _DISABLED():
+            recorder.values.learn(result, torch.ones(result.shape, dtype=result.dtype))
+        return result
+
+    return agree
 
 
 def _address(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -152,7 +152,7 @@ class RankRecorder(Recorder):
         if is_c10d:
             numbers = {self.number_of(tensor) for tensor in (*collective.inputs, *collective.outputs)}
             found = tuple(sorted(number for number in numbers if number is not None and number >= 0))
-            for number in found:
+            for number in found if collective.kind != "send" else ():  # a stage sends its own activations
                 self._communicated.setdefault(number, "communication_buffer")
             if collective.is_async:
                 in_backward = torch._C._current_graph_task_id() != -1

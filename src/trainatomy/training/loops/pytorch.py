@@ -39,17 +39,22 @@ def train(
     make_batch: MakeBatch | None = None,
 ) -> None:
     """Train ``model`` for ``steps`` optimizer steps; the arguments are those of ``trainatomy.training.run.run``."""
+    if workload.parallel.pp_size > 1:
+        from trainatomy.training.loops.pipeline import train as train_pipeline
+
+        train_pipeline(workload, model, device=device, steps=steps, observer=observer, make_batch=make_batch)
+        return
     settings = workload.train
     accumulation = settings.gradient_accumulation_steps
     check_checkpointing(model, settings)
     set_use_cache(model, settings.use_cache)
     size = workload.batch_size * workload.parallel.devices
     dataset = build_dataset(workload, model, size * steps * accumulation, make_batch)
-    batches = _batches(dataset, size, device)
-    _enable(model, settings)
+    batches = batches_of(dataset, size, device)
+    enable_training(model, settings)
     spread = spread_over_gpus(model, workload.parallel, device)
     observer.loaded(model)
-    optimizer = _create_optimizer(workload, spread, device, steps)
+    optimizer = optimizer_of(workload, spread, device, steps)
     observer.ready(model, spread.with_states(optimizer))
     kind = torch.device(device).type
     scaler = spread.scaler(kind, enabled=settings.fp16)
@@ -85,7 +90,7 @@ def train(
         observer.step_end(step)
 
 
-def _enable(model: nn.Module, settings: TrainSpec) -> None:
+def enable_training(model: nn.Module, settings: TrainSpec) -> None:
     """Set training mode and checkpointing."""
     model.train()
     if settings.gradient_checkpointing:
@@ -98,14 +103,14 @@ def _enable(model: nn.Module, settings: TrainSpec) -> None:
             checkpoint_every(model, settings.gradient_checkpointing_every)
 
 
-def _create_optimizer(workload: Workload, spread: Spread, device: str, steps: int) -> torch.optim.Optimizer:
+def optimizer_of(workload: Workload, spread: Spread, device: str, steps: int) -> torch.optim.Optimizer:
     use_cpu = torch.device(device).type == "cpu"
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
         arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=use_cpu)
         return spread.optimizer(workload.train, arguments)
 
 
-def _batches(dataset: SyntheticDataset, size: int, device: str) -> Iterator[Batch]:
+def batches_of(dataset: SyntheticDataset, size: int, device: str) -> Iterator[Batch]:
     """Yield batches of ``size`` samples, moved to the device one by one."""
     loader = DataLoader(dataset, batch_size=size, collate_fn=dataset.collate)
     return (to_device(batch, device) for batch in loader)

@@ -83,19 +83,8 @@ class DDP(_Wrapped):
 
     def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
         """Move the model to the device and wrap it."""
-        capacity: dict[str, Any] = {} if parallel.bucket_cap_mb is None else {"bucket_cap_mb": parallel.bucket_cap_mb}
         self._model = model.to(device)
-        super().__init__(
-            nn.parallel.DistributedDataParallel(
-                model,
-                gradient_as_bucket_view=parallel.gradient_as_bucket_view,
-                static_graph=parallel.static_graph,
-                find_unused_parameters=parallel.find_unused_parameters,
-                broadcast_buffers=parallel.broadcast_buffers,
-                **capacity,
-            ),
-            parallel,
-        )
+        super().__init__(nn.parallel.DistributedDataParallel(model, **ddp_options(parallel)), parallel)
 
 
 class ZeRO1(DDP):
@@ -123,17 +112,11 @@ class FSDP2(Spread):
         if parallel.tp_size > 1:
             shard_layers(model, mesh["tp"])
         data = [name for name in mesh.mesh_dim_names or () if name != "tp"]
-        offloads = parallel.offload_policy == "cpu"
-        options: dict[str, Any] = {
-            "mesh": mesh[tuple(data)] if len(data) > 1 else mesh[data[0]],
-            "mp_policy": MixedPrecisionPolicy(**_dtypes(parallel)),
-            "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
-        }
-        if parallel.reshard_after_forward is not None:
-            options["reshard_after_forward"] = parallel.reshard_after_forward
+        options = fsdp2_options(parallel, mesh[tuple(data)] if len(data) > 1 else mesh[data[0]])
         for layer in repeated_layers(model):
             fully_shard(layer, **options)
         fully_shard(model, **options)
+        offloads = parallel.offload_policy == "cpu"
         super().__init__(model if offloads else model.to(device))  # the buffers; the weights are there already
 
     def synchronizes(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -176,6 +159,30 @@ class FSDP1(_Wrapped):
     def scaler(self, kind: str, *, enabled: bool) -> torch.amp.GradScaler:
         """Return the scaler whose ranks agree on whether gradients are finite."""
         return ShardedGradScaler(kind, enabled=enabled)
+
+
+def ddp_options(parallel: ParallelSpec) -> dict[str, Any]:
+    """Return the arguments of ``DistributedDataParallel``."""
+    capacity: dict[str, Any] = {} if parallel.bucket_cap_mb is None else {"bucket_cap_mb": parallel.bucket_cap_mb}
+    return {
+        "gradient_as_bucket_view": parallel.gradient_as_bucket_view,
+        "static_graph": parallel.static_graph,
+        "find_unused_parameters": parallel.find_unused_parameters,
+        "broadcast_buffers": parallel.broadcast_buffers,
+        **capacity,
+    }
+
+
+def fsdp2_options(parallel: ParallelSpec, mesh: DeviceMesh) -> dict[str, Any]:
+    """Return the arguments of ``fully_shard`` for the mesh of the data-parallel ranks."""
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(**_dtypes(parallel)),
+        "offload_policy": CPUOffloadPolicy() if parallel.offload_policy == "cpu" else OffloadPolicy(),
+    }
+    if parallel.reshard_after_forward is not None:
+        options["reshard_after_forward"] = parallel.reshard_after_forward
+    return options
 
 
 def _mesh(parallel: ParallelSpec, kind: str) -> DeviceMesh:

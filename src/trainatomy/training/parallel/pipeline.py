@@ -1,0 +1,193 @@
+"""A pipeline: PyTorch's own stages and schedules (``torch.distributed.pipelining``) for the stages of one rank.
+
+Shapes are given to the stages, so that PyTorch runs no extra pass to find them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+from torch.distributed.tensor import DTensor
+
+from trainatomy.errors import WorkloadError
+from trainatomy.training.parallel.spread import Spread
+from trainatomy.training.parallel.stages import Elsewhere, Stage, stages_of
+from trainatomy.training.parallel.strategies import ddp_options, fsdp2_options, repeated_layers
+from trainatomy.training.precision import autocast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainatomy.training.batch import Batch
+    from trainatomy.training.observer import Observer, StageWork
+    from trainatomy.workload.parallel import ParallelSpec
+    from trainatomy.workload.schema import Workload
+
+_SHARED_INPUTS = frozenset({"attention_mask", "position_ids"})
+"""Inputs that every stage takes."""
+
+
+class Pipeline(Spread):
+    """The stages of one rank, and the schedule that runs them."""
+
+    def __init__(self, workload: Workload, model: Any, device: str, observer: Observer) -> None:
+        """Move this rank's stages to the device, and wrap them if there are several data-parallel ranks.
+
+        Raises:
+            WorkloadError: The model cannot be divided into stages.
+        """
+        parallel = workload.parallel
+        self._workload, self._device, self._observer = workload, torch.device(device), observer
+        mesh = _mesh(parallel, self._device.type)
+        self._group = mesh["pp"].get_group()
+        self._indices = range(self._group.rank(), parallel.stages, parallel.pp_size)
+        embeddings = model.get_input_embeddings().weight
+        policy = parallel.mp_policy
+        computed = policy.param_dtype if policy is not None and parallel.strategy == "fsdp2" else None
+        self._dtype = embeddings.dtype if computed is None else getattr(torch, computed)
+        self._width = embeddings.shape[1]
+        self._loss_function = model.loss_function
+        self._vocabulary = model.config.get_text_config().vocab_size
+        self._parts = [_wrapped(part, parallel, mesh, device) for part in stages_of(model, self._indices, parallel.stages)]
+        self._schedule: Any = None
+        super().__init__(model)
+
+    def step(self, batch: Batch) -> list[torch.Tensor]:
+        """Run all micro-batches of a batch forward and backward; return their losses, in the last stage's rank."""
+        if unknown := set(batch) - _SHARED_INPUTS - {"input_ids", "labels"}:
+            raise WorkloadError(
+                f"the batch has {', '.join(sorted(unknown))}, which the stages of a pipeline do not take: they take "
+                f"input_ids, labels, {', '.join(sorted(_SHARED_INPUTS))}",
+                key="parallel.pp_size",
+            )
+        if self._schedule is None:
+            self._schedule = self._scheduled(tuple(batch["input_ids"].shape))
+        losses: list[torch.Tensor] = []
+        given = (batch["input_ids"],) if 0 in self._indices else ()
+        target = {"target": batch["labels"], "losses": losses} if self._is_last else {}
+        shared = {name: value for name, value in batch.items() if name in _SHARED_INPUTS}
+        self._schedule.step(*given, **target, return_outputs=False, **shared)
+        return losses
+
+    def clip(self, max_norm: float) -> None:
+        """Clip gradients to a norm over all stages."""
+        parameters = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        total = (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
+        dist.all_reduce(total, group=self._group)
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, total**0.5)
+
+    @property
+    def _is_last(self) -> bool:
+        return self._workload.parallel.stages - 1 in self._indices
+
+    def _scheduled(self, shape: tuple[int, ...]) -> Any:
+        """Return the schedule over this rank's stages, for batches of ids of this shape."""
+        parallel, count = self._workload.parallel, self._workload.microbatches
+        rows = shape[0] // count
+        ids = torch.empty((rows, *shape[1:]), dtype=torch.int64, device="cpu")
+        hidden = torch.empty((*ids.shape, self._width), dtype=self._dtype, device="cpu", requires_grad=True)
+        stages = [
+            ObservedStage(
+                part,
+                index,
+                parallel.stages,
+                self._device,
+                input_args=ids if index == 0 else hidden,
+                output_args=hidden,
+                group=self._group,
+                workload=self._workload,
+                observer=self._observer,
+            )
+            for part, index in zip(self._parts, self._indices, strict=True)
+        ]
+        schedule: Any = get_schedule_class(parallel.schedule)
+        given: Any = stages if issubclass(schedule, PipelineScheduleMulti) else stages[0]
+        return schedule(given, n_microbatches=count, loss_fn=self._loss)
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the model's loss of a micro-batch; the forward pass of the last stage ends with it."""
+        with autocast(self._workload.train, self._device.type):
+            loss: torch.Tensor = self._loss_function(logits=logits, labels=labels, vocab_size=self._vocabulary)
+        self._observer.forward_end()
+        self._observer.stage_end()
+        return loss
+
+
+class ObservedStage(PipelineStage):
+    """A stage that runs under autocast and tells the observer what it does."""
+
+    def __init__(self, *args: Any, workload: Workload, observer: Observer, **options: Any) -> None:
+        """Take the arguments of ``PipelineStage``, and who observes it."""
+        super().__init__(*args, **options)
+        self._train, self._observer = workload.train, observer
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+        """Run a micro-batch forward."""
+        self._observer.stage_begin("forward", self.stage_index, fwd_chunk_id)
+        self._observer.micro_step_begin(fwd_chunk_id)
+        with autocast(self._train, self.device.type):
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **options)
+        if not self.is_last:
+            self._check(output)
+            self._observer.forward_end()
+            self._observer.stage_end()
+        return output
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, full_backward: bool = True, **options: Any) -> Any:
+        """Run a micro-batch backward, or only to its inputs."""
+        with self._observed("backward" if full_backward else "backward_input", bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, full_backward=full_backward, **options)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+        """Compute the gradients of the weights, which ``backward_one_chunk`` left out."""
+        with self._observed("backward_weight", bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **options)
+
+    @contextlib.contextmanager
+    def _observed(self, work: StageWork, micro_batch: int) -> Iterator[None]:
+        self._observer.stage_begin(work, self.stage_index, micro_batch)
+        yield
+        self._observer.micro_step_end(micro_batch)
+        self._observer.stage_end()
+
+    def _check(self, output: Any) -> None:
+        """Refuse a stage whose output is not what the next one receives."""
+        found = (tuple(output.shape), output.dtype) if isinstance(output, torch.Tensor) else type(output).__name__
+        expected = self._stage_meta.outputs[0]
+        if found != (tuple(expected.shape), expected.dtype):
+            raise WorkloadError(
+                f"the layers of this model return {found}, not hidden states of {tuple(expected.shape)} in "
+                f"{expected.dtype}: it cannot be divided into stages",
+                key="parallel.pp_size",
+            )
+
+
+def _mesh(parallel: ParallelSpec, kind: str) -> DeviceMesh:
+    """Return the mesh: stages first, so that the ranks of a stage are neighbours, as torchtitan lays them out."""
+    name = "dp_shard" if parallel.strategy == "fsdp2" else "dp_replicate"
+    return init_device_mesh(kind, (parallel.pp_size, parallel.data_parallel_size), mesh_dim_names=("pp", name))
+
+
+def _wrapped(part: Stage, parallel: ParallelSpec, mesh: DeviceMesh, device: str) -> nn.Module:
+    """Move a stage to the device, and wrap it for its data-parallel ranks."""
+    if parallel.strategy == "fsdp2":
+        options = fsdp2_options(parallel, mesh["dp_shard"])
+        for layer in repeated_layers(part):
+            if not isinstance(layer, Elsewhere):
+                fully_shard(layer, **options)
+        fully_shard(part, **options)
+        return part if parallel.offload_policy == "cpu" else part.to(device)
+    part.to(device)
+    if parallel.data_parallel_size == 1:
+        return part
+    group = mesh["dp_replicate"].get_group()
+    return nn.parallel.DistributedDataParallel(part, process_group=group, **ddp_options(parallel))
