@@ -17,7 +17,7 @@ from trainatomy.results.prediction import Basis, Fact, GPUSummary, Prediction, R
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.catalog.links import Links
-    from trainatomy.results.time import Time
+    from trainatomy.results.time import Pipeline, Time
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
 
@@ -30,6 +30,8 @@ def prediction_of(
     timed: bool,
     timeline: bool,
     started: float,
+    analysis: MemoryAnalysis | None = None,
+    pipeline: Pipeline | None = None,
 ) -> Prediction:
     """Return the prediction for a simulated workload.
 
@@ -40,12 +42,13 @@ def prediction_of(
         timed: Whether to predict the time of a step.
         timeline: Whether to include memory by component over the steps.
         started: ``time.perf_counter()`` at the start, for ``seconds_taken``.
+        analysis: The analysis of its memory, if there is one already.
+        pipeline: The step of the pipeline that the simulated rank belongs to.
     """
     gpu, software = workload.resolve_gpu(), emulated_software(workload)
-    settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     context = context_bytes(workload, simulation)
     links, nccl = workload.parallel.links(gpu), nccl_bytes_of(workload, simulation)
-    analysis = analyze_memory(simulation.trace, settings, gpu.memory_bytes, context, nccl)
+    analysis = analysis or analysis_of(workload, simulation)
     memory = analysis.memory
     return Prediction(
         name=workload.display_name,
@@ -66,20 +69,27 @@ def prediction_of(
         notes=simulation.notes,
         out_of_memory=analysis.out_of_memory,
         timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),
-        time=_time(workload, software, simulation, analysis, calibration) if timed else None,
+        time=_time(workload, software, simulation, analysis, calibration, pipeline) if timed else None,
         seconds_taken=time.perf_counter() - started,
         versions=installed_versions(),
         without_workspace=len(analysis.skipped_workspaces),
         evaluation=_evaluation(workload, software, simulation, analysis, calibration if timed else None, timed=timed),
+        rank=simulation.trace.rank,
     )
 
 
-def rank_prediction_of(workload: Workload, simulation: Simulation, *, timeline: bool) -> RankPrediction:
-    """Return the memory of the rank that was simulated."""
-    gpu = workload.resolve_gpu()
+def analysis_of(workload: Workload, simulation: Simulation) -> MemoryAnalysis:
+    """Return the analysis of what a simulated process holds on its GPU."""
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     context, nccl = context_bytes(workload, simulation), nccl_bytes_of(workload, simulation)
-    analysis = analyze_memory(simulation.trace, settings, gpu.memory_bytes, context, nccl)
+    return analyze_memory(simulation.trace, settings, workload.resolve_gpu().memory_bytes, context, nccl)
+
+
+def rank_prediction_of(
+    workload: Workload, simulation: Simulation, *, timeline: bool, analysis: MemoryAnalysis | None = None
+) -> RankPrediction:
+    """Return the memory of the rank that was simulated; the arguments are those of ``prediction_of``."""
+    gpu, analysis = workload.resolve_gpu(), analysis or analysis_of(workload, simulation)
     return RankPrediction(
         rank=simulation.trace.rank,
         fits=analysis.out_of_memory is None,
@@ -138,6 +148,7 @@ def _time(
     simulation: Simulation,
     analysis: MemoryAnalysis,
     calibration: Calibration | None,
+    pipeline: Pipeline | None,
 ) -> Time:
     """Return the predicted time of a step."""
     from trainatomy.timing.cost_model import tensor_cores_for_fp32
@@ -158,6 +169,7 @@ def _time(
         links=workload.parallel.links(workload.resolve_gpu()),
         gpus=workload.parallel.world_size,
         data_parallel_size=workload.parallel.data_parallel_size,
+        pipeline=pipeline,
     )
 
 

@@ -51,7 +51,7 @@ def predict(
             default the calibration that ships for the GPU is used, or else its data sheet.
         timed: Predict the time too. False predicts memory only, somewhat faster; ``Prediction.time`` is then None.
         ranks: Ranks of a training on several GPUs whose memory to predict besides that of rank 0, each by executing
-            it: ``Prediction.other_ranks``.
+            it: ``Prediction.other_ranks``. A pipeline without them is billed by its fullest rank.
         **settings: Settings by their name in ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``),
             and sections of a workload (``loop="trainer"``, ``data={"sequence_length": 512}``). They override those of
             a workload. The loop of a module is "pytorch" by default.
@@ -69,6 +69,10 @@ def predict(
         check_keywords(batch, optimizer)
         workload, make_batch = with_batch(changed(what, optimizer, gpu, settings), batch, settings)
         options = options.for_workloads([workload])
+        if workload.parallel.pp_size > 1:
+            return _with_other_ranks(
+                _predict_pipeline(workload, make_batch, options, started), workload, make_batch, options, started
+            )
         simulation = _simulate_workload(workload, make_batch, options)
     else:
         from trainatomy.simulator.live import described
@@ -97,8 +101,8 @@ def _with_other_ranks(
             else f"ranks: {wrong[0]} does not exist: the training is on one GPU (parallel.gpus)",
             key="ranks",
         )
-    found = []
-    for rank in dict.fromkeys(options.ranks):
+    found = list(prediction.other_ranks)
+    for rank in dict.fromkeys(rank for rank in options.ranks if rank not in prediction.ranks):
         simulation = simulate(
             workload,
             workload.resolve_gpu(),
@@ -109,6 +113,24 @@ def _with_other_ranks(
         )
         found.append(rank_prediction_of(workload, simulation, timeline=options.timeline))
     return replace(prediction, other_ranks=tuple(found), seconds_taken=time.perf_counter() - started)
+
+
+def _predict_pipeline(
+    workload: Workload, make_batch: MakeBatch | None, options: PredictOptions, started: float
+) -> Prediction:
+    """Return the prediction of a pipeline: of rank 0 if ranks are asked for, else of the fullest one."""
+    from trainatomy.pipeline_prediction import pipeline_prediction
+
+    loaded: Any = options.calibration
+    return pipeline_prediction(
+        workload,
+        partial(_simulate_workload, workload, make_batch, options),
+        calibration=loaded,
+        timed=options.timed,
+        timeline=options.timeline,
+        started=started,
+        first_rank=bool(options.ranks),
+    )
 
 
 def predict_row(options: PredictOptions, workload: Workload) -> Prediction:
@@ -131,9 +153,11 @@ def _assemble(workload: Workload, simulation: Simulation, options: PredictOption
     )
 
 
-def _simulate_workload(workload: Workload, make_batch: MakeBatch | None, options: PredictOptions) -> Simulation:
+def _simulate_workload(
+    workload: Workload, make_batch: MakeBatch | None, options: PredictOptions, rank: int = 0
+) -> Simulation:
     from trainatomy.runs.predicting import shared_simulation
-    from trainatomy.simulator.simulate import simulate
+    from trainatomy.simulator.simulate import simulate, topology_of
 
     run = partial(
         simulate,
@@ -142,10 +166,11 @@ def _simulate_workload(workload: Workload, make_batch: MakeBatch | None, options
         make_batch=make_batch,
         trust_remote_code=options.trust_remote_code,
         operations=options.timed,
+        topology=topology_of(workload, rank),
     )
     if make_batch is not None:
         return run()
-    return shared_simulation(workload, (options.trust_remote_code, options.timed), run)
+    return shared_simulation(workload, (options.trust_remote_code, options.timed, rank), run)
 
 
 def _simulate_module(

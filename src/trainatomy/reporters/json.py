@@ -130,7 +130,7 @@ def measurement_to_json(measurement: Measurement, prediction: Prediction | None)
 
 def rank_gaps(rank: RankMeasurement, prediction: Prediction) -> dict[str, float | None]:
     """Return predicted / measured - 1 of each of ``COMPARED`` in a rank; one without a prediction is like rank 0."""
-    memory = prediction.ranks.get(rank.rank, prediction.ranks[0]).memory
+    memory = prediction.ranks.get(rank.rank, prediction.ranks[prediction.rank]).memory
     measured = {name: getattr(rank, name) if rank.status == "completed" else None for name in COMPARED}
     return {name: getattr(memory, name) / size - 1 if size else None for name, size in measured.items()}
 

@@ -171,6 +171,7 @@ TIMES = {
     "communication": "communication",
     "exposed": "  of it exposed",
     "scaling": "scaling efficiency",
+    "bubble": "pipeline bubble",
     "host_seconds": "CPU time",
     "flop_per_second": "FLOP per second",
     "model_flop_utilisation": "model FLOP utilisation",

@@ -15,7 +15,7 @@ from trainatomy.results.memory import Instant, OutOfMemoryPoint, PeakRange
 from trainatomy.results.operation_breakdown import Claim, Padding
 from trainatomy.results.plan import total_rate
 from trainatomy.results.prediction import BytesPerParameter, Fact, Prediction
-from trainatomy.results.time import Communication, Time
+from trainatomy.results.time import Communication, Pipeline, Time
 from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds, signed_percent, times
 
 NVML = (
@@ -121,6 +121,14 @@ def all_ranks(shared: Communication) -> str:
         f"{shared.gpus} GPUs{ranks} together: {rate(shared.total_samples_per_second)} samples/s{tokens}; "
         f"communication {seconds(shared.seconds)}, exposed {seconds(shared.exposed_seconds)}; "
         f"scaling efficiency {percent(shared.scaling_efficiency, 1)}"
+    )
+
+
+def pipeline(step: Pipeline) -> str:
+    """Return ``of the GPUs' time: 1F1B with 4 stages and 8 micro-batches``."""
+    return (
+        f"of the GPUs' time, waiting for other stages: {step.schedule} with {many(step.stages, 'stage')} and "
+        f"{step.micro_batches} micro-batches"
     )
 
 

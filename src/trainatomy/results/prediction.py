@@ -91,8 +91,9 @@ class Prediction:
     (``num_alloc_retries`` > 0).  ``without_workspace`` counts the convolutions of a step that fall back to a slower
     algorithm because the workspace of their first choice does not fit.
 
-    The memory fields describe rank 0; ``other_ranks`` holds further ranks of a training on several GPUs.
-    ``evaluation`` is the evaluation that runs during the training, if there is one.
+    The memory fields describe ``rank``: rank 0, or in a pipeline the one that holds most.  ``other_ranks`` holds
+    further ranks of a training on several GPUs.  ``evaluation`` is the evaluation that runs during the training, if
+    there is one.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Prediction:
     without_workspace: int = 0
     other_ranks: tuple[RankPrediction, ...] = ()
     evaluation: Evaluation | None = None
+    rank: int = 0
 
     @property
     def gpu(self) -> GPUSummary:
@@ -122,9 +124,9 @@ class Prediction:
 
     @property
     def ranks(self) -> dict[int, RankPrediction]:
-        """The memory of every rank by its number; a training on one GPU has rank 0 only."""
+        """The memory of every executed rank by its number, in order; a training on one GPU has rank 0 only."""
         first = RankPrediction(
-            rank=0,
+            rank=self.rank,
             fits=self.fits,
             verdict=self.verdict,
             room_bytes=self.room_bytes,
@@ -133,4 +135,4 @@ class Prediction:
             out_of_memory=self.out_of_memory,
             timeline=self.timeline,
         )
-        return {each.rank: each for each in (first, *self.other_ranks)}
+        return {each.rank: each for each in sorted((first, *self.other_ranks), key=lambda one: one.rank)}

@@ -37,6 +37,27 @@ class Communication:
 
 
 @dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The step of a whole pipeline, of which a rank runs some stages.
+
+    Attributes:
+        schedule: PyTorch's name of the order of work.
+        stages: Number of stages.
+        micro_batches: Number of micro-batches in a step.
+        step_seconds: Duration of the step, by the dependencies between the stages.
+        bubble_share: Share of all ranks' time in which they wait for each other.
+        rank_seconds: Time in which each rank of the pipeline works, in the order of the ranks.
+    """
+
+    schedule: str
+    stages: int
+    micro_batches: int
+    step_seconds: float
+    bubble_share: float
+    rank_seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Time:
     """The time of one optimizer step (in inference, of one forward pass) on one rank.
 
@@ -61,6 +82,7 @@ class Time:
         host: The host whose CPU costs are assumed.
         general_rule_only: Operators whose time is predicted from their memory traffic alone.
         communication: Figures of a training on several GPUs; None on one.
+        pipeline: The step of the whole pipeline; None without one.
     """
 
     step_seconds: float
@@ -80,3 +102,4 @@ class Time:
     host: str
     general_rule_only: tuple[str, ...]
     communication: Communication | None = None
+    pipeline: Pipeline | None = None

@@ -60,6 +60,7 @@ class Simulation:
         tokens_per_sample: Tokens that the model reads for each sample, None where it reads none.
         communicators: Kinds of collectives by the ranks of each group that this process communicated in.
         evaluation: The last evaluation of the training.
+        layers: Number of layers that a pipeline divides; 0 without one.
     """
 
     trace: AllocationTrace
@@ -74,6 +75,7 @@ class Simulation:
     weights_dtype: str = "float32"
     communicators: Mapping[tuple[int, ...], frozenset[str]] = field(default_factory=dict)
     evaluation: ExecutedEvaluation | None = None
+    layers: int = 0
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -97,7 +99,8 @@ def steps_needed(workload: Workload) -> int:
         return workload.steps
     if workload.mode == "inference":
         return 2
-    micro_steps = min(workload.train.gradient_accumulation_steps, EXECUTED_MICRO_STEPS)
+    counted = workload.microbatches if workload.parallel.pp_size > 1 else workload.train.gradient_accumulation_steps
+    micro_steps = min(counted, EXECUTED_MICRO_STEPS)
     steps = 3 if 3 * micro_steps <= _MAX_MICRO_STEPS_IN_THREE else 2
     return steps + 1 if workload.evaluates_after_steps else steps
 
@@ -167,6 +170,7 @@ class _Description:
     notes: tuple[str, ...]
     tokens_per_sample: int | None
     weights_dtype: str
+    layers: int
 
 
 def _describe(workload: Workload, model: nn.Module) -> _Description:
@@ -179,7 +183,17 @@ def _describe(workload: Workload, model: nn.Module) -> _Description:
         notes=(*model_notes(model), *workload.train.notes(), *_notes(workload, model)),
         tokens_per_sample=tokens_per_sample(workload, model),
         weights_dtype=str(weights_dtype(workload, model)).removeprefix("torch."),
+        layers=_layers(workload, model),
     )
+
+
+def _layers(workload: Workload, model: nn.Module) -> int:
+    """Return the number of layers that a pipeline divides; 0 without one."""
+    if workload.parallel.pp_size == 1:
+        return 0
+    from trainatomy.training.parallel.stages import layers_in
+
+    return len(layers_in(model))
 
 
 def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remote_code: bool) -> nn.Module:
@@ -253,6 +267,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int) -> S
         tokens_per_sample=described.tokens_per_sample,
         weights_dtype=described.weights_dtype,
         evaluation=recorder.evaluation,
+        layers=described.layers,
     )
 
 

@@ -36,6 +36,7 @@ class StepTimeline:
         phase_gpu_seconds: Sum of kernel durations by phase.
         communication_seconds: Sum of the durations of collectives.
         exposed_seconds: Time during which collectives were executing and nothing else.
+        stage_seconds: In a pipeline, when the first of ``Operations.stage_runs`` began and each of them was over.
     """
 
     seconds: float
@@ -44,3 +45,4 @@ class StepTimeline:
     phase_gpu_seconds: dict[str, float]
     communication_seconds: float = 0.0
     exposed_seconds: float = 0.0
+    stage_seconds: tuple[float, ...] = ()

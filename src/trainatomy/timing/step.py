@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.results.operations import Operations
-from trainatomy.results.time import Bound, Communication, Time
+from trainatomy.results.time import Bound, Communication, Pipeline, Time
 from trainatomy.timing.cost_model import (
     CostModel,
     KernelCost,
@@ -44,6 +44,7 @@ def predict_step_time(
     links: Links | None = None,
     gpus: int = 1,
     data_parallel_size: int = 1,
+    pipeline: Pipeline | None = None,
 ) -> Time:
     """Predict how long a step takes on one rank.
 
@@ -61,12 +62,14 @@ def predict_step_time(
         links: The links to the other GPUs; None: there are none.
         gpus: GPUs of the training.
         data_parallel_size: Ranks that process different samples.
+        pipeline: The step of the whole pipeline that the rank belongs to.
     """
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
-    costs, host = _cpu_costs(calibration)
+    host = _cpu_costs(calibration)[1]
     kernels = [kernel_cost(call, cost_model) for call in operations.calls]
-    driver = driver_work(operations, driver_calls, driver_costs(gpu, calibration))
-    timeline = _replay(operations, kernels, cost_model, costs, loop, driver)
+    timeline = replayed(operations, cost_model, gpu, loop, calibration, driver_calls)
+    if pipeline is not None:
+        timeline.seconds = pipeline.step_seconds
     bound = bound_by(operations, kernels, timeline)
     low, high = _interval("calibrated" if cost_model.calibrated and current_software else "uncalibrated", bound)
     flop = sum((operations.calls[one.call].flop or 0) * one.repeats for one in operations.operations)
@@ -91,7 +94,27 @@ def predict_step_time(
         host=host,
         general_rule_only=tuple(sorted(general_rule_only(operations.calls))),
         communication=_communication(timeline, links, gpus, data_parallel_size, rate, tokens),
+        pipeline=pipeline,
     )
+
+
+def replayed(
+    operations: Operations,
+    cost_model: CostModel,
+    gpu: GPU,
+    loop: str,
+    calibration: Calibration | None,
+    driver_calls: Sequence[DriverCall],
+    at_once: Collection[str] = (),
+) -> StepTimeline:
+    """Replay a rank's step; operations named in ``at_once`` take no time."""
+    costs = _cpu_costs(calibration)[0]
+    kernels = [
+        KernelCost(0.0, 0.0, 0.0, 0) if call.name in at_once else kernel_cost(call, cost_model)
+        for call in operations.calls
+    ]
+    driver = driver_work(operations, driver_calls, driver_costs(gpu, calibration))
+    return _replay(operations, kernels, cost_model, costs, loop, driver)
 
 
 def _communication(

@@ -20,10 +20,13 @@ def replay_streams(
 ) -> StepTimeline:
     """Replay a step with any number of streams."""
     timelines = _Timelines(operations, costs.launch_delay)
+    bounds = [run.begin for run in operations.stage_runs[:1]] + [run.end for run in operations.stage_runs]
     for _ in range(2):
-        began = timelines.end
+        began, passed = timelines.end, []
         timelines.start_recording()
         for place, index in enumerate(order):
+            while len(passed) < len(bounds) and place >= bounds[len(passed)]:
+                passed.append(max(timelines.computed - began, 0.0))
             row = rows[index]
             for seconds in work.get(place, ()):
                 timelines.run_on_cpu(seconds)
@@ -43,6 +46,7 @@ def replay_streams(
         timelines.phase_gpu_seconds,
         timelines.communication_seconds,
         max(busy - _covered(timelines.computing), 0.0) if timelines.communication_seconds else 0.0,
+        tuple(passed),
     )
 
 
@@ -91,6 +95,11 @@ class _Timelines:
     def end(self) -> float:
         """The time at which the CPU and all streams are done."""
         return max(self.cpu, *(stream.end for stream in self.streams.values())) if self.streams else self.cpu
+
+    @property
+    def computed(self) -> float:
+        """The time at which all streams of the model's operations are done, those of collectives left out."""
+        return max((stream.end for number, stream in self.streams.items() if number >= 0), default=0.0)
 
     def start_recording(self) -> None:
         """Reset the busy times of the CPU and the streams."""

@@ -76,7 +76,8 @@ def _ranks(prediction: Prediction) -> Table:
     plan = Plan.of(prediction.workload)
     for rank, each in prediction.ranks.items():
         verdict = Text(each.verdict, style=VERDICT_STYLES[each.verdict])
-        table.add_row(rank_name(plan, rank), human_bytes(each.memory.device_bytes), verdict)
+        title = rank_name(plan, rank) + (" (billed above)" if rank == prediction.rank != 0 else "")
+        table.add_row(title, human_bytes(each.memory.device_bytes), verdict)
     return table
 
 
@@ -102,6 +103,8 @@ def _time(time: Time) -> Table:
         table.add_row(TIMES["exposed"], seconds(shared.exposed_seconds), "the GPU does nothing else")
         efficiency = percent(shared.scaling_efficiency, 1)
         table.add_row(TIMES["scaling"], efficiency, "of the same step without exposed communication")
+    if (pipeline := time.pipeline) is not None:
+        table.add_row(TIMES["bubble"], percent(pipeline.bubble_share, 1), sentences.pipeline(pipeline))
     table.add_row(TIMES["host_seconds"], seconds(time.host_seconds), f"to launch the kernels, on {time.host}")
     table.add_row(TIMES["flop_per_second"], flop_of(time.flop_per_second), f"{flop_of(time.flop)}FLOP per step")
     if time.model_flop_utilisation is not None:

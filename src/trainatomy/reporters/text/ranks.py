@@ -42,7 +42,7 @@ def ranks_section(measurement: Measurement, prediction: Prediction | None) -> Gr
         measured = _measured(rank)
         table.add_row(f"{rank_name(plan, number)}, {COLUMNS['measured']}", *_cells(measured))
         if prediction is not None:
-            predicted = _predicted(prediction, number if number in own else 0)
+            predicted = _predicted(prediction, number if number in own else prediction.rank)
             table.add_row(f"  {COLUMNS['predicted']}", *_cells(predicted))
             if rank.status == "completed":
                 table.add_row(f"  {COLUMNS['gap']}", *map(_gap, measured, predicted))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import torch.distributed as dist
+from torch.distributed.tensor import debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainatomy.simulator.topology import Topology
@@ -21,6 +22,10 @@ def process_group(topology: Topology) -> Iterator[None]:
     subgroups, and moves no data.
     """
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    # What DTensor remembers of an operation has the names of its groups in it, which another rank may not have.
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
     hook = sys.excepthook  # PyTorch replaces it by one that prints the rank before each line
     dist.init_process_group("fake", rank=topology.rank, world_size=topology.world_size, store=FakeStore())
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,17 @@ def order_of_work(schedule: str, ranks: int, stages_per_rank: int, micro_batches
         for local in range(stages_per_rank)
     ]
     made = kind(stages if issubclass(kind, PipelineScheduleMulti) else stages[0], n_microbatches=micro_batches)
-    return [list(_work(made.pipeline_order[rank])) for rank in range(ranks)]
+    order = [list(_work(made.pipeline_order[rank])) for rank in range(ranks)]
+    return order if issubclass(kind, PipelineScheduleMulti) else [_renumbered(works) for works in order]
+
+
+def _renumbered(works: list[Work]) -> list[Work]:
+    """Number the micro-batches of each kind of work in order, as schedules with one stage for each rank run them.
+
+    PyTorch 2.13 runs 1F1B so, but describes its last rank with forward passes from 1 (``_get_pipeline_order``).
+    """
+    counts: dict[str, count[int]] = {}
+    return [work._replace(micro_batch=next(counts.setdefault(work.kind, count()))) for work in works]
 
 
 def _work(actions: Any) -> Iterator[Work]:

@@ -61,7 +61,7 @@ def stages_of(model: Any, indices: Sequence[int], count: int) -> list[Stage]:
         WorkloadError: The model cannot be divided, or has fewer layers than stages.
     """
     base, plan = model.base_model, _plan_of(model)
-    layers = _layers_in(base, plan)
+    layers = layers_in(model)
     if count > len(layers):
         raise WorkloadError(
             f"{type(model).__name__} has {len(layers)} layers, too few for {count} stages: each has at least one",
@@ -134,8 +134,13 @@ def _plan_of(model: Any) -> dict[str, Any]:
     return dict(plan)
 
 
-def _layers_in(base: nn.Module, plan: dict[str, Any]) -> list[nn.Module]:
-    """Return the layers of a base model."""
+def layers_in(model: Any) -> list[nn.Module]:
+    """Return the layers of a model that a pipeline divides.
+
+    Raises:
+        WorkloadError: It cannot be divided.
+    """
+    plan, base = _plan_of(model), model.base_model
     lists = [module for name in plan if isinstance(module := getattr(base, name, None), nn.ModuleList)]
     missing = [name for name in plan if not isinstance(getattr(base, name, None), nn.Module)]
     if len(lists) != 1 or missing:
