@@ -149,7 +149,7 @@ def _notes(parallel: ParallelSpec, alike: Sequence[int]) -> list[str]:
         others = [str(rank * per_stage) for rank, first in enumerate(alike) if first == stage != rank]
         if others:
             notes.append(
-                f"rank{'s' * (len(others) > 1)} {', '.join(others)}: layers as in rank {stage * per_stage}, and at most as "
-                "many micro-batches in flight; not executed (--ranks executes them)"
+                f"rank{'s' * (len(others) > 1)} {', '.join(others)}: layers as in rank {stage * per_stage}, at "
+                "most as many micro-batches in flight; not executed (--ranks executes them)"
             )
     return notes

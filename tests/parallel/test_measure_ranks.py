@@ -77,6 +77,8 @@ STRATEGIES = [
     {"strategy": "fsdp2", "reshard_after_forward": False, "mp_policy": {"param_dtype": "bfloat16"}},
     {"strategy": "fsdp1"},
     {"tp_size": 2},
+    {"pp_size": 2},
+    {"pp_size": 2, "pp_schedule": "GPipe"},
 ]
 
 
@@ -91,7 +93,7 @@ def test_every_strategy_is_measured_in_every_rank(processes: RankProcesses, para
     assert [stage.name for stage in found.stages][:3] == ["idle", "first tensor", "process group"]
 
 
-@pytest.mark.parametrize("parallel", [{}, {"strategy": "fsdp2"}, {"tp_size": 2}], ids=str)
+@pytest.mark.parametrize("parallel", [{}, {"strategy": "fsdp2"}, {"tp_size": 2}, {"pp_size": 2}], ids=str)
 def test_the_recorded_run_adds_a_breakdown_to_every_rank(
     processes: RankProcesses, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parallel: dict[str, Any]
 ) -> None:

@@ -49,8 +49,10 @@ def spread_code(workload: Workload) -> SpreadCode | None:
     if plan.strategy == "dp":
         return SpreadCode(spread=("model = torch.nn.DataParallel(model)",), devices=parallel.devices)
     start = (*_PROCESS, *_GPU)
-    if parallel.tp_size > 1 or plan.strategy == "fsdp1":
+    if parallel.pp_size > 1 or parallel.tp_size > 1 or plan.strategy == "fsdp1":
         what = "FSDP1" if plan.strategy == "fsdp1" else f"tensor parallelism over {parallel.tp_size} GPUs"
+        if parallel.pp_size > 1:
+            what = f"a pipeline over {parallel.pp_size} GPUs"
         return SpreadCode(_COMMON, start, remarks=(f"not written out: {what}",))
     if plan.strategy == "fsdp2":
         return _fsdp2(parallel, plan, start)

@@ -34,6 +34,7 @@ class Plan:
         replicas: Copies of the weights that FSDP shards (HSDP); 1 if it shards over all data-parallel ranks.
         tp_size: Ranks that share each layer.
         model_parallel_size: Ranks that process the same samples: all but data parallelism.
+        pp_size: Ranks that share the layers.
     """
 
     strategy: str
@@ -42,20 +43,22 @@ class Plan:
     replicas: int = 1
     tp_size: int = 1
     model_parallel_size: int = 1
+    pp_size: int = 1
 
     @classmethod
     def of(cls, workload: Mapping[str, Any]) -> Plan:
         """Return the plan of a workload, given as a mapping with the keys of its file."""
         parallel = workload.get("parallel") or {}
         gpus, nodes, tp = (int(parallel.get(name, 1)) for name in ("gpus", "nodes", "tp_size"))
-        others = int(parallel.get("cp_size", 1)) * int(parallel.get("pp_size", 1))
+        pipeline = int(parallel.get("pp_size", 1))
+        others = int(parallel.get("cp_size", 1)) * pipeline
         ranks = gpus * nodes // (tp * others)
         strategy = _strategy(workload, parallel) if ranks > 1 else ""
         replicas = 1
         if strategy.startswith("fsdp"):
             shards = parallel.get("dp_shard_size") or ranks // int(parallel.get("dp_replicate_size") or 1)
             replicas = ranks // int(shards)
-        return cls(strategy, gpus, nodes, replicas, tp, tp * others)
+        return cls(strategy, gpus, nodes, replicas, tp, tp * others, pipeline)
 
     @property
     def world_size(self) -> int:

@@ -180,6 +180,9 @@ def check(workload: Workload, options: SearchOptions) -> None:
     """Raise ``WorkloadError`` for requests that contradict each other or the GPU."""
     if workload.mode != "training":
         raise WorkloadError(f"mode: {workload.mode}: fit searches the settings of a training", key="mode")
+    if workload.parallel.pp_size > 1:
+        message = "parallel.pp_size: fit does not search pipelines; predict them, or use trainatomy compare --sweep"
+        raise WorkloadError(message, key="parallel.pp_size")
     if not 0 <= options.headroom < 1:
         raise WorkloadError(f"headroom: {options.headroom:g} is not a share of the GPU's memory; give 0 to 0.99")
     for name in options.allow:

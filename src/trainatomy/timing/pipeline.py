@@ -129,7 +129,9 @@ def _follow(
                 if needed is not None:
                     sender = rank_of[needed[1]]
                     arrives = finished[needed] + (message_seconds(sender, rank) if sender != rank else 0.0)
-                now[rank] = max(now[rank], arrives) + seconds[rank].work[work.kind, work.stage // ranks, work.micro_batch]
+                now[rank] = (
+                    max(now[rank], arrives) + seconds[rank].work[work.kind, work.stage // ranks, work.micro_batch]
+                )
                 finished[_result(work)] = now[rank]
                 place[rank] += 1
                 moved = True

@@ -22,7 +22,7 @@ def replay_streams(
     timelines = _Timelines(operations, costs.launch_delay)
     bounds = [run.begin for run in operations.stage_runs[:1]] + [run.end for run in operations.stage_runs]
     for _ in range(2):
-        began, passed = timelines.end, []
+        began, passed = timelines.end, list[float]()
         timelines.start_recording()
         for place, index in enumerate(order):
             while len(passed) < len(bounds) and place >= bounds[len(passed)]:

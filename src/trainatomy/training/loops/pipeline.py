@@ -34,7 +34,9 @@ def train(
     settings = workload.train
     check_checkpointing(model, settings)
     set_use_cache(model, settings.use_cache)
-    batches = batches_of(build_dataset(workload, model, workload.batch_size * steps, make_batch), workload.batch_size, device)
+    batches = batches_of(
+        build_dataset(workload, model, workload.batch_size * steps, make_batch), workload.batch_size, device
+    )
     enable_training(model, settings)
     pipeline = Pipeline(workload, model, device, observer)
     observer.loaded(model)

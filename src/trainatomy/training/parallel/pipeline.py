@@ -56,7 +56,9 @@ class Pipeline(Spread):
         self._width = embeddings.shape[1]
         self._loss_function = model.loss_function
         self._vocabulary = model.config.get_text_config().vocab_size
-        self._parts = [_wrapped(part, parallel, mesh, device) for part in stages_of(model, self._indices, parallel.stages)]
+        self._parts = [
+            _wrapped(part, parallel, mesh, device) for part in stages_of(model, self._indices, parallel.stages)
+        ]
         self._schedule: Any = None
         super().__init__(model)
 
@@ -129,6 +131,8 @@ class ObservedStage(PipelineStage):
         """Take the arguments of ``PipelineStage``, and who observes it."""
         super().__init__(*args, **options)
         self._train, self._observer = workload.train, observer
+        hidden = options["output_args"]
+        self._expected = tuple(hidden.shape), hidden.dtype
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         """Run a micro-batch forward."""
@@ -142,10 +146,12 @@ class ObservedStage(PipelineStage):
             self._observer.stage_end()
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, full_backward: bool = True, **options: Any) -> Any:
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> Any:
         """Run a micro-batch backward, or only to its inputs."""
         with self._observed("backward" if full_backward else "backward_input", bwd_chunk_id):
-            return super().backward_one_chunk(bwd_chunk_id, *args, full_backward=full_backward, **options)
+            return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         """Compute the gradients of the weights, which ``backward_one_chunk`` left out."""
@@ -162,11 +168,10 @@ class ObservedStage(PipelineStage):
     def _check(self, output: Any) -> None:
         """Refuse a stage whose output is not what the next one receives."""
         found = (tuple(output.shape), output.dtype) if isinstance(output, torch.Tensor) else type(output).__name__
-        expected = self._stage_meta.outputs[0]
-        if found != (tuple(expected.shape), expected.dtype):
+        if found != self._expected:
             raise WorkloadError(
-                f"the layers of this model return {found}, not hidden states of {tuple(expected.shape)} in "
-                f"{expected.dtype}: it cannot be divided into stages",
+                f"the layers of this model return {found}, not hidden states of {self._expected}: "
+                "it cannot be divided into stages",
                 key="parallel.pp_size",
             )
 

@@ -27,7 +27,9 @@ def order_of_work(schedule: str, ranks: int, stages_per_rank: int, micro_batches
     """
     kind: Any = get_schedule_class(schedule)
     stages = [
-        SimpleNamespace(num_stages=ranks * stages_per_rank, group_size=ranks, group_rank=0, stage_index=ranks * local)
+        SimpleNamespace(
+            num_stages=ranks * stages_per_rank, group_size=ranks, group_rank=0, stage_index=ranks * local, submod=None
+        )
         for local in range(stages_per_rank)
     ]
     made = kind(stages if issubclass(kind, PipelineScheduleMulti) else stages[0], n_microbatches=micro_batches)

@@ -55,7 +55,7 @@ class Stage(nn.Module):
 def stages_of(model: Any, indices: Sequence[int], count: int) -> list[Stage]:
     """Return the stages with these indices of a model that is divided into ``count``.
 
-    The stages hold the model's own modules.  The model loses all others, so that its parameters are those of the stages.
+    The stages hold the model's own modules.  The model loses all others: its parameters are then those of the stages.
 
     Raises:
         WorkloadError: The model cannot be divided, or has fewer layers than stages.
