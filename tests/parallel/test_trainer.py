@@ -48,7 +48,7 @@ def test_copies_of_shards_take_accelerates_configuration(size: str) -> None:
         ({"fsdp": True, "fsdp_config": {"version": 3}}, {"gpus": 2}, "train.fsdp_config.version: must be 1 or 2"),
         ({"fsdp": True, "fsdp_config": {"cpu_ofload": True}}, {"gpus": 2}, "unknown key; did you mean cpu_offload"),
         ({"fsdp": True, "fsdp_config": {"xla": True}}, {"gpus": 2}, "is about TPUs"),
-        ({"deepspeed": "ds.json"}, {"gpus": 2}, "DeepSpeed is not simulated"),
+        ({"deepspeed": "no-such-file.json"}, {"gpus": 2}, "train.deepspeed: cannot read no-such-file.json"),
     ],
 )
 def test_what_the_trainer_does_not_do_is_refused(train: dict[str, Any], parallel: dict[str, Any], message: str) -> None:

@@ -123,7 +123,7 @@ def test_a_gpu_can_be_changed() -> None:
         ({"train": {"optim": "adamw_torch_fussed"}}, "train.optim: unknown optimizer 'adamw_torch_fussed'; did you mean adamw_torch_fused"),
         ({"train": {"optim": "adamw_hf"}}, "train.optim: adamw_hf left transformers in 5.0; write trainatomy.training.adamw_hf.AdamW"),
         ({"train": {"optim_args": "momentum"}}, 'train.optim_args: must look like "momentum=0.9,nesterov=True"; found \'momentum\''),
-        ({"train": {"deepspeed": "ds.json"}}, "train.deepspeed: not supported: DeepSpeed is not simulated"),
+        ({"train": {"deepspeed": "no-such-file.json"}}, "train.deepspeed: cannot read no-such-file.json"),
         ({"train": {"torch_compile": True}}, "train.torch_compile: not supported: compiled graphs are not simulated"),
         ({"train": {"per_gpu_train_batch_size": 1}}, "train.per_gpu_train_batch_size: is called per_device_train_batch_size today"),
         ({"train": {"gradient_checkpointing_kwargs": {"use_reentrent": True}}}, "train.gradient_checkpointing_kwargs.use_reentrent: unknown key; did you mean use_reentrant?"),

@@ -78,7 +78,7 @@ def _optimizer_rule(workload: Workload) -> tuple[float, str] | None:
 def _is_sharded(workload: Workload) -> bool:
     """Return whether a GPU holds only a part of the weights or of the optimizer states."""
     parallel = workload.parallel
-    shards = parallel.strategy in ("fsdp1", "fsdp2", "zero1") or bool(workload.train.fsdp)
+    shards = parallel.strategy in ("fsdp1", "fsdp2", "zero1") or bool(workload.train.fsdp or workload.train.deepspeed)
     return parallel.world_size > 1 and (shards or parallel.tp_size > 1)
 
 
@@ -87,7 +87,8 @@ def _reasons(
 ) -> Iterator[ReasonCode]:
     """Yield why the bytes per parameter differ from the rule."""
     training, single = workload.mode == "training", workload.model.dtype in _SINGLE
-    if _is_mixed_precision(workload) and rule is not None and copies < 1.9 * parameters:
+    autocasts = _is_mixed_precision(workload) and workload.train.deepspeed is None  # its weights are in 16 bits
+    if autocasts and rule is not None and copies < 1.9 * parameters:
         yield "autocast_copies_not_at_peak"
     if trainable < parameters:
         yield "frozen_parameters"

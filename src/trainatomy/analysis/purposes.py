@@ -23,6 +23,7 @@ LABELLED = {
     "weight_copy": ("weights", "16-bit copies kept by autocast"),
     "gradient": ("gradients", "gradients"),
     "optimizer_state": ("optimizer_states", "optimizer states"),
+    "master_weight": ("optimizer_states", "fp32 master weights"),
     "gathered_weight": ("gathered_weights", "gathered weights"),
     "communication_buffer": ("communication_buffers", "communication buffers"),
     "input": ("functionality", "inputs"),

@@ -38,7 +38,10 @@ def check_launch(args: TrainingArguments) -> None:
             "process with CUDA_VISIBLE_DEVICES set to one GPU, or predict all of them with `trainatomy fit --gpus`"
         )
     if getattr(args, "deepspeed_plugin", None) is not None:
-        raise WorkloadError(f"TrainingArguments: the launcher turns DeepSpeed on. {arguments().refused['deepspeed']}")
+        raise WorkloadError(
+            "TrainingArguments: arguments are predicted without DeepSpeed: leave it out, or predict a workload with "
+            "train.deepspeed"
+        )
     if os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no":
         reason = arguments().refused["torch_compile"]
         raise WorkloadError(f"ACCELERATE_DYNAMO_BACKEND: the launcher turns torch.compile on. {reason}")

@@ -333,7 +333,14 @@ OPTIONS = {
 }
 """Options of a search by axis; ``reporters.settings`` puts the others into words."""
 
-STRATEGIES = {"ddp": "DDP", "dp": "DataParallel", "zero1": "ZeRO-1", "fsdp1": "FSDP1", "fsdp2": "FSDP2"}
+STRATEGIES = {
+    "ddp": "DDP",
+    "dp": "DataParallel",
+    "zero1": "ZeRO-1",
+    "fsdp1": "FSDP1",
+    "fsdp2": "FSDP2",
+    **{f"deepspeed{stage}": f"DeepSpeed ZeRO-{stage}" for stage in range(4)},
+}
 """Short names of strategies, by the names of ``results.plan.Plan``."""
 
 GOALS = {

@@ -14,6 +14,7 @@ _SPREADING_TRAIN = (
     "gradient_accumulation_steps",
     "fsdp",
     "fsdp_config",
+    "deepspeed",
     "ddp_find_unused_parameters",
     "ddp_bucket_cap_mb",
     "ddp_broadcast_buffers",
@@ -27,8 +28,8 @@ class Plan:
     """A plan of parallelism.
 
     Attributes:
-        strategy: ``ddp``, ``dp`` (DataParallel), ``zero1``, ``fsdp1`` or ``fsdp2``; empty for a training on one GPU,
-            or with tensor parallelism alone.
+        strategy: ``ddp``, ``dp`` (DataParallel), ``zero1``, ``fsdp1``, ``fsdp2``, or ``deepspeed0`` to ``deepspeed3`` by
+            the stage of ZeRO; empty for a training on one GPU, or with tensor parallelism alone.
         gpus: GPUs of each machine.
         nodes: Machines.
         replicas: Copies of the weights that FSDP shards (HSDP); 1 if it shards over all data-parallel ranks.
@@ -76,6 +77,8 @@ def _strategy(workload: Mapping[str, Any], parallel: Mapping[str, Any]) -> str:
     if workload.get("loop", "trainer") == "pytorch" or parallel.get("strategy") == "dp":
         return str(parallel.get("strategy") or "ddp")
     train = workload.get("train") or {}
+    if train.get("deepspeed"):
+        return f"deepspeed{int(train['deepspeed'].get('zero_optimization', {}).get('stage', 0))}"
     if not train.get("fsdp"):
         return "ddp"
     config = train.get("fsdp_config") or {}

@@ -105,7 +105,10 @@ class ScalarReads:
             self._true_left = before
 
     def _is_false(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self._false
+        if tensor.untyped_storage()._cdata in self._false:
+            return True
+        known = self._values.of(tensor) if tensor.is_meta and tensor.numel() == 1 else None
+        return known is not None and not known.any()
 
     def _scalar(self, tensor: torch.Tensor) -> bool | int | float:
         known = self._values.of(tensor)

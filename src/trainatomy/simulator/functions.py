@@ -25,6 +25,18 @@ from trainatomy.simulator.placement import META, Handler, Placement, names_cuda
 
 Function = Callable[..., Any]
 _FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
+_FACTORIES = frozenset(
+    {
+        torch.empty,
+        torch.zeros,
+        torch.ones,
+        torch.full,
+        torch.empty_like,
+        torch.zeros_like,
+        torch.ones_like,
+        torch.full_like,
+    }
+)
 _nn: Any = torch._C._nn  # its stubs declare ``reduction`` as a string, which is an index there
 
 
@@ -36,6 +48,10 @@ class CudaFunctions(TorchFunctionMode):
         handlers: Answers by function, called with (function, args, kwargs).
         composites: Replacements by function, called with the function's own arguments.
         autocast: Casts.
+
+    Attributes:
+        host_factories: Devices on which floating-point tensors that factories make stand for tensors without having
+            memory: "cpu", "meta", None for the default device.  Usually none: tensors on the CPU are real.
     """
 
     def __init__(
@@ -50,6 +66,7 @@ class CudaFunctions(TorchFunctionMode):
         self._handlers = handlers
         self._composites = composites
         self._autocast = autocast
+        self.host_factories: frozenset[str | None] = frozenset()
 
     def replace(self, functions: dict[Any, Function]) -> None:
         """Run further functions in place of those that Python calls."""
@@ -78,6 +95,8 @@ class CudaFunctions(TorchFunctionMode):
         if "device" in kwargs and names_cuda(kwargs["device"]):
             with self._placement.on(kwargs["device"]):
                 return self._make_on_gpu(func, args, {**kwargs, "device": META})
+        if self.host_factories and func in _FACTORIES:
+            return self._make_on_host(func, args, kwargs)
         if autocast:
             args, kwargs = self._autocast.cast(func, args, kwargs)
         return func(*args, **kwargs)
@@ -90,6 +109,20 @@ class CudaFunctions(TorchFunctionMode):
 
     def _number(self, tensor: torch.Tensor) -> Any:
         return tensor.item() if tensor.is_meta and tensor.numel() == 1 else tensor
+
+    def _make_on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a tensor that is not on the GPU; on one of ``host_factories``, without memory unless it is a number."""
+        device = kwargs.get("device")
+        if device is None and args and isinstance(args[0], torch.Tensor):  # torch.zeros_like(tensor)
+            return func(*args, **kwargs)
+        kind = None if device is None else torch.device(device).type
+        if kind in self.host_factories:
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                made = func(*args, **{**kwargs, "device": META, "pin_memory": False})
+            if kind == "meta" or (made.is_floating_point() and made.numel() > 1):
+                self._placement.keep_on_host(made)
+                return made
+        return func(*args, **kwargs)
 
     def _make_on_gpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a tensor on the GPU: by a factory, or from data (``torch.tensor(..., device="cuda")``)."""

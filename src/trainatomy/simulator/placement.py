@@ -97,6 +97,11 @@ class Placement:
         if tensor.is_meta and not self._storages.on_device(tensor):
             self._arrived(tensor, None)
 
+    def keep_on_host(self, tensor: torch.Tensor) -> None:
+        """Let a meta tensor stand for one in host memory."""
+        with torch._C.DisableTorchFunction():
+            self._storages.mark_host([tensor])
+
     def check(self, device: Any) -> torch.device:
         """Return the GPU that ``device`` names; raise SimulationError if this process does not simulate it."""
         return self._current.devices[self._current.check(device)]

@@ -73,7 +73,7 @@ class SimulatedProcess:
             from trainatomy.simulator.parallel.replicas import ReplicaRecorder
 
             return ReplicaRecorder(*parts, topology=self.topology, current=self.current)
-        if self.topology.world_size == 1:
+        if not self.topology.has_group:
             return Recorder(*parts)
         from trainatomy.simulator.parallel.recorder import RankRecorder
 
@@ -114,7 +114,7 @@ class SimulatedProcess:
         stack.enter_context(record_operations_with(self.recorder.operations))
         stack.enter_context(flattening())
         stack.enter_context(meta_kernels())
-        if self.topology.world_size > 1:
+        if self.topology.has_group:
             self._enter_group(stack)
         if self.topology.devices > 1:
             from trainatomy.simulator.parallel import data_parallel
@@ -179,11 +179,12 @@ class SimulatedProcess:
             **self._flagged((torch.add, t.add, t.__add__, t.__radd__), "python_adds"),
             **self._flagged((t.__setitem__,), "scalars_on_host"),
             torch.ctc_loss: self._ctc_loss,
+            torch.isfinite: self._is_finite,
         }
 
     def _placement_handlers(self) -> dict[Any, Handler]:
         found = self.placement.handlers()
-        if self.topology.world_size > 1:
+        if self.topology.has_group:
             from trainatomy.simulator.parallel.patches import handlers
 
             found.update(handlers(found))
@@ -204,6 +205,14 @@ class SimulatedProcess:
                 setattr(self.recorder, flag, before)
 
         return dict.fromkeys(functions, run)
+
+    def _is_finite(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Let a number that nobody knows be finite, as it is in a healthy training."""
+        result: torch.Tensor = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            if result.is_meta and result.numel() == 1:
+                self.recorder.values.learn(result, torch.ones(result.shape, dtype=torch.bool))
+        return result
 
     def _ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Pass the lengths of samples as numbers on the host, as CUDA's loss reads them.

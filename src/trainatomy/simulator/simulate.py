@@ -90,7 +90,7 @@ def topology_of(workload: Workload, rank: int = 0) -> Topology:
         links = parallel.links(workload.resolve_gpu())
         direct = links is not None and links.intra.buffers_on_gpu
         return Topology(gpus_per_node=parallel.gpus, devices=parallel.devices, device=rank, peer_access=direct)
-    return Topology(rank, parallel.world_size, parallel.gpus)
+    return Topology(rank, parallel.world_size, parallel.gpus, is_launched=workload.train.deepspeed is not None)
 
 
 def steps_needed(workload: Workload) -> int:
@@ -154,7 +154,8 @@ def simulate(
         ):
             built = _build(workload, model, trust_remote_code)
             # FSDP1 leaves only this rank's shards in the model; on one GPU the first step may complete it.
-            described = _describe(workload, built) if workload.parallel.world_size > 1 else None
+            is_spread = workload.parallel.world_size > 1 or workload.train.deepspeed is not None
+            described = _describe(workload, built) if is_spread else None
             with _quantised_layers(process, wanted=is_quantised(workload, built) or has_quantised_layers(built)):
                 built = _execute(workload, process, built, steps, make_batch)
     return _result(process, described or _describe(workload, built), steps)
@@ -220,7 +221,7 @@ def _execute(
     workload: Workload, process: SimulatedProcess, model: nn.Module, steps: int, make_batch: MakeBatch | None
 ) -> nn.Module:
     """Run the steps in the simulated process, and return the model that ran."""
-    with process.open():
+    with process.open(), _engine(workload, process):
         process.adopt(model)
         # A measurement begins in the same way: with the context and the allocator's first segment.
         torch.ones((1, 1)).to("cuda")
@@ -373,3 +374,12 @@ def _optimizer_library(workload: Workload, process: SimulatedProcess) -> context
     from trainatomy.simulator.bitsandbytes import simulated_bitsandbytes
 
     return simulated_bitsandbytes(process.on_host)
+
+
+def _engine(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which DeepSpeed runs without a GPU, where the workload uses it."""
+    if workload.train.deepspeed is None:
+        return contextlib.nullcontext()
+    from trainatomy.simulator.parallel.deepspeed import simulated_deepspeed
+
+    return simulated_deepspeed(process)

@@ -27,6 +27,7 @@ class Topology:
         devices: GPUs that this one process works on (``torch.nn.DataParallel``).
         device: Which of them is recorded, from 0.
         peer_access: True if a GPU copies from another one's memory without the host's.
+        is_launched: True if a launcher started the process although it is alone, as DeepSpeed's engine needs it.
     """
 
     rank: int = 0
@@ -37,6 +38,7 @@ class Topology:
     devices: int = 1
     device: int = 0
     peer_access: bool = True
+    is_launched: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -53,6 +55,11 @@ class Topology:
         if self.mesh and size != self.world_size:
             shape = " x ".join(f"{name}={extent}" for name, extent in self.mesh)
             raise WorkloadError(f"a mesh of {shape} holds {size} processes, not {self.world_size}")
+
+    @property
+    def has_group(self) -> bool:
+        """True if the process has a process group, perhaps of its own."""
+        return self.world_size > 1 or self.is_launched
 
     @property
     def local_rank(self) -> int:
@@ -75,8 +82,8 @@ class Topology:
         return tuple(reversed(found))
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that ``torchrun`` sets; none for a process that is alone."""
-        if self.world_size == 1:
+        """Return the variables that ``torchrun`` sets; none for a process without a group."""
+        if not self.has_group:
             return {}
         return {
             "RANK": str(self.rank),

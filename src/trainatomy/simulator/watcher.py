@@ -16,6 +16,7 @@ from trainatomy.simulator.evaluation import ExecutedEvaluation, RepeatedBatches
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.training.optimizer import tensors_in
+from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.quantization import scales
 
 EXECUTED_MICRO_STEPS = 4
@@ -45,7 +46,7 @@ class Watcher:
         """Label the model's tensors: nothing else is on the GPU yet."""
         self._model = model
         self._repetition.loaded(model)
-        self._label(model.parameters(), "weight")
+        self._label(map(part_of, model.parameters()), "weight")
         self._label(model.buffers(), "buffer")
         self._label(scales(model), "scale")
         self._recorder.mark("loaded")
@@ -202,11 +203,17 @@ class Watcher:
     def _label_gradients(self) -> None:
         assert self._model is not None
         self._label((p.grad for p in self._model.parameters() if p.grad is not None), "gradient")
+        self._label_engine()
 
     def _label_states(self) -> None:
         if self._optimizer is not None:
             state = getattr(self._optimizer, "state", {})
             self._label(tensors_in(list(state.values())), "optimizer_state")
+        self._label_engine()
+
+    def _label_engine(self) -> None:
+        for label, tensors in engine_tensors(self._optimizer).items():
+            self._label(tensors, label)
 
     def _label(self, tensors: Any, label: str) -> None:
         for tensor in tensors:

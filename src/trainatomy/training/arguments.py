@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import import_library
 from trainatomy.workload.arguments import is_class_path
+from trainatomy.workload.deepspeed import REPORTS
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -51,6 +52,8 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
         )
     except ValueError as error:
         raise WorkloadError(f"train: {error}", key="train") from error
+    if workload.train.deepspeed is not None:
+        _check_deepspeed(made)
     # With several GPUs, the Trainer wraps the model in DataParallel.
     made._n_gpu = min(made.n_gpu, workload.parallel.devices)
     return made
@@ -71,9 +74,22 @@ def _settings(workload: Workload) -> dict[str, Any]:
         values["fsdp"] = list(values["fsdp"])
     if "fsdp_config" in values:
         values["fsdp_config"] = copy.deepcopy(values["fsdp_config"])  # transformers fills it in
+    if "deepspeed" in values:
+        values["deepspeed"] = {name: value for name, value in values["deepspeed"].items() if name not in REPORTS}
     if train.fsdp and workload.parallel.replicas > 1:
         values["parallelism_config"] = _hybrid(workload.parallel)
     return values
+
+
+def _check_deepspeed(made: Any) -> None:
+    """Refuse settings that DeepSpeed's configuration gives otherwise than ``train``, as the Trainer would later."""
+    mismatches = getattr(made.hf_deepspeed_config, "mismatches", [])
+    if mismatches:
+        listed = "\n".join(mismatches)
+        raise WorkloadError(
+            f'train.deepspeed: these values differ from those of train (hf); "auto" takes them over:\n{listed}',
+            key="train.deepspeed",
+        )
 
 
 def _hybrid(parallel: ParallelSpec) -> Any:

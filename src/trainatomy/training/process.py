@@ -16,6 +16,7 @@ import torch
 
 from trainatomy.libraries import import_library
 from trainatomy.training.optimizer import optimizer_class
+from trainatomy.training.parallel.deepspeed import import_deepspeed
 from trainatomy.workload.arguments import arguments, is_class_path
 from trainatomy.workload.loops import loop_of
 
@@ -84,6 +85,8 @@ def preload(workload: Workload) -> None:
         import_module(module)
     if not loop.trains:
         return
+    if workload.train.deepspeed is not None:
+        import_deepspeed()
     if is_class_path(workload.train.optim):
         optimizer_class(workload.train.optim)
         return

@@ -17,6 +17,8 @@ Kind = Literal["switch", "integer", "number", "choice", "text", "list", "pairs"]
 
 _NAMES: dict[Path, str] = {("model", "id"): "model", ("model", "lora", "lora_bias"): "lora_use_bias"}
 _ALIASES: dict[Path, tuple[str, ...]] = {("model", "class"): ("class",)}
+_DEEPSPEED: Path = ("train", "deepspeed")
+"""Its flag takes a file, as that of ``TrainingArguments``."""
 _PREFIXED = {("model", "class"), ("model", "factory"), ("data", "factory")}
 _FILE_ONLY = {
     ("gpu", "base"),
@@ -86,6 +88,8 @@ def _kind(path: Path, field: FieldInfo) -> Kind:
         return "choice"
     if str(path[-1]).endswith("_bytes"):
         return "text"  # "80 GiB" is a size too
+    if path == _DEEPSPEED:
+        return "text"
     if dict in types and tuple not in types:
         return "pairs"
     if tuple in types:

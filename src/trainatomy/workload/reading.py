@@ -24,7 +24,8 @@ ROWS = "rows"
 def read(path: str | FilePath, flags: Mapping[str, Any] | None = None) -> Workload:
     """Read the one workload that a file describes.
 
-    Relative paths of factories, and of model folders that begin with ``./`` or ``../``, start from the file's folder.
+    Relative paths of factories and of DeepSpeed's configuration, and of model folders that begin with ``./`` or
+    ``../``, start from the file's folder.
 
     Args:
         path: The file.
@@ -111,6 +112,9 @@ def _normalized(mapping: Mapping[str, Any], folder: FilePath) -> dict[str, Any]:
         for key in REFERENCES:
             if isinstance(reference := keys.get(key), str):
                 keys[key] = resolve(reference, folder)
+    train = copied.get("train")
+    if isinstance(train, dict) and isinstance(file := train.get("deepspeed"), str) and (folder / file).is_file():
+        train["deepspeed"] = str((folder / file).resolve())
     model = copied.get("model")
     if isinstance(model, dict):
         if isinstance(name := model.get("id"), str) and name.startswith(("./", "../")):

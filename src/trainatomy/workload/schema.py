@@ -13,6 +13,7 @@ import yaml
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator
 
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
+from trainatomy.workload.deepspeed import deepspeed_problems
 from trainatomy.workload.explain import explain, workload_error
 from trainatomy.workload.gpu import GPUChoice, GPUOverride, resolve_gpu
 from trainatomy.workload.loops import LOOPS, LoopName, describe_loops, unsupported_settings
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 _BY_TRAINER = {
-    "strategy": "belongs to loop: pytorch, except dp; the Trainer uses DDP, or FSDP with train.fsdp: true",
+    "strategy": "belongs to loop: pytorch, except dp; the Trainer uses DDP, or has train.fsdp and train.deepspeed",
     "gradient_as_bucket_view": "belongs to loop: pytorch; the Trainer does not set it",
     "static_graph": "belongs to loop: pytorch; the Trainer takes train.ddp_static_graph",
     "find_unused_parameters": "belongs to loop: pytorch; the Trainer takes train.ddp_find_unused_parameters",
@@ -301,7 +302,8 @@ class Workload(Section):
             return [Problem(("parallel",), "inference on several GPUs is not simulated: without it, one GPU is")]
         if self.mode == "inference":
             return []
-        strategy = parallel.strategy or ("fsdp" if self.loop == "trainer" and train.fsdp else "ddp")
+        by_trainer = "deepspeed" if train.deepspeed else "fsdp" if train.fsdp else "ddp"
+        strategy = parallel.strategy or (by_trainer if self.loop == "trainer" else "ddp")
         grouped = [] if strategy.startswith("fsdp") else parallel.ungrouped(strategy)
         problems = [Problem(("parallel", *each.path), each.message) for each in grouped]
         problems += self._pipeline() if parallel.pp_size > 1 else []
@@ -346,6 +348,7 @@ class Workload(Section):
         ]
         if parallel.strategy == "dp":
             problems += self._not_for_data_parallel()
+        problems += [] if train.deepspeed is None else self._deepspeed(train.deepspeed)
         if train.fsdp and parallel.world_size == 1:
             problems.append(Problem(("train", "fsdp"), "shards over several GPUs: set parallel.gpus"))
         return problems + (self._fsdp_config() if train.fsdp else [])
@@ -354,10 +357,18 @@ class Workload(Section):
         """Refuse settings of other strategies, which the Trainer ignores or refuses when it uses DataParallel."""
         defaults = {name: field.default for name, field in TrainSpec.model_fields.items()}
         return [
-            Problem(("train", name), "belongs to DDP or FSDP, but parallel.strategy is dp: leave it out")
+            Problem(("train", name), "belongs to DDP, FSDP or DeepSpeed, but parallel.strategy is dp: leave it out")
             for name in defaults
-            if name.startswith(("fsdp", "ddp_")) and getattr(self.train, name) != defaults[name]
+            if name.startswith(("fsdp", "ddp_", "deepspeed")) and getattr(self.train, name) != defaults[name]
         ]
+
+    def _deepspeed(self, config: Mapping[str, Any]) -> list[Problem]:
+        """Refuse what DeepSpeed does not do, and what is not simulated."""
+        here = ("train", "deepspeed")
+        problems = [Problem((*here, *each.path), each.message) for each in deepspeed_problems(config)]
+        if self.train.fsdp:
+            problems.append(Problem(("train", "fsdp"), "cannot be combined with deepspeed: choose one of the two"))
+        return problems
 
     def _fsdp_config(self) -> list[Problem]:
         """Refuse keys that transformers would ignore, and what is not simulated."""

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ModelWrapValidatorH
 from pydantic_core import PydanticCustomError
 
 from trainatomy.workload.arguments import arguments, is_class_path
+from trainatomy.workload.deepspeed import read_deepspeed
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.section import Amount, Count, Decay, Fraction, Index, Names, Problem, Section, Settings
 
@@ -146,6 +147,9 @@ class TrainSpec(Section):
     )
     fsdp_config: Settings | None = Field(
         default=None, description="how FSDP shards: the keys of `TrainingArguments.fsdp_config` (`version: 2` or `1`)"
+    )
+    deepspeed: Annotated[Settings | None, BeforeValidator(read_deepspeed)] = Field(
+        default=None, description="train with DeepSpeed: its configuration, as a JSON file or a mapping (ZeRO 0 to 3)"
     )
     ddp_find_unused_parameters: bool | None = Field(
         default=None, description="DDP: look for parameters without a gradient (default: transformers')"

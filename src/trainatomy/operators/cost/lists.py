@@ -53,6 +53,18 @@ def fused_optimizer(call: Call, chip: Chip) -> KernelWork:
     return memory_bound(f"list.fused.{8 * lists[0][0].itemsize}", chip, call, launches=launches, passes=passes)
 
 
+def deepspeed_adam(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of DeepSpeed's Adam: four lists one after the other, of which gradients are only read.
+
+    It has the launches of PyTorch's lists (csrc/adam/multi_tensor_apply.cuh).  On the CPU it launches nothing.
+    """
+    if not call.inputs or call.inputs[0].on_host:
+        return NOTHING
+    gradients = call.inputs[: len(call.inputs) // 4]
+    family = f"list.fused.{8 * gradients[0].itemsize}"
+    return memory_bound(family, chip, call, launches=launches_of(gradients, 4))
+
+
 def unscale(call: Call, chip: Chip) -> KernelWork:
     """Return the work of unscaling gradients and setting a flag."""
     moved = 2 * sum(in_memory(t) for t in on_gpu(call.inputs))

@@ -16,6 +16,12 @@ OPTIMIZERS = family(
     row("_fused_adagrad_", flop=7, why=_ADAGRAD, meta="meta:in_place"),
 )
 
+# multi_tensor_adam: FusedAdam; adam_update: DeepSpeedCPUAdam, on the host.
+DEEPSPEED = family(
+    Operator("", "elementwise", launch="list", cost="lists:deepspeed_adam"),
+    row("deepspeed::multi_tensor_adam deepspeed::adam_update", flop=14, why=_ADAM),
+)
+
 FOREACH = family(
     Operator("", launch="list", cost="lists:foreach"),
     row("_foreach_copy", group="elementwise", flop=0, why="a move", reads="sources"),
@@ -43,4 +49,4 @@ QUANTISED_OPTIMIZERS = family(
     row("bitsandbytes::optimizer_update_8bit_blockwise", cost="bitsandbytes:update_8bit"),
 )
 
-LISTS = (*OPTIMIZERS, *FOREACH, *UNSCALING, *QUANTISED_OPTIMIZERS)
+LISTS = (*OPTIMIZERS, *DEEPSPEED, *FOREACH, *UNSCALING, *QUANTISED_OPTIMIZERS)

@@ -81,6 +81,12 @@ class RankRecorder(Recorder):
         with _DISABLED():
             return super().number_of(local(tensor))
 
+    def hold(self, tensor: torch.Tensor, operation: str, size: int | None = None) -> int | None:
+        """Write the allocation of a tensor, unless it was written to in host memory."""
+        if self._storages.is_host_key(tensor.untyped_storage()._cdata):
+            return None
+        return super().hold(tensor, operation, size)
+
     def end_run(self) -> None:
         """Label the buffers of collectives that have no other label: a gradient, for example, has one."""
         for number, label in self._communicated.items():

@@ -7,12 +7,14 @@ The methods that it overrides pass their arguments on, and their callers hold th
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from transformers import Trainer, TrainerCallback
 
 from trainatomy.training.checkpointing import checkpoint_every
 from trainatomy.training.optimizer import checked, choose_optimizer
+from trainatomy.training.parallel.deepspeed import EngineSteps
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,15 +40,30 @@ class Steps(TrainerCallback):
         self.observer.step_begin(state.global_step)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.observer.optimizer_begin()
+        if not args.deepspeed:  # its engine has taken the step already
+            self.observer.optimizer_begin()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.observer.optimizer_end()
+        if not args.deepspeed:
+            self.observer.optimizer_end()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.observer.step_end(state.global_step - 1)
         if self.evaluates and self.observer.evaluates_after(state.global_step - 1):
             control.should_evaluate = True
+
+
+class EngineBegins(TrainerCallback):
+    """Callback that follows DeepSpeed's engine once the Trainer has made it."""
+
+    def __init__(self, trainer: ObservedTrainer) -> None:
+        self._trainer = ref(trainer)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Note the model that the engine placed on the GPU, and its optimizer."""
+        trainer = self._trainer()
+        assert trainer is not None
+        trainer.follow_engine()
 
 
 class CheckpointEvery(TrainerCallback):
@@ -83,6 +100,7 @@ class ObservedTrainer(Trainer):
         self._micro_step = 0
         self._is_evaluating = False
         steps = Steps(observer, evaluates=workload.evaluates_after_steps)
+        self._engine: EngineSteps | None = None
         every = workload.train.gradient_checkpointing_every
         super().__init__(
             model=model,
@@ -95,6 +113,15 @@ class ObservedTrainer(Trainer):
         )
         if self._is_loaded_by_bitsandbytes(model):
             observer.loaded(model)
+        if arguments.deepspeed:
+            self.add_callback(EngineBegins(self))
+
+    def follow_engine(self) -> None:
+        """Notify the observer of the steps of DeepSpeed's engine from now on."""
+        engine = self.accelerator.deepspeed_engine_wrapped.engine
+        self._observer.loaded(self.model)
+        self._observer.ready(self.model, engine.optimizer)
+        self._engine = EngineSteps(engine, self._observer)
 
     @staticmethod
     def _is_loaded_by_bitsandbytes(model: Any) -> bool:
@@ -107,10 +134,13 @@ class ObservedTrainer(Trainer):
 
     def create_optimizer(self, *arguments: Any, **keywords: Any) -> torch.optim.Optimizer:
         train = self._workload.train
+        if self.args.deepspeed and self.optimizer is not None:  # its own, or one that was made before
+            return self.optimizer
         if self.optimizer is None:
             self.optimizer_cls_and_kwargs = choose_optimizer(train, self.args, self.model)
         optimizer = checked(train, lambda: super(ObservedTrainer, self).create_optimizer(*arguments, **keywords))
-        self._observer.ready(self.model, optimizer)
+        if not self.args.deepspeed:
+            self._observer.ready(self.model, optimizer)
         return optimizer
 
     def training_step(self, model: nn.Module, inputs: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
@@ -123,6 +153,8 @@ class ObservedTrainer(Trainer):
             return repeated
         self._observer.micro_step_begin(micro_step)
         loss = super().training_step(model, inputs, *arguments, **keywords)
+        if self._engine is not None and self._engine.took_step():
+            return loss
         self._observer.loss_kept(loss)
         self._observer.micro_step_end(micro_step)
         return loss

@@ -1,0 +1,175 @@
+"""DeepSpeed without a GPU: its accelerator, its compiled optimizers, and its tensors in host memory.
+
+The engine is DeepSpeed's own.  Replaced are what it asks of a GPU, and what it would compile when a training starts:
+FusedAdam, which updates weights and two fp32 states in place by one kernel (csrc/adam/multi_tensor_adam.cu), and the
+optimizers of the CPU, which take no GPU memory (csrc/adam/cpu_adam_impl.cpp).  Source: DeepSpeed 0.16-0.19.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+
+from trainatomy.errors import SimulationError
+from trainatomy.operators.allocation.whole import one_operation
+from trainatomy.training.parallel.deepspeed import import_deepspeed
+
+if TYPE_CHECKING:
+    from trainatomy.simulator.process import SimulatedProcess
+
+_KEPT = (
+    "deepspeed.comm.",
+    "deepspeed.utils.groups",
+    "deepspeed.accelerator.real_accelerator",
+    "deepspeed.runtime.zero.partition_parameters",
+    "transformers.integrations.deepspeed",
+)
+"""Modules whose variables an engine or the Trainer changes; transformers' says whether models are built for ZeRO-3."""
+_COMPILED = ("FusedAdamBuilder", "CPUAdamBuilder")
+"""Extensions that are stood for."""
+
+
+@contextlib.contextmanager
+def simulated_deepspeed(process: SimulatedProcess) -> Iterator[None]:
+    """Let DeepSpeed's engine run in a simulated process, and leave the library as it was found."""
+    import_deepspeed()
+    from deepspeed.accelerator import real_accelerator
+    from deepspeed.ops.op_builder import builder
+
+    class Accelerator(_cuda_accelerator()):  # type: ignore[misc]
+        """CUDA's accelerator with the memory of the simulated GPU."""
+
+        def available_memory(self, device_index: int | None = None) -> int:
+            return process.total_memory - held_bytes(process)
+
+    logger = logging.getLogger("DeepSpeed")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_restored_state())
+        before = logger.level
+        stack.callback(logger.setLevel, before)
+        logger.setLevel(logging.ERROR)
+        real_accelerator.ds_accelerator = Accelerator()
+        stack.enter_context(mock.patch.object(builder.OpBuilder, "load", _load))
+        stack.enter_context(mock.patch.dict(sys.modules, {"cpuinfo": _NoCPU}))
+        stack.enter_context(_labelled_weights(process))
+        stack.enter_context(_host_tensors(process))
+        yield
+
+
+@contextlib.contextmanager
+def _host_tensors(process: SimulatedProcess) -> Iterator[None]:
+    """Give no memory to tensors that DeepSpeed makes on the CPU: they can be as large as the model.
+
+    The engine also makes tensors on the meta device, to remember shapes; while it begins, it names no device for some.
+    """
+    import deepspeed
+
+    functions, initialize = process.functions, deepspeed.initialize
+
+    def initialize_on_host(*args: Any, **kwargs: Any) -> Any:
+        functions.host_factories |= {None}
+        try:
+            return initialize(*args, **kwargs)
+        finally:
+            functions.host_factories -= {None}
+
+    functions.host_factories = frozenset({"cpu", "meta"})
+    with mock.patch.object(deepspeed, "initialize", initialize_on_host):
+        yield
+
+
+def held_bytes(process: SimulatedProcess) -> int:
+    """Return the bytes that are allocated now."""
+    sizes: dict[int, int] = {}
+    for event in process.trace.events:
+        if event.action == "alloc":
+            sizes[event.allocation] = event.bytes
+        elif event.action == "free":
+            sizes.pop(event.allocation, None)
+    return sum(sizes.values())
+
+
+def _labelled_weights(process: SimulatedProcess) -> contextlib.AbstractContextManager[Any]:
+    """Label the weights that ZeRO-3 gathers for a module."""
+    from deepspeed.runtime.zero import partitioned_param_coordinator as module_of_coordinator
+
+    coordinator_class: Any = module_of_coordinator.PartitionedParameterCoordinator
+    fetch = coordinator_class.fetch_sub_module
+
+    def fetch_sub_module(coordinator: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        result = fetch(coordinator, module, *args, **kwargs)
+        is_whole = module_of_coordinator.z3_leaf_module(module)
+        for parameter in module_of_coordinator.iter_params(module, recurse=is_whole):
+            if parameter.numel():
+                process.recorder.label(parameter.data, "gathered_weight")
+        return result
+
+    return mock.patch.object(coordinator_class, "fetch_sub_module", fetch_sub_module)
+
+
+class _NoCPU:
+    """``cpuinfo``, which starts programs to learn the name of the CPU."""
+
+    @staticmethod
+    def get_cpu_info() -> dict[str, str]:
+        return {}
+
+
+def _cuda_accelerator() -> Any:
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+
+    return CUDA_Accelerator
+
+
+def _load(builder: Any, verbose: bool = True) -> Any:
+    """Return what stands for a compiled extension, instead of compiling it."""
+    name = type(builder).__name__
+    if name not in _COMPILED:
+        raise SimulationError(f"DeepSpeed would compile {name.removesuffix('Builder')}, which is not simulated")
+    return _Extension()
+
+
+class _Extension:
+    """The functions of DeepSpeed's compiled optimizers; others, such as those that make an optimizer, do nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return {"multi_tensor_adam": _multi_tensor_adam, "adam_update": _adam_update}.get(name, _nothing)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing."""
+
+
+def _multi_tensor_adam(chunk: int, overflow: torch.Tensor, lists: list[list[torch.Tensor]], *numbers: Any) -> None:
+    """Write FusedAdam's kernel: gradients are read, parameters and both states updated in place."""
+    tensors = [tensor for each in lists for tensor in each]
+    with one_operation("deepspeed::multi_tensor_adam", *tensors, written=tuple(range(len(lists[0]), len(tensors)))):
+        pass
+
+
+def _adam_update(*arguments: Any) -> None:
+    """Write the update of one partition in host memory: parameter, gradient and two states."""
+    tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+    with one_operation("deepspeed::adam_update", *tensors, written=(0, 2, 3)):
+        pass
+
+
+@contextlib.contextmanager
+def _restored_state() -> Iterator[None]:
+    """Restore what an engine changes outside of itself."""
+    linear = torch.nn.functional.linear
+    modules = [module for name, module in sys.modules.items() if name.startswith(_KEPT)]
+    saved = [(vars(module), dict(vars(module))) for module in modules]
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = linear
+        for current, before in saved:
+            current.clear()
+            current.update(before)

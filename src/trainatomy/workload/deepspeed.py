@@ -1,0 +1,175 @@
+"""DeepSpeed's configuration (``train.deepspeed``): read it, and refuse by name what is not simulated.
+
+The names are those of DeepSpeed 0.19 (deepspeed/runtime/config.py and runtime/zero/config.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.section import Problem
+
+REPORTS = (
+    "tensorboard wandb csv_monitor comet steps_per_print dump_state memory_breakdown comms_logger checkpoint".split()
+)
+"""Sections about logs, reports and files, which a prediction and a measurement leave out."""
+
+_ZERO = "zero_optimization"
+_OPTIONS = frozenset(
+    "stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce allgather_partitions "
+    "allgather_bucket_size overlap_comm compute_grad_norm load_from_fp32_weights elastic_checkpoint offload_param "
+    "offload_optimizer sub_group_size cpu_offload cpu_offload_param cpu_offload_use_pin_memory "
+    "stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_model_persistence_threshold "
+    "stage3_max_live_parameters stage3_max_reuse_distance stage3_gather_16bit_weights_on_model_save "
+    "stage3_gather_fp16_weights_on_model_save stage3_module_granularity_threshold stage3_allgather_sequential "
+    "stage3_use_all_reduce_for_fetch_params ignore_unused_parameters legacy_stage1 round_robin_gradients "
+    "parameter_alignment memory_efficient_linear pipeline_loading_checkpoint override_module_apply "
+    "log_trace_cache_warnings enable_sanity_checks leaf_module save_muon_momentum_buffer_in_memory".split()
+)
+_PLUS_PLUS = "belongs to ZeRO++, which is not simulated"
+_REFUSED_OPTIONS: Mapping[str, str] = {
+    "zero_quantized_weights": _PLUS_PLUS,
+    "zero_quantized_nontrainable_weights": _PLUS_PLUS,
+    "zero_quantized_gradients": _PLUS_PLUS,
+    "zero_hpz_partition_size": _PLUS_PLUS,
+    "mics_shard_size": "belongs to MiCS, which is not simulated",
+    "mics_hierarchical_params_gather": "belongs to MiCS, which is not simulated",
+    "zenflow": "is not simulated",
+}
+"""Options of ``zero_optimization`` that are refused unless they are off."""
+_REFUSED_SECTIONS: Mapping[str, str] = {
+    "amp": "NVIDIA's apex is not simulated; use bf16 or fp16",
+    "torch_autocast": "is not simulated; use bf16 or fp16",
+    "autotuning": "runs many trainings; leave it out",
+    "compile": "compiled graphs are not simulated",
+    "compression_training": "is not simulated",
+    "curriculum_learning": "is not simulated: every batch has the full length",
+    "data_efficiency": "is not simulated: every batch has the full length",
+    "eigenvalue": "is not simulated",
+    "elasticity": "is not simulated: the number of GPUs is fixed",
+    "expert_parallel": "experts on different GPUs are not simulated",
+    "flops_profiler": "is not simulated; leave it out",
+    "hybrid_engine": "is not simulated",
+    "pipeline": "DeepSpeed's pipelines are not simulated",
+    "progressive_layer_drop": "is not simulated",
+    "quantize_training": "is not simulated",
+    "sparse_attention": "is not simulated",
+    "sparse_gradients": "is not simulated",
+    "tensor_parallel": "DeepSpeed's tensor parallelism is not simulated; parallel.tp_size is, with loop: pytorch",
+    "wall_clock_breakdown": "waits for the GPU to take times; leave it out",
+    "zenflow": "is not simulated",
+}
+_OPTIMIZERS = ("Adam", "AdamW")
+
+
+def read_deepspeed(value: Any) -> Any:
+    """Return a configuration as a mapping; a string is the path of a JSON file, or empty for none."""
+    if isinstance(value, str):
+        return None if value.lower() in ("", "none", "no", "false") else _read(value)
+    return value or None
+
+
+def _read(file: str) -> Any:
+    try:
+        return json.loads(FilePath(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise PydanticCustomError("deepspeed", "cannot read {text}", {"text": f"{file}: {error}"}) from None
+    except json.JSONDecodeError as error:
+        raise PydanticCustomError("deepspeed", "is no JSON: {text}", {"text": f"{file}: {error}"}) from None
+
+
+def stage_of(config: Mapping[str, Any]) -> int:
+    """Return the stage of ZeRO, 0 without ZeRO."""
+    section = config.get(_ZERO)
+    stage = section.get("stage", 0) if isinstance(section, Mapping) else int(section is True)
+    return stage if isinstance(stage, int) else 0
+
+
+def offloads(config: Mapping[str, Any]) -> bool:
+    """Return whether states or weights are kept in host memory."""
+    section = config.get(_ZERO)
+    return isinstance(section, Mapping) and any(
+        not _is_off(_device(section, name)) for name in ("offload_optimizer", "offload_param")
+    )
+
+
+def deepspeed_problems(config: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with a configuration, or not simulated; paths are relative to it."""
+    return [*_sections(config), *_optimizer(config), *_zero(config)]
+
+
+def _is_off(value: Any) -> bool:
+    """Return whether a value switches its setting off: a size of 1 is a group of one rank."""
+    if isinstance(value, Mapping):
+        return not value or _is_off(value.get("enabled", True))
+    return not value or value == "none" or (value == 1 and value is not True)
+
+
+def _sections(config: Mapping[str, Any]) -> Iterator[Problem]:
+    for name, reason in _REFUSED_SECTIONS.items():
+        value = config.get(name)
+        if name == "tensor_parallel" and isinstance(value, Mapping):
+            value = value.get("autotp_size", 1)
+        if not _is_off(value):
+            yield Problem((name,), reason)
+    if not _is_off(config.get("sequence_parallel_size", 1)):
+        yield Problem(("sequence_parallel_size",), "sequence parallelism is not simulated")
+
+
+def _optimizer(config: Mapping[str, Any]) -> Iterator[Problem]:
+    section = config.get("optimizer")
+    if section is None:
+        return
+    kind = section.get("type") if isinstance(section, Mapping) else section
+    if kind not in _OPTIMIZERS:
+        shown = " and ".join(_OPTIMIZERS)
+        reason = f"{kind!r} of DeepSpeed is not simulated; {shown} are, and train.optim without this section"
+        yield Problem(("optimizer", "type"), reason)
+
+
+def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
+    section = config.get(_ZERO)
+    if not isinstance(section, Mapping):
+        yield Problem((_ZERO,), "must be a mapping with a stage, such as {stage: 2}; accelerate needs it")
+        return
+    stage = section.get("stage", 0)
+    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+        yield Problem((_ZERO, "stage"), f"must be 0, 1, 2 or 3, found {stage!r}")
+    for name, value in section.items():
+        if name in _REFUSED_OPTIONS:
+            if not _is_off(value):
+                yield Problem((_ZERO, name), _REFUSED_OPTIONS[name])
+        elif name not in _OPTIONS:
+            yield Problem((_ZERO, name), f"unknown key{suggestion(name, _OPTIONS)}")
+    yield from _offload(section, stage)
+
+
+def _device(section: Mapping[str, Any], name: str) -> Any:
+    offload = section.get(name)
+    return offload.get("device", "none") if isinstance(offload, Mapping) else offload
+
+
+def _offload(section: Mapping[str, Any], stage: Any) -> Iterator[Problem]:
+    for name in ("offload_optimizer", "offload_param"):
+        device = _device(section, name)
+        here = (_ZERO, name, "device")
+        if device == "nvme":
+            yield Problem(here, "NVMe is not simulated; cpu is")
+        elif not _is_off(device) and device != "cpu":
+            yield Problem(here, f"must be none or cpu, found {device!r}")
+        elif device == "cpu" and name == "offload_param" and stage != 3:
+            yield Problem(here, f"needs stage 3, found stage {stage}")
+        elif device == "cpu" and stage == 0:
+            yield Problem(here, "needs stage 1, 2 or 3, found stage 0")
+    options = section.get("offload_optimizer")
+    if isinstance(options, Mapping):
+        if options.get("ratio", 1) != 1:
+            yield Problem((_ZERO, "offload_optimizer", "ratio"), "is not simulated; 1 (all states) is")
+        if options.get("super_offload"):
+            yield Problem((_ZERO, "offload_optimizer", "super_offload"), "is not simulated")

@@ -1,0 +1,212 @@
+"""One rank of DeepSpeed's engine under the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, simulated, workload
+
+from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.simulator.simulate import Simulation
+from trainatomy.workload.schema import Workload
+
+RANKS = 4
+AUTO = {
+    "bf16": {"enabled": "auto"},
+    "gradient_clipping": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+}
+HOST = {"device": "cpu"}
+
+
+def described(stage: int, gpus: int = RANKS, train: dict[str, Any] | None = None, **zero: Any) -> Workload:
+    config = {**AUTO, "zero_optimization": {"stage": stage, "reduce_bucket_size": 100_000, **zero}}
+    settings = {"bf16": True, "deepspeed": config, **(train or {})}
+    return workload("trainer", settings, gpus=gpus).replace("steps", 2)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> dict[int, Simulation]:
+    pytest.importorskip("deepspeed")
+    return {stage: simulated(described(stage, stage3_param_persistence_threshold=0)) for stage in (0, 1, 2, 3)}
+
+
+def padded(parameters: int) -> int:
+    """Elements of the flat buffers of two groups (with and without weight decay), as they are aligned for NCCL."""
+    decaying = parameters - (2 * LAYERS + 1) * HIDDEN  # two norms a layer and the last one
+    return sum(-(-size // (2 * RANKS)) * 2 * RANKS for size in (decaying, parameters - decaying))
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_states_are_sharded_to_the_byte(ranks: dict[int, Simulation], stage: int) -> None:
+    found = ranks[stage]
+    share = padded(found.parameters) // RANKS
+    assert labelled(found.trace, "weight") == 2 * padded(found.parameters)
+    assert labelled(found.trace, "master_weight") == 4 * share
+    assert labelled(found.trace, "optimizer_state") == 8 * share + 2 * 4  # each group counts its steps
+
+
+def test_stage_0_holds_everything(ranks: dict[int, Simulation]) -> None:
+    found = ranks[0]
+    assert labelled(found.trace, "weight") == 2 * found.parameters
+    assert labelled(found.trace, "master_weight") == 4 * found.parameters
+    tensors = LAYERS * 9 + 3
+    assert labelled(found.trace, "optimizer_state") == 8 * found.parameters + 4 * tensors  # each counts its steps
+    assert labelled(found.trace, "gradient") == 2 * found.parameters
+
+
+def test_stage_3_shards_weights_gradients_and_states(ranks: dict[int, Simulation]) -> None:
+    found = ranks[3]
+    share = found.parameters // RANKS  # every parameter of this model can be divided
+    assert labelled(found.trace, "weight") == 2 * share
+    assert labelled(found.trace, "master_weight") == 4 * share
+    assert labelled(found.trace, "gradient") == 2 * share
+    assert labelled(found.trace, "gathered_weight") == 0  # nothing is kept between steps
+
+
+def test_gradients_are_partitioned_between_micro_batches_from_stage_2_on() -> None:
+    pytest.importorskip("deepspeed")
+    accumulates = {"gradient_accumulation_steps": 2}
+    first, second = (simulated(described(stage, train=accumulates)) for stage in (1, 2))
+    held = [labelled(one.trace, "gradient") for one in (first, second)]
+    assert held[0] >= 2 * first.parameters
+    assert held[1] < first.parameters  # parameters at the edges of a partition are held whole
+
+
+def test_collectives_move_what_the_stages_need(ranks: dict[int, Simulation]) -> None:
+    moved = {stage: Counter[str]() for stage in ranks}
+    for stage, found in ranks.items():
+        for name, size in collectives(found):
+            moved[stage][name.removeprefix("nccl::")] += size
+    whole = 2 * ranks[1].parameters
+    assert moved[0]["all_reduce"] == pytest.approx(whole, rel=0.01)
+    assert moved[1]["all_gather"] == moved[2]["all_gather"] == pytest.approx(whole, rel=0.01)
+    assert moved[2]["all_reduce"] == pytest.approx(whole, rel=0.01)  # to all ranks, by use_multi_rank_bucket_allreduce
+    assert moved[3]["reduce_scatter"] == pytest.approx(whole, rel=0.01)
+    assert moved[3]["all_gather"] >= whole * 0.99
+
+
+@pytest.mark.parametrize(("stage", "options"), [(1, {}), (2, {}), (3, {"offload_param": HOST})])
+@pytest.mark.parametrize("gpus", [1, RANKS])
+def test_offloaded_states_take_no_gpu_memory(stage: int, options: dict[str, Any], gpus: int) -> None:
+    pytest.importorskip("deepspeed")
+    found = simulated(described(stage, gpus, offload_optimizer=HOST, **options))
+    assert labelled(found.trace, "optimizer_state") == labelled(found.trace, "master_weight") == 0
+    assert (labelled(found.trace, "weight") == 0) == (stage == 3)
+    updates = [call for call in found.operations.calls if call.name == "deepspeed::adam_update"]
+    assert updates
+    assert all(array.on_host for call in updates for array in call.inputs)
+    assert bool(collectives(found)) == (gpus > 1)
+
+
+def test_buckets_have_the_size_that_is_configured() -> None:
+    pytest.importorskip("deepspeed")
+    small, large = (
+        simulated(described(3, reduce_bucket_size=size, stage3_param_persistence_threshold=0))
+        for size in (10**5, 10**6)
+    )
+    buffers = [labelled(found.trace, "communication_buffer") for found in (small, large)]
+    assert buffers[1] - buffers[0] == 2 * (10**6 - 10**5)
+
+
+def test_small_parameters_persist_on_every_gpu() -> None:
+    pytest.importorskip("deepspeed")
+    found = simulated(described(3, stage3_param_persistence_threshold=HIDDEN))
+    assert labelled(found.trace, "gathered_weight") == 2 * (2 * LAYERS + 1) * HIDDEN
+
+
+def test_deepspeeds_own_adam_is_one_kernel_a_group() -> None:
+    pytest.importorskip("deepspeed")
+    own = described(1).replace({"train.deepspeed.optimizer": {"type": "AdamW", "params": {"lr": "auto"}}})
+    found = simulated(own)
+    kernels = [one for one in found.operations.operations if found.operations.calls[one.call].name.endswith("_adam")]
+    assert len(kernels) == 1  # transformers makes no groups for an optimizer of the configuration
+    assert labelled(found.trace, "optimizer_state") == labelled(found.trace, "master_weight") * 2
+
+
+def test_adapters_are_trained_and_the_base_is_sharded() -> None:
+    pytest.importorskip("deepspeed")
+    pytest.importorskip("peft")
+    adapted = described(3, stage3_param_persistence_threshold=0).replace({"model.lora": {"r": 8}})
+    found = simulated(adapted)
+    assert found.trainable_parameters < found.parameters / 10
+    assert labelled(found.trace, "master_weight") == found.trainable_parameters
+    assert labelled(found.trace, "weight") == pytest.approx(2 * found.parameters / RANKS, rel=0.01)
+
+
+@pytest.mark.parametrize("options", [{"fp16": True, "bf16": False}, {"gradient_checkpointing": True}])
+def test_the_step_is_taken(options: dict[str, Any]) -> None:
+    pytest.importorskip("deepspeed")
+    found = simulated(described(2, train=options))
+    assert labelled(found.trace, "optimizer_state") > found.parameters
+
+
+def test_a_simulation_leaves_nothing_behind(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("deepspeed")
+    simulated(described(3))  # imports everything
+    from deepspeed.accelerator import real_accelerator
+    from deepspeed.comm import comm
+    from transformers.integrations import deepspeed as integration
+
+    monkeypatch.chdir(tmp_path)
+    watched = (real_accelerator.ds_accelerator, comm.cdb, torch.nn.functional.linear)
+    environment = dict(os.environ)
+    simulated(described(3))
+    assert watched == (real_accelerator.ds_accelerator, comm.cdb, torch.nn.functional.linear)
+    assert os.environ == environment
+    assert not integration.is_deepspeed_zero3_enabled()
+    assert not torch.distributed.is_initialized()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(MissingLibrary, match=r'pip install "trainatomy\[deepspeed\]"'):
+        simulated(described(1))
+
+
+def test_values_that_differ_from_the_trainers_are_named() -> None:
+    pytest.importorskip("deepspeed")
+    differing = described(1).replace("train.deepspeed.train_micro_batch_size_per_gpu", 7)
+    with pytest.raises(WorkloadError, match="train_micro_batch_size_per_gpu=7 vs hf per_device_train_batch_size=2"):
+        simulated(differing)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: must be 0, 1, 2 or 3, found 4"),
+        ({"zero_optimization": {"stage": 2, "reduce_bucket": 1}}, "reduce_bucket: unknown key; did you mean reduce_"),
+        ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, r"belongs to ZeRO\+\+"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "offload_param.device: NVMe is not"),
+        ({"zero_optimization": {"stage": 2, "offload_param": HOST}}, "needs stage 3, found stage 2"),
+        ({"zero_optimization": {"stage": 0, "offload_optimizer": HOST}}, "needs stage 1, 2 or 3, found stage 0"),
+        ({"zero_optimization": {"stage": 1}, "optimizer": {"type": "OneBitAdam"}}, "'OneBitAdam' of DeepSpeed is not"),
+        ({"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}, "DeepSpeed's tensor parallelism"),
+        ({"zero_optimization": {"stage": 1}, "flops_profiler": {"enabled": True}}, "flops_profiler: is not simulated"),
+        ({"bf16": {"enabled": True}}, "zero_optimization: must be a mapping with a stage"),
+    ],
+)
+def test_what_is_not_simulated_is_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        workload("trainer", {"deepspeed": config}, gpus=2)
+
+
+def test_other_strategies_are_refused_beside_it() -> None:
+    config = {"zero_optimization": {"stage": 2}}
+    with pytest.raises(WorkloadError, match="cannot be combined with deepspeed"):
+        workload("trainer", {"deepspeed": config, "fsdp": True}, gpus=2)
+    with pytest.raises(WorkloadError, match="dp_shard_size: belongs to FSDP, but the strategy is deepspeed"):
+        workload("trainer", {"deepspeed": config}, gpus=2, dp_shard_size=2)
+    with pytest.raises(WorkloadError, match="use `loop: trainer`"):
+        workload("pytorch", {"deepspeed": config}, gpus=2)
+
+
+def test_the_model_of_the_tests_divides_evenly() -> None:
+    assert all(size % RANKS == 0 for size in CONFIG.values() if size > RANKS)
