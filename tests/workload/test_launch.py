@@ -93,7 +93,7 @@ def test_options_of_accelerate_override_its_file(tmp_path: Path) -> None:
     [
         ({"num_processes": 15}, "num_processes 15 is no multiple of num_machines 2"),
         ({"distributed_type": "NO"}, "distributed_type is NO, but num_processes is 16"),
-        ({"distributed_type": "DEEPSPEED"}, "DEEPSPEED is not simulated"),
+        ({"distributed_type": "MEGATRON_LM"}, "MEGATRON_LM is not simulated"),
         ({"mixed_precision": "fp8"}, "mixed_precision: fp8 is not simulated"),
         ({"gpu_ids": "0,1"}, "gpu_ids names 0,1, fewer GPUs than num_processes 16"),
         ({"use_cpu": True}, "use_cpu"),

@@ -1,7 +1,7 @@
-"""What a launcher says about a training: an accelerate configuration, or a command line of torchrun or accelerate.
+"""What a launcher says about a training: accelerate's configuration, or a command of torchrun, accelerate or deepspeed.
 
 Only what changes memory or time is read, into the keys of a workload: the number of GPUs and machines, mixed
-precision, FSDP and the degrees of parallelism.  The script and its arguments are not.
+precision, FSDP, DeepSpeed and the degrees of parallelism.  Of the script's own arguments, only ``--deepspeed`` is.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from trainatomy.errors import WorkloadError
+from trainatomy.workload import launch_deepspeed
 from trainatomy.workload.document import parse
 from trainatomy.workload.section import Path
 
-_MULTI_GPU = frozenset({"MULTI_GPU", "FSDP"})
+_MULTI_GPU = frozenset({"MULTI_GPU", "FSDP", "DEEPSPEED"})
 _SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
 _PRECISIONS = {"fp16": "float16", "bf16": "bfloat16"}
 _ACCELERATE_TO_TRAINER = {"offload_params": "cpu_offload", "backward_prefetch_policy": "backward_prefetch"}
@@ -48,6 +49,7 @@ class Launch:
         nodes: Machines.
         mixed_precision: ``fp16``, ``bf16`` or None.
         fsdp: Settings of FSDP with the keys of ``TrainingArguments.fsdp_config``; None without FSDP.
+        deepspeed: DeepSpeed's configuration; None without DeepSpeed.
         sizes: Degrees of parallelism, by their keys in the section ``parallel``.
     """
 
@@ -56,6 +58,7 @@ class Launch:
     nodes: int = 1
     mixed_precision: str | None = None
     fsdp: Mapping[str, Any] | None = None
+    deepspeed: Mapping[str, Any] | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def settings(self, loop: str) -> dict[Path, Any]:
@@ -64,6 +67,10 @@ class Launch:
         if self.nodes > 1:
             found["parallel", "nodes"] = self.nodes
         found |= {("parallel", name): size for name, size in self.sizes.items()}
+        if self.deepspeed is not None:
+            if loop != "trainer":
+                raise WorkloadError(f"{self.source}: DeepSpeed {_BY_TRAINER}", key="launch")
+            return found | self._precision() | {("train", "deepspeed"): dict(self.deepspeed)}
         if self.fsdp is None:
             return found | self._precision()
         if loop == "trainer":
@@ -109,7 +116,7 @@ def read_launch(text: str) -> Launch:
     command = _command_in(_text(path) if path.is_file() else text)
     if command is None:
         raise WorkloadError(
-            f"--launch: {text!r} is neither a file nor a command of torchrun or accelerate launch",
+            f"--launch: {text!r} is neither a file nor a command of torchrun, deepspeed or accelerate launch",
             key="launch",
         )
     return _of_command(command)
@@ -133,6 +140,8 @@ def _command_in(text: str) -> list[str] | None:
         for index, word in enumerate(words):
             if FilePath(word).name == "torchrun" or word == "torch.distributed.run":
                 return ["torchrun", *words[index + 1 :]]
+            if FilePath(word).name == "deepspeed" and not words[:index]:
+                return ["deepspeed", *words[index + 1 :]]
             if FilePath(word).name == "accelerate" and words[index + 1 : index + 2] == ["launch"]:
                 return ["accelerate", *words[index + 2 :]]
     return None
@@ -150,7 +159,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _of_command(words: Sequence[str]) -> Launch:
     launcher, rest = words[0], [_with_hyphens(word) for word in words[1:]]
-    return _of_torchrun(rest) if launcher == "torchrun" else _of_accelerate(rest)
+    return {"torchrun": _of_torchrun, "deepspeed": _of_deepspeed, "accelerate": _of_accelerate}[launcher](rest)
 
 
 def _with_hyphens(word: str) -> str:
@@ -162,9 +171,28 @@ def _of_torchrun(words: Sequence[str]) -> Launch:
     parser = _Parser("torchrun", add_help=False, allow_abbrev=False)
     parser.add_argument("--nproc-per-node", default="1")
     parser.add_argument("--nnodes", default="1")
-    known, _ = parser.parse_known_args(_before_script(words, _TORCHRUN_SWITCHES))
+    own = _before_script(words, _TORCHRUN_SWITCHES)
+    known, _ = parser.parse_known_args(own)
     nodes = str(known.nnodes).partition(":")[2] or str(known.nnodes)  # MIN:MAX
-    return Launch("torchrun", _count(known.nproc_per_node, "--nproc-per-node"), _count(nodes, "--nnodes"))
+    deepspeed = launch_deepspeed.in_arguments(words[len(own) :], "torchrun")
+    gpus = _count(known.nproc_per_node, "--nproc-per-node")
+    return Launch("torchrun", gpus, _count(nodes, "--nnodes"), deepspeed=deepspeed)
+
+
+def _of_deepspeed(words: Sequence[str]) -> Launch:
+    """Read the command ``deepspeed``; a script that it starts names its configuration itself."""
+    parser = _Parser("deepspeed", add_help=False, allow_abbrev=False)
+    for option in ("--num-gpus", "--num-nodes", "--include", "-i"):
+        parser.add_argument(option)
+    own = _before_script(words, launch_deepspeed.SWITCHES)
+    known, _ = parser.parse_known_args(own)
+    included = launch_deepspeed.gpus_in(known.include or known.i or "")
+    if len(set(included)) > 1:
+        raise WorkloadError("--launch: deepspeed --include: machines with different numbers of GPUs", key="launch")
+    gpus = _count(known.num_gpus or next(iter(included), "all"), "deepspeed --num_gpus")
+    nodes = _count(known.num_nodes or max(len(included), 1), "--num_nodes")
+    deepspeed = launch_deepspeed.in_arguments(words[len(own) :], "deepspeed")
+    return Launch("deepspeed", gpus, nodes, deepspeed=deepspeed)
 
 
 _TORCHRUN_SWITCHES = frozenset({"--standalone", "--no-python", "--run-path", "--virtual-local-rank", "-m", "--module"})
@@ -219,6 +247,9 @@ def _of_accelerate(words: Sequence[str]) -> Launch:
         options[name.removeprefix("--").replace("-", "_")] = value if equals or value else True
     file = options.pop("config_file", None)
     content = dict(parse(_text(FilePath(file)), file).value) if file else {}
+    deepspeed = {name: options[name] for name in options if name in launch_deepspeed.OPTIONS}
+    if deepspeed:
+        content["deepspeed_config"] = {**(content.get("deepspeed_config") or {}), **deepspeed}
     for section in ("fsdp", "parallelism_config", "dynamo"):
         given = {name: value for name, value in options.items() if name.startswith(f"{section}_")}
         if given:
@@ -260,9 +291,13 @@ def _of_configuration(content: Any, source: str) -> Launch:
         if (name := key.removeprefix("parallelism_config_")) in _SIZES and str(value) != "1"
     }
     fsdp = _fsdp(content.get("fsdp_config") or {}) if kind == "FSDP" else None
+    precision_name = precision if precision in _PRECISIONS else None
+    deepspeed = None
+    if kind == "DEEPSPEED":
+        deepspeed = launch_deepspeed.of_accelerate(content.get("deepspeed_config") or {}, precision_name, source)
     if kind != "FSDP" and sizes.get("dp_shard_size"):
         raise _contradiction(source, f"dp_shard_size is {sizes['dp_shard_size']}, but distributed_type is {kind}")
-    return Launch(source, processes // nodes, nodes, precision if precision in _PRECISIONS else None, fsdp, sizes)
+    return Launch(source, processes // nodes, nodes, precision_name, fsdp, deepspeed, sizes)
 
 
 def _parallelism(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,7 +309,7 @@ def _refuse(content: Mapping[str, Any], source: str) -> None:
     kind = str(content.get("distributed_type", "NO")).upper()
     if kind not in _MULTI_GPU | {"NO"}:
         raise WorkloadError(
-            f"{source}: distributed_type: {kind} is not simulated; MULTI_GPU and FSDP are", key="launch"
+            f"{source}: distributed_type: {kind} is not simulated; MULTI_GPU, FSDP and DEEPSPEED are", key="launch"
         )
     if _is_true(content.get("use_cpu")):
         raise WorkloadError(f"{source}: use_cpu: a prediction is of GPU memory", key="launch")
