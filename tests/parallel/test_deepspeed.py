@@ -12,6 +12,7 @@ import torch
 from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, simulated, workload
 
 from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.search.fitting import SearchOptions, check
 from trainatomy.simulator.simulate import Simulation
 from trainatomy.workload.schema import Workload
 
@@ -206,6 +207,11 @@ def test_other_strategies_are_refused_beside_it() -> None:
         workload("trainer", {"deepspeed": config}, gpus=2, dp_shard_size=2)
     with pytest.raises(WorkloadError, match="use `loop: trainer`"):
         workload("pytorch", {"deepspeed": config}, gpus=2)
+
+
+def test_a_search_refuses_it() -> None:
+    with pytest.raises(WorkloadError, match="a search does not vary trainings with DeepSpeed"):
+        check(workload("trainer", {"deepspeed": {"zero_optimization": {"stage": 2}}}, gpus=2), SearchOptions())
 
 
 def test_the_model_of_the_tests_divides_evenly() -> None:

@@ -145,3 +145,69 @@ def test_a_plain_loop_refuses_what_only_the_trainer_does(tmp_path: Path, name: s
 def test_what_is_no_launch_is_said(text: str) -> None:
     with pytest.raises(WorkloadError, match="--launch"):
         read_launch(text)
+
+
+DEEPSPEED: dict[str, Any] = {
+    "distributed_type": "DEEPSPEED",
+    "fsdp_config": {},
+    "deepspeed_config": {
+        "gradient_accumulation_steps": 4,
+        "gradient_clipping": 1.0,
+        "offload_optimizer_device": "cpu",
+        "offload_param_device": "none",
+        "zero3_init_flag": False,
+        "zero_stage": 2,
+    },
+}
+
+
+def test_accelerates_own_settings_of_deepspeed_become_its_configuration(tmp_path: Path) -> None:
+    flags = {"model": "gpt2", "gradient_accumulation_steps": 4, "launch": written(tmp_path, **DEEPSPEED)}
+    workload = merge(None, flags)
+    assert (workload.parallel.gpus, workload.parallel.nodes, workload.train.bf16) == (8, 2, True)
+    config = workload.train.deepspeed
+    assert config is not None
+    assert config["zero_optimization"] == {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    assert (config["gradient_accumulation_steps"], config["gradient_clipping"]) == (4, 1.0)
+    assert config["bf16"] == {"enabled": True}
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus", "nodes"),
+    [
+        ("deepspeed --num_gpus 4 train.py --deepspeed FILE --num_gpus 8", 4, 1),
+        ("deepspeed --num_gpus=8 --num_nodes 2 --no_ssh_check train.py --deepspeed=FILE", 8, 2),
+        ("deepspeed --include host1:0,1@host2:0,1 --module train --deepspeed FILE", 2, 2),
+        ("torchrun --nproc-per-node 2 train.py --deepspeed FILE", 2, 1),
+        ("accelerate launch --use_deepspeed --num_processes 2 --deepspeed_config_file FILE train.py", 2, 1),
+    ],
+)
+def test_commands_name_deepspeeds_file(tmp_path: Path, command: str, gpus: int, nodes: int) -> None:
+    file = tmp_path / "zero.json"
+    file.write_text('{"zero_optimization": {"stage": 3}}')
+    launch = read_launch(command.replace("FILE", str(file)))
+    assert (launch.gpus, launch.nodes) == (gpus, nodes)
+    assert launch.deepspeed == {"zero_optimization": {"stage": 3}}
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("deepspeed train.py", "deepspeed --num_gpus is 'all': give a number"),
+        ("deepspeed --num_gpus 2 train.py --deepspeed gone.json", "cannot read gone.json"),
+        ("deepspeed --include host1:0,1@host2:0 train.py", "machines with different numbers of GPUs"),
+    ],
+)
+def test_mistakes_in_commands_of_deepspeed_are_named(command: str, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        read_launch(command)
+
+
+def test_a_plain_loop_has_no_deepspeed(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="DeepSpeed is simulated with loop: trainer only"):
+        merge(None, {"model": "gpt2", "loop": "pytorch", "launch": written(tmp_path, **DEEPSPEED)})
+
+
+def test_an_unknown_key_of_deepspeed_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="deepspeed_config: unknown key zero_stag"):
+        read_launch(written(tmp_path, **{**DEEPSPEED, "deepspeed_config": {"zero_stag": 2}}))

@@ -183,6 +183,12 @@ def check(workload: Workload, options: SearchOptions) -> None:
     if workload.parallel.pp_size > 1:
         message = "parallel.pp_size: fit does not search pipelines; predict them, or use trainatomy compare --sweep"
         raise WorkloadError(message, key="parallel.pp_size")
+    if workload.train.deepspeed is not None:
+        raise WorkloadError(
+            "train.deepspeed: a search does not vary trainings with DeepSpeed; compare several with "
+            "`trainatomy compare --sweep`",
+            key="train.deepspeed",
+        )
     if not 0 <= options.headroom < 1:
         raise WorkloadError(f"headroom: {options.headroom:g} is not a share of the GPU's memory; give 0 to 0.99")
     for name in options.allow:

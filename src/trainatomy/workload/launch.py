@@ -111,9 +111,12 @@ def read_launch(text: str) -> Launch:
         WorkloadError: It cannot be read, it contradicts itself, or it launches what is not simulated.
     """
     path = FilePath(text)
+    command = None if path.is_file() else _command_in(text)
+    if command is not None:
+        return _of_command(command)
     if path.suffix in (".yaml", ".yml", ".json") or (path.is_file() and not _command_in(_text(path))):
         return _of_configuration(parse(_text(path), str(path)).value, str(path))
-    command = _command_in(_text(path) if path.is_file() else text)
+    command = _command_in(_text(path)) if path.is_file() else None
     if command is None:
         raise WorkloadError(
             f"--launch: {text!r} is neither a file nor a command of torchrun, deepspeed or accelerate launch",
