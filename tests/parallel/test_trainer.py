@@ -42,7 +42,7 @@ def test_copies_of_shards_take_accelerates_configuration(size: str) -> None:
     ("train", "parallel", "message"),
     [
         ({"fsdp": True}, {}, "train.fsdp: shards over several GPUs: set parallel.gpus"),
-        ({}, {"gpus": 2, "strategy": "fsdp2"}, "parallel.strategy: belongs to loop: pytorch; the Trainer uses DDP"),
+        ({}, {"gpus": 2, "strategy": "fsdp2"}, "belongs to loop: pytorch, except dp; the Trainer uses DDP"),
         ({}, {"gpus": 2, "dp_shard_size": 2}, "parallel.dp_shard_size"),
         ({}, {"gpus": 2, "tp_size": 2}, "parallel.tp_size: is simulated with loop: pytorch only"),
         ({"fsdp": True, "fsdp_config": {"version": 3}}, {"gpus": 2}, "train.fsdp_config.version: must be 1 or 2"),

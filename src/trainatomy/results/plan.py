@@ -28,8 +28,8 @@ class Plan:
     """A plan of parallelism.
 
     Attributes:
-        strategy: ``ddp``, ``dp`` (DataParallel), ``zero1``, ``fsdp1``, ``fsdp2``, or ``deepspeed0`` to ``deepspeed3`` by
-            the stage of ZeRO; empty for a training on one GPU, or with tensor parallelism alone.
+        strategy: ``ddp``, ``dp`` (DataParallel), ``zero1``, ``fsdp1``, ``fsdp2``, or ``deepspeed0`` to ``deepspeed3``
+            by the stage of ZeRO; empty for a training on one GPU, or with tensor parallelism alone.
         gpus: GPUs of each machine.
         nodes: Machines.
         replicas: Copies of the weights that FSDP shards (HSDP); 1 if it shards over all data-parallel ranks.
