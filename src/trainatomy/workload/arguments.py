@@ -19,7 +19,6 @@ class Arguments:
 
     ignored: Mapping[str, str]
     not_simulated: Mapping[str, str]
-    neutral: frozenset[str]
     refused: Mapping[str, str]
     renamed: Mapping[str, str]
     synonyms: Mapping[str, str]
@@ -32,7 +31,7 @@ class Arguments:
 
     def is_missed(self, name: str, value: Any) -> bool:
         """Return whether ``name: value`` would change the memory or the time of a training, and is not simulated."""
-        return name in self.not_simulated and not _is_off(value) and str(value) not in self.neutral
+        return name in self.not_simulated and not _is_off(value)
 
     def package_of(self, optim: str) -> str | None:
         """Return the package beside PyTorch that an optimizer needs, from its name or from the path of its class."""
@@ -67,7 +66,6 @@ def arguments() -> Arguments:
     return Arguments(
         ignored=_by_name(raw["ignored"]),
         not_simulated=_by_name(raw["not_simulated"]),
-        neutral=frozenset(raw["neutral"]),
         refused=raw["refused"],
         renamed=raw["renamed"],
         synonyms=raw["synonyms"],

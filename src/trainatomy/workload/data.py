@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
 
 from trainatomy.workload.factory import Factory  # pydantic reads annotations when it runs
+from trainatomy.workload.lengths import LengthsSpec
 from trainatomy.workload.section import Count, Problem, Section
 
 DEFAULT_SEQUENCE_LENGTH = 512
@@ -24,9 +27,23 @@ class DataSpec(Section):
     attention_mask: bool = Field(
         default=False, description="include an attention mask of ones in the batch, as tokenizers do"
     )
-    padding: bool = Field(
-        default=False, description="pad the samples, so that the mask has zeros and attention cannot skip it"
+    padding: bool | Literal["longest", "max_length"] = Field(
+        default=False,
+        description="pad the samples, so that the mask has zeros and attention cannot skip it; with `lengths`: to the "
+        "`longest` of a batch (the default) or to `max_length`, which is `sequence_length`",
     )
+    pad_to_multiple_of: Count | None = Field(
+        default=None, description="with `lengths`: round the length of a batch up to a multiple of this"
+    )
+    packing: bool = Field(
+        default=False, description="with `lengths`: join samples and cut them into packs of `sequence_length` tokens"
+    )
+    padding_free: bool = Field(
+        default=False,
+        description="with `lengths`: join the samples of a batch into one row, with `position_ids` instead of padding "
+        "(`DataCollatorWithFlattening`)",
+    )
+    lengths: LengthsSpec | None = Field(default=None, description="lengths of the samples, where they differ")
     factory: Factory | None = Field(
         default=None,
         description="`package.module:batch` or `path/to/file.py:batch`: a function that takes the batch size "
@@ -51,17 +68,59 @@ class DataSpec(Section):
     @property
     def has_mask(self) -> bool:
         """Return whether the batch has an attention mask; padded samples always do."""
-        return self.attention_mask or self.padding
+        return self.attention_mask or bool(self.padding)
+
+    @property
+    def varies(self) -> bool:
+        """Return whether the batches of an epoch have different lengths."""
+        return self.lengths is not None and not self.packing and self.padding != "max_length"
+
+    @field_validator("padding", mode="before")
+    @classmethod
+    def _padding(cls, value: Any) -> Any:
+        """Read the texts of a command line; ``true`` is what tokenizers call ``longest``."""
+        return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
     def contradictions(self) -> list[Problem]:
-        """Refuse other keys beside a factory, which makes the whole batch."""
-        if self.factory is None:
-            return []
+        """Refuse other keys beside a factory, which makes the whole batch, and keys that need ``lengths``."""
+        return self._beside_factory() if self.factory is not None else self._about_lengths()
+
+    def _about_lengths(self) -> list[Problem]:
+        is_set = {
+            "pad_to_multiple_of": self.pad_to_multiple_of is not None,
+            "packing": self.packing,
+            "padding_free": self.padding_free,
+            "padding": isinstance(self.padding, str),
+        }
+        if self.lengths is None:
+            return [Problem((key,), "needs `lengths`, the lengths of the samples") for key in is_set if is_set[key]]
+        if not (self.packing or self.padding_free):
+            needs_length = self.padding == "max_length" and self.sequence_length is None
+            return [Problem(("padding",), "max_length is `sequence_length`: give it")] if needs_length else []
+        chosen = "packing" if self.packing else "padding_free"
+        problems = [
+            Problem((key,), f"does not apply with {chosen}, which pads nothing")
+            for key in ("pad_to_multiple_of", "padding")
+            if is_set[key] or (key == "padding" and self.padding)
+        ]
+        if self.packing and self.padding_free:
+            problems.append(Problem(("packing",), "cannot be combined with padding_free: packs have one length"))
+        if self.packing and self.sequence_length is None:
+            problems.append(Problem(("packing",), "cuts packs of `sequence_length` tokens: give it"))
+        if self.padding_free and self.attention_mask:
+            problems.append(Problem(("attention_mask",), "does not apply with padding_free, which passes position_ids"))
+        return problems
+
+    def _beside_factory(self) -> list[Problem]:
         is_set = {
             "sequence_length": self.sequence_length is not None,
             "target_length": self.target_length is not None,
             "attention_mask": self.attention_mask,
-            "padding": self.padding,
+            "padding": bool(self.padding),
+            "pad_to_multiple_of": self.pad_to_multiple_of is not None,
+            "packing": self.packing,
+            "padding_free": self.padding_free,
+            "lengths": self.lengths is not None,
         }
         return [
             Problem((key,), "cannot be combined with `factory`, which makes the batch")

@@ -77,7 +77,7 @@ def _name(path: Path) -> str:
     section, key = (path[-2] if len(path) > 1 else "", str(path[-1]))
     if path in _NAMES:
         return _NAMES[path]
-    if path in _PREFIXED or section in ("gpu", "link"):
+    if path in _PREFIXED or section in ("gpu", "link", "lengths"):
         return f"{section}_{key}"
     return key if section != "lora" or key.startswith("lora_") else f"lora_{key}"
 

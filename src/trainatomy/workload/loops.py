@@ -127,6 +127,7 @@ LOOPS: Mapping[str, Loop] = {
             trains=False,
             unused=_HOST_ONLY
             | {
+                "train_sampling_strategy",
                 "gradient_accumulation_steps",
                 "gradient_checkpointing",
                 "gradient_checkpointing_every",

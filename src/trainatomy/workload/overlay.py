@@ -10,7 +10,16 @@ if TYPE_CHECKING:
     from trainatomy.workload.section import Path
 
 _SET_BY_MODEL_FACTORY = ("id", "class", "config", "attn_implementation", "dtype")
-_SET_BY_DATA_FACTORY = ("sequence_length", "target_length", "attention_mask", "padding")
+_SET_BY_DATA_FACTORY = (
+    "sequence_length",
+    "target_length",
+    "attention_mask",
+    "padding",
+    "pad_to_multiple_of",
+    "packing",
+    "padding_free",
+    "lengths",
+)
 _REPLACES: dict[Path, tuple[Path, ...]] = {
     ("model", "id"): (("model", "factory"),),
     ("model", "class"): (("model", "factory"),),

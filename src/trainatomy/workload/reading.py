@@ -115,6 +115,9 @@ def _normalized(mapping: Mapping[str, Any], folder: FilePath) -> dict[str, Any]:
     train = copied.get("train")
     if isinstance(train, dict) and isinstance(file := train.get("deepspeed"), str) and (folder / file).is_file():
         train["deepspeed"] = str((folder / file).resolve())
+    data = copied.get("data")
+    if isinstance(data, dict):
+        data.update({key: _beside(folder, data[key]) for key in ("lengths",) if key in data})
     model = copied.get("model")
     if isinstance(model, dict):
         if isinstance(name := model.get("id"), str) and name.startswith(("./", "../")):
@@ -122,3 +125,12 @@ def _normalized(mapping: Mapping[str, Any], folder: FilePath) -> dict[str, Any]:
         if "class_" in model and "class" not in model:
             model["class"] = model.pop("class_")
     return copied
+
+
+def _beside(folder: FilePath, lengths: Any) -> Any:
+    """Return ``data.lengths`` with the path of its file starting from ``folder``."""
+    if isinstance(lengths, str):
+        return str(folder / FilePath(lengths).expanduser())
+    if isinstance(lengths, dict) and isinstance(file := lengths.get("file"), str):
+        return {**lengths, "file": str(folder / FilePath(file).expanduser())}
+    return lengths

@@ -253,6 +253,7 @@ class Workload(Section):
             *self._spread(),
             *self._evaluation(),
             *self.quantised_problems(is_stored=False),
+            *self._lengths(),
         ]
 
     def _evaluation(self) -> list[Problem]:
@@ -294,6 +295,22 @@ class Workload(Section):
             else "",
         }
         return [Problem(path, message) for path, message in problems.items() if message]
+
+    def _lengths(self) -> list[Problem]:
+        """Refuse lengths of samples where batches of different lengths are not simulated."""
+        here, train = ("data", "lengths"), self.train
+        if self.data.lengths is None:
+            return []
+        problems = []
+        if self.mode == "inference":
+            problems.append(Problem(here, "are those of a training; for inference give data.sequence_length"))
+        if self.parallel.world_size > 1:
+            message = "are simulated on one GPU: on several, ranks wait for the one with the longest batch"
+            problems.append(Problem(here, message))
+        if self.data.varies and (train.torch_empty_cache_steps or 1) > 1:
+            message = "cannot be combined with data.lengths, except as 1: steps would differ by their number"
+            problems.append(Problem(("train", "torch_empty_cache_steps"), message))
+        return problems
 
     def _spread(self) -> list[Problem]:
         """Refuse what the loop cannot spread over several GPUs."""

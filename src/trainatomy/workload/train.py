@@ -162,6 +162,9 @@ class TrainSpec(Section):
     dataloader_pin_memory: bool = Field(default=True, description="copy batches from pinned host memory")
     dataloader_num_workers: Index = Field(default=0, description="worker processes that load batches")
     seed: Index = Field(default=42, description="random seed")
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = Field(
+        default="random", description="order of the samples of `data.lengths`: `random`, `sequential`, `group_by_length`"
+    )
 
     _ignored: tuple[str, ...] = PrivateAttr(default=())
     _missed: tuple[str, ...] = PrivateAttr(default=())
