@@ -30,8 +30,13 @@ _QUIET: dict[str, Any] = {
 _EVALUATION = frozenset({"eval_strategy", "do_eval"})
 """Settings that the loop applies: it says after which step an evaluation runs."""
 
-_LOADING: dict[str, Any] = {"dataloader_pin_memory": False, "dataloader_num_workers": 0}
-"""Settings for loading batches, whatever the workload says: they take no GPU memory."""
+_LOADING: dict[str, Any] = {
+    "dataloader_pin_memory": False,
+    "dataloader_num_workers": 0,
+    "train_sampling_strategy": "random",
+}
+"""Settings for loading batches, whatever the workload says: they take no GPU memory, and ``training.lengths`` orders
+samples of different lengths."""
 
 
 def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_cpu: bool) -> TrainingArguments:
@@ -45,10 +50,10 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
     from transformers import TrainingArguments
 
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
-    settings = {name: value for name, value in _settings(workload).items() if name in known}
+    settings = {name: value for name, value in (_settings(workload) | _LOADING).items() if name in known}
     try:
         made = TrainingArguments(
-            output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **_LOADING, **settings
+            output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **settings
         )
     except ValueError as error:
         raise WorkloadError(f"train: {error}", key="train") from error

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +19,11 @@ from torch.utils.data import Dataset, default_collate
 from trainatomy.errors import FactoryError
 from trainatomy.training import factory
 from trainatomy.training.labels import IGNORED, decoder_inputs_of, draw_decoder_inputs, draw_labels
+from trainatomy.training.lengths import LengthBatch, orders
 from trainatomy.training.model import unwrap, weights_dtype
 from trainatomy.training.positions import lengths
 from trainatomy.training.samples import PADDED_SHARE, draw_inputs
-from trainatomy.training.shape import Shape, refuse_unused_lengths, shape_of
+from trainatomy.training.shape import Shape, refuse_unused_lengths, refuse_varying_lengths, shape_of
 from trainatomy.training.throughput import samples_per_step
 
 if TYPE_CHECKING:
@@ -28,8 +31,16 @@ if TYPE_CHECKING:
 
 Sample = Mapping[str, Any]
 Batch = dict[str, Any]
-MakeBatch = Callable[[int], Mapping[str, Any]]
-"""Takes the batch size and returns the batch."""
+
+
+class BatchesOfLengths(NamedTuple):
+    """The batches of a training whose samples differ in length, in order."""
+
+    batches: tuple[LengthBatch, ...]
+
+
+MakeBatch = Callable[[int], Mapping[str, Any]] | BatchesOfLengths
+"""What makes the batches in place of a workload's ``data``: a function of the batch size, or the batches' lengths."""
 
 
 class SyntheticDataset(Dataset[Sample]):
@@ -65,6 +76,8 @@ def build_dataset(
         WorkloadError: A length exceeds the model's positions or does not apply to the model, or the model has an input
             that only ``data.factory`` can make.
     """
+    if isinstance(make_batch, BatchesOfLengths):
+        return _of_lengths(workload, model, size, make_batch.batches)
     if make_batch is not None:
         return _from_function(make_batch, "the batch", size, model)
     if workload.data.factory is not None:
@@ -72,6 +85,9 @@ def build_dataset(
         return _from_function(factory.load(reference, "data.factory"), f"data.factory: {reference}", size, model)
     shape = shape_of(model, lengths(workload.data, unwrap(model)))
     refuse_unused_lengths(workload.data, shape)
+    if workload.data.varies:
+        first = orders(workload, count=1)[0]
+        return _of_lengths(workload, model, size, [batch for step in first.steps for batch in step])
     draw = _Drawing(workload, shape, _input_dtype(workload, model))
     draw(0)  # fails here rather than in the loop if a sample cannot be drawn
     return SyntheticDataset(size, draw, _Collation(shape))
@@ -84,7 +100,7 @@ def build_batch(workload: Workload, model: nn.Module, make_batch: MakeBatch | No
     return dataset.collate([dataset[index] for index in range(size)])
 
 
-def _from_function(make: MakeBatch, what: str, size: int, model: nn.Module) -> SyntheticDataset:
+def _from_function(make: Callable[[int], Mapping[str, Any]], what: str, size: int, model: nn.Module) -> SyntheticDataset:
     """Return a dataset of placeholders, each of whose batches is one call of the user's function."""
 
     def collate(samples: Sequence[Any]) -> Batch:
@@ -127,6 +143,33 @@ def _check_names(batch: Mapping[str, Any], what: str, model: nn.Module) -> None:
         )
 
 
+def _of_lengths(workload: Workload, model: nn.Module, size: int, batches: Sequence[LengthBatch]) -> SyntheticDataset:
+    """Return a dataset of placeholders whose batches have given lengths, in that order and then again."""
+    shape = shape_of(model, lengths(workload.data, unwrap(model)))
+    refuse_varying_lengths(workload.data, shape)
+    draw = _Drawing(workload, shape, _input_dtype(workload, model))
+    collate, following = _Collation(shape), cycle(batches)
+
+    def make(samples: Sequence[Any]) -> Batch:
+        batch = next(following)
+        if batch.is_joined:
+            return _joined([draw.of_length(index, length) for index, length in enumerate(batch.lengths)])
+        drawn = [draw.of_length(index, batch.padded) for index in range(len(batch.lengths))]
+        for sample, length in zip(drawn, batch.lengths, strict=True):
+            _mask_from(sample, length)
+        return collate(drawn)
+
+    return SyntheticDataset(size, lambda index: _Placeholder(), make)
+
+
+def _joined(samples: Sequence[Sample]) -> Batch:
+    """Return samples behind each other in one row, as transformers' collator for training without padding does."""
+    from transformers import DataCollatorWithFlattening
+
+    names = ("input_ids", "labels")
+    return dict(DataCollatorWithFlattening()([{name: sample[name] for name in names} for sample in samples]))
+
+
 class _Placeholder(dict[str, Any]):
     """Sample of a dataset whose batches come from a function; it has no columns that the Trainer could remove."""
 
@@ -160,16 +203,17 @@ class _Drawing:
             self.pool = min(self.pool, max(POOL_BYTES // size, 1))
         return self.known[place]
 
-    def _draw(self, index: int) -> dict[str, Any]:
+    def of_length(self, index: int, length: int) -> dict[str, Any]:
+        """Draw the sample of an index with a length of its own, without padding."""
+        return self._draw(index, replace(self.shape, lengths=self.shape.lengths._replace(sequence=length)))
+
+    def _draw(self, index: int, shape: Shape | None = None) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(index)
-        inputs = draw_inputs(self.shape, generator)
-        targets = (
-            draw_labels(self.shape, inputs, generator)
-            if self.with_labels
-            else draw_decoder_inputs(self.shape, generator)
-        )
+        shape = shape or self.shape
+        inputs = draw_inputs(shape, generator)
+        targets = draw_labels(shape, inputs, generator) if self.with_labels else draw_decoder_inputs(shape, generator)
         if self.with_labels and self.is_smoothed:
-            targets = {**targets, **decoder_inputs_of(self.shape, targets)}
+            targets = {**targets, **decoder_inputs_of(shape, targets)}
         sample = {**inputs, **self._mask(inputs), **targets}
         if self.is_padded:
             _pad(sample)
@@ -232,9 +276,12 @@ def _input_dtype(workload: Workload, model: nn.Module) -> torch.dtype:
 def _pad(sample: dict[str, Tensor]) -> None:
     """Mask out the end of the text and its labels."""
     length = sample["attention_mask"].shape[-1] if "attention_mask" in sample else 0
-    kept = length - length // PADDED_SHARE
-    if length == 0:
-        return
+    if length:
+        _mask_from(sample, length - length // PADDED_SHARE)
+
+
+def _mask_from(sample: dict[str, Tensor], kept: int) -> None:
+    """Mask out the text and its labels from a position on."""
     sample["attention_mask"][..., kept:] = 0
     if "labels" in sample and sample["labels"].shape == sample["attention_mask"].shape:
-        sample["labels"][kept:] = IGNORED
+        sample["labels"][..., kept:] = IGNORED

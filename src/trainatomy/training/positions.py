@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import nn
 
 from trainatomy.errors import WorkloadError
+from trainatomy.training.lengths import longest_row
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
 
 
@@ -38,6 +39,9 @@ def lengths(data: DataSpec, model: nn.Module) -> Lengths:
     name = type(model).__name__
     _refuse_beyond("data.sequence_length", data.sequence_length, limits.sequence, name)
     _refuse_beyond("data.target_length", data.target_length, limits.target, name)
+    if data.varies:
+        _refuse_beyond("data.lengths", longest_row(data), limits.sequence, name)
+        return Lengths(longest_row(data), data.target_length or 1)
     sequence = data.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, limits.sequence or DEFAULT_SEQUENCE_LENGTH)
     target = data.target_length or min(sequence, limits.target or sequence)
     return Lengths(sequence, target)

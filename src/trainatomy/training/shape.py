@@ -168,6 +168,25 @@ def refuse_unused_lengths(data: DataSpec, shape: Shape) -> None:
             raise WorkloadError(f"{key}: {shape.class_name} {meaning[name]}: leave it out", key=key)
 
 
+def refuse_varying_lengths(data: DataSpec, shape: Shape) -> None:
+    """Raise ``WorkloadError`` where batches of different lengths cannot be made for a model."""
+    images = any(name.startswith(("pixel_values", "input_features", "input_values")) for name in shape.parameters)
+    if shape.main_input != "input_ids" or images:
+        raise _no_lengths(f"{shape.class_name} reads images or audio; lengths are simulated for text only")
+    if shape.is_encoder_decoder and data.target_length is None:
+        raise _no_lengths(
+            f"those of the decoder of {shape.class_name} are not simulated: give all targets one data.target_length"
+        )
+    is_causal = "CausalLM" in shape.class_name or "LMHead" in shape.class_name
+    if data.padding_free and not (is_causal and "position_ids" in shape.parameters):
+        key = "data.padding_free"
+        raise WorkloadError(f"{key}: {shape.class_name} is no causal language model with position_ids", key=key)
+
+
+def _no_lengths(message: str) -> WorkloadError:
+    return WorkloadError(f"data.lengths: {message}", key="data.lengths")
+
+
 def image_size(config: Any, otherwise: int = 224) -> tuple[int, int, int]:
     """Return ``C, H, W``; ``otherwise`` is the side if the configuration names none."""
     size = getattr(config, "image_size", None) or otherwise

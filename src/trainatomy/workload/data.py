@@ -68,7 +68,7 @@ class DataSpec(Section):
     @property
     def has_mask(self) -> bool:
         """Return whether the batch has an attention mask; padded samples always do."""
-        return self.attention_mask or bool(self.padding)
+        return self.attention_mask or bool(self.padding) or (self.varies and not self.padding_free)
 
     @property
     def varies(self) -> bool:

@@ -115,17 +115,21 @@ def _read(file: str, column: Any) -> list[int]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise PydanticCustomError("lengths", "{file} cannot be read: {why}", {"file": file, "why": str(reason)}) from None
+        reason = str(getattr(error, "strerror", None) or error)
+        raise _problem(f"{file} cannot be read: {reason}") from None
     try:
         values = _values(path.suffix.lower(), text, column)
         lengths = [int(value) for value in values]
     except (ValueError, TypeError, KeyError) as error:
-        raise PydanticCustomError("lengths", "{file}: {why}", {"file": file, "why": _reason(error)}) from None
+        raise _problem(f"{file}: {_reason(error)}") from None
     if not lengths or min(lengths) < 1:
         found = f"found {min(lengths)}" if lengths else "found none"
-        raise PydanticCustomError("lengths", "{file}: lengths must be at least 1; {found}", {"file": file, "found": found})
+        raise _problem(f"{file}: lengths must be at least 1; {found}")
     return lengths
+
+
+def _problem(message: str) -> PydanticCustomError:
+    return PydanticCustomError("lengths", "{message}", {"message": message})
 
 
 def _reason(error: Exception) -> str:

@@ -163,7 +163,8 @@ class TrainSpec(Section):
     dataloader_num_workers: Index = Field(default=0, description="worker processes that load batches")
     seed: Index = Field(default=42, description="random seed")
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = Field(
-        default="random", description="order of the samples of `data.lengths`: `random`, `sequential`, `group_by_length`"
+        default="random",
+        description="order of the samples of `data.lengths`: `random`, `sequential`, `group_by_length`",
     )
 
     _ignored: tuple[str, ...] = PrivateAttr(default=())
