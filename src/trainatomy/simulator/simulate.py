@@ -27,6 +27,7 @@ from trainatomy.simulator.failures import explained_failures
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
 from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.topology import Topology
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import MakeBatch
@@ -114,6 +115,8 @@ def simulate(
     trust_remote_code: bool = False,
     operations: bool = True,
     topology: Topology | None = None,
+    steps: int | None = None,
+    watch: Callable[[Recorder, int], Watcher] = Watcher,
 ) -> Simulation:
     """Execute the workload's step without a GPU.
 
@@ -128,6 +131,8 @@ def simulate(
         trust_remote_code: True if code from the Hugging Face hub may run.
         operations: False if only the allocation trace is wanted.
         topology: Place of the process in a training on several GPUs; by default it is rank 0 of ``workload.parallel``.
+        steps: Optimizer steps to execute; by default as many as are needed (see ``steps_needed``).
+        watch: Makes the observer of the loop.
 
     Raises:
         SimulationError: An operation needs data, or this thread is already simulating.
@@ -146,7 +151,7 @@ def simulate(
             topology or topology_of(workload),
         )
         process.recorder.operations.wanted = operations
-        steps = steps_needed(workload)
+        steps = steps or steps_needed(workload)
         with (
             software_of(workload.era),
             _optimizer_library(workload, process),
@@ -157,7 +162,7 @@ def simulate(
             is_spread = workload.parallel.world_size > 1 or workload.train.deepspeed is not None
             described = _describe(workload, built) if is_spread else None
             with _quantised_layers(process, wanted=is_quantised(workload, built) or has_quantised_layers(built)):
-                built = _execute(workload, process, built, steps, make_batch)
+                built = _execute(workload, process, built, steps, make_batch, watch)
     return _result(process, described or _describe(workload, built), steps)
 
 
@@ -218,7 +223,12 @@ def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remo
 
 
 def _execute(
-    workload: Workload, process: SimulatedProcess, model: nn.Module, steps: int, make_batch: MakeBatch | None
+    workload: Workload,
+    process: SimulatedProcess,
+    model: nn.Module,
+    steps: int,
+    make_batch: MakeBatch | None,
+    watch: Callable[[Recorder, int], Watcher],
 ) -> nn.Module:
     """Run the steps in the simulated process, and return the model that ran."""
     with process.open(), _engine(workload, process):
@@ -237,7 +247,7 @@ def _execute(
             lambda: process.recorder.stage,
             own_batch=make_batch is None and workload.data.factory is None,
         ):
-            run_steps(observer=Watcher(process.recorder, steps))
+            run_steps(observer=watch(process.recorder, steps))
     process.recorder.end_run()
     return model
 

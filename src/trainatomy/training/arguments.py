@@ -52,9 +52,7 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
     settings = {name: value for name, value in (_settings(workload) | _LOADING).items() if name in known}
     try:
-        made = TrainingArguments(
-            output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **settings
-        )
+        made = TrainingArguments(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **settings)
     except ValueError as error:
         raise WorkloadError(f"train: {error}", key="train") from error
     if workload.train.deepspeed is not None:

@@ -100,7 +100,9 @@ def build_batch(workload: Workload, model: nn.Module, make_batch: MakeBatch | No
     return dataset.collate([dataset[index] for index in range(size)])
 
 
-def _from_function(make: Callable[[int], Mapping[str, Any]], what: str, size: int, model: nn.Module) -> SyntheticDataset:
+def _from_function(
+    make: Callable[[int], Mapping[str, Any]], what: str, size: int, model: nn.Module
+) -> SyntheticDataset:
     """Return a dataset of placeholders, each of whose batches is one call of the user's function."""
 
     def collate(samples: Sequence[Any]) -> Batch:

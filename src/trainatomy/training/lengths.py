@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from trainatomy.workload.data import DataSpec
     from trainatomy.workload.lengths import LengthsSpec
     from trainatomy.workload.schema import Workload
+
+
+MOST_TOKENS = 2**20
+"""Bound of what a distribution without a maximum draws."""
 
 
 class BatchShape(NamedTuple):
@@ -105,21 +110,16 @@ def _of_histogram(spec: LengthsSpec) -> list[int]:
     every = [length for length, count in spec.histogram.items() for _ in range(count)]
     if spec.samples is None or spec.samples == len(every):
         return every
-    generator = torch.Generator().manual_seed(spec.seed)
-    chosen = torch.randint(0, len(every), (spec.samples,), generator=generator)
-    return [every[index] for index in chosen.tolist()]
+    return Random(spec.seed).choices(every, k=spec.samples)
 
 
 def _of_distribution(spec: LengthsSpec) -> list[int]:
-    generator = torch.Generator().manual_seed(spec.seed)
-    drawn = torch.empty(spec.count, dtype=torch.float64)
+    """Return samples of a distribution; Python draws them, because PyTorch's default device may be meta."""
+    draw, low, high = Random(spec.seed), spec.minimum or 1, spec.maximum or MOST_TOKENS
     if spec.distribution == "uniform":
-        drawn.uniform_(spec.minimum or 1, (spec.maximum or 1) + 1, generator=generator)
-    elif spec.distribution == "normal":
-        drawn.normal_(spec.mean or 0.0, spec.sigma or 0.0, generator=generator)
-    else:
-        drawn.log_normal_(spec.mean or 0.0, max(spec.sigma or 0.0, 1e-12), generator=generator)
-    return [int(length) for length in drawn.clamp(spec.minimum or 1, spec.maximum or float(2**30)).tolist()]
+        return [draw.randint(low, high) for _ in range(spec.count)]
+    of = draw.normalvariate if spec.distribution == "normal" else draw.lognormvariate
+    return [int(min(max(of(spec.mean or 0.0, spec.sigma or 0.0), low), high)) for _ in range(spec.count)]
 
 
 def orders(workload: Workload, *, count: int | None = None) -> tuple[Order, ...]:

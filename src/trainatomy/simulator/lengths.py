@@ -1,0 +1,206 @@
+"""Executes each padded length of a training once, for the epochs that are put together from them.
+
+One run executes a step of every shape, after a first step that makes optimizer states; a short run for each first batch
+of an order executes the first step itself, which has none yet.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trainatomy.errors import SimulationError
+from trainatomy.results.operations import Operations
+from trainatomy.simulator.pieces import cut
+from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.stitching import FirstStep, StepLibrary, StepShapes, Stitched, same_events
+from trainatomy.simulator.watcher import Watcher
+from trainatomy.training.batch import BatchesOfLengths
+from trainatomy.training.lengths import BatchShape, LengthBatch, Order, orders
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainatomy.catalog.gpus import GPU
+    from trainatomy.workload.schema import Workload
+
+MOST_MICRO_STEPS = 200
+"""Micro-batches of one run, which bound its allocation trace."""
+FEWEST_SHAPES = 8
+
+Told = Callable[[str], None]
+"""Is told what is executed, for progress on stderr."""
+
+
+class _EveryStep(Watcher):
+    """Observer that keeps the operations of every step, and lets every micro-batch be executed or copied."""
+
+    def __init__(self, recorder: Recorder, steps: int) -> None:
+        super().__init__(recorder, steps)
+        self.operations: list[Operations] = []
+
+    def ready(self, model: nn.Module, optimizer: object) -> None:
+        """Record from the first step on."""
+        super().ready(model, optimizer)  # type: ignore[arg-type]
+        self._operations.start(0)
+
+    def leaves_out(self, micro_step: int, of: int) -> bool:
+        """Leave out nothing: micro-batches differ."""
+        return False
+
+    def step_end(self, step: int) -> None:
+        """Keep the operations of a step."""
+        self._recorder.mark("step end")
+        self._repetition.between_steps()
+        if self._operations.recording:
+            self._operations.stop()
+            self.operations.append(self._operations.operations)
+        if step < self._last:
+            self._operations.start(step + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """Everything that epochs of a training are put together from.
+
+    Attributes:
+        simulation: The run that executed every shape, with the operations of the longest.
+        orders: The orders of the epoch's batches.
+        stand_ins: The executed shape that stands for each shape of the orders.
+        operations: Operations of a step of each executed shape.
+        library: The executed steps.
+        firsts: The first step of each order, by the shapes of its batches.
+    """
+
+    simulation: Simulation
+    orders: tuple[Order, ...]
+    stand_ins: dict[BatchShape, BatchShape]
+    operations: dict[BatchShape, Operations]
+    library: StepLibrary
+    firsts: dict[StepShapes, FirstStep]
+
+    def shapes(self, order: Order) -> list[StepShapes]:
+        """Return the executed shapes of each step of an order."""
+        return [tuple(self.stand_ins[batch.shape] for batch in step) for step in order.steps]
+
+    def stitched(self, steps: Sequence[StepShapes], *, detailed: bool = False) -> Stitched:
+        """Return the trace of these steps, of which the first begins the training."""
+        return self.library.stitch(self.firsts[steps[0]], steps[1:], detailed=detailed)
+
+
+def simulate_lengths(
+    workload: Workload,
+    gpu: GPU,
+    *,
+    model: Callable[[], nn.Module] | None = None,
+    trust_remote_code: bool = False,
+    operations: bool = True,
+    tell: Told = lambda message: None,
+) -> Epochs:
+    """Execute the shapes of a workload's batches.
+
+    Raises:
+        SimulationError: A step depends on more than the shapes of its batches.
+        TrainatomyError: What ``simulate`` raises.
+    """
+    run = _Run(workload, gpu, model, trust_remote_code)
+    taken = orders(workload)
+    stand_ins = stand_ins_of(workload, taken)
+    shapes = sorted(set(stand_ins.values()), key=lambda shape: (shape.length, shape.is_mixed))
+    tell(f"executing {len(shapes)} of {len(stand_ins)} lengths")
+    simulation, library, recorded = run.library(shapes, operations=operations)
+    begun = dict.fromkeys(tuple(stand_ins[batch.shape] for batch in order.steps[0]) for order in taken)
+    firsts = {}
+    for place, first in enumerate(begun):
+        tell(f"executing first steps: {place + 1} of {len(begun)}")
+        firsts[first] = run.first_step(first, shapes[0])
+    return Epochs(simulation, taken, stand_ins, recorded, library, firsts)
+
+
+def stand_ins_of(workload: Workload, taken: Sequence[Order]) -> dict[BatchShape, BatchShape]:
+    """Return for each shape of some orders the one that is executed in its place: itself, or the next longer one."""
+    spec = workload.data.lengths
+    assert spec is not None
+    most = max(FEWEST_SHAPES, MOST_MICRO_STEPS // workload.train.gradient_accumulation_steps)
+    found = sorted({batch.shape for order in taken for step in order.steps for batch in step})
+    chosen: dict[tuple[int, bool], list[int]] = {}
+    for rows, length, is_mixed in found:
+        chosen.setdefault((rows, is_mixed), []).append(length)
+    limit = min(spec.shapes, most)
+    executed = {kind: _spread(lengths, max(1, limit * len(lengths) // len(found))) for kind, lengths in chosen.items()}
+    return {shape: _stand_in(shape, executed[shape.rows, shape.is_mixed]) for shape in found}
+
+
+def _spread(lengths: Sequence[int], most: int) -> list[int]:
+    """Return at most so many of the sorted lengths, evenly spread, the longest among them."""
+    if len(lengths) <= most:
+        return list(lengths)
+    return [lengths[(place + 1) * len(lengths) // most - 1] for place in range(most)]
+
+
+def _stand_in(shape: BatchShape, executed: Sequence[int]) -> BatchShape:
+    return shape._replace(length=executed[bisect_left(executed, shape.length)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Executes steps with batches of given shapes."""
+
+    workload: Workload
+    gpu: GPU
+    model: Callable[[], nn.Module] | None
+    trust_remote_code: bool
+
+    def library(
+        self, shapes: Sequence[BatchShape], *, operations: bool
+    ) -> tuple[Simulation, StepLibrary, dict[BatchShape, Operations]]:
+        """Execute a step of each shape, then one of different shapes and the shortest again, to check them.
+
+        What the last step keeps is not known.
+        """
+        accumulation = self.workload.train.gradient_accumulation_steps
+        mixed = tuple(shapes[-1 - place % len(shapes)] for place in range(accumulation))
+        shortest = (shapes[0],) * accumulation
+        steps = [shortest, *((shape,) * accumulation for shape in shapes), mixed, shortest, shortest]
+        simulation, watcher = self._simulate(steps, operations=operations)
+        pieces = cut(simulation.trace).steps
+        library = StepLibrary(dict(zip(shapes, pieces[1:], strict=False)))
+        for place in (-3, -2):
+            if not same_events(library.pieces(steps[place]), pieces[place]):
+                raise SimulationError(
+                    "data.lengths: a step that was executed twice did not allocate the same, so epochs cannot be put "
+                    "together from single steps.\nPredict this training with data.sequence_length"
+                )
+        recorded = dict(zip(shapes, watcher.operations[1:], strict=False))
+        longest = recorded.get(shapes[-1])
+        shown = simulation if longest is None else replace(simulation, operations=longest)
+        return shown, library, recorded
+
+    def first_step(self, shapes: StepShapes, following: BatchShape) -> FirstStep:
+        """Execute the first step of a training, and one more that shows what it keeps."""
+        simulation, _ = self._simulate([shapes, (following,) * len(shapes)], operations=False)
+        return FirstStep.of(simulation.trace, cut(simulation.trace))
+
+    def _simulate(self, steps: Sequence[StepShapes], *, operations: bool) -> tuple[Simulation, _EveryStep]:
+        data = self.workload.data
+        batches = [LengthBatch.of(shape, is_joined=data.padding_free) for step in steps for shape in step]
+        watchers: list[_EveryStep] = []
+
+        def watch(recorder: Recorder, count: int) -> _EveryStep:
+            watchers.append(_EveryStep(recorder, count))
+            return watchers[0]
+
+        simulation = simulate(
+            self.workload,
+            self.gpu,
+            model=self.model,
+            make_batch=BatchesOfLengths(tuple(batches)),
+            trust_remote_code=self.trust_remote_code,
+            operations=operations,
+            steps=len(steps),
+            watch=watch,
+        )
+        return simulation, watchers[0]

@@ -1,0 +1,199 @@
+"""Cuts the allocation trace of a run into the pieces of its steps, in which allocations have relative names.
+
+A step has a piece in which batches are fetched, one for each micro-batch and one for the optimizer.  What a piece
+releases is its own, or was kept by an earlier piece of this step or of the step before; anything else would make a step
+depend on more than the shapes of its batches, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from trainatomy.errors import SimulationError
+from trainatomy.results.trace import Action, AllocationTrace, Origin
+
+Owner = Literal["own", "this step", "step before", "none"]
+
+
+class NamedEvent(NamedTuple):
+    """An event with a relative name in place of an allocation's number.
+
+    Attributes:
+        action: See ``Event``.
+        owner: Where the allocation was made: in this piece, or kept by another one.
+        piece: That other piece, by its place in the step.
+        place: Number among the piece's own allocations, or among those that the other piece kept.
+        bytes: See ``Event``.
+        stream: See ``Event``.
+    """
+
+    action: Action
+    owner: Owner
+    piece: int
+    place: int
+    bytes: int
+    stream: int
+
+
+@dataclass(slots=True)
+class Piece:
+    """Part of a step.
+
+    Attributes:
+        events: Its events.
+        origins: Origins of its own allocations.
+        labels: Labels of its own allocations, by their places.
+        choices: Decisions that they belong to (see ``AllocationTrace.choices``).
+        marks: Names of moments, each with the number of events of the piece before it.
+        kept: Places of its own allocations that a later piece releases.
+    """
+
+    events: list[NamedEvent] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    labels: dict[int, str] = field(default_factory=dict)
+    choices: dict[int, int] = field(default_factory=dict)
+    marks: list[tuple[int, str]] = field(default_factory=list)
+    kept: tuple[int, ...] = ()
+
+    @property
+    def signature(self) -> tuple[str | None, ...]:
+        """Return the labels of what the piece keeps: equal for pieces that can take each other's place."""
+        return tuple(self.labels.get(place) for place in self.kept)
+
+
+class _Part(NamedTuple):
+    """Where a piece lies in the trace: its step, its place in the step, its events, its marks."""
+
+    step: int
+    piece: int
+    events: range
+    marks: range
+
+
+@dataclass(frozen=True, slots=True)
+class CutTrace:
+    """The steps of a trace as pieces.
+
+    Attributes:
+        steps: The pieces of each step.
+        kept: Numbers of the allocations that each piece of the first step keeps.
+        first_step_ends: Number of events up to the end of the first step.
+    """
+
+    steps: tuple[tuple[Piece, ...], ...]
+    kept: tuple[tuple[int, ...], ...]
+    first_step_ends: int
+
+
+def cut(trace: AllocationTrace) -> CutTrace:
+    """Cut a trace of at least two steps; the pieces of the last one say nothing about what they keep.
+
+    Raises:
+        SimulationError: A step depends on more than the step before it.
+    """
+    if trace.stream_uses or trace.collectives:
+        raise _unlike("it uses several streams or GPUs")
+    parts = list(_parts(trace))
+    made, freed = _owners(trace, parts)
+    kept: dict[int, list[int]] = {index: [] for index in range(len(parts))}
+    last = parts[-1].step
+    for number, owner in made.items():
+        until = freed.get(number)
+        if until is None:
+            if 0 < parts[owner].step < last:
+                raise _unlike(f"{trace.origins[number].operation} keeps memory that no step before did")
+        elif until != owner and parts[until].step <= parts[owner].step + 1:
+            kept[owner].append(number)
+    places = {number: (index, place) for index, numbers in kept.items() for place, number in enumerate(numbers)}
+    pieces = [_piece(trace, index, parts, made, places, kept[index]) for index in range(len(parts))]
+    by_step = [
+        [piece for part, piece in zip(parts, pieces, strict=True) if part.step == step] for step in range(last + 1)
+    ]
+    return CutTrace(
+        tuple(map(tuple, by_step)),
+        tuple(tuple(kept[index]) for index, part in enumerate(parts) if part.step == 0),
+        next(part.events.start for part in parts if part.step == 1),
+    )
+
+
+def _parts(trace: AllocationTrace) -> Iterator[_Part]:
+    """Yield the parts of a trace in order: each ends with the mark that its place in the step demands."""
+    step = piece = first_event = first_mark = 0
+    for index, mark in enumerate(trace.marks):
+        if mark.name not in ("step", "backward end", "step end"):
+            continue
+        yield _Part(step, piece, range(first_event, mark.event), range(first_mark, index + 1))
+        first_event, first_mark = mark.event, index + 1
+        step, piece = (step + 1, 0) if mark.name == "step end" else (step, piece + 1)
+
+
+def _owners(trace: AllocationTrace, parts: Sequence[_Part]) -> tuple[dict[int, int], dict[int, int]]:
+    """Return in which part each allocation was made, and in which it was released."""
+    made: dict[int, int] = {}
+    freed: dict[int, int] = {}
+    for index, part in enumerate(parts):
+        for event in trace.events[part.events.start : part.events.stop]:
+            if event.action == "alloc":
+                made[event.allocation] = index
+            elif event.action == "free":
+                freed[event.allocation] = index
+    return made, freed
+
+
+def _piece(
+    trace: AllocationTrace,
+    index: int,
+    parts: Sequence[_Part],
+    made: dict[int, int],
+    places: dict[int, tuple[int, int]],
+    kept: Sequence[int],
+) -> Piece:
+    """Return a part with relative names."""
+    part, piece = parts[index], Piece()
+    own: dict[int, int] = {}
+    for event in trace.events[part.events.start : part.events.stop]:
+        number = event.allocation
+        if event.action == "alloc":
+            own[number] = place = len(own)
+            piece.origins.append(trace.origins[number])
+            if number in trace.labels:
+                piece.labels[place] = trace.labels[number]
+            if number in trace.choices:
+                piece.choices[place] = trace.choices[number]
+        if number in own:
+            piece.events.append(NamedEvent(event.action, "own", 0, own[number], event.bytes, event.stream))
+        elif number < 0:
+            piece.events.append(NamedEvent(event.action, "none", 0, -1, event.bytes, event.stream))
+        else:
+            piece.events.append(_foreign(trace, number, event.action, part, parts, made, places))
+    piece.marks = [(trace.marks[i].event - part.events.start, trace.marks[i].name) for i in part.marks]
+    piece.kept = tuple(own[number] for number in kept)
+    return piece
+
+
+def _foreign(
+    trace: AllocationTrace,
+    number: int,
+    action: Action,
+    part: _Part,
+    parts: Sequence[_Part],
+    made: dict[int, int],
+    places: dict[int, tuple[int, int]],
+) -> NamedEvent:
+    """Return the release of an allocation that another part made."""
+    maker = parts[made[number]]
+    if part.step - maker.step > 1 or number not in places:
+        if part.step == 0:
+            return NamedEvent(action, "none", 0, -1, 0, 0)  # the first step is never repeated
+        raise _unlike(f"{trace.origins[number].operation} keeps memory for more than one step")
+    owner: Owner = "this step" if maker.step == part.step else "step before"
+    return NamedEvent(action, owner, maker.piece, places[number][1], 0, 0)
+
+
+def _unlike(reason: str) -> SimulationError:
+    return SimulationError(
+        f"data.lengths: the steps of this training cannot be put together from single ones: {reason}.\n"
+        "Predict it with data.sequence_length, the length of the longest batch"
+    )
