@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
-from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
+from trainatomy.analysis.memory import analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
 from trainatomy.libraries import installed_versions
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.catalog.links import Links
     from trainatomy.results.time import Pipeline, Time
+    from trainatomy.results.trace import DriverCall
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
 
@@ -69,7 +71,7 @@ def prediction_of(
         notes=simulation.notes,
         out_of_memory=analysis.out_of_memory,
         timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),
-        time=_time(workload, software, simulation, analysis, calibration, pipeline) if timed else None,
+        time=time_of(workload, simulation, analysis.driver_calls, calibration, pipeline) if timed else None,
         seconds_taken=time.perf_counter() - started,
         versions=installed_versions(),
         without_workspace=len(analysis.skipped_workspaces),
@@ -142,15 +144,17 @@ def nccl_bytes_of(workload: Workload, simulation: Simulation) -> int:
     return nccl_bytes(simulation.communicators, simulation.trace.rank, links)
 
 
-def _time(
+def time_of(
     workload: Workload,
-    software: EmulatedSoftware,
     simulation: Simulation,
-    analysis: MemoryAnalysis,
+    driver_calls: Sequence[DriverCall],
     calibration: Calibration | None,
-    pipeline: Pipeline | None,
+    pipeline: Pipeline | None = None,
 ) -> Time:
-    """Return the predicted time of a step."""
+    """Return the predicted time of the step whose operations a simulation has.
+
+    ``driver_calls`` are those of replaying its trace.
+    """
     from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.timing.step import predict_step_time
     from trainatomy.training.throughput import samples_per_step
@@ -164,8 +168,8 @@ def _time(
         samples=samples_per_step(workload),
         tokens_per_sample=simulation.tokens_per_sample,
         calibration=calibration,
-        driver_calls=analysis.driver_calls,
-        current_software=software.current,
+        driver_calls=driver_calls,
+        current_software=emulated_software(workload).current,
         links=workload.parallel.links(workload.resolve_gpu()),
         gpus=workload.parallel.world_size,
         data_parallel_size=workload.parallel.data_parallel_size,

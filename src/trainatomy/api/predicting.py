@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ def predict(
     calibration: Calibration | Path | str | None = None,
     timed: bool = True,
     ranks: Sequence[int] = (),
+    on_progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Prediction:
     """Predict, without a GPU, what one training step holds in GPU memory and how long it takes.
@@ -73,12 +74,16 @@ def predict(
             return _with_other_ranks(
                 _predict_pipeline(workload, make_batch, options, started), workload, make_batch, options, started
             )
+        if workload.data.varies:
+            return _predict_lengths(workload, make_batch, options, started, on_progress)
         simulation = _simulate_workload(workload, make_batch, options)
     else:
         from trainatomy.simulator.live import described
 
         workload, make_batch = described(what, batch, optimizer, gpu, settings)
         options = options.for_workloads([workload])
+        if workload.data.varies:
+            return _predict_lengths(workload, make_batch, options, started, on_progress, module=what)
         simulation = _simulate_module(what, workload, make_batch, options)
         if ranks:
             raise WorkloadError("ranks: a live module is predicted on one GPU; describe the training by a workload")
@@ -141,6 +146,8 @@ def predict_module(
     module: nn.Module, make_batch: MakeBatch | None, options: PredictOptions, workload: Workload
 ) -> Prediction:
     started = time.perf_counter()
+    if workload.data.varies:
+        return _predict_lengths(workload, make_batch, options, started, None, module=module)
     return _assemble(workload, _simulate_module(module, workload, make_batch, options), options, started)
 
 
@@ -148,8 +155,51 @@ def _assemble(workload: Workload, simulation: Simulation, options: PredictOption
     from trainatomy.prediction import prediction_of
 
     loaded: Any = options.calibration
-    return prediction_of(
+    found = prediction_of(
         workload, simulation, calibration=loaded, timed=options.timed, timeline=options.timeline, started=started
+    )
+    if workload.data.lengths is None:
+        return found
+    from trainatomy.length_prediction import with_lengths
+
+    return with_lengths(workload, found)
+
+
+def _predict_lengths(
+    workload: Workload,
+    make_batch: MakeBatch | None,
+    options: PredictOptions,
+    started: float,
+    on_progress: Callable[[str], None] | None,
+    module: nn.Module | None = None,
+) -> Prediction:
+    """Return the prediction of a training whose samples differ in length."""
+    from trainatomy.length_prediction import prediction_of_lengths
+    from trainatomy.runs.predicting import shared_simulation
+    from trainatomy.simulator.lengths import simulate_lengths
+    from trainatomy.simulator.live import on_meta
+
+    if make_batch is not None:
+        raise WorkloadError("data.lengths: cannot be combined with a batch, which has one length", key="data.lengths")
+    tell = on_progress or (lambda message: None)
+    run = partial(
+        simulate_lengths,
+        workload,
+        workload.resolve_gpu(),
+        model=None if module is None else partial(on_meta, module),
+        trust_remote_code=options.trust_remote_code,
+        operations=options.timed,
+        tell=tell,
+    )
+    calibration: Any = options.calibration
+    return prediction_of_lengths(
+        workload,
+        run() if module is not None else shared_simulation(workload, (options.trust_remote_code, options.timed), run),
+        calibration=calibration,
+        timed=options.timed,
+        timeline=options.timeline,
+        started=started,
+        tell=tell,
     )
 
 

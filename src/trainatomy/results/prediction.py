@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainatomy.results.evaluation import Evaluation
+from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint, TimelinePoint, Verdict
 from trainatomy.results.time import Time
 
@@ -94,6 +95,9 @@ class Prediction:
     The memory fields describe ``rank``: rank 0, or in a pipeline the one that holds most.  ``other_ranks`` holds
     further ranks of a training on several GPUs.  ``evaluation`` is the evaluation that runs during the training, if
     there is one.
+
+    With ``data.lengths``, ``lengths`` describes the epochs, memory is that of the worst one, and time that of the mean
+    step.
     """
 
     name: str
@@ -116,6 +120,7 @@ class Prediction:
     other_ranks: tuple[RankPrediction, ...] = ()
     evaluation: Evaluation | None = None
     rank: int = 0
+    lengths: LengthsPrediction | None = None
 
     @property
     def gpu(self) -> GPUSummary:

@@ -20,19 +20,20 @@ from trainatomy.runs.executors import SubmitsTasks, open_workers
 
 if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction
-    from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
 
     Result = Prediction | TrainatomyError
 
 Item = TypeVar("Item")
+Simulated = TypeVar("Simulated")
+"""A simulation, or the epochs of samples that differ in length."""
 
 MAX_JOBS = 8
 """Processes; each holds some hundred MB of the libraries' data."""
 INTERRUPTED = 130
 MAX_IN_ONE_PROCESS = 3
 """Trainings that one process predicts faster than several, each of which has to be set up."""
-_SIMULATIONS: ContextVar[dict[str, Simulation] | None] = ContextVar("_SIMULATIONS", default=None)
+_SIMULATIONS: ContextVar[dict[str, Any] | None] = ContextVar("_SIMULATIONS", default=None)
 _HIDDEN = "TRAINATOMY_HIDDEN_MODULES"
 _PRELOADED = ("trainatomy.runs.preload",)
 
@@ -183,7 +184,7 @@ def simulation_key(workload: Workload) -> str:
     return repr((mapping, gpu.capability, gpu.multiprocessors, seen_by_user))
 
 
-def shared_simulation(workload: Workload, options: object, simulate: Callable[[], Simulation]) -> Simulation:
+def shared_simulation(workload: Workload, options: object, simulate: Callable[[], Simulated]) -> Simulated:
     """Return the simulation of a workload: in ``predict_rows`` that of an equal one, else a new one."""
     known = _SIMULATIONS.get()
     if known is None:
@@ -191,7 +192,8 @@ def shared_simulation(workload: Workload, options: object, simulate: Callable[[]
     key = f"{simulation_key(workload)} {options!r}"
     if key not in known:
         known[key] = simulate()
-    return known[key]
+    found: Simulated = known[key]
+    return found
 
 
 def _micro_steps(workload: Workload) -> int:

@@ -82,6 +82,11 @@ class Epochs:
     library: StepLibrary
     firsts: dict[StepShapes, FirstStep]
 
+    @property
+    def executed_steps(self) -> int:
+        """Return the number of steps that were executed: in the run of all shapes, and two for each first step."""
+        return self.simulation.steps + 2 * len(self.firsts)
+
     def shapes(self, order: Order) -> list[StepShapes]:
         """Return the executed shapes of each step of an order."""
         return [tuple(self.stand_ins[batch.shape] for batch in step) for step in order.steps]

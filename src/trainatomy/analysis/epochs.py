@@ -1,0 +1,80 @@
+"""Replays an epoch whose steps differ, and follows its memory from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainatomy.allocator.replay import replay
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.results.lengths import OrderPrediction
+from trainatomy.results.trace import AllocationTrace
+
+
+def steps_to_replay(longest: Sequence[int], most: int) -> tuple[int, ...]:
+    """Return which steps of an epoch to replay: all, or the first ``most`` and those that matter after them.
+
+    Reserved memory grows when a batch comes that is longer than any before it; such a step is replayed with the one
+    before it, whose tensors it meets.
+
+    Args:
+        longest: Tokens of the longest row of each step.
+        most: Steps from the start that are always replayed.
+    """
+    if len(longest) <= most:
+        return tuple(range(len(longest)))
+    chosen = set(range(most))
+    record = max(longest[:most])
+    for step in range(most, len(longest)):
+        if longest[step] > record:
+            record = longest[step]
+            chosen |= {step - 1, step}
+    return tuple(sorted(chosen))
+
+
+def replay_order(
+    trace: AllocationTrace,
+    step_ends: Sequence[int],
+    settings: AllocatorSettings,
+    capacity: int,
+    *,
+    gpu_bytes: int,
+    seed: int,
+    steps: tuple[int, ...],
+    longest: tuple[int, ...],
+) -> OrderPrediction:
+    """Replay an epoch.
+
+    Args:
+        trace: Its allocations.
+        step_ends: Number of events at the end of each step.
+        settings: Settings of the allocator.
+        capacity: Bytes that the allocator may reserve.
+        gpu_bytes: Memory of the GPU.
+        seed: Seed of the order of samples.
+        steps: Numbers of the steps.
+        longest: Tokens of the longest row of each.
+    """
+    unlimited = replay(trace, settings, device_bytes=gpu_bytes)
+    starts = (0, *step_ends[:-1])
+    allocated, reserved = unlimited.allocated_bytes, unlimited.reserved_bytes
+    bounded = unlimited
+    if unlimited.peak_reserved_bytes > capacity:
+        bounded = replay(trace, settings, max(capacity, 0), device_bytes=gpu_bytes)
+    fits = bounded.out_of_memory is None
+    shown = bounded if fits else unlimited
+    return OrderPrediction(
+        seed=seed,
+        steps=steps,
+        longest=longest,
+        allocated_bytes=tuple(max(allocated[start:end]) for start, end in zip(starts, step_ends, strict=True)),
+        reserved_bytes=tuple(reserved[end - 1] for end in step_ends),
+        peak_allocated_bytes=shown.peak_allocated_bytes,
+        peak_reserved_bytes=shown.peak_reserved_bytes,
+        num_alloc_retries=bounded.num_alloc_retries,
+        fits=fits,
+    )
+
+
+def worst_of(orders: Sequence[OrderPrediction]) -> OrderPrediction:
+    """Return the order that needs the most memory: one that does not fit, else the one that reserves the most."""
+    return max(orders, key=lambda one: (not one.fits, max(one.reserved_bytes), one.peak_allocated_bytes))

@@ -1,0 +1,118 @@
+"""A training whose samples differ in length: its epochs, memory over their steps, and the spread of the step time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Batching = Literal["padded", "padded to the maximum", "packed", "joined"]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Median, 5th and 95th percentile, and the worst (largest) of several values."""
+
+    median: float
+    low: float
+    high: float
+    worst: float
+
+    @classmethod
+    def of(cls, values: list[float], weights: list[float] | None = None) -> Distribution:
+        """Return the distribution of values that occur as often as their weights say."""
+        pairs = sorted(zip(values, weights or [1.0] * len(values), strict=True))
+        return cls(*(_quantile(pairs, share) for share in (0.5, 0.05, 0.95)), worst=pairs[-1][0])
+
+
+def _quantile(pairs: list[tuple[float, float]], share: float) -> float:
+    """Return the smallest value that at least this share of the weight does not exceed."""
+    wanted, so_far = share * sum(weight for _, weight in pairs), 0.0
+    for value, weight in pairs:
+        so_far += weight
+        if so_far >= wanted * (1 - 1e-12):
+            return value
+    return pairs[-1][0]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPrediction:
+    """One epoch: the samples in the order of a seed.
+
+    Attributes:
+        seed: Seed of the order.
+        steps: Numbers of the steps that were replayed, from 0: all of a short epoch; of a long one the first ones, then
+            those that bring a longer batch than any before, each with the step before it.
+        longest: Tokens of the longest row of each of these steps.
+        allocated_bytes: Highest allocated memory during each of these steps.
+        reserved_bytes: Reserved memory at the end of each of these steps, on a GPU of any size.
+        peak_allocated_bytes: The most that is allocated.
+        peak_reserved_bytes: The most that is reserved on this GPU.
+        num_alloc_retries: Times that the allocator released its cache to serve a request.
+        fits: Whether the epoch never runs out of memory.
+    """
+
+    seed: int
+    steps: tuple[int, ...]
+    longest: tuple[int, ...]
+    allocated_bytes: tuple[int, ...]
+    reserved_bytes: tuple[int, ...]
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    num_alloc_retries: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LengthsPrediction:
+    """Epochs of samples that differ in length.
+
+    ``Prediction.memory`` is that of the order with the highest reserved memory (``worst_seed``), ``Prediction.time``
+    that of the mean step.
+
+    Attributes:
+        samples: Samples of an epoch.
+        shortest: Tokens of the shortest sample, after truncation.
+        mean_length: Mean tokens of a sample, after truncation.
+        longest: Tokens of the longest sample, after truncation.
+        batching: What makes rows of equal length: padding to the longest of a batch or to the maximum, packs of one
+            length, or joining a batch in one row.
+        sampling: Order of samples, as `train_sampling_strategy`.
+        steps: Optimizer steps of an epoch; a last one that is not full is left out.
+        shapes: Shapes of batches that occur in the orders.
+        executed_shapes: Shapes that were executed; the next longer one stands for each of the others.
+        orders: The orders of samples; none where all batches have one length.
+        worst_seed: Seed of the order that ``Prediction.memory`` is of; None where all batches have one length.
+        peak_allocated_bytes: Distribution over the orders; None where all batches have one length.
+        peak_reserved_bytes: Distribution over the orders; None where all batches have one length.
+        step_seconds: Distribution over steps; None if no time was predicted or all batches have one length.
+        tokens_per_step: Mean tokens of the samples in a step.
+        padded_tokens_per_step: Mean tokens that a step computes, with those of the padding.
+        padding_share: Share of them that are padding.
+        tokens_per_second: Tokens of samples per second; None if no time was predicted.
+        padded_tokens_per_second: The same with padding.
+    """
+
+    samples: int
+    shortest: int
+    mean_length: float
+    longest: int
+    batching: Batching
+    sampling: str
+    steps: int
+    shapes: int
+    executed_shapes: int
+    orders: tuple[OrderPrediction, ...]
+    worst_seed: int | None
+    peak_allocated_bytes: Distribution | None
+    peak_reserved_bytes: Distribution | None
+    step_seconds: Distribution | None
+    tokens_per_step: float
+    padded_tokens_per_step: float
+    padding_share: float
+    tokens_per_second: float | None
+    padded_tokens_per_second: float | None
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether only a part of a long epoch's steps was replayed."""
+        return any(len(order.steps) < self.steps for order in self.orders)
