@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.epochs import replay_order, steps_to_replay, worst_of
 from trainatomy.prediction import context_bytes, prediction_of, time_of
-from trainatomy.results.lengths import Batching, Distribution, LengthsPrediction, OrderPrediction
+from trainatomy.results.lengths import Batching, Distribution, LengthsPrediction, OrderPrediction, SampleLengths
 from trainatomy.training.lengths import BatchShape, Order, sample_lengths
 from trainatomy.training.throughput import samples_per_step
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.results.prediction import Prediction
-    from trainatomy.results.time import Time
+    from trainatomy.results.time import Bound, Time
     from trainatomy.simulator.lengths import Epochs
     from trainatomy.workload.data import DataSpec
     from trainatomy.workload.schema import Workload
@@ -83,7 +83,9 @@ def with_lengths(workload: Workload, prediction: Prediction) -> Prediction:
     steps = (packs if data.packing else len(lengths)) // batch
     rates = (None, None) if step_time is None else (real / step_time.step_seconds, padded / step_time.step_seconds)
     found = LengthsPrediction(
-        **_samples(data, workload.train.train_sampling_strategy),
+        samples=_samples(lengths),
+        batching=_batching(data),
+        sampling=workload.train.train_sampling_strategy,
         steps=steps,
         shapes=1,
         executed_shapes=1,
@@ -187,7 +189,7 @@ def _mean_time(workload: Workload, epochs: Epochs, times: Mapping[BatchShape, Ti
 
     seconds = mean({shape: one.step_seconds for shape, one in times.items()})
     flop = mean({shape: float(one.flop) for shape, one in times.items()})
-    bounds: Counter[str] = Counter()
+    bounds: Counter[Bound] = Counter()
     for shape, weight in weights.items():
         bounds[times[shape].bound_by] += weight * times[shape].step_seconds  # type: ignore[assignment]
     phases = {
@@ -247,7 +249,9 @@ def _summary(
 ) -> LengthsPrediction:
     tokens, padded = _tokens(epochs, "tokens"), _tokens(epochs, "padded_tokens")
     return LengthsPrediction(
-        **_samples(workload.data, workload.train.train_sampling_strategy),
+        samples=_samples(sample_lengths(workload.data)),
+        batching=_batching(workload.data),
+        sampling=workload.train.train_sampling_strategy,
         steps=len(epochs.orders[0].steps),
         shapes=len(epochs.stand_ins),
         executed_shapes=len(set(epochs.stand_ins.values())),
@@ -274,25 +278,16 @@ def _step_seconds(epochs: Epochs, times: Mapping[BatchShape, Time]) -> Distribut
     return Distribution.of(values)
 
 
-def _samples(data: DataSpec, sampling: str) -> dict[str, object]:
-    lengths = sample_lengths(data)
-    batching: Batching = (
-        "packed"
-        if data.packing
-        else "joined"
-        if data.padding_free
-        else "padded to the maximum"
-        if data.padding == "max_length"
-        else "padded"
-    )
-    return {
-        "samples": len(lengths),
-        "shortest": min(lengths),
-        "mean_length": fmean(lengths),
-        "longest": max(lengths),
-        "batching": batching,
-        "sampling": sampling,
-    }
+def _samples(lengths: Sequence[int]) -> SampleLengths:
+    return SampleLengths(len(lengths), min(lengths), fmean(lengths), max(lengths))
+
+
+def _batching(data: DataSpec) -> Batching:
+    if data.packing:
+        return "packed"
+    if data.padding_free:
+        return "joined"
+    return "padded to the maximum" if data.padding == "max_length" else "padded"
 
 
 def _notes(epochs: Epochs) -> tuple[str, ...]:

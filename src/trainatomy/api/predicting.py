@@ -53,6 +53,7 @@ def predict(
         timed: Predict the time too. False predicts memory only, somewhat faster; ``Prediction.time`` is then None.
         ranks: Ranks of a training on several GPUs whose memory to predict besides that of rank 0, each by executing
             it: ``Prediction.other_ranks``. A pipeline without them is billed by its fullest rank.
+        on_progress: Called with what is being done while samples of different lengths are predicted.
         **settings: Settings by their name in ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``),
             and sections of a workload (``loop="trainer"``, ``data={"sequence_length": 512}``). They override those of
             a workload. The loop of a module is "pytorch" by default.

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
@@ -45,14 +45,14 @@ def note(message: str) -> None:
 
 
 @contextmanager
-def progress(message: str) -> Iterator[None]:
-    """Show on stderr that work is going on, if stderr is a terminal."""
+def progress(message: str) -> Iterator[Callable[[str], None]]:
+    """Show on stderr that work is going on, if stderr is a terminal; yield a function that changes the message."""
     paper = Console(stderr=True)
     if not paper.is_terminal:
-        yield
+        yield lambda stage: None
         return
-    with paper.status(message):
-        yield
+    with paper.status(message) as status:
+        yield lambda stage: status.update(f"{message}: {stage}")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from trainatomy.cli.output import note
 from trainatomy.errors import MissingLibrary
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Fit, FitAcross, Shortage
+from trainatomy.results.prediction import Prediction
 
 FORMATS = ("svg", "png", "pdf")
 DEFAULT_FORMATS = ("svg", "png")
@@ -50,6 +51,17 @@ def draw_into(file: Path, found: Fit | FitAcross | Shortage) -> None:
         note(f"nothing drawn into {file}: --why-oom has no chart")
         return
     file.write_bytes(draw(found, ending) if isinstance(found, Fit) else draw_gpus(found, ending))
+    note(f"chart written to {file}")
+
+
+def draw_lengths(file: Path, prediction: Prediction) -> None:
+    """Draw the epochs of samples of different lengths into a file, in the format of its suffix."""
+    from trainatomy.reporters.charts.lengths import draw
+
+    if prediction.lengths is None or not prediction.lengths.orders:
+        note(f"nothing drawn into {file}: all batches have one length (data.lengths)")
+        return
+    file.write_bytes(draw(prediction, file.suffix.lower().removeprefix(".")))
     note(f"chart written to {file}")
 
 

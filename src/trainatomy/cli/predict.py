@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from trainatomy.cli.options import CalibrationFile, Debug, File, Json, TrustRemoteCode, check_option, in_output, in_run
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
+from trainatomy.cli.plots import check_plots, draw_lengths
 from trainatomy.cli.values import whole_numbers
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload, skip_unused_imports
@@ -33,6 +34,10 @@ Ranks = Annotated[
     str | None,
     in_run("--ranks", "On several GPUs, also execute these ranks, such as `1,7`, for their memory.", metavar="N,N"),
 ]
+Plot = Annotated[
+    Path | None,
+    in_output("--plot", "With data.lengths: draw reserved memory over the steps of some orders.", metavar="FILE"),
+]
 JsonVersion = Annotated[
     int, in_output("--json-version", "Version of the JSON; 2 is a draft.", min=1, max=2, hidden=True)
 ]
@@ -45,6 +50,7 @@ def predict(
     why_oom: WhyOom = False,
     timeline: Timeline = False,
     ranks: Ranks = None,
+    plot: Plot = None,
     calibration: CalibrationFile = None,
     json: Json = False,
     json_version: JsonVersion = 1,
@@ -60,7 +66,8 @@ def predict(
     workload = one_workload(file, flags)
     if not why_oom:
         skip_unused_imports([workload], trust_remote_code=trust_remote_code)
-    with progress(f"simulating {workload.display_name}"), quiet_libraries(debug=debug):
+    files = check_plots([plot] if plot is not None else [])
+    with progress(f"simulating {workload.display_name}") as tell, quiet_libraries(debug=debug):
         from trainatomy import api
 
         prediction = api.predict(
@@ -69,7 +76,10 @@ def predict(
             trust_remote_code=trust_remote_code,
             calibration=calibration,
             ranks=whole_numbers("--ranks", ranks) or _of_another_gpu(workload),
+            on_progress=tell,
         )
+    for chart in files:
+        draw_lengths(chart, prediction)
     shortage = _shortage(workload, calibration, trust_remote_code, debug) if why_oom and not prediction.fits else None
     if json:
         found = to_json(prediction, version=json_version)

@@ -71,6 +71,7 @@ SECTIONS = {
     "stages": "Memory by stage",
     "totals": "Totals",
     "measured_totals": "Measured totals",
+    "lengths": "Samples of different lengths",
     "step_time": "Time per step",
     "time": "Time",
     "speed": "Time and throughput",
@@ -243,6 +244,8 @@ AXES = {
     "gpus": "GPUs",
     "fullest_rank": "GiB of device memory, fullest GPU",
     "cost": "cost per million samples",
+    "steps": "step",
+    "reserved": "GiB reserved",
 }
 MARKS = {
     "predicted": "predicted",

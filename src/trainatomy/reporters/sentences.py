@@ -10,6 +10,7 @@ from trainatomy.reporters.labels import BOUNDS, FACTS, FIT_NOTES, GOALS
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.fit import Candidate, Fit, Maximum, Remedy, SearchCounts, Shortage
+from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint, PeakRange
 from trainatomy.results.operation_breakdown import Claim, Padding
@@ -102,15 +103,63 @@ def _operation(operation: str) -> str:
     return f"scratch memory of {scratch['operator']}" if scratch else operation
 
 
-def step_time(time: Time, *, fits: bool = True) -> str:
-    """Return the time of a step in one line; for a training that does not fit, on a GPU with enough memory."""
+def step_time(time: Time, *, fits: bool = True, varies: bool = False) -> str:
+    """Return the time of a step in one line; for a training that does not fit, on a GPU with enough memory.
+
+    ``varies``: steps take different times, and this is the mean.
+    """
     takes = "takes" if fits else "would take, with enough memory,"
     low, high = time.interval_seconds
     tokens = "" if time.tokens_per_second is None else f", {rate(time.tokens_per_second)} tokens/s"
+    step = "the mean step" if varies else "a step"
     return (
-        f"a step {takes} {seconds(time.step_seconds)} (90 % interval: {seconds(low)} to {seconds(high)}): "
+        f"{step} {takes} {seconds(time.step_seconds)} (90 % interval: {seconds(low)} to {seconds(high)}): "
         f"{rate(time.samples_per_second)} samples/s{tokens}; {BOUNDS[time.bound_by]}"
     )
+
+
+_BATCHING = {
+    "padded": "padded to the longest of a batch",
+    "padded to the maximum": "padded to sequence_length",
+    "packed": "joined and cut into packs of sequence_length",
+    "joined": "joined in one row per batch, without padding",
+}
+
+
+def samples_of_lengths(lengths: LengthsPrediction) -> str:
+    """Return ``2,000 samples of 12 to 512 tokens (mean 176), padded to the longest of a batch: 250 steps an epoch``."""
+    samples = lengths.samples
+    return (
+        f"{many(samples.count, 'sample')} of {samples.shortest:,} to {samples.longest:,} tokens "
+        f"(mean {samples.mean:,.0f}), {_BATCHING[lengths.batching]}: {many(lengths.steps, 'step')} an epoch"
+    )
+
+
+def worst_order(lengths: LengthsPrediction) -> str:
+    """Return which order the memory breakdown is of, and what was replayed."""
+    replayed = ""
+    if lengths.is_sampled:
+        count = min(len(order.steps) for order in lengths.orders)
+        replayed = (
+            f" Of each epoch about {count:,} steps were replayed: the first ones, and those that bring a longer batch "
+            "than any before."
+        )
+    fitting = sum(order.fits for order in lengths.orders)
+    found = many(len(lengths.orders), "order")
+    orders = f"{found}, {lengths.sampling}" + ("" if fitting == len(lengths.orders) else f" ({fitting} of them fit)")
+    return f"{orders}; memory above is that of the worst, seed {lengths.worst_seed}.{replayed}"
+
+
+def padding_of_lengths(lengths: LengthsPrediction) -> str:
+    """Return the tokens of a step, how many are padding, and the tokens per second."""
+    text = (
+        f"{lengths.tokens_per_step:,.0f} tokens of samples in a step of {lengths.padded_tokens_per_step:,.0f}: "
+        f"{percent(lengths.padding_share, 1)} is padding"
+    )
+    if lengths.tokens_per_second is None or lengths.padded_tokens_per_second is None:
+        return text
+    padded = rate(lengths.padded_tokens_per_second)
+    return f"{text}; {rate(lengths.tokens_per_second)} tokens/s of samples, {padded} with padding"
 
 
 def all_ranks(shared: Communication) -> str:

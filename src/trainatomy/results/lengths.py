@@ -21,7 +21,7 @@ class Distribution:
     def of(cls, values: list[float], weights: list[float] | None = None) -> Distribution:
         """Return the distribution of values that occur as often as their weights say."""
         pairs = sorted(zip(values, weights or [1.0] * len(values), strict=True))
-        return cls(*(_quantile(pairs, share) for share in (0.5, 0.05, 0.95)), worst=pairs[-1][0])
+        return cls(_quantile(pairs, 0.5), _quantile(pairs, 0.05), _quantile(pairs, 0.95), pairs[-1][0])
 
 
 def _quantile(pairs: list[tuple[float, float]], share: float) -> float:
@@ -32,6 +32,16 @@ def _quantile(pairs: list[tuple[float, float]], share: float) -> float:
         if so_far >= wanted * (1 - 1e-12):
             return value
     return pairs[-1][0]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLengths:
+    """Number of samples in an epoch, and their tokens after truncation."""
+
+    count: int
+    shortest: int
+    mean: float
+    longest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +80,7 @@ class LengthsPrediction:
     that of the mean step.
 
     Attributes:
-        samples: Samples of an epoch.
-        shortest: Tokens of the shortest sample, after truncation.
-        mean_length: Mean tokens of a sample, after truncation.
-        longest: Tokens of the longest sample, after truncation.
+        samples: The samples of an epoch.
         batching: What makes rows of equal length: padding to the longest of a batch or to the maximum, packs of one
             length, or joining a batch in one row.
         sampling: Order of samples, as `train_sampling_strategy`.
@@ -92,10 +99,7 @@ class LengthsPrediction:
         padded_tokens_per_second: The same with padding.
     """
 
-    samples: int
-    shortest: int
-    mean_length: float
-    longest: int
+    samples: SampleLengths
     batching: Batching
     sampling: str
     steps: int

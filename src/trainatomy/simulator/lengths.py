@@ -35,7 +35,7 @@ Told = Callable[[str], None]
 """Is told what is executed, for progress on stderr."""
 
 
-class _EveryStep(Watcher):
+class EveryStep(Watcher):
     """Observer that keeps the operations of every step, and lets every micro-batch be executed or copied."""
 
     def __init__(self, recorder: Recorder, steps: int) -> None:
@@ -189,13 +189,13 @@ class _Run:
         simulation, _ = self._simulate([shapes, (following,) * len(shapes)], operations=False)
         return FirstStep.of(simulation.trace, cut(simulation.trace))
 
-    def _simulate(self, steps: Sequence[StepShapes], *, operations: bool) -> tuple[Simulation, _EveryStep]:
+    def _simulate(self, steps: Sequence[StepShapes], *, operations: bool) -> tuple[Simulation, EveryStep]:
         data = self.workload.data
         batches = [LengthBatch.of(shape, is_joined=data.padding_free) for step in steps for shape in step]
-        watchers: list[_EveryStep] = []
+        watchers: list[EveryStep] = []
 
-        def watch(recorder: Recorder, count: int) -> _EveryStep:
-            watchers.append(_EveryStep(recorder, count))
+        def watch(recorder: Recorder, count: int) -> EveryStep:
+            watchers.append(EveryStep(recorder, count))
             return watchers[0]
 
         simulation = simulate(

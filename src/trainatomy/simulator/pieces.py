@@ -43,7 +43,7 @@ class Piece:
 
     Attributes:
         events: Its events.
-        origins: Origins of its own allocations.
+        origins: Origins of its own allocations; steps count from this one, and batches are fetched in the one before.
         labels: Labels of its own allocations, by their places.
         choices: Decisions that they belong to (see ``AllocationTrace.choices``).
         marks: Names of moments, each with the number of events of the piece before it.
@@ -157,7 +157,8 @@ def _piece(
         number = event.allocation
         if event.action == "alloc":
             own[number] = place = len(own)
-            piece.origins.append(trace.origins[number])
+            origin = trace.origins[number]
+            piece.origins.append(origin._replace(step=origin.step - part.step))
             if number in trace.labels:
                 piece.labels[place] = trace.labels[number]
             if number in trace.choices:

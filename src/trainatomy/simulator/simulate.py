@@ -30,7 +30,7 @@ from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.topology import Topology
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
-from trainatomy.training.batch import MakeBatch
+from trainatomy.training.batch import BatchesOfLengths, MakeBatch
 from trainatomy.training.model import build_model, model_notes, unwrap, weights_dtype
 from trainatomy.training.positions import sequence_note
 from trainatomy.training.process import preload
@@ -111,7 +111,7 @@ def simulate(
     gpu: GPU,
     *,
     model: Callable[[], nn.Module] | None = None,
-    make_batch: MakeBatch | None = None,
+    make_batch: MakeBatch | BatchesOfLengths | None = None,
     trust_remote_code: bool = False,
     operations: bool = True,
     topology: Topology | None = None,
@@ -227,7 +227,7 @@ def _execute(
     process: SimulatedProcess,
     model: nn.Module,
     steps: int,
-    make_batch: MakeBatch | None,
+    make_batch: MakeBatch | BatchesOfLengths | None,
     watch: Callable[[Recorder, int], Watcher],
 ) -> nn.Module:
     """Run the steps in the simulated process, and return the model that ran."""

@@ -39,8 +39,8 @@ class BatchesOfLengths(NamedTuple):
     batches: tuple[LengthBatch, ...]
 
 
-MakeBatch = Callable[[int], Mapping[str, Any]] | BatchesOfLengths
-"""What makes the batches in place of a workload's ``data``: a function of the batch size, or the batches' lengths."""
+MakeBatch = Callable[[int], Mapping[str, Any]]
+"""Takes the batch size and returns the batch."""
 
 
 class SyntheticDataset(Dataset[Sample]):
@@ -62,7 +62,7 @@ class SyntheticDataset(Dataset[Sample]):
 
 
 def build_dataset(
-    workload: Workload, model: nn.Module, size: int, make_batch: MakeBatch | None = None
+    workload: Workload, model: nn.Module, size: int, make_batch: MakeBatch | BatchesOfLengths | None = None
 ) -> SyntheticDataset:
     """Return a dataset of ``size`` samples for ``model``.
 

@@ -12,7 +12,7 @@ from trainatomy.workload.loops import loop_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainatomy.training.batch import MakeBatch
+    from trainatomy.training.batch import BatchesOfLengths, MakeBatch
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
 
@@ -24,7 +24,7 @@ def run(
     device: str | None,
     steps: int,
     observer: Observer,
-    make_batch: MakeBatch | None = None,
+    make_batch: MakeBatch | BatchesOfLengths | None = None,
 ) -> None:
     """Run ``steps`` steps of ``workload`` on ``model``, which is moved to ``device``.
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from trainatomy.reporters import sentences
 from trainatomy.reporters.labels import BASIS_STYLES, PHASES, SECTIONS, TIMES, VERDICT_STYLES, component
 from trainatomy.reporters.settings import rank_name
+from trainatomy.reporters.text.lengths import lengths_section
 from trainatomy.reporters.text.memory import Breakdown, Timeline, counters, modules_table
 from trainatomy.reporters.text.rendering import bullets, section
 from trainatomy.results.plan import Plan
@@ -26,13 +27,15 @@ def prediction_page(prediction: Prediction) -> Group:
     if prediction.out_of_memory is not None:
         parts.append(Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True)))
     if prediction.time is not None:
-        parts.append(Text(sentences.step_time(prediction.time, fits=prediction.fits)))
+        parts.append(Text(sentences.step_time(prediction.time, fits=prediction.fits, varies=_varies(prediction))))
         if prediction.time.communication is not None:
             parts.append(Text(sentences.all_ranks(prediction.time.communication)))
     parts.append(section(f"{prediction.name}: {SECTIONS['peak']}", Breakdown(memory)))
     parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
     if prediction.evaluation is not None:
         parts.append(section(SECTIONS["evaluation"], bullets(sentences.evaluation(prediction.evaluation))))
+    if prediction.lengths is not None:
+        parts.append(section(SECTIONS["lengths"], *lengths_section(prediction.lengths)))
     if prediction.other_ranks:
         parts.append(section(SECTIONS["ranks"], _ranks(prediction)))
         if Plan.of(prediction.workload).strategy == "dp":
@@ -59,6 +62,10 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(section(SECTIONS["notes"], bullets(prediction.notes)))
     taken = f"Predicted in {seconds(prediction.seconds_taken)} without a GPU ({sentences.versions(prediction)})."
     return Group(*parts, Text(), Text(taken, style="dim"))
+
+
+def _varies(prediction: Prediction) -> bool:
+    return prediction.lengths is not None and bool(prediction.lengths.orders)
 
 
 def verdict_line(prediction: Prediction) -> Text:

@@ -23,7 +23,7 @@ from trainatomy.training.precision import autocast
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainatomy.training.batch import Batch, MakeBatch, SyntheticDataset
+    from trainatomy.training.batch import Batch, BatchesOfLengths, MakeBatch, SyntheticDataset
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
     from trainatomy.workload.train import TrainSpec
@@ -36,7 +36,7 @@ def train(
     device: str,
     steps: int,
     observer: Observer,
-    make_batch: MakeBatch | None = None,
+    make_batch: MakeBatch | BatchesOfLengths | None = None,
 ) -> None:
     """Train ``model`` for ``steps`` optimizer steps; the arguments are those of ``trainatomy.training.run.run``."""
     if workload.parallel.pp_size > 1:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from trainatomy.training.batch import MakeBatch, SyntheticDataset
+    from trainatomy.training.batch import BatchesOfLengths, MakeBatch, SyntheticDataset
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
 
@@ -32,7 +32,7 @@ def train(
     device: str,
     steps: int,
     observer: Observer,
-    make_batch: MakeBatch | None = None,
+    make_batch: MakeBatch | BatchesOfLengths | None = None,
 ) -> None:
     """Train ``model`` for ``steps`` optimizer steps with the Trainer: on the CPU, or on the first GPU that it finds.
 

@@ -1,0 +1,161 @@
+"""Epochs that are put together from single steps equal epochs that are executed step by step."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from trainatomy.allocator.replay import replay
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.errors import SimulationError
+from trainatomy.results.trace import AllocationTrace
+from trainatomy.simulator.lengths import Epochs, EveryStep, simulate_lengths, stand_ins_of
+from trainatomy.simulator.pieces import cut
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.stitching import StepLibrary
+from trainatomy.training.lengths import BatchShape, orders
+from trainatomy.workload.schema import Workload
+
+GPT2 = {"n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 512, "n_positions": 256}
+LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
+BERT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+}
+LENGTHS = {5: 2, 9: 2, 40: 3, 64: 3, 65: 2, 120: 2, 203: 2}
+
+CASES = {
+    "pytorch": {"loop": "pytorch"},
+    "trainer": {},
+    "pytorch, micro-batches": {"loop": "pytorch", "train": {"gradient_accumulation_steps": 3}},
+    "trainer, micro-batches": {"train": {"gradient_accumulation_steps": 2}},
+    "trainer, many micro-batches": {"train": {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 1}},
+    "gradient scaler": {"loop": "pytorch", "train": {"fp16": True}},
+    "gradient scaler of the trainer": {"train": {"fp16": True, "gradient_accumulation_steps": 2}},
+    "checkpointing": {"train": {"bf16": True, "gradient_checkpointing": True}},
+    "zeros in gradients": {"zero_grad_set_to_none": False, "train": {"gradient_accumulation_steps": 2}},
+    "emptied cache": {"train": {"torch_empty_cache_steps": 1}},
+    "joined": {"data": {"padding_free": True}},
+    "rounded up": {"data": {"pad_to_multiple_of": 16}, "train": {"bf16": True}},
+    "grouped": {"train": {"train_sampling_strategy": "group_by_length", "optim": "sgd"}},
+    "llama with lora": {"model": {"class": "LlamaForCausalLM", "config": LLAMA, "lora": {"r": 4}}},
+    "bert": {"model": {"class": "BertForMaskedLM", "config": BERT}, "train": {"bf16": True, "optim": "adafactor"}},
+    "classifier": {"model": {"class": "BertForSequenceClassification", "config": BERT}, "loop": "pytorch"},
+}
+
+
+def described(changes: dict) -> Workload:
+    base: dict = {
+        "model": {"class": "GPT2LMHeadModel", "config": GPT2},
+        "train": {"per_device_train_batch_size": 2},
+        "data": {"lengths": {"histogram": LENGTHS, "orders": 1}},
+    }
+    for key, value in changes.items():
+        together = isinstance(value, dict) and key in ("train", "data")
+        base[key] = {**base[key], **value} if together else value
+    return Workload.from_mapping(base)
+
+
+def executed(workload: Workload, epochs: Epochs) -> AllocationTrace:
+    """Return the trace of the first order, executed step by step, without the end of the run."""
+    steps = len(epochs.orders[0].steps)
+    trace = simulate(workload, workload.resolve_gpu(), operations=False, steps=steps, watch=EveryStep).trace
+    last = [mark.event for mark in trace.marks if mark.name == "step end"][-1]
+    trace.events = trace.events[:last]
+    return trace
+
+
+def stitched(epochs: Epochs, *, detailed: bool = False) -> AllocationTrace:
+    return epochs.stitched(epochs.shapes(epochs.orders[0]), detailed=detailed).trace
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stitched_epoch_is_what_execution_writes(name: str) -> None:
+    workload = described(CASES[name])
+    epochs = simulate_lengths(workload, workload.resolve_gpu(), operations=False)
+    made, wanted = stitched(epochs, detailed=True), executed(workload, epochs)
+    assert made.events == wanted.events
+    assert made.origins == wanted.origins[: len(made.origins)]
+    assert made.labels == {number: label for number, label in wanted.labels.items() if number < len(made.origins)}
+    assert [mark for mark in made.marks if mark.name != "loaded"] == [
+        mark for mark in wanted.marks if mark.name != "loaded" and mark in made.marks
+    ]
+
+
+@pytest.mark.parametrize("allocator", ["", "expandable_segments:True", "max_split_size_mb:20"])
+def test_replays_of_stitched_and_executed_epochs_agree_also_where_memory_is_short(allocator: str) -> None:
+    workload = described({"train": {"per_device_train_batch_size": 3}, "allocator": allocator})
+    epochs = simulate_lengths(workload, workload.resolve_gpu(), operations=False)
+    traces = stitched(epochs), executed(workload, epochs)
+    settings = AllocatorSettings.parse(allocator, (2, 13))
+    free = [replay(trace, settings, device_bytes=2**34) for trace in traces]
+    assert free[0] == free[1]
+    limit = free[0].peak_reserved_bytes - 2**21
+    short = [replay(trace, settings, limit, device_bytes=2**34) for trace in traces]
+    assert short[0].num_alloc_retries == short[1].num_alloc_retries
+    assert short[0].peak_reserved_bytes == short[1].peak_reserved_bytes <= limit
+    assert short[0].num_alloc_retries or short[0].out_of_memory
+
+
+def test_every_order_begins_with_its_own_first_batch() -> None:
+    workload = described({"data": {"lengths": {"histogram": LENGTHS, "orders": 3}}})
+    epochs = simulate_lengths(workload, workload.resolve_gpu(), operations=False)
+    firsts = {epochs.shapes(order)[0] for order in epochs.orders}
+    assert set(epochs.firsts) == firsts
+    assert len(firsts) > 1
+
+
+def test_operations_of_a_step_belong_to_its_length() -> None:
+    workload = described({})
+    epochs = simulate_lengths(workload, workload.resolve_gpu())
+    work = {
+        shape.length: sum(operations.calls[one.call].flop or 0 for one in operations.operations)
+        for shape, operations in epochs.operations.items()
+        if shape.is_mixed
+    }
+    assert list(work) == sorted(work)
+    assert all(shorter < longer for shorter, longer in pairwise(work.values()))
+
+
+def test_the_next_longer_length_stands_for_those_left_out() -> None:
+    lengths = dict.fromkeys(range(10, 110), 1)
+    workload = described({"data": {"lengths": {"histogram": lengths, "shapes": 9, "orders": 4}}})
+    found = stand_ins_of(workload, orders(workload))
+    assert len(set(found.values())) <= 10
+    assert len(found) > 20
+    for shape, taken in found.items():
+        assert taken.length >= shape.length
+        assert taken._replace(length=shape.length) == shape
+        assert not any(
+            shape.length <= other.length < taken.length for other in set(found.values()) if other[::2] == shape[::2]
+        )
+
+
+def test_steps_that_keep_different_things_are_refused() -> None:
+    workload = described({})
+    epochs = simulate_lengths(workload, workload.resolve_gpu(), operations=False)
+    steps = cut(epochs.simulation.trace).steps
+    changed = [steps[1][0], replace(steps[1][1], kept=steps[1][1].kept[:-1]), steps[1][2]]
+    with pytest.raises(SimulationError, match="what a step keeps depends on the length"):
+        StepLibrary({BatchShape(2, 9, True): steps[2], BatchShape(2, 5, True): changed})
+
+
+def test_memory_that_a_later_step_takes_for_good_is_refused() -> None:
+    workload = described({})
+    epochs = simulate_lengths(workload, workload.resolve_gpu(), operations=False)
+    trace = epochs.simulation.trace
+    ends = [mark.event for mark in trace.marks if mark.name == "step end"]
+    freed = next(event for event in trace.events[ends[1] : ends[2]] if event.action == "free")
+    trace.events = [event for event in trace.events if event != freed]
+    with pytest.raises(SimulationError, match="keeps memory that no step before did"):
+        cut(trace)

@@ -1,0 +1,140 @@
+"""The batches of an epoch whose samples differ in length."""
+
+from statistics import fmean
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from trainatomy.errors import WorkloadError
+from trainatomy.training.batch import BatchesOfLengths, build_dataset
+from trainatomy.training.lengths import BatchShape, LengthBatch, orders, sample_lengths
+from trainatomy.workload.schema import Workload
+
+GPT2 = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=300, n_positions=64, bos_token_id=1, eos_token_id=2)
+
+
+def described(data: dict, **train: object) -> Workload:
+    settings = {"per_device_train_batch_size": 2, **train}
+    return Workload.from_mapping({"model": {"id": "gpt2"}, "data": data, "train": settings})
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> GPT2LMHeadModel:
+    with torch.device("meta"):
+        return GPT2LMHeadModel(GPT2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "mean"),
+    [
+        ({"distribution": "lognormal", "mean": 5, "sigma": 0.5}, 168.2),
+        ({"distribution": "normal", "mean": 200, "sigma": 10}, 199.5),
+        ({"distribution": "uniform", "minimum": 100, "maximum": 300}, 200),
+        ({"histogram": {100: 1, 200: 3}, "samples": 2000}, 175),
+    ],
+)
+def test_drawn_lengths_have_the_mean_of_their_distribution(spec: dict, mean: float) -> None:
+    lengths = sample_lengths(described({"lengths": spec}).data)
+    assert len(lengths) == 2000
+    assert fmean(lengths) == pytest.approx(mean, rel=0.04)
+    assert lengths == sample_lengths(described({"lengths": spec}).data)
+    assert lengths != sample_lengths(described({"lengths": {**spec, "seed": 1}}).data)
+
+
+def test_lengths_are_truncated_and_padded() -> None:
+    workload = described(
+        {"lengths": [3, 9, 30, 5], "sequence_length": 20, "pad_to_multiple_of": 8}, train_sampling_strategy="sequential"
+    )
+    (order,) = orders(workload)
+    assert sample_lengths(workload.data) == [3, 9, 20, 5]
+    assert [batch.lengths for step in order.steps for batch in step] == [(3, 9), (20, 5)]
+    assert [step[0].shape for step in order.steps] == [BatchShape(2, 16, True), BatchShape(2, 24, True)]
+    assert [step[0].padded_tokens - step[0].tokens for step in order.steps] == [20, 23]
+
+
+def test_each_sample_is_used_once_in_an_order_and_orders_differ() -> None:
+    every = list(range(10, 50))
+    workload = described({"lengths": dict.fromkeys(every, 1)}, gradient_accumulation_steps=4)
+    found = orders(workload)
+    assert len(found) == 8
+    for order in found:
+        assert len(order.steps) == 5
+        assert sorted(length for step in order.steps for batch in step for length in batch.lengths) == every
+    assert len({order.steps for order in found}) == 8
+
+
+def test_grouping_by_length_puts_the_longest_first_and_wastes_less() -> None:
+    lengths = {"distribution": "uniform", "minimum": 5, "maximum": 500, "samples": 400}
+
+    def padding(strategy: str) -> int:
+        order = orders(described({"lengths": lengths}, train_sampling_strategy=strategy))[0]
+        if strategy == "group_by_length":
+            assert order.steps[0][0].padded == max(sample_lengths(described({"lengths": lengths}).data))
+        return sum(batch.padded_tokens - batch.tokens for step in order.steps for batch in step)
+
+    assert padding("group_by_length") < padding("random") / 5
+
+
+def test_batches_have_masks_and_ignored_labels_after_each_sample(gpt2: GPT2LMHeadModel) -> None:
+    made = BatchesOfLengths((LengthBatch((3, 7), 8), LengthBatch((4, 4), 4)))
+    dataset = build_dataset(described({"lengths": [5, 5]}), gpt2, 4, made)
+    first, second = (dataset.collate([dataset[0], dataset[1]]) for _ in range(2))
+    assert first["attention_mask"].sum(1).tolist() == [3, 7]
+    assert (first["labels"] != -100).sum(1).tolist() == [3, 7]
+    assert first["input_ids"].shape == (2, 8)
+    assert second["attention_mask"].tolist() == [[1] * 4] * 2
+
+
+def test_joined_batches_restart_their_positions(gpt2: GPT2LMHeadModel) -> None:
+    workload = described({"lengths": [5, 5], "padding_free": True})
+    dataset = build_dataset(workload, gpt2, 2, BatchesOfLengths((LengthBatch((2, 3), 5, is_joined=True),)))
+    batch = dataset.collate([dataset[0], dataset[1]])
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
+    assert batch["labels"][0, [0, 2]].tolist() == [-100, -100]
+    assert "attention_mask" not in batch
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_batch_of_a_shape_has_that_shape(*, is_joined: bool, is_mixed: bool) -> None:
+    shape = BatchShape(1 if is_joined else 3, 17, is_mixed)
+    assert LengthBatch.of(shape, is_joined=is_joined).shape == shape
+
+
+def test_too_few_samples_and_too_long_ones_are_refused(gpt2: GPT2LMHeadModel) -> None:
+    with pytest.raises(WorkloadError, match="1 samples do not fill one step of 2"):
+        orders(described({"lengths": [5]}))
+    with pytest.raises(WorkloadError, match=r"data\.lengths: 65 is longer than the 64 positions"):
+        build_dataset(described({"lengths": [65, 5]}), gpt2, 2)
+    build_dataset(described({"lengths": [65, 5], "sequence_length": 64}), gpt2, 2)
+
+
+def test_models_whose_lengths_are_not_simulated_are_refused_by_name() -> None:
+    with torch.device("meta"):
+        images = ViTForImageClassification(ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+        pair = BartForConditionalGeneration(
+            BartConfig(
+                d_model=16,
+                encoder_layers=1,
+                decoder_layers=1,
+                vocab_size=300,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+            )
+        )
+    with pytest.raises(WorkloadError, match="ViTForImageClassification reads images or audio"):
+        build_dataset(described({"lengths": [5, 6]}), images, 2)
+    with pytest.raises(WorkloadError, match=r"give all targets one data\.target_length"):
+        build_dataset(described({"lengths": [5, 6]}), pair, 2)
+    with pytest.raises(WorkloadError, match="is no causal language model"):
+        build_dataset(described({"lengths": [5, 6], "padding_free": True, "target_length": 4}), pair, 2)
+    batch = build_dataset(described({"lengths": [5, 6], "target_length": 4}), pair, 2).collate([{}, {}])
+    assert (batch["input_ids"].shape, batch["labels"].shape) == ((2, 6), (2, 4))
