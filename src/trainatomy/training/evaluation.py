@@ -13,7 +13,7 @@ from trainatomy.training.batch import build_dataset
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainatomy.training.batch import MakeBatch, SyntheticDataset
+    from trainatomy.training.batch import BatchesOfLengths, MakeBatch, SyntheticDataset
     from trainatomy.workload.schema import Workload
 
 
@@ -40,7 +40,9 @@ class Evaluation:
         }
 
 
-def evaluation_of(workload: Workload, model: nn.Module, make_batch: MakeBatch | None) -> Evaluation | None:
+def evaluation_of(
+    workload: Workload, model: nn.Module, make_batch: MakeBatch | BatchesOfLengths | None
+) -> Evaluation | None:
     """Return the evaluation of a training, None without one."""
     if not workload.evaluates:
         return None

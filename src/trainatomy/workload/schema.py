@@ -307,6 +307,9 @@ class Workload(Section):
         if self.parallel.world_size > 1:
             message = "are simulated on one GPU: on several, ranks wait for the one with the longest batch"
             problems.append(Problem(here, message))
+        if self.evaluates:
+            message = "evaluation is not simulated together with data.lengths: predict one without the other"
+            problems.append(Problem(("train", "eval_strategy"), message))
         if self.data.varies and (train.torch_empty_cache_steps or 1) > 1:
             message = "cannot be combined with data.lengths, except as 1: steps would differ by their number"
             problems.append(Problem(("train", "torch_empty_cache_steps"), message))
