@@ -16,7 +16,7 @@ from trainatomy.training.model import set_use_cache
 from trainatomy.training.parallel.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from trainatomy.training.batch import MakeBatch
+    from trainatomy.training.batch import BatchesOfLengths, MakeBatch
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
 
@@ -28,7 +28,7 @@ def train(
     device: str,
     steps: int,
     observer: Observer,
-    make_batch: MakeBatch | None = None,
+    make_batch: MakeBatch | BatchesOfLengths | None = None,
 ) -> None:
     """Train this rank's stages; the arguments are those of ``trainatomy.training.run.run``."""
     settings = workload.train
