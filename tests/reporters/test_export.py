@@ -45,6 +45,10 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "train": {**TRAIN, "learning_rate": 2e-4, "torch_empty_cache_steps": 1},
         "allocator": "expandable_segments:True,max_split_size_mb:128",
     },
+    "quantised": {
+        "model": {**BERT, "quantization": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "lora": ADAPTERS},
+        "train": TRAIN,
+    },
     "default adapters": {"model": {**BERT, "lora": {}}, "gpu": {"base": "t4", "memory_bytes": 2**33}},
     "from scratch": {"model": {"class": "BertForMaskedLM", "config": {"num_hidden_layers": 2}}},
     "pytorch": {"model": BERT, "loop": "pytorch", "train": {**TRAIN, **FOR_LOOP, "max_grad_norm": 0.0}},
@@ -191,6 +195,9 @@ def test_code_in_comments_makes_the_trainer(
     assert adapted["loading"] == {"attn_implementation": "eager", "num_labels": 3}
     assert adapted["tokens"] == {"truncation": True, "max_length": 64}
     assert adapted["model"].peft_config["default"].target_modules == {"query", "value"}
+    quantised = names_of("quantised")
+    assert quantised["quantised"].to_diff_dict().items() >= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}.items()
+    assert not any(p.requires_grad for name, p in quantised["model"].named_parameters() if "lora" not in name)
 
 
 @pytest.mark.parametrize("case", ["pytorch", "pytorch, all"])

@@ -250,3 +250,16 @@ def test_other_parameters_of_the_library_are_refused_by_name() -> None:
     model.weight = Odd(torch.ones(8, 8))
     with pytest.raises(WorkloadError, match="weight of Linear is a Odd of bitsandbytes"):
         on_meta(model)
+
+
+def test_a_search_may_quantise_frozen_weights() -> None:
+    from trainatomy.search.axes import axes_of
+
+    adapters = describe(None)
+    found = {axis.name: axis for axis in axes_of(adapters, 4)}["quantization"]
+    assert (found.given, found.permission) == ("none", "quantization")
+    for option in found.options:
+        changed = adapters.replace(option.settings) if option.settings else adapters
+        assert (changed.model.quantization is None) == (option.name == "none")
+    names = {axis.name for each in (describe(FOUR), describe(None, model={"lora": None})) for axis in axes_of(each, 4)}
+    assert "quantization" not in names

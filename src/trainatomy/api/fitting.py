@@ -57,7 +57,8 @@ def fit(
         what: A workload, or a live module, which is neither changed nor moved.
         effective_batch_size: Samples per optimizer step; by default those of the workload.
         gpu: The GPU.
-        allow: Changes of what is trained that the search may make: "precision", "optimizer", "lora", "sequence-length".
+        allow: Changes of what is trained that the search may make: "precision", "optimizer", "lora",
+            "quantization", "sequence-length".
         headroom: Share of the GPU's memory that must stay free.
         keep: Settings that the search may not vary, such as "gradient_checkpointing" or "attention"
             (``trainatomy.search.axes`` lists them).

@@ -111,6 +111,7 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         is_section = isinstance(value, Mapping) and name in (
             "model",
             "model.lora",
+            "model.quantization",
             "data",
             "train",
             "parallel",

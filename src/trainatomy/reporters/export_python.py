@@ -16,6 +16,7 @@ from trainatomy.results.fit import Candidate
 from trainatomy.results.plan import Plan
 from trainatomy.workload.arguments import is_class_path
 from trainatomy.workload.model import LoraSpec
+from trainatomy.workload.quantization import QuantizationSpec
 from trainatomy.workload.schema import Workload
 
 OF_TORCH = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
@@ -120,6 +121,10 @@ def _model(workload: Workload) -> list[Section]:
     loading: dict[str, Any] = {"attn_implementation": spec.attn_implementation}
     loading |= {"dtype": None if spec.dtype == "auto" else spec.dtype, **(spec.config if spec.id else {})}
     loading = {key: value for key, value in loading.items() if value is not None}
+    if spec.quantization is not None and spec.quantization.is_set:
+        sections.append(("quantised weights", _quantization(spec.quantization)))
+        where = f"loading the model: {spec.class_ or 'YourModel'}.from_pretrained(..., quantization_config=quantised)"
+        sections.append((where, []))
     if loading:
         where = f"loading the model: {spec.class_ or 'YourModel'}.from_pretrained(..., **loading), with"
         sections.append((where, [f"loading = {_literal(loading)}"]))
@@ -128,11 +133,28 @@ def _model(workload: Workload) -> list[Section]:
     if spec.freeze:
         sections.append((f"the workload does not train {', '.join(spec.freeze)}", []))
     if spec.lora is not None:
-        sections.append(("adapters, after loading the model", _adapters(spec.lora)))
+        sections.append(("adapters, after loading the model", _prepared(workload) + _adapters(spec.lora)))
     if (length := workload.data.sequence_length) is not None:
         code = f"tokens = tokenizer(texts, truncation=True, max_length={length})"
         sections.append((f"samples of {length:,} tokens", [code]))
     return sections
+
+
+def _quantization(quantization: QuantizationSpec) -> list[str]:
+    keywords = _keywords(quantization.arguments())
+    made = _call("quantised = BitsAndBytesConfig", keywords, WIDTH - len(_INDENT))
+    return ["from transformers import BitsAndBytesConfig", *made]
+
+
+def _prepared(workload: Workload) -> list[str]:
+    """Return the call that prepares a quantised model for adapters, where the workload makes it."""
+    spec = workload.model.quantization
+    if spec is None or not spec.prepare_model_for_kbit_training:
+        return []
+    name = "prepare_model_for_kbit_training"
+    checkpointing = f"use_gradient_checkpointing={workload.train.gradient_checkpointing}"
+    made = _call(f"model = {name}", ["model", checkpointing], WIDTH - len(_INDENT))
+    return [f"from peft import {name}", *made]
 
 
 def _adapters(lora: LoraSpec) -> list[str]:

@@ -270,6 +270,7 @@ PERMISSIONS = {
     "precision": "Activations and gradients are rounded differently.",
     "optimizer": "The update rule is another one: tune the learning rate again.",
     "lora": "Only adapters are trained, not the weights.",
+    "quantization": "The frozen weights are rounded to 4 or 8 bits.",
     "sequence-length": "The context is shorter: longer samples are cut.",
 }
 """What is learnt differently after a change, by the permission that it needs."""
@@ -293,6 +294,7 @@ VARIED = {
     "precision": "precision",
     "optimizer": "optimizer",
     "lora": "LoRA",
+    "quantization": "quantised weights",
     "sequence_length": "sequence length",
     "layers": "layers",
 }
@@ -333,6 +335,7 @@ OPTIONS = {
         "sgd": "SGD",
     },
     "lora": {"none": "no LoRA"},
+    "quantization": {"none": "weights not quantised", "nf4": "4-bit weights (NF4)", "int8": "8-bit weights"},
 }
 """Options of a search by axis; ``reporters.settings`` puts the others into words."""
 

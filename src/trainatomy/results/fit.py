@@ -13,7 +13,7 @@ from trainatomy.results.comparison import Comparison
 from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import GPUSummary, Prediction
 
-Permission = Literal["", "precision", "optimizer", "lora", "sequence-length"]
+Permission = Literal["", "precision", "optimizer", "lora", "quantization", "sequence-length"]
 """What a user has to allow for a change: empty for changes after which the same is trained."""
 Goal = Literal["throughput", "batch", "sequence-length", "model-size"]
 SAME_TIME = 0.005

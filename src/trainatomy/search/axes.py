@@ -17,7 +17,7 @@ from trainatomy.workload.arguments import is_class_path
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
 from trainatomy.workload.schema import Workload
 
-PERMISSIONS: tuple[Permission, ...] = ("precision", "optimizer", "lora", "sequence-length")
+PERMISSIONS: tuple[Permission, ...] = ("precision", "optimizer", "lora", "quantization", "sequence-length")
 """What a user can allow, in the order of the documentation."""
 
 AXES = (
@@ -32,6 +32,7 @@ AXES = (
     "precision",
     "optimizer",
     "lora",
+    "quantization",
     "sequence_length",
 )
 """Names of all axes; a workload has those of which it has more than one option.  ``gpus`` is searched one by one."""
@@ -64,6 +65,7 @@ def axes_of(workload: Workload, samples: int) -> tuple[Axis, ...]:
         _precision(workload, gpu),
         _optimizer(workload),
         _lora(workload),
+        _quantization(workload),
         _sequence_length(workload),
         plan_axis(workload),
     )
@@ -252,6 +254,23 @@ def _lora(workload: Workload) -> Axis:
         for rank in _LORA_RANKS
     ]
     return axis_of("lora", adapters if not workload.model.freeze else [], "none", "lora")
+
+
+_NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+"""4-bit weights as in "QLoRA: Efficient Finetuning of Quantized LLMs" (arXiv 2305.14314)."""
+
+
+def _quantization(workload: Workload) -> Axis:
+    """Return the axis of quantised weights, which only a training of adapters on one GPU can have."""
+    model, kinds = workload.model, list[Option]()
+    if model.lora is not None and model.factory is None and workload.parallel.world_size == 1 and not workload.era:
+        dtype = "bfloat16" if "bf16" in workload.resolve_gpu().rates else "float16"
+        kinds.append(Option("nf4", {"model.quantization": {**_NF4, "bnb_4bit_compute_dtype": dtype}}))
+        kinds.append(Option("int8", {"model.quantization": {"load_in_8bit": True}}))
+    if model.quantization is None:
+        return axis_of("quantization", kinds, "none", "quantization")
+    given = Option("given")
+    return Axis("quantization", (given,), given.name, "quantization")
 
 
 def _sequence_length(workload: Workload) -> Axis:

@@ -174,6 +174,11 @@ def check_permissions(allow: Collection[str], batch: object) -> None:
             "allow: lora: a module is trained with the layers that it has; add the adapters to it "
             "(peft.get_peft_model), or give a workload"
         )
+    if "quantization" in allow:
+        raise WorkloadError(
+            "allow: quantization: a module is trained with the layers that it has; load it with a quantization_config, "
+            "or give a workload"
+        )
     if "sequence-length" in allow and batch is not None:
         raise WorkloadError(
             "allow: sequence-length: the batch has its length; leave the batch out, or pass a shorter one"

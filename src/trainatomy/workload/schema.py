@@ -291,7 +291,7 @@ class Workload(Section):
             else "",
             ("era",): "emulates libraries without layers of 4 and 8 bits: leave it out" if self.era else "",
             ("train", "".join(casts[:1])): "casts the model, which transformers refuses for quantised weights"
-            if casts and (self.mode == "inference" or self.evaluates)
+            if casts and self.mode == "inference"
             else "",
         }
         return [Problem(path, message) for path, message in problems.items() if message]
