@@ -56,8 +56,8 @@ Allow = Annotated[
     list[str] | None,
     in_run(
         "--allow",
-        "Let the search change what is trained: precision, optimizer, lora, quantization, sequence-length; several with "
-        "commas.",
+        "Let the search change what is trained: precision, optimizer, lora, quantization, sequence-length; several "
+        "with commas.",
         metavar="CHANGE,…",
     ),
 ]
