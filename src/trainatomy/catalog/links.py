@@ -19,6 +19,8 @@ LinkKind = Literal["nvlink", "pcie", "network"]
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
 
 _SPEED = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(GB/s|Gb/s|B/s|)", re.IGNORECASE)
+HOST = "host"
+"""Name of the link through host memory, over the PCIe that a GPU has."""
 _UNITS = {"": 1.0, "b/s": 1.0, "gb/s": 1e9}
 _BITS = 0.125e9
 
@@ -99,10 +101,10 @@ def find_link(name: str) -> str:
     Raises:
         WorkloadError: It is neither; the message suggests the nearest names.
     """
-    known = read_yaml("links.yaml")["links"]
+    known = [*read_yaml("links.yaml")["links"], HOST]
     if name in known or _speed(name) is not None:
         return name
-    near = close_names(name, known) or list(known)
+    near = close_names(name, known) or known
     raise WorkloadError(
         f"unknown link {name!r}; did you mean {' or '.join(near)}? A speed such as '50 GB/s' or '400 Gb/s' is one too"
     )
@@ -116,10 +118,11 @@ def links_of(gpu: GPU, gpus: int, nodes: int = 1, intra: str | None = None, inte
         gpu: The GPU, whose file names the link inside a machine.
         gpus: GPUs of each machine.
         nodes: Machines.
-        intra: Name or speed of the link inside a machine, if it is not the usual one of this GPU.
+        intra: Name or speed of the link inside a machine, if it is not the usual one of this GPU; ``host``: through
+            host memory, over this GPU's PCIe.
         inter: The same between machines; assumed by the link inside them where nobody says.
     """
-    usual = intra or gpu.link or "pcie3-host"
+    usual = through_host(gpu) if intra == HOST else intra or gpu.link or "pcie3-host"
     between = read_yaml("links.yaml")["between_machines"]
     chosen = inter or between.get(usual, between["other"])
     return Links(
@@ -129,6 +132,14 @@ def links_of(gpu: GPU, gpus: int, nodes: int = 1, intra: str | None = None, inte
         gpus,
         assumed=nodes > 1 and inter is None,
     )
+
+
+def through_host(gpu: GPU) -> str:
+    """Return the name of the link through host memory for a GPU: of the generation of PCIe that is as fast as its."""
+    links = read_yaml("links.yaml")["links"]
+    own = gpu.links.get("pcie", 0.0)
+    names = [name for name, entry in links.items() if entry.get("through_host")]
+    return min(names, key=lambda name: abs(links[name.removesuffix("-host")]["bytes_per_second"] - own))
 
 
 def with_points(links: Links, points: Iterable[CollectivePoint]) -> Links:

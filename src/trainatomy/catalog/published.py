@@ -106,6 +106,32 @@ def mixed_precision_machine() -> str:
     return str(read_yaml("published.yaml")["mixed_precision_by_batch"]["machine"])
 
 
+@dataclass(frozen=True, slots=True)
+class ParallelRuns:
+    """The guide's runs of one model on two GPUs: DataParallel, DDP, DDP through host memory.
+
+    Attributes:
+        remark: What is known of their setup.
+        machine: What they were measured on, in a few words.
+        samples: Samples of each run, on both GPUs.
+        seconds: Time of each run.
+    """
+
+    source: str
+    remark: str
+    machine: str
+    samples: int
+    seconds: tuple[float, ...]
+
+
+def parallel_runs() -> ParallelRuns:
+    """Return the guide's experiment on two GPUs."""
+    data = read_yaml("published.yaml")["parallel"]
+    return ParallelRuns(
+        data["source"], " ".join(data["remark"].split()), data["machine"], data["samples"], tuple(data["seconds"])
+    )
+
+
 def operator_shares() -> tuple[str, tuple[OperatorShare, ...]]:
     """Return the shares of the three operator groups in a BERT-large encoder layer: their source and the groups."""
     data = read_yaml("published.yaml")["operator_shares"]

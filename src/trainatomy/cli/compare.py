@@ -43,7 +43,7 @@ from trainatomy.workload.sweep import sweep as sweep_workloads
 Files = Annotated[
     list[str],
     typer.Argument(
-        metavar="notebook | notebook-fp16 | WORKLOAD.yaml…",
+        metavar="notebook | notebook-fp16 | parallel | WORKLOAD.yaml…",
         help="Workload files (each may hold several rows), or a built-in comparison.",
     ),
 ]
@@ -125,6 +125,8 @@ def compare(
     `notebook` stands for the nine trainings of BERT-large in Hugging Face's guide of January 2022: with the libraries
     and the GPU of that time, beside the published figures, or with today's libraries on the GPU that `--gpu` names.
     `notebook-fp16` is the guide's second table: fp16 against fp32 at batch sizes 8 to 64 on BERT-base.
+
+    `parallel` is the guide's experiment on two GPUs: DataParallel, DDP, and DDP through host memory instead of NVLink.
 
     With `--measure` every run is recorded when it ends; an interrupted comparison continues where it stopped.
     """

@@ -8,15 +8,16 @@ from typing import Any
 
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.published import notebook as published_notebook
+from trainatomy.catalog.published import parallel_runs
 from trainatomy.cli.output import note
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.arguments import arguments
-from trainatomy.workload.notebook import NOTEBOOK, NOTEBOOK_FP16, READY, ready
+from trainatomy.workload.notebook import NOTEBOOK, NOTEBOOK_FP16, PARALLEL, READY, ready
 from trainatomy.workload.overrides import merge
 from trainatomy.workload.reading import read, read_all
 from trainatomy.workload.schema import Workload
 
-_READY_SIZE = {NOTEBOOK: "nine trainings", NOTEBOOK_FP16: "eight trainings"}
+_READY_SIZE = {NOTEBOOK: "nine trainings", NOTEBOOK_FP16: "eight trainings", PARALLEL: "three trainings on two GPUs"}
 _MANY_STEPS = 20
 
 
@@ -85,6 +86,8 @@ def _may_use_adapters(workload: Workload) -> bool:
 
 def samples_of(files: Sequence[str]) -> int | None:
     """Return the number of samples that the source of a built-in comparison gives times for."""
+    if list(files) == [PARALLEL]:
+        return parallel_runs().samples
     return published_notebook().samples if list(files) == [NOTEBOOK] else None
 
 

@@ -76,7 +76,12 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     ``published`` holds what others measured for the rows, in the same order, or null.
     """
     known = [row.published for row in comparison.rows if row.published is not None]
-    published = {"source": comparison.source, "memory_bytes": [figures.memory_bytes for figures in known]}
+    published = {
+        "source": comparison.source,
+        "samples": comparison.samples,
+        "memory_bytes": [figures.memory_bytes for figures in known],
+        "seconds": [figures.seconds for figures in known],
+    }
     rows = [
         {**_row(row, measured=comparison.measured), "plan": _plan(row.plan), "scaling": _scaling(scaling)}
         for row, scaling in zip(comparison.rows, comparison.scaling(), strict=True)

@@ -29,10 +29,11 @@ class Spread:
 class PublishedFigures:
     """Figures that others measured for the same training; ``None`` where they give none.
 
-    ``memory_bytes`` is NVML's or nvidia-smi's figure, ``seconds`` the whole run's time.
+    ``memory_bytes`` is NVML's or nvidia-smi's figure, ``seconds`` the whole run's time, ``samples_per_second`` that of
+    all GPUs.
     """
 
-    memory_bytes: int
+    memory_bytes: int | None
     seconds: float | None = None
     samples_per_second: float | None = None
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.published import mixed_precision_by_batch, mixed_precision_machine, mixed_precision_remark
 from trainatomy.catalog.published import notebook as published_notebook
+from trainatomy.catalog.published import parallel_runs
 from trainatomy.results.comparison import PublishedFigures
-from trainatomy.workload.notebook import NOTEBOOK, READY, ready
+from trainatomy.workload.notebook import NOTEBOOK, PARALLEL, READY, ready
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,9 +38,15 @@ class Published:
 
 
 def published(workloads: Sequence[Workload]) -> Published:
-    """Return the figures for the rows of a built-in comparison with its own GPU and era; else nothing."""
+    """Return the figures for the rows of a built-in comparison with its own GPU and era; else nothing.
+
+    Those of the experiment on two GPUs are about the ratios between its rows, and returned for every GPU.
+    """
     name = next((name for name in READY if list(workloads) == list(ready(name, "2022"))), None)
-    return _figures(name) if name else Published()
+    if name is None:
+        beside = published_beside(workloads)
+        return beside if beside.source == parallel_runs().source else Published()
+    return _figures(name)
 
 
 def published_beside(workloads: Sequence[Workload]) -> Published:
@@ -54,7 +61,8 @@ def published_beside(workloads: Sequence[Workload]) -> Published:
     known = _figures(name)
     table = published_notebook()
     theirs = f"{find_gpu(table.gpu).name}, the software of {table.software['date']}"
-    machine = theirs if name == NOTEBOOK else mixed_precision_machine()
+    others = {NOTEBOOK: theirs, PARALLEL: parallel_runs().machine}
+    machine = others.get(name) or mixed_precision_machine()
     remark = f"The published figures were measured on another machine ({machine}) and need not agree with this one."
     return Published(known.source, remark, known.samples, known.rows)
 
@@ -64,6 +72,10 @@ def _figures(name: str) -> Published:
         table = published_notebook()
         rows = [PublishedFigures(row.memory_bytes, row.seconds, row.samples_per_second) for row in table.rows]
         return Published(table.source, "", table.samples, tuple(rows))
+    if name == PARALLEL:
+        runs = parallel_runs()
+        times = [PublishedFigures(None, each, runs.samples / each) for each in runs.seconds]
+        return Published(runs.source, runs.remark, runs.samples, tuple(times))
     source, by_batch = mixed_precision_by_batch()
     sizes = [size for row in by_batch for size in (row.fp32_mb, row.fp16_mb)]
     return Published(source, mixed_precision_remark(), None, tuple(PublishedFigures(size * MIB) for size in sizes))

@@ -1,6 +1,7 @@
 """Built-in comparisons from Hugging Face's guide of January 2022.
 
-``notebook.yaml`` holds its nine trainings of BERT-large, ``notebook-fp16.yaml`` its table of fp16 against fp32.
+``notebook.yaml`` holds its nine trainings of BERT-large, ``notebook-fp16.yaml`` its table of fp16 against fp32,
+``parallel.yaml`` its experiment on two GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Era = Literal["today", "2022"]
 
 NOTEBOOK = "notebook"
 NOTEBOOK_FP16 = "notebook-fp16"
-READY = (NOTEBOOK, NOTEBOOK_FP16)
+PARALLEL = "parallel"
+READY = (NOTEBOOK, NOTEBOOK_FP16, PARALLEL)
 """The names of the built-in comparisons; each is a data file beside this module."""
 
 
@@ -44,6 +46,8 @@ def ready(
     rows = document.pop(ROWS)
     if era == "2022":
         document = overlay(document, _data("notebook-2022.yaml"))
+        if name == PARALLEL:
+            document = overlay(document, _data("parallel-2022.yaml"))
     if gpu is not None:
         document["gpu"] = gpu
     return validate_all(RawWorkload(overlay(document, row)).with_flags(flags or {}) for row in rows)

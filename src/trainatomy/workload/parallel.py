@@ -73,7 +73,7 @@ class LinkSpec(Section):
     intra: LinkName | None = Field(
         default=None,
         description="between the GPUs of a machine: a name such as `nvlink4`, `pcie5` or `pcie5-host` (through host "
-        'memory), or bytes per second of each GPU, as `"50 GB/s"` or `"400 Gb/s"` (default: the usual one)',
+        'memory; `host`: over this GPU\'s PCIe), or bytes per second of each GPU, as `"50 GB/s"` or `"400 Gb/s"` (default: the usual one)',
     )
     inter: LinkName | None = Field(
         default=None,

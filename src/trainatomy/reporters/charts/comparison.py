@@ -116,7 +116,7 @@ def _keys(comparison: Comparison) -> list[Any]:
             keys.append(Line2D([], [], label=MARKS["predicted"], linestyle="", **mark))
         if any(row.ran_out for row in comparison.rows):
             keys.append(Patch(facecolor=PAPER, edgecolor=ALARM, hatch="////", label=MARKS["out_of_memory"]))
-    if any(row.published for row in comparison.rows):
+    if any(row.published and row.published.memory_bytes for row in comparison.rows):
         mark = {"color": ALARM, "marker": "|", "markersize": 10, "markeredgewidth": 2}
         keys.append(Line2D([], [], label=MARKS["published"], linestyle="", **mark))
     return keys
@@ -172,7 +172,7 @@ def _marks(axes: Axes, place: int, row: ComparisonRow) -> float:
     if row.prediction and row.status != "not measured":
         furthest = row.prediction.memory.device_bytes / GIB
         axes.plot(furthest, place, "D", color=PAPER, markeredgecolor=INK, markersize=5.5, zorder=4, clip_on=False)
-    if row.published:
+    if row.published and row.published.memory_bytes:
         published = row.published.memory_bytes / GIB
         axes.plot([published] * 2, [place - BAR / 2, place + BAR / 2], color=ALARM, linewidth=2, zorder=4)
         furthest = max(furthest, published)
@@ -214,7 +214,7 @@ def _words(row: ComparisonRow) -> tuple[str, str, bool]:
         if prediction is None:
             return "not predicted", "", True
         aside = "" if prediction.fits else "does not fit"
-        if row.published:
+        if row.published and row.published.memory_bytes:
             aside = f"published {human_bytes(row.published.memory_bytes)}"
         return human_bytes(prediction.memory.device_bytes), aside, not prediction.fits
     size = row.spread("device_bytes") or row.spread("peak_reserved_bytes")

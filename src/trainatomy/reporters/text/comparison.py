@@ -10,6 +10,7 @@ from rich.text import Text
 
 from trainatomy.reporters import sentences
 from trainatomy.reporters.labels import SECTIONS, STATUS_STYLES, VERDICT_STYLES
+from trainatomy.reporters.text.experiment import experiment_page
 from trainatomy.reporters.text.prediction import verdict_cell
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, section
 from trainatomy.reporters.text.scaling import EXPLANATION, scaling_table
@@ -39,6 +40,8 @@ def _predicted_page(comparison: Comparison) -> Group:
     gpus = {prediction.gpu.name: prediction.gpu.memory_bytes for prediction in predictions}
     where = "".join(f" on {name} ({human_bytes(memory)})" for name, memory in gpus.items()) if len(gpus) == 1 else ""
     parts: list[RenderableType] = [Text(f"{SECTIONS['peak']}{where}", style="bold"), Text()]
+    if comparison.on_several_gpus and comparison.source:
+        return experiment_page(comparison)
     if comparison.on_several_gpus:
         parts += [scaling_table(comparison), *_dim(EXPLANATION), *_costs_from(predictions)]
         return Group(*parts)
@@ -91,7 +94,7 @@ def _published_memory(comparison: Comparison) -> AdaptiveTable:
     table = AdaptiveTable("\ntraining", (*columns, Column("vs.\nfirst", 1)))
     first = mebibytes(comparison.predictions[0].memory.device_bytes) if comparison.predictions else 0
     for index, row in enumerate(comparison.rows):
-        if row.prediction is None or row.published is None:
+        if row.prediction is None or row.published is None or row.published.memory_bytes is None:
             continue
         known = mebibytes(row.published.memory_bytes)
         predicted = mebibytes(row.prediction.memory.device_bytes)
@@ -128,7 +131,9 @@ def _measured_page(comparison: Comparison) -> Group:
         Text(),
         _measured(comparison),
     ]
-    if comparison.source:
+    if comparison.source and comparison.on_several_gpus:
+        parts.append(section(SECTIONS["published"], experiment_page(comparison)))
+    elif comparison.source:
         source = f"Published: {comparison.source}. {comparison.remark}".rstrip()
         parts.append(section(SECTIONS["published"], _measured_and_published(comparison), *_dim(source)))
     out_of_memory = [(row.name, _out_of_memory(row)) for row in comparison.rows if row.ran_out]
@@ -181,7 +186,8 @@ def _measured_and_published(comparison: Comparison) -> AdaptiveTable:
     for row in comparison.rows:
         if row.published is None:
             continue
-        cells: list[str | Text] = [_outcome(row, figure), human_bytes(row.published.memory_bytes)]
+        theirs = "" if row.published.memory_bytes is None else human_bytes(row.published.memory_bytes)
+        cells: list[str | Text] = [_outcome(row, figure), theirs]
         if samples:
             known = row.published.seconds
             cells += [_total_time(row, samples), "" if known is None else seconds(known)]
