@@ -134,11 +134,16 @@ def links_of(gpu: GPU, gpus: int, nodes: int = 1, intra: str | None = None, inte
     )
 
 
+def is_through_host(name: str) -> bool:
+    """Return whether a link passes through host memory."""
+    return name == HOST or bool(read_yaml("links.yaml")["links"].get(name, {}).get("through_host"))
+
+
 def through_host(gpu: GPU) -> str:
     """Return the name of the link through host memory for a GPU: of the generation of PCIe that is as fast as its."""
     links = read_yaml("links.yaml")["links"]
     own = gpu.links.get("pcie", 0.0)
-    names = [name for name, entry in links.items() if entry.get("through_host")]
+    names: list[str] = [name for name, entry in links.items() if entry.get("through_host")]
     return min(names, key=lambda name: abs(links[name.removesuffix("-host")]["bytes_per_second"] - own))
 
 

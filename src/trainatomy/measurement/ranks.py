@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from trainatomy.errors import TrainatomyError
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from trainatomy.measurement.process.pool import TimeLimit
     from trainatomy.measurement.process.progress import Progress
 
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 RUN = "trainatomy.measurement.step.runner:run_rank"
 
 
@@ -39,11 +42,16 @@ class RankRuns:
 
 
 def measure_ranks(
-    jobs: Sequence[Job], gpus: int, limit: TimeLimit | None, on_progress: Callable[[Progress], None]
+    jobs: Sequence[Job],
+    gpus: int,
+    limit: TimeLimit | None,
+    on_progress: Callable[[Progress], None],
+    environment: Mapping[str, str] = _NO_VARIABLES,
 ) -> Measurement:
     """Run the control job and, if there is one, the recorded job on several GPUs; return rank 0's measurement.
 
     The others are its ``other_ranks``.  If only another rank ran out of memory, the result is that rank's.
+    ``environment`` are variables that the ranks get besides those of this process.
 
     Raises:
         DeviceError: A process died, or the runs did not end within ``limit``.
@@ -51,7 +59,7 @@ def measure_ranks(
     """
     workload = jobs[0].workload
     allocator, forks = str(workload.get("allocator", "")), not needs_bitsandbytes(workload)
-    with RankProcesses(gpus, allocator, forks=forks) as processes:
+    with RankProcesses(gpus, allocator, forks=forks, environment=environment) as processes:
         runs = run_in_ranks(processes, jobs[0], limit, on_progress)
         if len(jobs) > 1:
             try:

@@ -73,15 +73,12 @@ def to_json(
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     """Return the rows in order, each a prediction, with measured figures in a measured comparison.
 
-    ``published`` holds what others measured for the rows, in the same order, or null.
+    ``published`` holds what others measured for the rows, in the same order, or null; ``seconds`` are for ``samples``.
     """
     known = [row.published for row in comparison.rows if row.published is not None]
-    published = {
-        "source": comparison.source,
-        "samples": comparison.samples,
-        "memory_bytes": [figures.memory_bytes for figures in known],
-        "seconds": [figures.seconds for figures in known],
-    }
+    published: dict[str, Any] = {"source": comparison.source, "memory_bytes": [figures.memory_bytes for figures in known]}
+    if comparison.samples is not None:
+        published |= {"samples": comparison.samples, "seconds": [figures.seconds for figures in known]}
     rows = [
         {**_row(row, measured=comparison.measured), "plan": _plan(row.plan), "scaling": _scaling(scaling)}
         for row, scaling in zip(comparison.rows, comparison.scaling(), strict=True)

@@ -81,8 +81,8 @@ def comparison_schema() -> Schema:
     definitions |= {"Row": row, "UnpredictedRow": unpredicted}
     rows = {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Row"}, {"$ref": "#/$defs/UnpredictedRow"}]}}
     sizes, times = ({"type": "array", "items": {"type": [kind, "null"]}} for kind in ("integer", "number"))
-    samples = {"type": ["integer", "null"]}
-    published = _object({"source": {"type": "string"}, "samples": samples, "memory_bytes": sizes, "seconds": times})
+    published = _object({"source": {"type": "string"}, "memory_bytes": sizes})
+    published["properties"] |= {"samples": {"type": "integer"}, "seconds": times}
     body = _object({"schema": {"const": COMPARISON}, "rows": rows, "published": {"anyOf": [published, _NULL]}})
     body["properties"] |= {"group": {"type": "string"}, "repeats": {"type": "integer"}}
     return _document("A comparison", body, definitions)

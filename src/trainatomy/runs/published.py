@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.catalog.published import mixed_precision_by_batch, mixed_precision_machine, mixed_precision_remark
+from trainatomy.catalog.published import (
+    mixed_precision_by_batch,
+    mixed_precision_machine,
+    mixed_precision_remark,
+    parallel_runs,
+)
 from trainatomy.catalog.published import notebook as published_notebook
-from trainatomy.catalog.published import parallel_runs
 from trainatomy.results.comparison import PublishedFigures
 from trainatomy.workload.notebook import NOTEBOOK, PARALLEL, READY, ready
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from trainatomy.catalog.gpus import GPU
-from trainatomy.catalog.links import Links, find_link, links_of
+from trainatomy.catalog.links import Links, find_link, is_through_host, links_of
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.section import Amount, Count, Problem, Section, Text
 
@@ -73,7 +73,8 @@ class LinkSpec(Section):
     intra: LinkName | None = Field(
         default=None,
         description="between the GPUs of a machine: a name such as `nvlink4`, `pcie5` or `pcie5-host` (through host "
-        'memory; `host`: over this GPU\'s PCIe), or bytes per second of each GPU, as `"50 GB/s"` or `"400 Gb/s"` (default: the usual one)',
+        'memory; `host`: over this GPU\'s PCIe), or bytes per second of each GPU, as `"50 GB/s"` or `"400 Gb/s"` '
+        "(default: the usual one)",
     )
     inter: LinkName | None = Field(
         default=None,
@@ -172,6 +173,11 @@ class ParallelSpec(Section):
         """Number of copies of the weights that FSDP keeps: 1 unless its shards are in groups of ranks."""
         shards = self.dp_shard_size or self.data_parallel_size // (self.dp_replicate_size or 1)
         return max(self.data_parallel_size // max(shards, 1), 1)
+
+    @property
+    def without_peer_access(self) -> bool:
+        """True if the description asks for a link through host memory, whatever the GPUs could do."""
+        return self.link.intra is not None and is_through_host(self.link.intra)
 
     def links(self, gpu: GPU) -> Links | None:
         """Return the links between the GPUs, None for a training on one."""

@@ -87,16 +87,20 @@ class RankProcesses:
     its task in the others too.
     """
 
-    def __init__(self, count: int, allocator: str = "", *, forks: bool = True) -> None:
+    def __init__(
+        self, count: int, allocator: str = "", *, forks: bool = True, environment: Mapping[str, str] | None = None
+    ) -> None:
         """Describe the launch.
 
         Args:
             count: Number of processes.
             allocator: Options of PyTorch's allocator in them.
             forks: False starts a fresh process for each task, where forks could not use the GPU.
+            environment: Variables that they get besides those of this process.
         """
         self._count = count
         self._allocator = allocator
+        self._variables = environment or {}
         self._options = () if forks else ("--spawn",)
         self._number = -1
         self._is_late = False
@@ -196,7 +200,7 @@ class RankProcesses:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         # torchrun would set 1, and weights are drawn on the CPU.
         environment.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // self._count, 1)))
-        return environment
+        return environment | dict(self._variables)
 
     def _has_ended(self, seconds: float) -> bool:
         with suppress(subprocess.TimeoutExpired):

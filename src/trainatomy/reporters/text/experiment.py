@@ -1,4 +1,4 @@
-"""An experiment that others published times of, on several GPUs: predicted, measured and published beside each other."""
+"""An experiment on several GPUs whose times others published: predicted, measured and published side by side."""
 
 from __future__ import annotations
 
