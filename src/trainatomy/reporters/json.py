@@ -76,7 +76,10 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     ``published`` holds what others measured for the rows, in the same order, or null; ``seconds`` are for ``samples``.
     """
     known = [row.published for row in comparison.rows if row.published is not None]
-    published: dict[str, Any] = {"source": comparison.source, "memory_bytes": [figures.memory_bytes for figures in known]}
+    published: dict[str, Any] = {
+        "source": comparison.source,
+        "memory_bytes": [figures.memory_bytes for figures in known],
+    }
     if comparison.samples is not None:
         published |= {"samples": comparison.samples, "seconds": [figures.seconds for figures in known]}
     rows = [
