@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.allocator.settings import AllocatorSettings
@@ -13,11 +13,13 @@ from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
 from trainatomy.libraries import installed_versions
 from trainatomy.results.evaluation import Evaluation
+from trainatomy.results.generation import Generation
 from trainatomy.results.prediction import Basis, Fact, GPUSummary, Prediction, RankPrediction
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.catalog.links import Links
+    from trainatomy.results.operations import Operations
     from trainatomy.results.time import Pipeline, Time
     from trainatomy.results.trace import DriverCall
     from trainatomy.simulator.simulate import Simulation
@@ -52,6 +54,7 @@ def prediction_of(
     links, nccl = workload.parallel.links(gpu), nccl_bytes_of(workload, simulation)
     analysis = analysis or analysis_of(workload, simulation)
     memory = analysis.memory
+    time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline) if timed else None
     return Prediction(
         name=workload.display_name,
         workload=workload.to_mapping(),
@@ -71,11 +74,12 @@ def prediction_of(
         notes=simulation.notes,
         out_of_memory=analysis.out_of_memory,
         timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),
-        time=time_of(workload, simulation, analysis.driver_calls, calibration, pipeline) if timed else None,
-        seconds_taken=time.perf_counter() - started,
+        time=time,
+        seconds_taken=perf_counter() - started,
         versions=installed_versions(),
         without_workspace=len(analysis.skipped_workspaces),
-        evaluation=_evaluation(workload, software, simulation, analysis, calibration if timed else None, timed=timed),
+        evaluation=_evaluation(workload, software, simulation, analysis, calibration, timed=timed),
+        generation=_generation(workload, software, simulation, calibration, time),
         rank=simulation.trace.rank,
     )
 
@@ -192,7 +196,8 @@ def _evaluation(
         return None
     allocated, reserved = analysis.allocated_bytes, analysis.reserved_bytes
     begin, end = executed.events.start, executed.events.stop
-    time = _evaluation_time(workload, software, simulation, analysis, calibration) if timed else None
+    calls = [call for call in analysis.driver_calls if call.event in executed.events]
+    time = _time_of(workload, software, simulation, executed.operations, calibration, calls) if timed else None
     return Evaluation(
         batch_size=workload.eval_batch_size,
         batches=executed.batches,
@@ -206,28 +211,55 @@ def _evaluation(
     )
 
 
-def _evaluation_time(
+def _time_of(
     workload: Workload,
     software: EmulatedSoftware,
     simulation: Simulation,
-    analysis: MemoryAnalysis,
+    operations: Operations,
     calibration: Calibration | None,
+    driver_calls: Sequence[DriverCall] = (),
 ) -> Time:
-    """Return the predicted time of an evaluation; the loop around its batches costs the CPU what inference does."""
+    """Return the predicted time of operations without gradients; the loop around them costs the CPU what inference does."""
     from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.timing.step import predict_step_time
 
-    assert simulation.evaluation is not None
     return predict_step_time(
-        simulation.evaluation.operations,
+        operations,
         workload.resolve_gpu(),
         loop="inference",
         tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
-        samples=workload.eval_samples,
-        tokens_per_sample=simulation.tokens_per_sample,
+        samples=1,
+        tokens_per_sample=None,
         calibration=calibration,
-        driver_calls=[call for call in analysis.driver_calls if call.event in simulation.evaluation.events],
+        driver_calls=driver_calls,
         current_software=software.current,
+    )
+
+
+def _generation(
+    workload: Workload,
+    software: EmulatedSoftware,
+    simulation: Simulation,
+    calibration: Calibration | None,
+    time: Time | None,
+) -> Generation | None:
+    """Return what a call of ``generate()`` holds, None without one."""
+    executed, tokens = simulation.generation, workload.generation.max_new_tokens
+    if executed is None or tokens is None:
+        return None
+    first = rest = None
+    if time is not None:
+        prefill = executed.prefill(simulation.operations)
+        first = _time_of(workload, software, simulation, prefill, calibration).step_seconds
+        rest = (time.step_seconds - first) / (tokens - 1) if tokens > 1 else None
+    return Generation(
+        prompts=workload.batch_size,
+        sequences=executed.sequences,
+        new_tokens=tokens,
+        cache_bytes=executed.cache_bytes,
+        cache_bytes_per_token=executed.cache_bytes_per_token,
+        first_token_seconds=first,
+        token_seconds=rest,
     )
 
 

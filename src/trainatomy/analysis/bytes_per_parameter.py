@@ -53,7 +53,7 @@ def _rule(workload: Workload) -> tuple[float | None, str]:
         return None, ""
     weights = 6.0 if _is_mixed_precision(workload) else 4.0
     kind = "mixed precision" if _is_mixed_precision(workload) else "fp32"
-    if workload.mode == "inference":
+    if workload.mode != "training":
         return weights, f"inference in {kind}"
     states = _optimizer_rule(workload)
     if states is None:

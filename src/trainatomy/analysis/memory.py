@@ -15,7 +15,7 @@ from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleA
 from trainatomy.results.trace import AllocationTrace, DriverCall
 
 COMPONENTS = ("weights", "optimizer_states", "gradients", "activations", "temporary", "functionality")
-OTHER_COMPONENTS = ("gathered_weights", "communication_buffers", "gathered_outputs")
+OTHER_COMPONENTS = ("gathered_weights", "communication_buffers", "gathered_outputs", "key_value_cache")
 """Components that only some trainings have, in display order."""
 _ORDER = (*COMPONENTS, *OTHER_COMPONENTS)
 TIGHT_SHARE = 0.05

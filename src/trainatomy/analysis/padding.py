@@ -113,7 +113,7 @@ def _roles(workload: Mapping[str, Any], table: OperationTable) -> Iterator[_Role
         if call.name == "aten::embedding":
             yield _Role("" if model.get("factory") else "model.config.vocab_size", call.inputs[0].shape[0], "vocab")
     sized_by = "per_device_train_batch_size"
-    if workload.get("mode") == "inference" and train.get("per_device_eval_batch_size"):
+    if workload.get("mode", "training") != "training" and train.get("per_device_eval_batch_size"):
         sized_by = "per_device_eval_batch_size"
     batch = train.get(sized_by) or TrainSpec().per_device_train_batch_size
     for key in ("sequence_length", "target_length"):

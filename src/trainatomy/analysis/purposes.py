@@ -26,6 +26,7 @@ LABELLED = {
     "master_weight": ("optimizer_states", "fp32 master weights"),
     "gathered_weight": ("gathered_weights", "gathered weights"),
     "communication_buffer": ("communication_buffers", "communication buffers"),
+    "key_value_cache": ("key_value_cache", "keys and values"),
     "input": ("functionality", "inputs"),
     "cublas_workspace": ("functionality", "cuBLAS workspaces"),
     "cublaslt_workspace": ("functionality", "cuBLASLt workspaces"),
@@ -90,7 +91,7 @@ def _purpose(
         if lives.died[number] >= end:
             return Purpose("activations", "saved by recomputation" if phase == "recompute" else "saved for backward")
         return Purpose("temporary", "forward")
-    if phase in ("backward", "optimizer"):
+    if phase in ("backward", "optimizer", "prefill", "decode"):
         return Purpose("temporary", phase)
     return Purpose("functionality", "kept by the loop")
 

@@ -69,7 +69,7 @@ def with_batch(
     from trainatomy.simulator.live import batches_of
 
     make_batch, size = batches_of(batch)
-    is_eval = workload.mode == "inference" and workload.train.per_device_eval_batch_size is not None
+    is_eval = workload.mode != "training" and workload.train.per_device_eval_batch_size is not None
     name = "per_device_eval_batch_size" if is_eval else "per_device_train_batch_size"
     if size is not None and settings.get(name, size) != size:
         raise WorkloadError(f"{name}={settings[name]}, but the batch holds {size} samples", key=f"train.{name}")

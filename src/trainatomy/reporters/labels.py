@@ -32,6 +32,7 @@ COMPONENTS = {
 
 OTHER_COMPONENTS = {
     "gathered_outputs": ComponentLabel("outputs gathered by evaluation", "E", "bright_green", "#9ac78d"),
+    "key_value_cache": ComponentLabel("keys and values", "K", "bright_yellow", "#d9c36a"),
     "gathered_weights": ComponentLabel("gathered weights", "H", "bright_cyan", "#86b3d9"),
     "communication_buffers": ComponentLabel("communication buffers", "B", "bright_magenta", "#b05c8f"),
     "nccl": ComponentLabel("NCCL (outside PyTorch)", "N", "bright_white", "#6b7683"),
@@ -66,6 +67,7 @@ SECTIONS = {
     "counters": "PyTorch's own counters",
     "modules": "Activations at the peak, by module",
     "evaluation": "Evaluation",
+    "generation": "Generation",
     "measured_modules": "Measured activations at the peak, by module",
     "timeline": "Memory allocated over the steps, at the peak of each phase",
     "stages": "Memory by stage",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from trainatomy.results.evaluation import Evaluation
+from trainatomy.results.generation import Generation
 from trainatomy.results.memory import Verdict
 from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction, RankPrediction
 from trainatomy.results.time import Time
@@ -38,6 +39,7 @@ class PredictionV2:
     versions: dict[str, str]
     without_workspace: int
     evaluation: Evaluation | None = None
+    generation: Generation | None = None
 
     @classmethod
     def of(cls, prediction: Prediction) -> PredictionV2:

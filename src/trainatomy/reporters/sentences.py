@@ -10,6 +10,7 @@ from trainatomy.reporters.labels import BOUNDS, FACTS, FIT_NOTES, GOALS
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.fit import Candidate, Fit, Maximum, Remedy, SearchCounts, Shortage
+from trainatomy.results.generation import Generation
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint, PeakRange
@@ -96,6 +97,20 @@ def evaluation(found: Evaluation) -> list[str]:
     more = found.added_reserved_bytes
     kept = f" ({human_bytes(more)} more, which stay reserved)" if more else ""
     return [*lines, f"{reserved} reserved before it, {after} after it{kept}"]
+
+
+def generation(found: Generation) -> list[str]:
+    """Return what keys and values take, and the time to the first and to each further token."""
+    lines = [
+        f"{many(found.sequences, 'sequence')} of {many(found.prompts, 'prompt')}, {many(found.new_tokens, 'new token')} "
+        "each; none ends early",
+        f"keys and values: {human_bytes(found.cache_bytes)} at the end, {human_bytes(found.cache_bytes_per_token)} per "
+        "token of each sequence",
+    ]
+    if found.first_token_seconds is None:
+        return lines
+    rest = "" if found.token_seconds is None else f", {seconds(found.token_seconds)} for each further one"
+    return [*lines, f"{seconds(found.first_token_seconds)} to the first token{rest}"]
 
 
 def _operation(operation: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from trainatomy.results.evaluation import Evaluation
+from trainatomy.results.generation import Generation
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint
 
 Status = Literal["completed", "out of memory"]
@@ -122,6 +123,7 @@ class Measurement:
     synchronized_step_seconds: float | None = None
     other_ranks: tuple[RankMeasurement, ...] = ()
     evaluation: Evaluation | None = None
+    generation: Generation | None = None
 
     @property
     def ranks(self) -> dict[int, RankMeasurement]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainatomy.results.evaluation import Evaluation
+from trainatomy.results.generation import Generation
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint, TimelinePoint, Verdict
 from trainatomy.results.time import Time
@@ -121,6 +122,7 @@ class Prediction:
     evaluation: Evaluation | None = None
     rank: int = 0
     lengths: LengthsPrediction | None = None
+    generation: Generation | None = None
 
     @property
     def gpu(self) -> GPUSummary:

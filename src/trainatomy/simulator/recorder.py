@@ -29,6 +29,7 @@ from trainatomy.simulator.values import LIKE_FACTORIES, Values
 
 if TYPE_CHECKING:
     from trainatomy.simulator.evaluation import ExecutedEvaluation
+    from trainatomy.simulator.generation import ExecutedGeneration
 
 _DISABLED = torch._C.DisableTorchFunction
 _FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
@@ -75,6 +76,7 @@ class Recorder(TorchDispatchMode):
         scalars_on_host: True while an assignment converts a number, which CUDA keeps on the host.
         communicates: True for one rank of several.
         evaluation: Last evaluation of the training.
+        generation: Last call of ``generate()``.
         functions: Where it is a list, the operators that run and the values that Python reads are appended to it.
     """
 
@@ -98,6 +100,7 @@ class Recorder(TorchDispatchMode):
         self.scalars_on_host = False
         self.functions: list[Any] | None = None
         self.evaluation: ExecutedEvaluation | None = None
+        self.generation: ExecutedGeneration | None = None
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
         self._meta_results = MetaResults()

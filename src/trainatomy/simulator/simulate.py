@@ -24,6 +24,7 @@ from trainatomy.simulator import quantised_layers
 from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
 from trainatomy.simulator.failures import explained_failures
+from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
 from trainatomy.simulator.process import SimulatedProcess
@@ -62,6 +63,7 @@ class Simulation:
         communicators: Kinds of collectives by the ranks of each group that this process communicated in.
         evaluation: The last evaluation of the training.
         layers: Number of layers that a pipeline divides; 0 without one.
+        generation: The last call of ``generate()``.
     """
 
     trace: AllocationTrace
@@ -77,6 +79,7 @@ class Simulation:
     communicators: Mapping[tuple[int, ...], frozenset[str]] = field(default_factory=dict)
     evaluation: ExecutedEvaluation | None = None
     layers: int = 0
+    generation: ExecutedGeneration | None = None
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -98,7 +101,7 @@ def steps_needed(workload: Workload) -> int:
     """Return how many optimizer steps to execute, so that states exist and the allocator's cache is stable."""
     if workload.steps is not None:
         return workload.steps
-    if workload.mode == "inference":
+    if workload.mode != "training":
         return 2
     counted = workload.microbatches if workload.parallel.pp_size > 1 else workload.train.gradient_accumulation_steps
     micro_steps = min(counted, EXECUTED_MICRO_STEPS)
@@ -279,6 +282,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int) -> S
         weights_dtype=described.weights_dtype,
         evaluation=recorder.evaluation,
         layers=described.layers,
+        generation=recorder.generation,
     )
 
 

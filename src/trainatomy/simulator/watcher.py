@@ -13,8 +13,10 @@ from torch import nn
 from trainatomy.results.operations import Operations
 from trainatomy.results.pipeline import Work
 from trainatomy.simulator.evaluation import ExecutedEvaluation, RepeatedBatches
+from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
+from trainatomy.training.loops.generation import cache_size
 from trainatomy.training.optimizer import tensors_in
 from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.quantization import scales
@@ -36,6 +38,7 @@ class Watcher:
         self._last = steps - 1
         self._micro_steps = 1
         self._begun = (0, 0)
+        self._cache, self._first = (0, 0, 0), 0
         self._repetition = Repetition(recorder)
         self._batches = RepeatedBatches(recorder, self._repetition.host_state)
         self._interrupted: tuple[Operations, bool] | None = None
@@ -196,6 +199,32 @@ class Watcher:
         if was_writing:
             self._operations.start(self._operations.operations.step)
         self._repetition.interrupted()
+
+    def generation_begin(self, tokens: int) -> None:
+        """Begin ``generate()`` with the prompts."""
+        self._recorder.mark("generation")
+        self._recorder.stage, self._operations.stage = "prefill", "forward"
+        self._cache, self._first = (0, 0, 0), 0
+
+    def token_begin(self, token: int) -> None:
+        """Begin a further token."""
+        self._recorder.mark("token")
+        self._recorder.stage = "decode"
+        self._operations.micro_step = token
+        if token == 1:
+            self._first = len(self._operations.operations.operations)
+
+    def cached(self, tensors: list[torch.Tensor]) -> None:
+        """Label keys and values."""
+        self._label(tensors, "key_value_cache")
+        if tensors:
+            self._cache = cache_size(tensors)
+
+    def generation_end(self) -> None:
+        """End ``generate()``."""
+        self._recorder.mark("generation end")
+        self._set_stage("other")
+        self._recorder.generation = ExecutedGeneration(*self._cache, self._first)
 
     def _set_stage(self, name: str) -> None:
         self._recorder.stage = self._operations.stage = name

@@ -268,7 +268,7 @@ def _input_dtype(workload: Workload, model: nn.Module) -> torch.dtype:
     A convolution needs both in one dtype; autocast casts them itself.
     """
     train = workload.train
-    if workload.mode == "inference" and (train.fp16_full_eval or train.bf16_full_eval):
+    if workload.mode != "training" and (train.fp16_full_eval or train.bf16_full_eval):
         return torch.float16 if train.fp16_full_eval else torch.bfloat16
     if train.fp16 or train.bf16:
         return torch.float32

@@ -15,6 +15,8 @@ The order of calls in one run (``n`` optimizer steps of ``m`` micro-batches)::
 Between the last ``micro_step_end`` and ``optimizer_begin`` gradients are unscaled and clipped.  The Trainer moves the
 batches of a step to the device before ``step_begin``, and zeroes gradients once between ``ready`` and the first step.
 In a pipeline the micro-batches of a step overlap, and each part of one is between ``stage_begin`` and ``stage_end``.
+In ``generation`` a step is one call of ``generate()``: generation_begin, cached …, (t - 1) × token_begin,
+generation_end.
 Inference has no optimizer: ``ready`` gets ``None``, and a step has neither an optimizer phase nor gradients to zero.
 
 An observer keeps no tensor that a loop passes to it, so observing cannot prolong the life of one.
@@ -110,6 +112,18 @@ class Observer(Protocol):
     def evaluation_end(self) -> None:
         """The evaluation is over: what it gathered is on the host."""
 
+    def generation_begin(self, tokens: int) -> None:
+        """``generate()`` is about to be called; it will generate ``tokens`` tokens for each prompt."""
+
+    def token_begin(self, token: int) -> None:
+        """The first tokens have been chosen, and number ``token`` (from 1) is next."""
+
+    def cached(self, tensors: list[torch.Tensor]) -> None:
+        """A forward begins or ends with these keys and values."""
+
+    def generation_end(self) -> None:
+        """``generate()`` has returned."""
+
 
 class Silent:
     """Observer that does nothing; a base class for those that need only some of the hooks."""
@@ -144,3 +158,7 @@ class Silent:
     def evaluation_forward_begin(self) -> None: ...
     def evaluation_forward_end(self, outputs: Any) -> None: ...
     def evaluation_end(self) -> None: ...
+    def generation_begin(self, tokens: int) -> None: ...
+    def token_begin(self, token: int) -> None: ...
+    def cached(self, tensors: list[torch.Tensor]) -> None: ...
+    def generation_end(self) -> None: ...

@@ -23,7 +23,7 @@ class Throughput(NamedTuple):
 
 def samples_per_step(workload: Workload) -> int:
     """Return the samples of one optimizer step, or of one forward in inference."""
-    micro_steps = 1 if workload.mode == "inference" else workload.train.gradient_accumulation_steps
+    micro_steps = 1 if workload.mode != "training" else workload.train.gradient_accumulation_steps
     return workload.batch_size * micro_steps
 
 

@@ -19,7 +19,7 @@ _NAMES: dict[Path, str] = {("model", "id"): "model", ("model", "lora", "lora_bia
 _ALIASES: dict[Path, tuple[str, ...]] = {("model", "class"): ("class",)}
 _DEEPSPEED: Path = ("train", "deepspeed")
 """Its flag takes a file, as that of ``TrainingArguments``."""
-_PREFIXED = {("model", "class"), ("model", "factory"), ("data", "factory")}
+_PREFIXED = {("model", "class"), ("model", "factory"), ("data", "factory"), ("generation", "use_cache")}
 _FILE_ONLY = {
     ("gpu", "base"),
     *(("model", "lora", key) for key in ("trainable_token_indices", "layer_replication", "layers_to_transform")),
@@ -30,6 +30,7 @@ _PANELS = {
     "quantization": "Quantization",
     "data": "Data",
     "parallel": "Parallel",
+    "generation": "Generation",
     "train": "TrainingArguments",
 }
 _METAVARS: dict[str, str] = {"integer": "INT", "number": "FLOAT", "text": "TEXT", "list": "NAME", "pairs": "KEY=VALUE"}

@@ -83,6 +83,37 @@ _EVALUATION = (
 
 _NO_EVALUATION = "is applied by the Hugging Face Trainer; `loop: pytorch` has no evaluation"
 
+_OF_TRAINING = _HOST_ONLY | {
+    "train_sampling_strategy",
+    "deepspeed",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "gradient_checkpointing_every",
+    "gradient_checkpointing_kwargs",
+    "optim",
+    "optim_args",
+    "optim_target_modules",
+    "max_grad_norm",
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "label_smoothing_factor",
+    "neftune_noise_alpha",
+    "average_tokens_across_devices",
+    "logging_nan_inf_filter",
+    "torch_empty_cache_steps",
+    "fsdp",
+    "fsdp_config",
+    "ddp_find_unused_parameters",
+    "ddp_bucket_cap_mb",
+    "ddp_broadcast_buffers",
+    "ddp_static_graph",
+    *_EVALUATION,
+}
+"""Settings without meaning where nothing is trained."""
+
 LOOPS: Mapping[str, Loop] = {
     loop.name: loop
     for loop in (
@@ -120,41 +151,21 @@ LOOPS: Mapping[str, Loop] = {
             unused=_HOST_ONLY | _EVALUATION_ONLY,
         ),
         Loop(
+            name="generation",
+            run="trainatomy.training.loops.generation:generate",
+            description="tokens by transformers' `generate()`, in evaluation mode and without gradients",
+            cpu_costs="inference",
+            imports=("transformers.generation.utils",),
+            trains=False,
+            unused=_OF_TRAINING,
+        ),
+        Loop(
             name="inference",
             run="trainatomy.training.loops.inference:infer",
             description="the forward pass alone, in evaluation mode and without gradients",
             cpu_costs="inference",
             trains=False,
-            unused=_HOST_ONLY
-            | {
-                "train_sampling_strategy",
-                "gradient_accumulation_steps",
-                "gradient_checkpointing",
-                "gradient_checkpointing_every",
-                "gradient_checkpointing_kwargs",
-                "optim",
-                "optim_args",
-                "optim_target_modules",
-                "max_grad_norm",
-                "learning_rate",
-                "weight_decay",
-                "adam_beta1",
-                "adam_beta2",
-                "adam_epsilon",
-                "label_smoothing_factor",
-                "neftune_noise_alpha",
-                "average_tokens_across_devices",
-                "logging_nan_inf_filter",
-                "torch_empty_cache_steps",
-                "deepspeed",
-                "fsdp",
-                "fsdp_config",
-                "ddp_find_unused_parameters",
-                "ddp_bucket_cap_mb",
-                "ddp_broadcast_buffers",
-                "ddp_static_graph",
-                *_EVALUATION,
-            },
+            unused=_OF_TRAINING,
         ),
     )
 }

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
 from trainatomy.workload.deepspeed import deepspeed_problems
 from trainatomy.workload.explain import explain, workload_error
+from trainatomy.workload.generation import GenerationSpec
 from trainatomy.workload.gpu import GPUChoice, GPUOverride, resolve_gpu
 from trainatomy.workload.loops import LOOPS, LoopName, describe_loops, unsupported_settings
 from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
@@ -64,7 +65,7 @@ _FSDP_CONFIG = frozenset(
     "transformer_layer_cls_to_wrap use_orig_params version".split()
 )
 """Keys that ``TrainingArguments`` reads from ``fsdp_config`` (transformers 5.17), with or without ``fsdp_``."""
-_SECTIONS = ("data", "train", "parallel", "software")
+_SECTIONS = ("data", "train", "generation", "parallel", "software")
 """Sections that may be empty."""
 _LINE_BREAKS = frozenset("\x85\u2028\u2029")
 
@@ -83,11 +84,14 @@ class Workload(Section):
     model: ModelSpec = Field(description="the model")
     data: DataSpec = Field(default_factory=DataSpec, description="the batch")
     loop: LoopName = Field(default="trainer", description=describe_loops())
-    mode: Literal["training", "inference"] = Field(default="training", description="`training` or `inference`")
+    mode: Literal["training", "inference", "generation"] = Field(
+        default="training", description="`training`, `inference` (forward passes) or `generation` of tokens"
+    )
     zero_grad_set_to_none: bool = Field(
         default=True, description="release gradients after a step instead of filling them with zeros"
     )
     train: TrainSpec = Field(default_factory=TrainSpec, description="the settings of the training")
+    generation: GenerationSpec = Field(default_factory=GenerationSpec, description="what `mode: generation` generates")
     parallel: ParallelSpec = Field(default_factory=ParallelSpec, description="the GPUs of the training")
     gpu: GPUChoice = Field(
         default="h200", description="a GPU (`trainatomy gpus` lists them), or a mapping that changes one"
@@ -116,7 +120,7 @@ class Workload(Section):
     def batch_size(self) -> int:
         """Return the samples in one forward pass, of training or of inference."""
         train = self.train
-        if self.mode == "inference" and train.per_device_eval_batch_size is not None:
+        if self.mode != "training" and train.per_device_eval_batch_size is not None:
             return train.per_device_eval_batch_size
         return train.per_device_train_batch_size
 
@@ -254,7 +258,17 @@ class Workload(Section):
             *self._evaluation(),
             *self.quantised_problems(is_stored=False),
             *self._lengths(),
+            *self._generation(),
         ]
+
+    def _generation(self) -> list[Problem]:
+        """Refuse a generation of unknown length, and settings that nothing would apply."""
+        if self.mode == "generation" and self.generation.max_new_tokens is None:
+            return [Problem(("generation", "max_new_tokens"), "say how many tokens to generate for each prompt")]
+        generates = self.mode == "generation"
+        if not generates and self.generation != GenerationSpec():
+            return [Problem(("generation",), "needs mode: generation")]
+        return []
 
     def _evaluation(self) -> list[Problem]:
         """Refuse evaluations whose memory is not determined, and metrics that nothing computes."""
@@ -318,9 +332,9 @@ class Workload(Section):
     def _spread(self) -> list[Problem]:
         """Refuse what the loop cannot spread over several GPUs."""
         parallel, train = self.parallel, self.train
-        if parallel.world_size > 1 and self.mode == "inference":
-            return [Problem(("parallel",), "inference on several GPUs is not simulated: without it, one GPU is")]
-        if self.mode == "inference":
+        if parallel.world_size > 1 and self.mode != "training":
+            return [Problem(("parallel",), f"{self.mode} on several GPUs is not simulated: without it, one GPU is")]
+        if self.mode != "training":
             return []
         by_trainer = "deepspeed" if train.deepspeed else "fsdp" if train.fsdp else "ddp"
         strategy = parallel.strategy or (by_trainer if self.loop == "trainer" else "ddp")
@@ -434,7 +448,7 @@ class Workload(Section):
         tokens = 1 if self.data.factory else self.data.sequence_length or 1
         if self.batch_size * tokens <= MAX_BATCH_ELEMENTS:
             return []
-        is_eval = self.mode == "inference" and self.train.per_device_eval_batch_size is not None
+        is_eval = self.mode != "training" and self.train.per_device_eval_batch_size is not None
         name = "per_device_eval_batch_size" if is_eval else "per_device_train_batch_size"
         message = f"is too large for any GPU: {self.batch_size:,} samples"
         return [Problem(("train", name), message + (f" of {tokens:,} tokens" if tokens > 1 else ""))]

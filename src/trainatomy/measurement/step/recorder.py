@@ -205,6 +205,18 @@ class RunRecorder(TraceRecorder):
     def evaluation_end(self) -> None:
         self._note("evaluation end")
 
+    def generation_begin(self, tokens: int) -> None:
+        self._note("generation")
+
+    def token_begin(self, token: int) -> None:
+        self._note("token")
+
+    def cached(self, tensors: list[torch.Tensor]) -> None:
+        self._note("cached", key_value_cache=addresses(tensors))
+
+    def generation_end(self) -> None:
+        self._note("generation end")
+
     def _changed_states(self) -> list[int]:
         """Return the addresses of the optimizer's states if they changed, or during the warm-up; else nothing."""
         state = getattr(self._optimizer, "state", {})

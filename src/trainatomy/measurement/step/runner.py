@@ -25,6 +25,7 @@ from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
 from trainatomy.measurement.traces import history as histories
 from trainatomy.measurement.traces.breakdown import Failure, MeasuredTotals, measured_breakdown
 from trainatomy.results.evaluation import Evaluation
+from trainatomy.results.generation import Generation
 from trainatomy.results.measurement import Measurement, RankMeasurement, Stage
 from trainatomy.results.memory import Instant
 from trainatomy.training import model as models
@@ -324,6 +325,24 @@ def _measurement(
         out_of_memory=None if outcome.failure is None else outcome.failure.to_point(),
         notes=meter.notes(),
         evaluation=_evaluation(workload, timer),
+        generation=_generation(workload, timer),
+    )
+
+
+def _generation(workload: Workload, timer: StepTimer) -> Generation | None:
+    """Return what the calls of ``generate()`` held and took."""
+    found = timer.generation
+    if not found.tokens:
+        return None
+    sequences, held, per_token = found.cache
+    return Generation(
+        prompts=workload.batch_size,
+        sequences=sequences,
+        new_tokens=found.tokens,
+        cache_bytes=held,
+        cache_bytes_per_token=per_token,
+        first_token_seconds=found.first_token_seconds(timer.warm_up),
+        token_seconds=found.token_seconds(timer.warm_up),
     )
 
 

@@ -15,6 +15,8 @@ from torch import nn
 
 from trainatomy.measurement.process.job import WARM_UP_STEPS
 from trainatomy.measurement.process.progress import Reporter
+from trainatomy.measurement.step.generation import GenerationTimes
+from trainatomy.training.loops.generation import cache_size
 from trainatomy.training.observer import Silent
 
 if TYPE_CHECKING:
@@ -132,6 +134,7 @@ class StepTimer(Silent):
         self.model_bytes: int | None = None
         self.step = -1
         self.phase = "load"
+        self.generation = GenerationTimes()
         self.evaluation: EvaluationFigures | None = None
         self._evaluation: EvaluationStart | None = None
 
@@ -191,6 +194,23 @@ class StepTimer(Silent):
             batches, allocated, reserved, *_peaks(), seconds=time.perf_counter() - began
         )
         self._timed_since = time.perf_counter()
+
+    def generation_begin(self, tokens: int) -> None:
+        self.phase = "prefill"
+        self.generation.began(tokens)
+
+    def token_begin(self, token: int) -> None:
+        self.phase = "decode"
+        if token == 1:
+            self.generation.first_token()
+
+    def cached(self, tensors: list[torch.Tensor]) -> None:
+        if tensors:
+            self.generation.cache = cache_size(tensors)
+
+    def generation_end(self) -> None:
+        self.phase = "other"
+        self.generation.ended()
 
     def step_end(self, step: int) -> None:
         self.steps += 1

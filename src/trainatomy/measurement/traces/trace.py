@@ -25,6 +25,9 @@ PHASES = {"loaded": "other", "forward": "forward", "forward end": "backward", "b
     "zero_grad end": "other",
     "evaluation": "evaluation",
     "evaluation end": "other",
+    "generation": "prefill",
+    "token": "decode",
+    "generation end": "other",
 }
 """The phase that begins with a note of that name; before the first note, the model is loaded."""
 
@@ -91,7 +94,7 @@ class _TraceBuilder:
             self._calls = self._calls[:-1]
             return
         self._phase, self._step = PHASES.get(note.name, self._phase), note.step
-        if note.name in ("forward", "recompute", "evaluation forward"):
+        if note.name in ("forward", "recompute", "evaluation forward", "generation", "token"):
             self._copied.clear()
         if note.name != "recompute":
             self._calls.clear()  # a forward that raised returns from none of its modules

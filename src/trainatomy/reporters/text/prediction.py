@@ -32,6 +32,8 @@ def prediction_page(prediction: Prediction) -> Group:
             parts.append(Text(sentences.all_ranks(prediction.time.communication)))
     parts.append(section(f"{prediction.name}: {SECTIONS['peak']}", Breakdown(memory)))
     parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
+    if prediction.generation is not None:
+        parts.append(section(SECTIONS["generation"], bullets(sentences.generation(prediction.generation))))
     if prediction.evaluation is not None:
         parts.append(section(SECTIONS["evaluation"], bullets(sentences.evaluation(prediction.evaluation))))
     if prediction.lengths is not None:

@@ -1,0 +1,147 @@
+"""``mode: generation``: transformers' own ``generate()`` with prompts of the batch.
+
+Every sequence gets all its new tokens.  Which token ends a sequence depends on values, so the loop of ``generate()``
+still reads whether all are finished, as it does on a GPU, but goes on until the last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from trainatomy.errors import WorkloadError
+from trainatomy.training.batch import build_batch
+from trainatomy.training.loops.pytorch import to_device
+from trainatomy.training.model import unwrap
+from trainatomy.training.positions import lengths, position_limits
+from trainatomy.training.precision import autocast, full_precision_of_inference, set_tf32
+
+if TYPE_CHECKING:
+    from trainatomy.training.batch import MakeBatch
+    from trainatomy.training.observer import Observer
+    from trainatomy.workload.schema import Workload
+
+_OF_THE_DECODER = ("decoder_input_ids", "decoder_attention_mask", "labels")
+"""Entries of a batch that ``generate()`` makes itself."""
+
+
+def generate(
+    workload: Workload,
+    model: nn.Module,
+    *,
+    device: str,
+    steps: int,
+    observer: Observer,
+    make_batch: MakeBatch | None = None,
+) -> None:
+    """Call ``model.generate()`` ``steps`` times; the arguments are those of ``trainatomy.training.run.run``."""
+    from transformers import GenerationConfig
+
+    check_generation(workload, model)
+    batch = build_batch(workload, model, make_batch)
+    prompts = {name: value for name, value in batch.items() if name not in _OF_THE_DECODER}
+    dtype = full_precision_of_inference(workload.train)
+    model.to(device) if dtype is None else model.to(device, dtype)
+    observer.loaded(model)
+    observer.ready(model, None)
+    model.eval()
+    set_tf32(workload.train)
+    own: Any = getattr(model, "generation_config", None)
+    special = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    tokens = {name: getattr(own, name, None) for name in special}
+    settings = GenerationConfig(**tokens, **workload.generation.settings())
+    for step in range(steps):
+        observer.step_begin(step)
+        with generating(model, observer, workload.generation.max_new_tokens or 1):
+            _generate(workload, model, to_device(prompts, device), settings, torch.device(device).type)
+        observer.step_end(step)
+
+
+def _generate(workload: Workload, model: Any, prompts: dict[str, Any], settings: Any, device_type: str) -> None:
+    with torch.no_grad(), autocast(workload.train, device_type):
+        model.generate(**prompts, generation_config=settings)
+
+
+def check_generation(workload: Workload, model: nn.Module) -> None:
+    """Raise ``WorkloadError`` for a model that cannot generate, or not as many tokens."""
+    inner: Any = unwrap(model)
+    name = type(inner).__name__
+    if not hasattr(inner, "generate") or not getattr(inner, "can_generate", lambda: True)():
+        raise WorkloadError(f"mode: {name} cannot generate: it has no generate()", key="mode")
+    new = workload.generation.max_new_tokens or 0
+    limits, decodes = position_limits(inner), bool(getattr(inner.config, "is_encoder_decoder", False))
+    limit = limits.target if decodes else limits.sequence
+    prompt = 1 if decodes or workload.data.factory is not None else lengths(workload.data, inner).sequence
+    if limit is not None and prompt + new - 1 > limit:
+        raise WorkloadError(
+            f"generation.max_new_tokens: {new} tokens after {prompt} are more than the {limit} positions of {name}",
+            key="generation.max_new_tokens",
+        )
+
+
+@contextmanager
+def generating(model: nn.Module, observer: Observer, tokens: int) -> Iterator[None]:
+    """Tell ``observer`` of each token of ``generate()``, and let it go on until ``tokens`` tokens are generated."""
+    inner: Any = unwrap(model)
+    original = inner._has_unfinished_sequences
+    generated = 0
+
+    def has_unfinished(*arguments: Any, **keywords: Any) -> bool:
+        nonlocal generated
+        original(*arguments, **keywords)  # reads whether all sequences are finished
+        if 0 < generated < tokens:
+            observer.token_begin(generated)
+        generated += 1
+        return generated <= tokens
+
+    def begin(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
+        observer.cached(cached_tensors(keywords))
+
+    def end(module: nn.Module, arguments: Any, keywords: dict[str, Any], outputs: Any) -> None:
+        observer.cached(cached_tensors(outputs))
+
+    handles = (
+        inner.register_forward_pre_hook(begin, with_kwargs=True),
+        inner.register_forward_hook(end, with_kwargs=True),
+    )
+    inner._has_unfinished_sequences = has_unfinished
+    observer.generation_begin(tokens)
+    try:
+        yield
+    finally:
+        del inner._has_unfinished_sequences
+        for handle in handles:
+            handle.remove()
+    observer.generation_end()
+
+
+def cached_tensors(named: Any) -> list[torch.Tensor]:
+    """Return the keys and values in the arguments or outputs of a forward."""
+    found = (named.get(name) if hasattr(named, "get") else None for name in ("past_key_values", "cache_params"))
+    return [tensor for cache in found if cache is not None for tensor in _tensors_of(cache)]
+
+
+def _tensors_of(cache: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a cache: of its layers, and of the two caches of an encoder-decoder."""
+    for name in ("self_attention_cache", "cross_attention_cache"):
+        if hasattr(cache, name):
+            yield from _tensors_of(getattr(cache, name))
+    for layer in getattr(cache, "layers", ()):
+        yield from (value for value in vars(layer).values() if isinstance(value, torch.Tensor) and value.dim() > 1)
+
+
+def cache_size(tensors: list[torch.Tensor]) -> tuple[int, int, int]:
+    """Return the number of sequences in a cache, its bytes, and the bytes of one token of one sequence.
+
+    Keys and values are ``[sequences, heads, tokens, size]``; other states do not grow with the tokens.
+    """
+    growing = [tensor for tensor in tensors if tensor.dim() == 4 and tensor.shape[0] and tensor.shape[2]]
+    return (
+        max((int(tensor.shape[0]) for tensor in tensors), default=0),
+        sum(tensor.nbytes for tensor in tensors),
+        sum(tensor.nbytes // (tensor.shape[0] * tensor.shape[2]) for tensor in growing),
+    )
