@@ -219,7 +219,7 @@ def _time_of(
     calibration: Calibration | None,
     driver_calls: Sequence[DriverCall] = (),
 ) -> Time:
-    """Return the predicted time of operations without gradients; the loop around them costs the CPU what inference does."""
+    """Return the predicted time of operations without gradients, in a loop that costs the CPU what inference does."""
     from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.timing.step import predict_step_time
 

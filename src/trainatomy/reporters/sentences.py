@@ -102,8 +102,8 @@ def evaluation(found: Evaluation) -> list[str]:
 def generation(found: Generation) -> list[str]:
     """Return what keys and values take, and the time to the first and to each further token."""
     lines = [
-        f"{many(found.sequences, 'sequence')} of {many(found.prompts, 'prompt')}, {many(found.new_tokens, 'new token')} "
-        "each; none ends early",
+        f"{many(found.sequences, 'sequence')} of {many(found.prompts, 'prompt')}, "
+        f"{many(found.new_tokens, 'new token')} each; none ends early",
         f"keys and values: {human_bytes(found.cache_bytes)} at the end, {human_bytes(found.cache_bytes_per_token)} per "
         "token of each sequence",
     ]

@@ -1,10 +1,18 @@
-"""A call of ``generate()`` in a simulation."""
+"""Calls of ``generate()`` in a simulation: what is remembered of one, and how it is written once more.
+
+A further call with the same prompts does what the first did, except that workspaces exist: it is copied.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainatomy.results.operations import Operations
+from trainatomy.results.trace import AllocationTrace, Event, Mark
+
+_KEPT = frozenset({"cublas_workspace", "cublaslt_workspace"})
+"""Labels of what a first call leaves behind for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,84 @@ class ExecutedGeneration:
     def prefill(self, operations: Operations) -> Operations:
         """Return those of a call's operations that come before the second token."""
         count = self.first_operations or len(operations.operations)
-        whole = len(operations.operations) or 1
+        whole = sum(one.repeats for one in operations.operations) or 1
         calls = {phase: number * count // whole for phase, number in operations.module_calls.items()}
         return Operations(operations.calls, operations.operations[:count], calls, step=operations.step)
+
+
+@dataclass(slots=True)
+class CallOfGenerate:
+    """A call of ``generate()`` while it runs.
+
+    Attributes:
+        tokens: Tokens that it generates.
+        cache: Number of sequences in the cache, its bytes, and those of one token of one sequence.
+        first_operations: Number of operations before the second token.
+        writes: True if its operations are written.
+    """
+
+    tokens: int
+    cache: tuple[int, int, int] = (0, 0, 0)
+    first_operations: int = 0
+    writes: bool = False
+
+    @property
+    def middle(self) -> int:
+        """The token whose time is the mean of all but the first: what it reads grows by the same with each token."""
+        return max(1, self.tokens // 2)
+
+    def executed(self) -> ExecutedGeneration:
+        """Return what is known at the end."""
+        return ExecutedGeneration(*self.cache, self.first_operations)
+
+
+class StepBegin(NamedTuple):
+    """Number of events, allocations and marks of a trace where a step begins."""
+
+    events: int
+    origins: int
+    marks: int
+
+
+def repeat_step(trace: AllocationTrace, begin: StepBegin, operations: Operations, step: int) -> Operations | None:
+    """Write the last step of a trace once more, and return its operations there.
+
+    None, and nothing is written, if the step freed an allocation of before it, or left more behind than workspaces.
+
+    Args:
+        trace: The trace.
+        begin: Where its last step begins.
+        operations: The operations of that step.
+        step: Number of the copy.
+    """
+    events, origins, marks = trace.events[begin.events :], trace.origins[begin.origins :], trace.marks[begin.marks :]
+    freed = {event.allocation for event in events if event.action == "free"}
+    kept = set(range(begin.origins, len(trace.origins))) - freed
+    if min(freed, default=begin.origins) < begin.origins or any(trace.labels.get(one) not in _KEPT for one in kept):
+        return None
+    moved: dict[int, int] = {}
+    for number, origin in enumerate(origins, begin.origins):
+        if number in kept:
+            continue
+        moved[number] = len(trace.origins)
+        trace.origins.append(origin._replace(step=step))
+        if number in trace.labels:
+            trace.labels[moved[number]] = trace.labels[number]
+        if number in trace.choices:
+            trace.choices[moved[number]] = trace.choices[number]
+    places: list[int] = []
+    for event in events:
+        places.append(len(trace.events))
+        if event.allocation not in kept:
+            allocation = moved.get(event.allocation, event.allocation)
+            trace.events.append(Event(event.action, allocation, event.bytes, event.stream))
+    places.append(len(trace.events))
+    trace.marks.extend(Mark(places[mark.event - begin.events], mark.name, step) for mark in marks)
+    copied = [
+        one._replace(
+            event=places[max(0, one.event - begin.events)],
+            outputs=tuple(moved.get(number, number) for number in one.outputs),
+        )
+        for one in operations.operations
+    ]
+    return Operations(operations.calls, copied, operations.module_calls, step=step)

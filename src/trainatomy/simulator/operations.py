@@ -110,6 +110,17 @@ class OperationWriter:
         self.recording = False
         self._modules.on_call = None
 
+    def pause(self) -> None:
+        """Leave out the operations that follow, until ``resume``."""
+        self.recording = False
+        self._modules.on_call = None
+
+    def resume(self) -> None:
+        """Write operations again, after those that were written before ``pause``."""
+        if self.wanted:
+            self.recording = True
+            self._modules.on_call = self._count_module_call
+
     def begin_recording(self, step: int) -> None:
         """Begin to record a part of a step, which may be one that is not written."""
         if self.wanted:

@@ -13,7 +13,7 @@ from torch import nn
 from trainatomy.results.operations import Operations
 from trainatomy.results.pipeline import Work
 from trainatomy.simulator.evaluation import ExecutedEvaluation, RepeatedBatches
-from trainatomy.simulator.generation import ExecutedGeneration
+from trainatomy.simulator.generation import CallOfGenerate, StepBegin, repeat_step
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.training.loops.generation import cache_size
@@ -38,7 +38,9 @@ class Watcher:
         self._last = steps - 1
         self._micro_steps = 1
         self._begun = (0, 0)
-        self._cache, self._first = (0, 0, 0), 0
+        self._call = CallOfGenerate(0)
+        self._begins = StepBegin(0, 0, 0)
+        self._executed = Operations()
         self._repetition = Repetition(recorder)
         self._batches = RepeatedBatches(recorder, self._repetition.host_state)
         self._interrupted: tuple[Operations, bool] | None = None
@@ -60,11 +62,13 @@ class Watcher:
         self._optimizer = optimizer
         self._label_states()
         self._repetition.between_steps()
-        if self._last == 0:
+        if self._last == 0 or optimizer is None:  # a further step without an optimizer may be a copy of the first
             self._operations.start(0)
 
     def step_begin(self, step: int) -> None:
         """Begin a step."""
+        trace = self._recorder.trace
+        self._begins = StepBegin(len(trace.events), len(trace.origins), len(trace.marks))
         self._recorder.step = step
         self._recorder.mark("step")
         self._set_stage("other")
@@ -146,6 +150,7 @@ class Watcher:
     def step_end(self, step: int) -> None:
         """End a step."""
         self._recorder.mark("step end")
+        self._executed = self._operations.operations
         self._repetition.between_steps()
         if step == self._last - 1:  # batches move to the GPU between steps, which belongs to the next step
             self._operations.start(self._last)
@@ -204,27 +209,45 @@ class Watcher:
         """Begin ``generate()`` with the prompts."""
         self._recorder.mark("generation")
         self._recorder.stage, self._operations.stage = "prefill", "forward"
-        self._cache, self._first = (0, 0, 0), 0
+        self._call = CallOfGenerate(tokens)
 
     def token_begin(self, token: int) -> None:
-        """Begin a further token."""
+        """Begin a further token; of their operations, those of the middle one are written, for all of them."""
         self._recorder.mark("token")
         self._recorder.stage = "decode"
-        self._operations.micro_step = token
         if token == 1:
-            self._first = len(self._operations.operations.operations)
+            self._call.first_operations = len(self._operations.operations.operations)
+            self._call.writes = self._operations.recording
+        if token == self._call.middle and self._call.writes:
+            self._operations.micro_step, self._operations.repeats = 1, self._call.tokens - 1
+            self._operations.resume()
+        else:
+            self._operations.pause()
 
     def cached(self, tensors: list[torch.Tensor]) -> None:
         """Label keys and values."""
         self._label(tensors, "key_value_cache")
         if tensors:
-            self._cache = cache_size(tensors)
+            self._call.cache = cache_size(tensors)
 
     def generation_end(self) -> None:
         """End ``generate()``."""
         self._recorder.mark("generation end")
         self._set_stage("other")
-        self._recorder.generation = ExecutedGeneration(*self._cache, self._first)
+        self._operations.repeats = 1
+        if self._call.writes:
+            self._operations.resume()
+        self._recorder.generation = self._call.executed()
+
+    def repeat_generation(self, step: int) -> bool:
+        """Write the call of the step before once more, as step ``step``; return False if it has to be executed."""
+        operations = repeat_step(self._recorder.trace, self._begins, self._executed, step)
+        if operations is None:
+            return False
+        if step == self._last:
+            self._operations.stop()
+            self._operations.operations = operations
+        return True
 
     def _set_stage(self, name: str) -> None:
         self._recorder.stage = self._operations.stage = name

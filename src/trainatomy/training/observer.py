@@ -112,6 +112,12 @@ class Observer(Protocol):
     def evaluation_end(self) -> None:
         """The evaluation is over: what it gathered is on the host."""
 
+    def repeat_generation(self, step: int) -> bool:
+        """Return whether call ``step`` of ``generate()`` need not be executed, because it repeats the one before.
+
+        Always False on a GPU.
+        """
+
     def generation_begin(self, tokens: int) -> None:
         """``generate()`` is about to be called; it will generate ``tokens`` tokens for each prompt."""
 
@@ -158,6 +164,9 @@ class Silent:
     def evaluation_forward_begin(self) -> None: ...
     def evaluation_forward_end(self, outputs: Any) -> None: ...
     def evaluation_end(self) -> None: ...
+    def repeat_generation(self, step: int) -> bool:
+        return False
+
     def generation_begin(self, tokens: int) -> None: ...
     def token_begin(self, token: int) -> None: ...
     def cached(self, tensors: list[torch.Tensor]) -> None: ...

@@ -201,7 +201,7 @@ def start_cuda(workload: Workload) -> None:
         ) from error
 
 
-_ANSWERED = frozenset({"leaves_out", "repeat", "repeat_evaluation", "evaluates_after"})
+_ANSWERED = frozenset({"leaves_out", "repeat", "repeat_evaluation", "evaluates_after", "repeat_generation"})
 """Events whose answer the loop needs."""
 
 

@@ -50,15 +50,24 @@ def generate(
     observer.ready(model, None)
     model.eval()
     set_tf32(workload.train)
-    own: Any = getattr(model, "generation_config", None)
-    special = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    tokens = {name: getattr(own, name, None) for name in special}
-    settings = GenerationConfig(**tokens, **workload.generation.settings())
+    settings = GenerationConfig(**_special_tokens(model), **workload.generation.settings())
     for step in range(steps):
+        if step and observer.repeat_generation(step):
+            continue
         observer.step_begin(step)
         with generating(model, observer, workload.generation.max_new_tokens or 1):
             _generate(workload, model, to_device(prompts, device), settings, torch.device(device).type)
         observer.step_end(step)
+
+
+def _special_tokens(model: Any) -> dict[str, Any]:
+    """Return the model's special tokens; a decoder without a first token begins with the padding, as T5's does."""
+    own = getattr(unwrap(model), "generation_config", None)
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    tokens = {name: getattr(own, name, None) for name in names}
+    if tokens["decoder_start_token_id"] is None and tokens["bos_token_id"] is None:
+        tokens["decoder_start_token_id"] = tokens["pad_token_id"] or 0
+    return tokens
 
 
 def _generate(workload: Workload, model: Any, prompts: dict[str, Any], settings: Any, device_type: str) -> None:
