@@ -145,7 +145,7 @@ def context_bytes(workload: Workload, simulation: Simulation) -> int:
 def nccl_bytes_of(workload: Workload, simulation: Simulation) -> int:
     """Return the bytes that NCCL holds in the simulated process; 0 on one GPU."""
     links = workload.parallel.links(workload.resolve_gpu())
-    return nccl_bytes(simulation.communicators, simulation.trace.rank, links)
+    return nccl_bytes(simulation.communicators, simulation.trace.rank, links, simulation.communicator_copies)
 
 
 def time_of(

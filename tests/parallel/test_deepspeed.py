@@ -11,9 +11,10 @@ import pytest
 import torch
 from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, simulated, workload
 
+from trainatomy.analysis.nccl_memory import nccl_bytes
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.search.fitting import SearchOptions, check
-from trainatomy.simulator.simulate import Simulation
+from trainatomy.simulator.simulate import Simulation, simulate, topology_of
 from trainatomy.workload.schema import Workload
 
 RANKS = 4
@@ -148,6 +149,28 @@ def test_the_step_is_taken(options: dict[str, Any]) -> None:
     assert labelled(found.trace, "optimizer_state") > found.parameters
 
 
+def test_the_last_rank_holds_padding_and_no_more(ranks: dict[int, Simulation]) -> None:
+    training = described(2)
+    last = simulate(training, training.resolve_gpu(), topology=topology_of(training, RANKS - 1))
+    for label in ("weight", "master_weight", "optimizer_state"):
+        assert labelled(last.trace, label) == labelled(ranks[2].trace, label)
+
+
+def test_deepspeed_has_a_communicator_beside_that_of_all_processes(ranks: dict[int, Simulation]) -> None:
+    everybody = tuple(range(RANKS))
+    assert ranks[2].communicator_copies == {everybody: 2}
+    links = described(2).parallel.links(described(2).resolve_gpu())
+    one, two = (nccl_bytes(ranks[2].communicators, 0, links, {everybody: count}) for count in (1, 2))
+    assert nccl_bytes({}, 0, links) < one < two < 2 * one
+
+
+def test_a_configuration_that_deepspeed_refuses_is_named() -> None:
+    pytest.importorskip("deepspeed")
+    wrong = described(2).replace("train.deepspeed.zero_optimization.reduce_bucket_size", -1)
+    with pytest.raises(WorkloadError, match=r"(?s)train.deepspeed: DeepSpeed refuses: .*reduce_bucket_size"):
+        simulated(wrong)
+
+
 def test_a_simulation_leaves_nothing_behind(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("deepspeed")
     simulated(described(3))  # imports everything
@@ -211,7 +234,7 @@ def test_other_strategies_are_refused_beside_it() -> None:
 
 def test_a_search_refuses_it() -> None:
     with pytest.raises(WorkloadError, match="a search does not vary trainings with DeepSpeed"):
-        check(workload("trainer", {"deepspeed": {"zero_optimization": {"stage": 2}}}, gpus=2), SearchOptions())
+        check(described(2), SearchOptions())
 
 
 def test_the_model_of_the_tests_divides_evenly() -> None:

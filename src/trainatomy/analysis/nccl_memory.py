@@ -4,8 +4,7 @@ A communicator has channels, and a channel has a connection to each neighbour of
 protocol.  NCCL connects what a collective needs when it is first used: rings, the switch's multicast buffers (NVLS),
 and every peer for all-to-all, sends and receives.  The sizes are in ``catalog/links.yaml`` (``memory``).
 
-Not modelled: communicators that share buffers (``ncclCommSplit`` with shared resources), registered user buffers, and
-two communicators over the same ranks, which count as one.
+Not modelled: communicators that share buffers (``ncclCommSplit`` with shared resources), and registered user buffers.
 """
 
 from __future__ import annotations
@@ -16,22 +15,31 @@ from typing import Any
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.links import Links
 
+_SINGLE: Mapping[tuple[int, ...], int] = {}
 _PEER_TO_PEER = frozenset({"all_to_all", "send", "recv", "gather", "scatter"})
 
 
-def nccl_bytes(communicators: Mapping[tuple[int, ...], Collection[str]], rank: int, links: Links | None) -> int:
+def nccl_bytes(
+    communicators: Mapping[tuple[int, ...], Collection[str]],
+    rank: int,
+    links: Links | None,
+    copies: Mapping[tuple[int, ...], int] = _SINGLE,
+) -> int:
     """Return the bytes that NCCL holds on the GPU of a rank.
 
     Args:
         communicators: Kinds of collectives by the ranks of each group that the rank is in.
         rank: The rank.
         links: Links between the GPUs; None: there is one GPU.
+        copies: Number of communicators over the same ranks, where there are several, as DeepSpeed makes them.
     """
     used = {ranks: kinds for ranks, kinds in communicators.items() if len(ranks) > 1}
     if links is None or not used:
         return 0
     process: int = read_yaml("links.yaml")["memory"]["process_bytes"]
-    return process + sum(_communicator(ranks, kinds, rank, links) for ranks, kinds in used.items())
+    return process + sum(
+        copies.get(ranks, 1) * _communicator(ranks, kinds, rank, links) for ranks, kinds in used.items()
+    )
 
 
 def nccl_source() -> str:

@@ -82,6 +82,7 @@ class Recorder(TorchDispatchMode):
 
     communicates = False
     groups: Mapping[tuple[int, ...], set[str]] = MappingProxyType({})
+    group_names: Mapping[tuple[int, ...], set[str]] = MappingProxyType({})
 
     def __init__(
         self,

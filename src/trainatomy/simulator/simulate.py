@@ -61,6 +61,7 @@ class Simulation:
         operations: Operations of the last step.
         tokens_per_sample: Tokens that the model reads for each sample, None where it reads none.
         communicators: Kinds of collectives by the ranks of each group that this process communicated in.
+        communicator_copies: Number of communicators by these ranks, where there are several.
         evaluation: The last evaluation of the training.
         layers: Number of layers that a pipeline divides; 0 without one.
         generation: The last call of ``generate()``.
@@ -77,6 +78,7 @@ class Simulation:
     tokens_per_sample: int | None = None
     weights_dtype: str = "float32"
     communicators: Mapping[tuple[int, ...], frozenset[str]] = field(default_factory=dict)
+    communicator_copies: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     evaluation: ExecutedEvaluation | None = None
     layers: int = 0
     generation: ExecutedGeneration | None = None
@@ -272,6 +274,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int) -> S
         trace=recorder.trace,
         parameters=described.parameters,
         communicators={ranks: frozenset(kinds) for ranks, kinds in recorder.groups.items()},
+        communicator_copies={ranks: len(names) for ranks, names in recorder.group_names.items() if len(names) > 1},
         trainable_parameters=described.trainable_parameters,
         steps=steps,
         torch_version=version,

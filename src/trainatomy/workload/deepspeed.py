@@ -118,6 +118,9 @@ def _sections(config: Mapping[str, Any]) -> Iterator[Problem]:
             value = value.get("autotp_size", 1)
         if not _is_off(value):
             yield Problem((name,), reason)
+    if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(config):
+        reason = 'is missing: DeepSpeed needs it, or train_batch_size; "auto" takes the Trainer\'s'
+        yield Problem(("train_micro_batch_size_per_gpu",), reason)
     if not _is_off(config.get("sequence_parallel_size", 1)):
         yield Problem(("sequence_parallel_size",), "sequence parallelism is not simulated")
 

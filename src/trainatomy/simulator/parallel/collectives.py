@@ -58,6 +58,7 @@ class Collective:
         kind: A key of ``_KINDS``.
         bytes: Size of the whole message, as nccl-tests counts it: output of an all-gather, input of a reduce-scatter.
         ranks: Ranks of the group, in order.
+        group: Name of the group: several groups may have the same ranks.
         inputs: Tensors that this rank sends.
         outputs: Tensors that it receives.
         is_async: True if the caller goes on before the collective is over, and waits for it later.
@@ -66,6 +67,7 @@ class Collective:
     kind: str
     bytes: int
     ranks: tuple[int, ...]
+    group: str
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
     is_async: bool
@@ -79,11 +81,13 @@ def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resu
     received = [tensor for name in named if name.startswith("output") for tensor in tensors_in(named[name])]
     received = received or tensors_in(result) or sent
     sent = sent or received
-    group = _ranks(named)
+    group = _group(named)
+    ranks = tuple(dist.get_process_group_ranks(group))
     return Collective(
         KINDS.get(schema.name.rpartition("::")[2], ""),
         max(sum(tensor.nbytes for tensor in sent), sum(tensor.nbytes for tensor in received)),
-        _pair(group, named) or group,
+        _pair(ranks, named) or ranks,
+        str(group.group_name),
         tuple(sent),
         tuple(received),
         bool(named.get("async_op", named.get("asyncOp", True))),
@@ -117,11 +121,11 @@ def _pair(group: tuple[int, ...], arguments: Mapping[str, Any]) -> tuple[int, ..
     return tuple(sorted({dist.get_rank(), group[peer]}))
 
 
-def _ranks(arguments: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ranks of the group among the arguments: an object for c10d, also a name in functional collectives."""
+def _group(arguments: Mapping[str, Any]) -> Any:
+    """Return the group among the arguments: an object for c10d, also a name in functional collectives."""
     group: Any = arguments.get("process_group", arguments.get("group_name"))
     if isinstance(group, str):
         group = _distributed._resolve_process_group(group)
     elif isinstance(group, torch.ScriptObject):
         group = dist.ProcessGroup.unbox(group)
-    return tuple(dist.get_process_group_ranks(group))
+    return group

@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from trainatomy.errors import SimulationError
+from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.operators.allocation.whole import one_operation
 from trainatomy.training.parallel.deepspeed import import_deepspeed
 
@@ -76,6 +76,8 @@ def _host_tensors(process: SimulatedProcess) -> Iterator[None]:
         functions.host_factories |= {None}
         try:
             return initialize(*args, **kwargs)
+        except (AssertionError, ValueError) as error:
+            raise WorkloadError(f"train.deepspeed: DeepSpeed refuses: {error}", key="train.deepspeed") from error
         finally:
             functions.host_factories -= {None}
 

@@ -43,6 +43,7 @@ class RankRecorder(Recorder):
         paused: True while operations run that a GPU would not see, such as those of DTensor's sharding propagation.
         topology: Place of the process.
         groups: Kinds of collectives that each group of ranks was used for.
+        group_names: Names of the groups with these ranks that were used; each is a communicator of its own.
     """
 
     communicates = True
@@ -58,6 +59,7 @@ class RankRecorder(Recorder):
         self._pending: dict[int, int] = {}
         self._step = self.operations.operations
         self.groups: dict[tuple[int, ...], set[str]] = {}
+        self.group_names: dict[tuple[int, ...], set[str]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -155,6 +157,7 @@ class RankRecorder(Recorder):
     def _note(self, collective: Collective, event: int, *, is_c10d: bool) -> None:
         """Write a collective, and label its buffers unless they are activations (functional collectives)."""
         self.groups.setdefault(collective.ranks, set()).add(collective.kind)
+        self.group_names.setdefault(collective.ranks, set()).add(collective.group)
         if is_c10d:
             numbers = {self.number_of(tensor) for tensor in (*collective.inputs, *collective.outputs)}
             found = tuple(sorted(number for number in numbers if number is not None and number >= 0))
