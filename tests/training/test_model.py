@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from trainatomy.catalog.architectures import architecture
 from trainatomy.errors import FactoryError, MissingLibrary, NetworkError, SimulationError, WorkloadError
-from trainatomy.training import hub
+from trainatomy.training import hub, stored_weights
 from trainatomy.training.model import build_model, model_notes
 from trainatomy.training.positions import lengths, position_limits, sequence_note
 from trainatomy.workload.schema import Workload
@@ -210,13 +211,16 @@ def test_float16_weights_of_a_checkpoint_cannot_be_trained_with_gradient_scaling
 @pytest.mark.parametrize(
     ("settings", "method"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "gptq"),
-        ({"quant_method": "mxfp4"}, "mxfp4"),
-        ({"quant_method": "fp8"}, "fp8"),
-        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 4}, "gptq, by gptqmodel"),
+        ({"quant_method": "mxfp4"}, "mxfp4, by the hub's kernels"),
+        ({"quant_method": "fp8"}, "fp8, by the hub's kernels"),
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes without load_in_4bit or load_in_8bit"),
     ],
 )
-def test_a_quantised_checkpoint_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], method: str) -> None:
+def test_a_quantised_checkpoint_is_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_weights, "version_of", lambda library: "3.6.0")
     name = stored(tmp_path, quantization_config=settings)
     with pytest.raises(WorkloadError, match=rf"is quantised \({method}\)") as raised:
         on_meta({"model": {"id": name}})
@@ -224,6 +228,25 @@ def test_a_quantised_checkpoint_is_refused_by_name(tmp_path: Path, settings: dic
     on_meta({"model": {"id": name, "config": {"quantization_config": None}}})
     with pytest.raises(WorkloadError, match="is quantised"):
         on_meta({"model": {**SMALL, "config": {**SMALL["config"], "quantization_config": settings}}})
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpu", "reason"),
+    [
+        ({"quant_method": "mxfp4"}, "h100", "because kernels cannot be imported here"),
+        ({"quant_method": "mxfp4", "dequantize": True}, "h100", "as the configuration says"),
+        ({"quant_method": "fp8"}, "a100-80gb", "because A100 .* has no kernels for it"),
+    ],
+)
+def test_weights_that_transformers_dequantises_are_dense_with_a_note(
+    tmp_path: Path, settings: dict[str, Any], gpu: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_weights, "version_of", lambda library: None if library == "kernels" else "3.6.0")
+    dense = on_meta({"model": {"id": stored(tmp_path, dtype="bfloat16")}})
+    name = stored(tmp_path, dtype="bfloat16", quantization_config=settings)
+    model = on_meta({"model": {"id": name}, "gpu": gpu})
+    assert [p.shape for p in model.parameters()] == [p.shape for p in dense.parameters()]
+    assert re.search(f"dequantised while it is loaded, {reason}", model_notes(model)[-1])
 
 
 def test_freeze_matches_patterns(describe: Any) -> None:

@@ -19,6 +19,7 @@ from trainatomy.integrations.utilization import utilization
 from trainatomy.reporters import sentences
 from trainatomy.reporters import settings as words
 from trainatomy.training.model import build_model
+from trainatomy.training.stored_weights import stored_quantization
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -79,7 +80,12 @@ def _built(model: Model, trust_remote_code: bool) -> nn.Module | Workload:
     if isinstance(model, str):
         with torch.device("meta"):
             workload = Workload.from_mapping({"model": {"id": model}})
-            return build_model(workload, trust_remote_code=trust_remote_code)
+            built = build_model(workload, trust_remote_code=trust_remote_code)
+        if stored_quantization(built) is not None:
+            raise WorkloadError(
+                f"model: {model} is stored quantised: pass a Workload with the adapters that are trained, model.lora"
+            )
+        return built
     if isinstance(model, nn.Module | Workload):
         return model
     made = model()

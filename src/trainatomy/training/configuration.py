@@ -16,6 +16,7 @@ import torch
 
 from trainatomy.catalog.architectures import architecture, nearest
 from trainatomy.errors import WorkloadError
+from trainatomy.training import stored_weights
 from trainatomy.training.hub import fetch_config
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.section import spell_dtype
@@ -32,20 +33,18 @@ Raw = dict[str, Any]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Dtypes of weights that a workload can ask for."""
 
-_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-
 
 def build_configuration(spec: ModelSpec, *, trust_remote_code: bool = False) -> PreTrainedConfig:
     """Return the configuration that ``spec`` describes, overrides included.
 
     Raises:
-        WorkloadError: A name, key or value is wrong, or the checkpoint is quantised.
+        WorkloadError: A name, key or value is wrong.
         NetworkError: The model neither ships with trainatomy nor can be fetched.
     """
     raw, config_class = _source(spec, trust_remote_code)
     overrides = _canonical_overrides(spec.config, raw, config_class)
     merged = _merge(raw, overrides)
-    quantization = _take_quantization(merged, spec, config_class)
+    quantization = stored_weights.take(merged)
     try:
         config = config_class(**copy.deepcopy(merged))  # some classes take keys out of nested mappings
     except Exception as error:  # transformers checks values itself and raises exceptions of many kinds
@@ -53,8 +52,7 @@ def build_configuration(spec: ModelSpec, *, trust_remote_code: bool = False) -> 
             f"model.config: {config_class.__name__} refuses these values: {error}", key="model.config"
         ) from error
     config._name_or_path = spec.id or ""
-    if quantization is not None:
-        setattr(config, _STORED, quantization)
+    stored_weights.remember(config, quantization)
     return config
 
 
@@ -108,45 +106,6 @@ def dtype_note(workload: Workload, config: PreTrainedConfig) -> str | None:
 
 def _name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-_STORED = "_trainatomy_quantization"
-
-
-def stored_quantization(model: Any) -> Raw | None:
-    """Return how the weights of a model's checkpoint are quantised (bitsandbytes), or ``None``."""
-    return getattr(getattr(model, "config", None), _STORED, None)
-
-
-def _take_quantization(merged: Raw, spec: ModelSpec, config_class: type[PreTrainedConfig]) -> Raw | None:
-    """Remove how a checkpoint is quantised from its configuration and return it; refuse what is not simulated.
-
-    ``null`` as an override removes the key and leaves the dense model.
-    """
-    for key in _QUANTIZATION_KEYS:
-        if not merged.get(key):
-            merged.pop(key, None)
-            continue
-        settings = dict(merged[key]) if isinstance(merged[key], Mapping) else {}
-        name = f"{spec.id or config_class.__name__}"
-        is_bitsandbytes = settings.get("load_in_4bit") or settings.get("load_in_8bit")
-        method = settings.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "an unnamed method")
-        if not str(method).startswith("bitsandbytes") or not is_bitsandbytes:
-            raise WorkloadError(
-                f"model.config.{key}: {name} is quantised ({method}), and quantised weights "
-                "are not simulated: name a checkpoint that is not quantised, or set "
-                f"model.config.{key}: null to predict the dense model",
-                key=f"model.config.{key}",
-            )
-        if spec.quantization is not None and spec.quantization.is_set:
-            raise WorkloadError(
-                f"model.quantization: {name} is stored quantised already, and transformers keeps that: leave "
-                f"load_in_4bit and load_in_8bit out, or set model.config.{key}: null",
-                key="model.quantization",
-            )
-        del merged[key]
-        return settings
-    return None
 
 
 def _source(spec: ModelSpec, trust_remote_code: bool) -> tuple[Raw, type[PreTrainedConfig]]:
@@ -240,7 +199,15 @@ def _canonical_overrides(overrides: Mapping[str, Any], raw: Raw, config_class: t
     A configuration accepts any keyword and keeps it, so a misspelt override would silently change nothing.
     """
     aliases = {**config_class.attribute_map, "torch_dtype": "dtype"}
-    known = {*_keys(config_class), *raw, *aliases, *_QUANTIZATION_KEYS, "num_labels", "rope_theta", "rope_scaling"}
+    known = {
+        *_keys(config_class),
+        *raw,
+        *aliases,
+        *stored_weights.KEYS,
+        "num_labels",
+        "rope_theta",
+        "rope_scaling",
+    }
     canonical: Raw = {}
     for key, value in overrides.items():
         if key not in known:

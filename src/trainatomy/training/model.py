@@ -22,9 +22,9 @@ from trainatomy.training.configuration import (
     build_configuration,
     dtype_note,
     dtype_to_load,
-    stored_quantization,
 )
 from trainatomy.training.positions import lengths
+from trainatomy.training.stored_weights import check_stored, stored_quantization
 from trainatomy.workload.nearest import suggestion
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def _from_factory(reference: str) -> nn.Module:
 def _from_transformers(workload: Workload, trust_remote_code: bool) -> PreTrainedModel:
     spec = workload.model
     config = build_configuration(spec, trust_remote_code=trust_remote_code)
+    dequantised = check_stored(workload, config)
     found = model_class(config, spec.class_, trust_remote_code=trust_remote_code)
     _complete(config, found.__name__)
     dtype, note = dtype_to_load(workload, config), dtype_note(workload, config)
@@ -119,7 +120,7 @@ def _from_transformers(workload: Workload, trust_remote_code: bool) -> PreTraine
             key="model",
         ) from error
     keep_in_float32(model, dtype)
-    setattr(model, _NOTES, () if note is None else (note,))
+    setattr(model, _NOTES, tuple(each for each in (note, dequantised) if each is not None))
     return model
 
 

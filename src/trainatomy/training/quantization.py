@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.libraries import import_library, version_of
-from trainatomy.training.configuration import stored_quantization
 from trainatomy.training.model import adapt_and_freeze, add_notes, model_notes, unwrap
 from trainatomy.training.process import isolated_process_settings
+from trainatomy.training.stored_weights import stored_quantization
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

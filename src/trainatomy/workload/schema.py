@@ -303,6 +303,9 @@ class Workload(Section):
             ("parallel",): "quantised weights on several GPUs are not simulated: without it, one GPU is"
             if self.parallel.world_size > 1
             else "",
+            ("train", "deepspeed"): "does not go with quantised weights here: it is not simulated"
+            if train.deepspeed
+            else "",
             ("era",): "emulates libraries without layers of 4 and 8 bits: leave it out" if self.era else "",
             ("train", "".join(casts[:1])): "casts the model, which transformers refuses for quantised weights"
             if casts and self.mode == "inference"

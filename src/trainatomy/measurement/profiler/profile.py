@@ -100,13 +100,14 @@ def run(workload: Workload) -> tuple[Profiled, ...]:
     from trainatomy.measurement.step.runner import start_cuda
     from trainatomy.training import model as models
     from trainatomy.training import run as steps
+    from trainatomy.training.quantization import load_on_device
 
     start_cuda(workload)
     torch.manual_seed(workload.train.seed)
     step = warm_up_steps(workload)
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     profiler = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
-    model = models.build_model(workload)
+    model = load_on_device(workload, models.build_model(workload), "cuda")
     steps.run(workload, model, device="cuda", steps=step + 1, observer=ProfiledStep(profiler, step))
     return tree(profiler.events() or ())
 

@@ -1,0 +1,136 @@
+"""Checkpoints that are stored quantised: what ``config.json`` says, and what becomes of their weights.
+
+bitsandbytes' weights are simulated (``training.quantization``).  transformers dequantises others where their kernels
+are missing, or where it is told to: the model is then dense.  Everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.errors import WorkloadError
+from trainatomy.libraries import version_of
+
+if TYPE_CHECKING:
+    from trainatomy.workload.model import ModelSpec
+    from trainatomy.workload.schema import Workload
+
+KEYS = ("quantization_config", "compression_config")
+"""Keys of a configuration that say how weights are stored."""
+_STORED = "_trainatomy_quantization"
+_KERNELS = {
+    "gptq": "gptqmodel",
+    "awq": "gptqmodel",
+    "hqq": "hqq",
+    "torchao": "torchao",
+    "compressed-tensors": "compressed-tensors",
+    "quanto": "optimum-quanto",
+    "aqlm": "aqlm",
+    "auto-round": "auto-round",
+    "fbgemm_fp8": "fbgemm-gpu",
+    "eetq": "the hub's kernels",
+    "fp8": "the hub's kernels",
+    "mxfp8": "the hub's kernels",
+    "mxfp4": "the hub's kernels",
+}
+"""Where the kernels of a method come from (transformers 5.17, quantizers/)."""
+_OLDEST_GPU = {"mxfp4": (7, 5), "fp8": (8, 9), "mxfp8": (8, 9)}
+"""Compute capability below which transformers dequantises to 16 bits (quantizer_mxfp4.py, quantizer_finegrained_fp8.py,
+5.17)."""
+
+
+def take(merged: dict[str, Any]) -> dict[str, Any] | None:
+    """Remove how weights are stored from the content of a ``config.json`` and return it.
+
+    ``null`` as an override removes the key and leaves the dense model.
+    """
+    found = [each for each in (merged.pop(key, None) for key in KEYS) if each]
+    return (dict(found[0]) if isinstance(found[0], Mapping) else {}) if found else None
+
+
+def remember(config: Any, settings: dict[str, Any] | None) -> None:
+    """Keep with a configuration how its weights are stored."""
+    if settings is not None:
+        setattr(config, _STORED, settings)
+
+
+def stored_quantization(model: Any) -> dict[str, Any] | None:
+    """Return how the weights of a model's checkpoint are quantised (bitsandbytes), or ``None``."""
+    return getattr(getattr(model, "config", None), _STORED, None)
+
+
+def check_stored(workload: Workload, config: Any) -> str | None:
+    """Refuse weights that are not simulated; return a note for those that transformers dequantises.
+
+    Raises:
+        WorkloadError: Weights of this method are not simulated, or quantised once more.
+    """
+    settings = getattr(config, _STORED, None)
+    if settings is None:
+        return None
+    spec = workload.model
+    method = _method(settings)
+    if method == "bitsandbytes":
+        _check_quantised_twice(spec)
+        return None
+    why = _why_dequantised(workload, method, settings)
+    if why is None:
+        raise _refused(workload, method)
+    delattr(config, _STORED)
+    return (
+        f"{_name(spec)} is stored quantised ({method}), and its weights are dequantised while it is loaded, {why}: "
+        "what that takes while loading is not counted"
+    )
+
+
+def _method(settings: Mapping[str, Any]) -> str:
+    """Return the method of quantisation."""
+    has_bits = bool(settings.get("load_in_4bit") or settings.get("load_in_8bit"))
+    named = str(settings.get("quant_method") or ("bitsandbytes" if has_bits else "an unnamed method"))
+    if named.startswith("bitsandbytes"):
+        return "bitsandbytes" if has_bits else "bitsandbytes without load_in_4bit or load_in_8bit"
+    return named
+
+
+def _why_dequantised(workload: Workload, method: str, settings: Mapping[str, Any]) -> str | None:
+    """Return why transformers dequantises weights, None where it keeps them packed."""
+    if method not in _OLDEST_GPU:
+        return None
+    if settings.get("dequantize"):
+        return "as the configuration says"
+    gpu = workload.resolve_gpu()
+    if gpu.capability < _OLDEST_GPU[method]:
+        return f"because {gpu.name} has no kernels for it"
+    missing = [each for each in ("triton", "kernels") if version_of(each) is None]
+    if method == "mxfp4" and missing:
+        return f"because {' and '.join(missing)} cannot be imported here (where they can, weights stay packed)"
+    return None
+
+
+def _check_quantised_twice(spec: ModelSpec) -> None:
+    """Refuse ``load_in_4bit`` for weights that are stored quantised."""
+    if spec.quantization is not None and spec.quantization.is_set:
+        raise WorkloadError(
+            f"model.quantization: {_name(spec)} is stored quantised already, and transformers keeps that: leave "
+            "load_in_4bit and load_in_8bit out, or set model.config.quantization_config: null",
+            key="model.quantization",
+        )
+
+
+def _refused(workload: Workload, method: str) -> WorkloadError:
+    """Return the error for weights that are not simulated."""
+    kernels = f", by {_KERNELS[method]}" if method in _KERNELS else ""
+    dense = "null to predict the dense model"
+    if method in _OLDEST_GPU:
+        dense = f"{{dequantize: true}} to predict weights that are dequantised while loading, or {dense}"
+    return WorkloadError(
+        f"model.config.quantization_config: {_name(workload.model)} is quantised ({method}{kernels}), and weights that "
+        "stay quantised are simulated for bitsandbytes only: name a checkpoint that is not quantised, or set "
+        f"model.config.quantization_config: {dense}",
+        key="model.config.quantization_config",
+    )
+
+
+def _name(spec: ModelSpec) -> str:
+    return str(spec.id or spec.class_)
