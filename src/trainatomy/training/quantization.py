@@ -16,6 +16,7 @@ from trainatomy.libraries import import_library, version_of
 from trainatomy.training.model import adapt_and_freeze, add_notes, model_notes, unwrap
 from trainatomy.training.process import isolated_process_settings
 from trainatomy.training.stored_weights import stored_quantization
+from trainatomy.workload.quantization import quantised_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +43,7 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
     """
     if not is_quantised(workload, model):
         return model
-    problems = workload.quantised_problems(is_stored=stored_quantization(unwrap(model)) is not None)
+    problems = quantised_problems(workload, is_quantised=True)
     if problems:
         raise WorkloadError("\n".join(map(str, problems)), key=".".join(map(str, problems[0].path)))
     with isolated_process_settings(), _without_progress_bars():

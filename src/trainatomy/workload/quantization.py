@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from trainatomy.workload.section import Amount, Names, Problem, Section, spell_dtype
+
+if TYPE_CHECKING:
+    from trainatomy.workload.schema import Workload
 
 
 class QuantizationSpec(Section):
@@ -62,3 +65,31 @@ class QuantizationSpec(Section):
     def arguments(self) -> dict[str, Any]:
         """Return the arguments for ``BitsAndBytesConfig`` that differ from its defaults."""
         return self.model_dump(mode="json", exclude_defaults=True, exclude={"prepare_model_for_kbit_training"})
+
+
+def quantised_problems(workload: Workload, *, is_quantised: bool) -> list[Problem]:
+    """Return what cannot be done with quantised weights.
+
+    Args:
+        workload: The training or inference.
+        is_quantised: Whether its weights are, which a checkpoint may decide.
+    """
+    if not is_quantised:
+        return []
+    train, found = workload.train, list[Problem]()
+    if workload.mode == "training" and workload.model.lora is None:
+        reason = "quantised weights cannot be trained: add model.lora, or ask for mode: inference"
+        found.append(Problem(("model", "quantization"), reason))
+    if workload.parallel.world_size > 1:
+        reason = "quantised weights on several GPUs are not simulated: without it, one GPU is"
+        found.append(Problem(("parallel",), reason))
+    if train.deepspeed is not None:
+        found.append(
+            Problem(("train", "deepspeed"), "is not simulated with quantised weights: leave one of the two out")
+        )
+    if workload.era is not None:
+        found.append(Problem(("era",), "emulates libraries without layers of 4 and 8 bits: leave it out"))
+    casts = [name for name in ("fp16_full_eval", "bf16_full_eval") if getattr(train, name)]
+    if casts and workload.mode == "inference":
+        found.append(Problem(("train", casts[0]), "casts the model, which transformers refuses for quantised weights"))
+    return found

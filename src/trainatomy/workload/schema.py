@@ -22,6 +22,7 @@ from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.overlay import overlay, remove_replaced, set_key
 from trainatomy.workload.parallel import ParallelSpec
+from trainatomy.workload.quantization import quantised_problems
 from trainatomy.workload.section import Count, Path, Problem, Section, Text, number_as_text
 from trainatomy.workload.software import AllocatorSettings, SoftwareSpec
 from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
@@ -256,7 +257,7 @@ class Workload(Section):
             *self._oversized_batch(),
             *self._spread(),
             *self._evaluation(),
-            *self.quantised_problems(is_stored=False),
+            *quantised_problems(self, is_quantised=self.model.quantization is not None),
             *self._lengths(),
             *self._generation(),
         ]
@@ -285,33 +286,6 @@ class Workload(Section):
             message = "batch_eval_metrics calls it with tensors of the GPU: name the function"
             problems.append(Problem(("data", "compute_metrics"), message))
         return problems
-
-    def quantised_problems(self, *, is_stored: bool) -> list[Problem]:
-        """Return what cannot be done with quantised weights.
-
-        Args:
-            is_stored: True if the checkpoint is quantised, which ``model.quantization`` does not say.
-        """
-        if self.model.quantization is None and not is_stored:
-            return []
-        here, train = ("model", "quantization"), self.train
-        casts = [name for name in ("fp16_full_eval", "bf16_full_eval") if getattr(train, name)]
-        problems = {
-            here: "quantised weights cannot be trained: add model.lora, or ask for mode: inference"
-            if self.mode == "training" and self.model.lora is None
-            else "",
-            ("parallel",): "quantised weights on several GPUs are not simulated: without it, one GPU is"
-            if self.parallel.world_size > 1
-            else "",
-            ("train", "deepspeed"): "does not go with quantised weights here: it is not simulated"
-            if train.deepspeed
-            else "",
-            ("era",): "emulates libraries without layers of 4 and 8 bits: leave it out" if self.era else "",
-            ("train", "".join(casts[:1])): "casts the model, which transformers refuses for quantised weights"
-            if casts and self.mode == "inference"
-            else "",
-        }
-        return [Problem(path, message) for path, message in problems.items() if message]
 
     def _lengths(self) -> list[Problem]:
         """Refuse lengths of samples where batches of different lengths are not simulated."""
