@@ -28,7 +28,7 @@ def leaves(data, prefix=""):
 
 def test_the_index_names_exactly_the_files():
     assert sorted(one.id for one in ALL) == sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "index")
-    assert len(ALL) == 30
+    assert len(ALL) == 48
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
@@ -46,8 +46,8 @@ def test_every_number_has_a_source(one):
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
 def test_numbers_are_plausible_and_consistent(one):
-    assert 2**33 < one.memory_bytes <= one.nvidia_smi_bytes + 2**20
-    assert one.nvidia_smi_bytes - one.memory_bytes < 0.04 * one.nvidia_smi_bytes  # reserved by the driver
+    assert 7.5 * 2**30 < one.memory_bytes <= one.nvidia_smi_bytes + 2**20  # 8 GB cards are the smallest
+    assert one.nvidia_smi_bytes - one.memory_bytes < 0.045 * one.nvidia_smi_bytes  # reserved by the driver
     assert 2e11 < one.bandwidth_bytes_per_second < 1e13
     order = [one.rates[p] for p in ("fp64", "fp32", "tf32", "fp16", "fp8") if p in one.rates]
     assert order == sorted(order) and all(rate > 1e11 for rate in order)
@@ -70,6 +70,11 @@ def test_numbers_are_plausible_and_consistent(one):
         ("Tesla T4", "t4"),
         ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080-ti"),
         ("A100", "a100-80gb"),
+        ("4080", "rtx-4080"),
+        ("rtx 4080 super", "rtx-4080-super"),
+        ("4070 Ti Super", "rtx-4070-ti-super"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
+        ("GB200", "gb200"),
     ],
 )
 def test_names_are_found_however_written(name, found):

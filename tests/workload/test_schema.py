@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import WorkloadError
 from trainatomy.workload import GPUOverride, LoraSpec, ModelSpec, TrainSpec, Workload
 from trainatomy.workload.overrides import merge
@@ -97,6 +98,16 @@ def test_a_gpu_can_be_changed() -> None:
     assert {(context.first_tensor_bytes, context.holding(["cublas"])) for context in gpu.contexts.values()} == {(7, 7)}
     assert Workload.from_mapping({**GPT2, "gpu": "H100"}).resolve_gpu().id == "h100-sxm"
     assert GPUOverride(capability=9.0).resolve_gpu().capability == (9, 0)  # type: ignore[arg-type]
+
+
+def test_the_example_in_the_message_about_unknown_gpus_describes_one() -> None:
+    with pytest.raises(WorkloadError) as error:
+        find_gpu("rtx-4090-d")
+    described = yaml.safe_load(str(error.value).partition("workload's file: ")[2])
+    described["gpu"]["rates_flop_per_second"] = {"bf16": 147.0e12}
+    gpu = Workload.from_mapping({**GPT2, **described}).resolve_gpu()
+    assert (gpu.memory_bytes, gpu.multiprocessors, gpu.bandwidth_bytes_per_second) == (24 * 2**30, 114, 1.008e12)
+    assert (gpu.rates["bf16"], gpu.rates["fp16"]) == (147.0e12, find_gpu("rtx-4090").rates["fp16"])
 
 
 @pytest.mark.parametrize(

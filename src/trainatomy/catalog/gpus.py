@@ -16,6 +16,9 @@ from typing import Any
 from trainatomy.catalog.files import close_names, read_yaml
 from trainatomy.errors import WorkloadError
 
+EXAMPLE = "gpu: {base: rtx-4090, memory_bytes: 24 GiB, multiprocessors: 114, bandwidth_bytes_per_second: 1.008e12}"
+"""A GPU that does not ship as data, described in a workload's file."""
+
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -104,7 +107,11 @@ def find_gpu(name: str) -> GPU:
     if gpu_id is None:
         near = close_names(_normal(name), _ids_by_name())
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_index())}"
-        raise WorkloadError(f"unknown GPU {name!r}; {hint} (`trainatomy gpus` lists all)", key="gpu")
+        raise WorkloadError(
+            f"unknown GPU {name!r}; {hint} (`trainatomy gpus` lists all). To describe your own, start from the nearest "
+            f"one in the workload's file: {EXAMPLE}",
+            key="gpu",
+        )
     return _load(gpu_id)
 
 

@@ -22,6 +22,7 @@ _DEEPSPEED: Path = ("train", "deepspeed")
 _PREFIXED = {("model", "class"), ("model", "factory"), ("data", "factory"), ("generation", "use_cache")}
 _FILE_ONLY = {
     ("gpu", "base"),
+    *(("gpu", "rates_flop_per_second", key) for key in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")),
     *(("model", "lora", key) for key in ("trainable_token_indices", "layer_replication", "layers_to_transform")),
 }
 _PANELS = {

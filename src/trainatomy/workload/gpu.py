@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from trainatomy.catalog.gpus import GPU, find_gpu, gpu_from_mapping
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.section import Count, Index, Problem, Section, Text
+from trainatomy.workload.section import Amount, Count, Index, Problem, Section, Text
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
@@ -49,8 +49,19 @@ GPUName = Annotated[Text, AfterValidator(_known)]
 """The id or an alias of a GPU that ships as data."""
 
 
+class RatesSpec(Section):
+    """Peak rates of a GPU that is described, dense (without sparsity)."""
+
+    fp64: Amount | None = Field(default=None, description="FLOP/s in fp64, without tensor cores")
+    fp32: Amount | None = Field(default=None, description="FLOP/s in fp32, without tensor cores")
+    tf32: Amount | None = Field(default=None, description="FLOP/s of tensor cores in TF32")
+    fp16: Amount | None = Field(default=None, description="FLOP/s of tensor cores in fp16 with fp32 accumulation")
+    bf16: Amount | None = Field(default=None, description="FLOP/s of tensor cores in bf16")
+    fp8: Amount | None = Field(default=None, description="FLOP/s of tensor cores in fp8")
+
+
 class GPUOverride(Section):
-    """A known GPU with some facts changed."""
+    """A known GPU with some facts changed, or one's own described by its differences from a known one."""
 
     base: GPUName = Field(default="h200", description="the GPU to start from")
     memory_bytes: Annotated[Count, BeforeValidator(_bytes)] | None = Field(
@@ -64,6 +75,12 @@ class GPUOverride(Section):
     capability: Annotated[str, BeforeValidator(_capability)] | None = Field(
         default=None, description="compute capability, such as `9.0`"
     )
+    bandwidth_bytes_per_second: Annotated[Amount, Field(gt=0)] | None = Field(
+        default=None, description="memory bandwidth of the data sheet"
+    )
+    rates_flop_per_second: RatesSpec | None = Field(
+        default=None, description="peak rates by precision, dense; those not given are the base's"
+    )
 
     def contradictions(self) -> list[Problem]:
         """Refuse a context that fills the memory."""
@@ -76,6 +93,8 @@ class GPUOverride(Section):
         changes = self.model_dump(exclude_none=True, exclude={"base", "context_bytes"})
         if self.context_bytes is not None:
             changes["context"] = {era: _context(self.context_bytes) for era in find_gpu(self.base).contexts}
+        if self.rates_flop_per_second is not None:
+            changes["rates_flop_per_second"] = self.rates_flop_per_second.model_dump(exclude_none=True)
         return gpu_from_mapping(changes, self.base)
 
 
