@@ -108,3 +108,43 @@ def collectives_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[st
     patch.setattr(torch.cuda, "_sleep", lambda cycles: None, raising=False)
     patch.setattr(torch.cuda, "Event", FakeEvent)
     return collectives.measure_rank(arguments, reporter)
+
+
+def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Run a forward and a backward pass spread over the ranks; return the largest difference from the whole model."""
+    import copy
+
+    from torch.distributed.tensor import DTensor
+
+    from trainatomy.training.model import build_model
+    from trainatomy.training.observer import Silent
+    from trainatomy.training.outputs import loss_of
+    from trainatomy.training.parallel.spread import spread_over_gpus
+    from trainatomy.workload.schema import Workload
+
+    group.BACKEND = "gloo"
+    workload = Workload.from_mapping(arguments["workload"])
+    group.join(group.place_of(workload.parallel))
+    torch.manual_seed(0)
+    whole: Any = build_model(workload)
+    ids = torch.randint(0, whole.config.vocab_size, (workload.batch_size, 8))
+    batch = {"input_ids": ids, "labels": ids}
+    model = copy.deepcopy(whole)
+    loss = whole(**batch).loss
+    loss.backward()
+    if workload.parallel.pp_size > 1:
+        from trainatomy.training.parallel.pipeline import Pipeline
+
+        losses = Pipeline(workload, model, "cpu", Silent()).step(batch)
+        own = torch.stack(losses).mean() if losses else loss
+    else:
+        spread = spread_over_gpus(model, workload.parallel, "cpu")
+        own = loss_of(spread.module(**batch))
+        own.backward()
+    expected = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    differences = [(own - loss).abs().item()]
+    for name, parameter in model.named_parameters():
+        grad: Any = parameter.grad
+        grad = grad.full_tensor() if isinstance(grad, DTensor) else grad
+        differences.append((grad - expected[name]).abs().max().item())
+    return {"difference": max(differences), "parameters": len(differences) - 1}

@@ -101,6 +101,11 @@ class ParallelSpec(Section):
         default=None, description="ranks that FSDP shards weights over (default: what the other degrees leave)"
     )
     tp_size: Count = Field(default=1, description="ranks that share each layer (tensor parallelism)")
+    sequence_parallel: bool = Field(
+        default=False,
+        description="with tp_size: norms and what is between the layers work on shards of the sequence "
+        "(PyTorch's `SequenceParallel`)",
+    )
     cp_size: Count = Field(default=1, description="ranks that share each sequence (context parallelism)")
     pp_size: Count = Field(default=1, description="ranks that share the layers, each with its own (a pipeline)")
     pp_schedule: PipelineSchedule | None = Field(
@@ -244,6 +249,8 @@ class ParallelSpec(Section):
                 for name in ("nodes", "tp_size")
                 if getattr(self, name) > 1
             ]
+        if self.sequence_parallel and self.tp_size == 1:
+            problems.append(Problem(("sequence_parallel",), "belongs to tensor parallelism: set parallel.tp_size"))
         if strategy == "fsdp1" and (self.tp_size > 1 or self.replicas > 1):
             problems.append(Problem(("strategy",), "fsdp1 shards over all GPUs here: use fsdp2 for tp or replicas"))
         if strategy == "fsdp1" and type(self.reshard_after_forward) is int:

@@ -57,6 +57,7 @@ _BY_TRAINER = {
     "offload_policy": "belongs to loop: pytorch; the Trainer takes cpu_offload in train.fsdp_config",
     "sync_each_batch": "belongs to loop: pytorch; the Trainer reduces gradients after the last micro-batch only",
     "tp_size": "is simulated with loop: pytorch only",
+    "sequence_parallel": "belongs to loop: pytorch; the Trainer does not set it",
     "pp_size": "belongs to loop: pytorch: the Trainer runs no pipelines",
 }
 """Options of ``parallel`` that the Trainer does not take, with what it takes instead."""
@@ -318,6 +319,9 @@ class Workload(Section):
         grouped = [] if strategy.startswith("fsdp") else parallel.ungrouped(strategy)
         problems = [Problem(("parallel", *each.path), each.message) for each in grouped]
         problems += self._pipeline() if parallel.pp_size > 1 else []
+        if parallel.sequence_parallel and self.data.padding:
+            reason = "needs an attention mask, which models of transformers do not take with shards of a sequence"
+            problems.append(Problem(("data", "padding"), f"{reason}: leave it out, or parallel.sequence_parallel"))
         return problems + (self._spread_by_trainer() if self.loop == "trainer" else [])
 
     @property

@@ -56,7 +56,8 @@ class TensorParallel(Spread):
     def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
         """Move the model to the device and shard its layers there."""
         model.to(device)
-        shard_layers(model, init_device_mesh(torch.device(device).type, (parallel.tp_size,), mesh_dim_names=("tp",)))
+        mesh = init_device_mesh(torch.device(device).type, (parallel.tp_size,), mesh_dim_names=("tp",))
+        shard_layers(model, mesh, sequences=parallel.sequence_parallel)
         super().__init__(model)
 
     def clip(self, max_norm: float) -> None:
@@ -110,7 +111,7 @@ class FSDP2(Spread):
         self._sync_each_batch = parallel.sync_each_batch
         mesh = _mesh(parallel, torch.device(device).type)
         if parallel.tp_size > 1:
-            shard_layers(model, mesh["tp"])
+            shard_layers(model, mesh["tp"], sequences=parallel.sequence_parallel)
         data = [name for name in mesh.mesh_dim_names or () if name != "tp"]
         options = fsdp2_options(parallel, mesh[tuple(data)] if len(data) > 1 else mesh[data[0]])
         for layer in repeated_layers(model):

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def shard_layers(model: nn.Module, mesh: DeviceMesh) -> None:
+def shard_layers(model: nn.Module, mesh: DeviceMesh, *, sequences: bool = False) -> None:
     """Shard the linear layers that the model's plan (``model.tp_plan``) names over the ranks of ``mesh``.
 
-    An embedding and an output layer that share their weights stay whole: sharding would separate the two.
+    With ``sequences``, what is between the layers works on shards of the sequence (see ``sequence.py``).  An embedding
+    and an output layer that share their weights stay whole: sharding would separate the two.
 
     Raises:
         WorkloadError: The model has no plan, or one with a style that is not simulated, or its heads cannot be divided.
@@ -36,6 +37,10 @@ def shard_layers(model: nn.Module, mesh: DeviceMesh) -> None:
         if tied and any(model.get_submodule(name) in _ends(model) for name in names):
             continue
         styles.update(dict.fromkeys(names, _style(model, pattern, style)))
+    if sequences:
+        from trainatomy.training.parallel.sequence import with_sequence_shards
+
+        styles = with_sequence_shards(model, styles, mesh)
     parallelize_module(model, mesh, styles)
 
 

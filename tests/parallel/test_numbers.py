@@ -1,0 +1,59 @@
+"""Trainings on two processes of this machine compute what one process computes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trainatomy.measurement.process.pool import TimeLimit
+from trainatomy.measurement.process.ranks import RankProcesses, RankTask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONFIG = {
+    "num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 64, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+PARAMETERS = 4 * 9 + 3
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[RankProcesses]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+        with RankProcesses(2) as launched:
+            yield launched
+
+
+@pytest.mark.parametrize(
+    ("parallel", "whole"),
+    [
+        ({"tp_size": 2}, True),
+        ({"tp_size": 2, "sequence_parallel": True}, True),
+        ({"pp_size": 2}, False),
+        ({"pp_size": 2, "pp_schedule": "GPipe", "pp_microbatches": 2}, False),
+        ({"pp_size": 2, "pp_schedule": "Interleaved1F1B"}, False),
+        ({"pp_size": 2, "pp_schedule": "InterleavedZeroBubble"}, False),
+    ],
+    ids=lambda one: "-".join(map(str, one.values())) if isinstance(one, dict) else "",
+)
+def test_losses_and_gradients_are_those_of_the_whole_model(
+    processes: RankProcesses, parallel: dict[str, Any], whole: bool
+) -> None:
+    workload = {
+        "model": {"class": "LlamaForCausalLM", "config": CONFIG},
+        "loop": "pytorch",
+        "data": {"sequence_length": 8},
+        "train": {"per_device_train_batch_size": 4},
+        "parallel": {"gpus": 2, **parallel},
+    }
+    task = RankTask("numbers", "rank_tasks:gradients_beside_one_process", {"workload": workload})
+    answers = processes.run(task, TimeLimit(120.0), lambda _: None)
+    found: list[Any] = [answer.result for answer in answers]
+    assert max(one["difference"] for one in found) < 1e-5
+    assert sum(one["parameters"] for one in found) == PARAMETERS * (2 if whole else 1)
