@@ -120,7 +120,7 @@ def test_nothing_is_left_behind() -> None:
     [
         ({"gpus": 8, "tp_size": 3}, "parallel.tp_size", "tp_size 3 = 3 does not divide 8"),
         ({"gpus": 4, "dp_shard_size": 2, "dp_replicate_size": 4, "strategy": "fsdp2"}, "parallel.dp", "is not 4"),
-        ({"gpus": 4, "cp_size": 2}, "parallel.cp_size", "is not simulated yet"),
+        ({"gpus": 4, "cp_size": 2}, "parallel.cp_size", "needs strategy: fsdp2"),
         ({"gpus": 4, "reshard_after_forward": False}, "parallel.reshard_after_forward", "belongs to strategy fsdp1"),
         ({"gpus": 4, "tp_size": 2}, "parallel.tp_size", "cannot be combined with ddp"),
         ({"gpus": 4, "strategy": "fsdp1", "gradient_as_bucket_view": True}, "parallel.gradient", "belongs to strategy"),

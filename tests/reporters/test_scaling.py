@@ -140,7 +140,7 @@ def test_json_has_plan_and_scaling(comparison: Comparison) -> None:
     rows = value["rows"]
     assert rows[1]["plan"] == {
         "name": "DDP, 4 GPUs", "strategy": "ddp", "gpus": 4, "nodes": 1, "replicas": 1, "tp_size": 1,
-        "model_parallel_size": 1, "pp_size": 1,
+        "model_parallel_size": 1, "pp_size": 1, "cp_size": 1,
     }  # fmt: skip
     assert rows[1]["scaling"] == {"samples_per_second": 36, "samples_per_second_per_gpu": 9, "efficiency": 0.9}
     assert rows[4]["scaling"] is None

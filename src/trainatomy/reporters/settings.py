@@ -80,7 +80,7 @@ def strategy_name(plan: Plan) -> str:
     if plan.replicas > 1:
         name = f"{name} with {plan.replicas} replicas"
     parts = [name] * bool(name) + [f"TP {plan.tp_size}"] * (plan.tp_size > 1)
-    parts += [f"PP {plan.pp_size}"] * (plan.pp_size > 1)
+    parts += [f"PP {plan.pp_size}"] * (plan.pp_size > 1) + [f"CP {plan.cp_size}"] * (plan.cp_size > 1)
     return " × ".join(parts) or "-"
 
 

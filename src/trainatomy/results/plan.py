@@ -36,6 +36,7 @@ class Plan:
         tp_size: Ranks that share each layer.
         model_parallel_size: Ranks that process the same samples: all but data parallelism.
         pp_size: Ranks that share the layers.
+        cp_size: Ranks that share each sequence.
     """
 
     strategy: str
@@ -45,6 +46,7 @@ class Plan:
     tp_size: int = 1
     model_parallel_size: int = 1
     pp_size: int = 1
+    cp_size: int = 1
 
     @classmethod
     def of(cls, workload: Mapping[str, Any]) -> Plan:
@@ -52,14 +54,15 @@ class Plan:
         parallel = workload.get("parallel") or {}
         gpus, nodes, tp = (int(parallel.get(name, 1)) for name in ("gpus", "nodes", "tp_size"))
         pipeline = int(parallel.get("pp_size", 1))
-        others = int(parallel.get("cp_size", 1)) * pipeline
+        contexts = int(parallel.get("cp_size", 1))
+        others = contexts * pipeline
         ranks = gpus * nodes // (tp * others)
         strategy = _strategy(workload, parallel) if ranks > 1 else ""
         replicas = 1
         if strategy.startswith("fsdp"):
             shards = parallel.get("dp_shard_size") or ranks // int(parallel.get("dp_replicate_size") or 1)
             replicas = ranks // int(shards)
-        return cls(strategy, gpus, nodes, replicas, tp, tp * others, pipeline)
+        return cls(strategy, gpus, nodes, replicas, tp, tp * others, pipeline, contexts)
 
     @property
     def world_size(self) -> int:

@@ -107,6 +107,9 @@ class ParallelSpec(Section):
         "(PyTorch's `SequenceParallel`)",
     )
     cp_size: Count = Field(default=1, description="ranks that share each sequence (context parallelism)")
+    cp_comm_strategy: Literal["allgather", "alltoall"] = Field(
+        default="allgather", description="how context parallelism passes keys and values around (accelerate's name)"
+    )
     pp_size: Count = Field(default=1, description="ranks that share the layers, each with its own (a pipeline)")
     pp_schedule: PipelineSchedule | None = Field(
         default=None,
@@ -192,11 +195,19 @@ class ParallelSpec(Section):
 
     def contradictions(self) -> list[Problem]:
         """Refuse degrees that do not multiply to the number of GPUs, and options of another strategy."""
-        return [*self._unsupported(), *self._degrees(), *self._options(), *self._pipeline()]
+        return [*self._contexts(), *self._degrees(), *self._options(), *self._pipeline()]
 
-    def _unsupported(self) -> list[Problem]:
-        reason = "is not simulated yet; data parallelism (ddp, fsdp2, fsdp1, zero1), tp_size and pp_size are"
-        return [Problem((name,), reason) for name in ("cp_size",) if getattr(self, name) > 1]
+    def _contexts(self) -> list[Problem]:
+        """Refuse what context parallelism cannot be combined with."""
+        if self.cp_size == 1:
+            reason = "belongs to context parallelism: set parallel.cp_size"
+            return [Problem(("cp_comm_strategy",), reason)] if self.cp_comm_strategy != "allgather" else []
+        problems = []
+        if self.strategy != "fsdp2":
+            reason = "needs strategy: fsdp2, as accelerate runs it"
+            problems.append(Problem(("cp_size",), f"{reason}; the strategy is {self.strategy or 'ddp'}"))
+        names = [name for name in ("tp_size", "pp_size") if getattr(self, name) > 1]
+        return problems + [Problem((name,), "is not simulated together with cp_size") for name in names]
 
     def _pipeline(self) -> list[Problem]:
         """Refuse options without a pipeline, and what cannot be combined with one."""

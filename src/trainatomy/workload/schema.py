@@ -57,6 +57,7 @@ _BY_TRAINER = {
     "offload_policy": "belongs to loop: pytorch; the Trainer takes cpu_offload in train.fsdp_config",
     "sync_each_batch": "belongs to loop: pytorch; the Trainer reduces gradients after the last micro-batch only",
     "tp_size": "is simulated with loop: pytorch only",
+    "cp_size": "is simulated with loop: pytorch only",
     "sequence_parallel": "belongs to loop: pytorch; the Trainer does not set it",
     "pp_size": "belongs to loop: pytorch: the Trainer runs no pipelines",
 }
@@ -322,6 +323,9 @@ class Workload(Section):
         if parallel.sequence_parallel and self.data.padding:
             reason = "needs an attention mask, which models of transformers do not take with shards of a sequence"
             problems.append(Problem(("data", "padding"), f"{reason}: leave it out, or parallel.sequence_parallel"))
+        if parallel.cp_size > 1 and self.data.padding:
+            reason = "needs an attention mask, which ring attention does not take: leave it out, or parallel.cp_size"
+            problems.append(Problem(("data", "padding"), reason))
         return problems + (self._spread_by_trainer() if self.loop == "trainer" else [])
 
     @property

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -22,10 +23,7 @@ def process_group(topology: Topology) -> Iterator[None]:
     subgroups, and moves no data.
     """
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
-    # What DTensor remembers of an operation has the names of its groups in it, which another rank may not have.
-    clear = getattr(debug, "_clear_sharding_prop_cache", None)
-    if clear is not None:
-        clear()
+    _forget_ranks()
     hook = sys.excepthook  # PyTorch replaces it by one that prints the rank before each line
     dist.init_process_group("fake", rank=topology.rank, world_size=topology.world_size, store=FakeStore())
     try:
@@ -34,3 +32,15 @@ def process_group(topology: Topology) -> Iterator[None]:
         if dist.is_initialized():
             dist.destroy_process_group()
         sys.excepthook = hook
+
+
+def _forget_ranks() -> None:
+    """Clear what torch remembers of operators with another rank's groups or device in it.
+
+    DTensor keeps the results of sharding propagation, which name groups, and fake tensors keep outputs, which name the
+    index of the GPU.
+    """
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
+    FakeTensorMode.cache_clear()

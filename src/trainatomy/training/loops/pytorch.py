@@ -70,7 +70,7 @@ def train(
                 loss, repeated = repeated, None
                 continue
             observer.micro_step_begin(micro_step)
-            with spread.synchronizes(last=micro_step == accumulation - 1):
+            with spread.synchronizes(last=micro_step == accumulation - 1), spread.sharing(batch):
                 with autocast(settings, kind):
                     loss = spread.loss(spread.module(**batch))
                 observer.forward_end()

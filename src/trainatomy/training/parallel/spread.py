@@ -17,6 +17,7 @@ from trainatomy.training.outputs import loss_of
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from trainatomy.training.batch import Batch
     from trainatomy.workload.parallel import ParallelSpec
     from trainatomy.workload.train import TrainSpec
 
@@ -39,6 +40,10 @@ class Spread:
     def loss(self, outputs: Any) -> torch.Tensor:
         """Return the loss in the outputs of the module."""
         return loss_of(outputs)
+
+    def sharing(self, batch: Batch) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a forward and a backward pass, in which ranks may divide a batch in place."""
+        return contextlib.nullcontext()
 
     def clip(self, max_norm: float) -> None:
         """Clip gradients to a norm over all ranks."""

@@ -28,12 +28,14 @@ from torch.distributed.tensor import DTensor
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.optimizer import choose_optimizer
+from trainatomy.training.parallel.context import share_sequences, shared
 from trainatomy.training.parallel.spread import Spread
 from trainatomy.training.parallel.tensor import shard_layers
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from trainatomy.training.batch import Batch
     from trainatomy.workload.parallel import ParallelSpec
     from trainatomy.workload.train import TrainSpec
 
@@ -112,8 +114,10 @@ class FSDP2(Spread):
         mesh = _mesh(parallel, torch.device(device).type)
         if parallel.tp_size > 1:
             shard_layers(model, mesh["tp"], sequences=parallel.sequence_parallel)
-        data = [name for name in mesh.mesh_dim_names or () if name != "tp"]
-        options = fsdp2_options(parallel, mesh[tuple(data)] if len(data) > 1 else mesh[data[0]])
+        self._contexts = mesh["cp"] if parallel.cp_size > 1 else None
+        if parallel.cp_size > 1:
+            share_sequences(model, parallel)
+        options = fsdp2_options(parallel, _data_mesh(mesh))
         for layer in repeated_layers(model):
             fully_shard(layer, **options)
         fully_shard(model, **options)
@@ -126,6 +130,10 @@ class FSDP2(Spread):
             model: Any = self.module
             model.set_requires_gradient_sync(last)
         return contextlib.nullcontext()
+
+    def sharing(self, batch: Batch) -> contextlib.AbstractContextManager[Any]:
+        """Divide the sequences of a batch, with context parallelism."""
+        return contextlib.nullcontext() if self._contexts is None else shared(batch, self._contexts)
 
     def clip(self, max_norm: float) -> None:
         """Clip gradients that may lie on several meshes."""
@@ -191,10 +199,20 @@ def _mesh(parallel: ParallelSpec, kind: str) -> DeviceMesh:
     sizes = {
         "dp_replicate": parallel.replicas,
         "dp_shard": parallel.data_parallel_size // parallel.replicas,
+        "cp": parallel.cp_size,
         "tp": parallel.tp_size,
     }
     used = {name: size for name, size in sizes.items() if size > 1 or name == "dp_shard"}
     return init_device_mesh(kind, tuple(used.values()), mesh_dim_names=tuple(used))
+
+
+def _data_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the ranks that FSDP shards over: those of data and of context parallelism, as accelerate joins them."""
+    names = [name for name in mesh.mesh_dim_names or () if name != "tp"]
+    if "cp" in names:
+        mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
+        names = [*names[: names.index("dp_shard")], "dp_shard_cp"]
+    return mesh[tuple(names)] if len(names) > 1 else mesh[names[0]]
 
 
 def _clip_by_mesh(model: nn.Module, max_norm: float) -> None:
