@@ -1,7 +1,7 @@
 """Context parallelism: ranks share each sequence, with PyTorch's ring attention (``context_parallel``).
 
-What a batch needs beforehand is what transformers' Trainer does to it (``_prepare_context_parallel_inputs``): labels that
-are shifted before the sequence is divided, positions, and no mask in the layers (accelerate's
+What a batch needs beforehand is what transformers' Trainer does to it (``_prepare_context_parallel_inputs``): labels
+that are shifted before the sequence is divided, positions, and no mask in the layers (accelerate's
 ``_attach_context_parallel_hooks``).
 """
 
@@ -58,7 +58,7 @@ def share_sequences(model: nn.Module, parallel: ParallelSpec) -> None:
 
 @contextlib.contextmanager
 def shared(batch: Batch, mesh: DeviceMesh) -> Iterator[None]:
-    """Divide the sequences of a batch in place; attention inside passes keys and values around the ranks of ``mesh``."""
+    """Divide the sequences of a batch in place; attention passes keys and values around the ranks of ``mesh``."""
     ids = batch["input_ids"]
     rows, length = ids.shape
     if length % (2 * mesh.size()):
