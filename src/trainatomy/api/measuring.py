@@ -14,6 +14,7 @@ from trainatomy.api.predicting import predict_row
 from trainatomy.errors import WorkloadError
 from trainatomy.results.measurement import Measurement
 from trainatomy.runs.options import PredictOptions, RunOptions
+from trainatomy.workload.measurable import measurable
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def measure(
     """
     from trainatomy.measurement.measure import measure as run
 
-    workload = with_settings(workload, settings)
+    workload = measurable(with_settings(workload, settings))
     return run(workload, components=components, steps=steps, trace=trace, time_limit=time_limit, progress=progress)
 
 

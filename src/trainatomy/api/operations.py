@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import analyze_memory
 from trainatomy.api.keywords import with_settings
+from trainatomy.errors import WorkloadError
 from trainatomy.runs.options import load_calibration
 from trainatomy.workload.schema import Workload
 
@@ -45,6 +46,10 @@ def ops(
     from trainatomy.simulator.simulate import simulate
 
     workload = with_settings(workload, settings)
+    if workload.data.varies:
+        raise WorkloadError(
+            "data.lengths: ops lists one step: give data.sequence_length, the length of its batch", key="data.lengths"
+        )
     loaded = load_calibration(calibration, [workload])
     if measured:
         from trainatomy.measurement.device.visible import refuse_several_gpus, require_gpu

@@ -13,6 +13,7 @@ from trainatomy.api.keywords import Batch, changed, check_keywords, with_batch
 from trainatomy.errors import WorkloadError
 from trainatomy.results.prediction import Prediction
 from trainatomy.runs.options import PredictOptions
+from trainatomy.workload.measurable import fewer_lengths
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -141,6 +142,12 @@ def _predict_pipeline(
 
 def predict_row(options: PredictOptions, workload: Workload) -> Prediction:
     return predict(workload, **options.keywords(workload))
+
+
+def predict_candidate(predict: Callable[[Workload], Prediction], workload: Workload) -> Prediction:
+    """Return the prediction of one of many candidates, of fewer orders and lengths where samples differ in length."""
+    found = predict(fewer_lengths(workload))
+    return found if found.lengths is None else replace(found, workload=workload.to_mapping())
 
 
 def predict_module(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.api.keywords import Batch, with_settings
-from trainatomy.api.predicting import predict_module, predict_row
+from trainatomy.api.predicting import predict_candidate, predict_module, predict_row
 from trainatomy.errors import WorkloadError
 from trainatomy.runs.options import PredictOptions
 from trainatomy.workload.schema import Workload
@@ -55,12 +55,17 @@ class SearchRequest:
 
 def search_settings(request: SearchRequest, goal: Goal = "throughput") -> Fit:
     """Search for the settings that fit a GPU and train fastest, or for the largest size (see ``fit``)."""
+    from trainatomy.search.lengths import with_all_lengths
     from trainatomy.search.run import run
 
     if not isinstance(request.what, Workload) and goal in ("sequence-length", "model-size"):
         raise WorkloadError(f"maximize: {goal} needs the configuration of the model; give a workload")
     with _candidates(request) as (workload, options, pool):
-        return run(workload, goal, options, pool, request.observer)
+        found = run(workload, goal, options, pool, request.observer)
+    if not workload.data.varies or not isinstance(request.what, Workload) or found.interrupted:
+        return found
+    loaded = request.predict_options.for_workloads([workload])
+    return with_all_lengths(found, partial(predict_row, loaded))
 
 
 def search_gpus(
@@ -107,7 +112,9 @@ def _of_workload(what: Workload, request: SearchRequest) -> Iterator[tuple[Workl
     if request.batch is not None:
         raise WorkloadError("batch: only a module takes one; name data.factory in the workload", key="data")
     options = request.predict_options.for_workloads([workload])
-    with prediction_pool(partial(predict_row, options), request.jobs, request.executor) as pool:
+    with prediction_pool(
+        partial(predict_candidate, partial(predict_row, options)), request.jobs, request.executor
+    ) as pool:
         yield workload, pool
 
 
@@ -127,7 +134,9 @@ def _of_module(module: nn.Module, request: SearchRequest) -> tuple[Workload, Pre
         rows = next(len(value) for value in batch.values() if getattr(value, "ndim", 0))
         workload = workload.replace("train.per_device_train_batch_size", rows)
     options = request.predict_options.for_workloads([workload])
-    return workload, PredictionPool(partial(predict_module, module, make_batch, options), None, 1)
+    return workload, PredictionPool(
+        partial(predict_candidate, partial(predict_module, module, make_batch, options)), None, 1
+    )
 
 
 def _options_for_module(module: nn.Module, request: SearchRequest) -> SearchOptions:

@@ -375,6 +375,15 @@ FIT_NOTES = {
     "fewer_gpus": (
         "{} GPUs are as fast as all that were given, or faster: at this effective batch size, more of them do not pay."
     ),
+    "best_with_all_lengths": (
+        "Candidates were compared by a few orders and lengths of the samples; the best one was then predicted with all."
+    ),
+    "none_with_all_lengths": (
+        "None of the {} best candidates fits with all orders and lengths of the samples: ask for more headroom."
+    ),
+    "fewer_lengths": (
+        "Every figure is of a few orders and lengths of the samples; trainatomy predict executes all of them."
+    ),
     "batch_norm": (
         "The model has BatchNorm, which takes its statistics from each GPU's own batch: the number of GPUs and the "
         "batch size change what is learnt. torch.nn.SyncBatchNorm takes them from all GPUs."

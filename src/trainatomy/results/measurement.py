@@ -77,9 +77,10 @@ class Measurement:
 
     ``memory`` is the breakdown at the measured peak, from the allocations recorded on the GPU; its total equals
     ``device_bytes`` where that is known.  ``step_seconds`` is the median of ``timed_step_seconds``: the steps after
-    the warm-up of a run without recording.  ``recorded_step_seconds`` is the median of the run whose allocations were
-    recorded (``None`` without one).  ``out_of_memory`` is the failed allocation and the memory held then.
-    ``tape_file`` is the file with the allocation trace; ``neighbours`` are other processes on the GPU.
+    the warm-up of a run without recording; their mean with ``data.lengths``.
+    ``recorded_step_seconds`` is the median of the run whose allocations were recorded (``None`` without one).
+    ``out_of_memory`` is the failed allocation and the memory held then.  ``tape_file`` is the file with the
+    allocation trace; ``neighbours`` are other processes on the GPU.
 
     On several GPUs the figures are those of the process ``rank``, which is 0 unless only another one ran out of memory;
     ``other_ranks`` holds the others, and rates are those of the rank itself.  ``nccl_bytes`` is what the process

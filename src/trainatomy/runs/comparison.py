@@ -15,6 +15,7 @@ from trainatomy.runs import machine as machines
 from trainatomy.runs.options import refuse_era
 from trainatomy.runs.plan import Finished, Plan, RunObserver, group_name, run
 from trainatomy.runs.published import published_beside
+from trainatomy.workload.measurable import measurable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,6 +142,7 @@ def prepare(
     here = machine.resolve_gpu()
     if here is not None and not options.keep_gpus:
         workloads = [workload.replace("gpu", here.id) for workload in workloads]
+    workloads = [measurable(workload) for workload in workloads]
     now = datetime.now(UTC) if options.fresh else None
     group = options.group or group_name(options.title, workloads, fresh=now)
     store = options.store if isinstance(options.store, Store) else Store(options.store)

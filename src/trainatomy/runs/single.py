@@ -10,6 +10,7 @@ from trainatomy.records.create import make_record
 from trainatomy.records.store import Store
 from trainatomy.runs import machine as machines
 from trainatomy.runs.options import refuse_era
+from trainatomy.workload.measurable import measurable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,7 @@ def measure_and_record(
     here = machines.this_machine().resolve_gpu()
     if here is not None and not options.keep_gpus:
         workload = workload.replace("gpu", here.id)
+    workload = measurable(workload)
     store = options.store if isinstance(options.store, Store) else Store(options.store)
     store.check()
     prediction, error = None, None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.errors import SimulationError
 from trainatomy.results.operations import Operations
-from trainatomy.simulator.pieces import cut
+from trainatomy.simulator.pieces import Piece, cut
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.simulator.stitching import FirstStep, StepLibrary, StepShapes, Stitched, same_events
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 MOST_MICRO_STEPS = 200
-"""Micro-batches of one run, which bound its allocation trace."""
-FEWEST_SHAPES = 8
+"""Micro-batches of one run, which bound its allocation trace; more lengths take several runs."""
 
 Told = Callable[[str], None]
 """Is told what is executed, for progress on stderr."""
@@ -115,8 +114,7 @@ def simulate_lengths(
     taken = orders(workload)
     stand_ins = stand_ins_of(workload, taken)
     shapes = sorted(set(stand_ins.values()), key=lambda shape: (shape.length, shape.is_mixed))
-    tell(f"executing {len(shapes)} of {len(stand_ins)} lengths")
-    simulation, library, recorded = run.library(shapes, operations=operations)
+    simulation, library, recorded = run.library(shapes, tell, operations=operations)
     begun = dict.fromkeys(tuple(stand_ins[batch.shape] for batch in order.steps[0]) for order in taken)
     firsts = {}
     for place, first in enumerate(begun):
@@ -129,21 +127,31 @@ def stand_ins_of(workload: Workload, taken: Sequence[Order]) -> dict[BatchShape,
     """Return for each shape of some orders the one that is executed in its place: itself, or the next longer one."""
     spec = workload.data.lengths
     assert spec is not None
-    most = max(FEWEST_SHAPES, MOST_MICRO_STEPS // workload.train.gradient_accumulation_steps)
     found = sorted({batch.shape for order in taken for step in order.steps for batch in step})
     chosen: dict[tuple[int, bool], list[int]] = {}
     for rows, length, is_mixed in found:
         chosen.setdefault((rows, is_mixed), []).append(length)
-    limit = min(spec.shapes, most)
+    limit = spec.shapes or len(found)
     executed = {kind: _spread(lengths, max(1, limit * len(lengths) // len(found))) for kind, lengths in chosen.items()}
     return {shape: _stand_in(shape, executed[shape.rows, shape.is_mixed]) for shape in found}
 
 
 def _spread(lengths: Sequence[int], most: int) -> list[int]:
-    """Return at most so many of the sorted lengths, evenly spread, the longest among them."""
-    if len(lengths) <= most:
-        return list(lengths)
-    return [lengths[(place + 1) * len(lengths) // most - 1] for place in range(most)]
+    """Return at most so many of the sorted lengths, the longest among them, so that one is near to every length."""
+    narrow, wide = 0, lengths[-1] - lengths[0]
+    while narrow < wide:
+        width = (narrow + wide) // 2
+        narrow, wide = (narrow, width) if len(_chosen(lengths, width)) <= most else (width + 1, wide)
+    return _chosen(lengths, wide)
+
+
+def _chosen(lengths: Sequence[int], width: int) -> list[int]:
+    """Return the lengths, the longest first, each of which stands for those that are at most ``width`` shorter."""
+    chosen = [lengths[-1]]
+    for length in reversed(lengths):
+        if length < chosen[-1] - width:
+            chosen.append(length)
+    return chosen[::-1]
 
 
 def _stand_in(shape: BatchShape, executed: Sequence[int]) -> BatchShape:
@@ -160,29 +168,51 @@ class _Run:
     trust_remote_code: bool
 
     def library(
-        self, shapes: Sequence[BatchShape], *, operations: bool
+        self, shapes: Sequence[BatchShape], tell: Told, *, operations: bool
     ) -> tuple[Simulation, StepLibrary, dict[BatchShape, Operations]]:
+        """Execute a step of each shape, in as many runs as are needed."""
+        accumulation = self.workload.train.gradient_accumulation_steps
+        size = max(1, MOST_MICRO_STEPS // accumulation)
+        steps: dict[BatchShape, tuple[Piece, ...]] = {}
+        recorded: dict[BatchShape, Operations] = {}
+        simulations = []
+        for start in range(0, len(shapes), size):
+            tell(f"executing lengths {start + 1} to {min(start + size, len(shapes))} of {len(shapes)}")
+            simulation, found, executed = self._steps_of(shapes[0], shapes[start : start + size], operations=operations)
+            simulations.append(simulation)
+            steps |= {shape: pieces for shape, pieces in found.items() if shape not in steps}
+            recorded |= executed
+        whole = replace(
+            simulations[-1],
+            libraries=frozenset().union(*(each.libraries for each in simulations)),
+            steps=sum(each.steps for each in simulations),
+            operations=recorded.get(shapes[-1], Operations()),
+        )
+        return whole, StepLibrary(steps), recorded
+
+    def _steps_of(
+        self, shortest: BatchShape, shapes: Sequence[BatchShape], *, operations: bool
+    ) -> tuple[Simulation, dict[BatchShape, tuple[Piece, ...]], dict[BatchShape, Operations]]:
         """Execute a step of each shape, then one of different shapes and the shortest again, to check them.
 
         What the last step keeps is not known.
         """
         accumulation = self.workload.train.gradient_accumulation_steps
-        mixed = tuple(shapes[-1 - place % len(shapes)] for place in range(accumulation))
-        shortest = (shapes[0],) * accumulation
-        steps = [shortest, *((shape,) * accumulation for shape in shapes), mixed, shortest, shortest]
+        executed = list(dict.fromkeys((shortest, *shapes)))
+        mixed = tuple(executed[-1 - place % len(executed)] for place in range(accumulation))
+        first = (shortest,) * accumulation
+        steps = [first, *((shape,) * accumulation for shape in executed), mixed, first, first]
         simulation, watcher = self._simulate(steps, operations=operations)
         pieces = cut(simulation.trace).steps
-        library = StepLibrary(dict(zip(shapes, pieces[1:], strict=False)))
+        found = dict(zip(executed, pieces[1:], strict=False))
+        library = StepLibrary(found)
         for place in (-3, -2):
             if not same_events(library.pieces(steps[place]), pieces[place]):
                 raise SimulationError(
                     "data.lengths: a step that was executed twice did not allocate the same, so epochs cannot be put "
                     "together from single steps.\nPredict this training with data.sequence_length"
                 )
-        recorded = dict(zip(shapes, watcher.operations[1:], strict=False))
-        longest = recorded.get(shapes[-1])
-        shown = simulation if longest is None else replace(simulation, operations=longest)
-        return shown, library, recorded
+        return simulation, found, dict(zip(executed, watcher.operations[1:], strict=False))
 
     def first_step(self, shapes: StepShapes, following: BatchShape) -> FirstStep:
         """Execute the first step of a training, and one more that shows what it keeps."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainatomy.training.lengths import sample_lengths
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
 from trainatomy.training.shape import shape_of
@@ -28,7 +30,7 @@ def samples_per_step(workload: Workload) -> int:
 
 
 def tokens_per_sample(workload: Workload, model: nn.Module) -> int | None:
-    """Return the tokens of the text and of the decoder, if there is one.
+    """Return the tokens of the text and of the decoder, if there is one; of samples that differ in length, the mean.
 
     ``None`` if samples are not text or come from a function of the user's.
     """
@@ -37,6 +39,9 @@ def tokens_per_sample(workload: Workload, model: nn.Module) -> int | None:
     shape = shape_of(model, lengths(workload.data, unwrap(model)))
     if shape.main_input != "input_ids":
         return None
+    if workload.data.lengths is not None and not workload.data.packing:
+        mean = round(fmean(sample_lengths(workload.data)))
+        return shape.choices * mean + (shape.lengths.target if shape.is_encoder_decoder else 0)
     return shape.choices * (shape.image_tokens + shape.lengths.sequence) + (
         shape.lengths.target if shape.is_encoder_decoder else 0
     )

@@ -53,8 +53,10 @@ class LengthsSpec(Section):
     )
     seed: Index = Field(default=0, description="seed of the lengths that are drawn, and of the first order of samples")
     orders: Count = Field(default=8, description="orders of the samples, each with a seed of its own, to predict")
-    shapes: Count = Field(
-        default=40, description="most padded lengths to execute; of more, the next longer one stands for each left out"
+    shapes: Count | None = Field(
+        default=None,
+        description="most padded lengths to execute, if not all: the next longer one stands for each left out, with "
+        "which reserved memory is less exact",
     )
 
     @model_validator(mode="before")

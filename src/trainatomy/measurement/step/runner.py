@@ -294,7 +294,8 @@ def _measurement(
 ) -> Measurement:
     memory = meter.result()
     peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    rates = throughput(workload, outcome.tokens, timer.step_seconds)
+    step_seconds = timer.mean_step_seconds if workload.data.varies else timer.step_seconds
+    rates = throughput(workload, outcome.tokens, step_seconds)
     is_instance = meter.device is not None and meter.device.is_instance
     return Measurement(
         name=workload.display_name,
@@ -313,7 +314,7 @@ def _measurement(
         context_bytes=memory.context_bytes,
         model_bytes=timer.model_bytes,
         num_alloc_retries=int(torch.cuda.memory_stats().get("num_alloc_retries", 0)),
-        step_seconds=timer.step_seconds,
+        step_seconds=step_seconds,
         steps=timer.steps,
         message=outcome.message,
         tape_file=None,

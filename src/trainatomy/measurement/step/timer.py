@@ -7,7 +7,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -147,6 +147,11 @@ class StepTimer(Silent):
     def step_seconds(self) -> float | None:
         """Median of the steps after the warm-up; ``None`` if there are none."""
         return median(self.timed_seconds) if self.timed_seconds else None
+
+    @property
+    def mean_step_seconds(self) -> float | None:
+        """Mean of the steps after the warm-up; ``None`` if there are none."""
+        return fmean(self.timed_seconds) if self.timed_seconds else None
 
     @property
     def synchronized_step_seconds(self) -> float | None:

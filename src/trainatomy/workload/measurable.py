@@ -1,0 +1,37 @@
+"""How much of a training whose samples differ in length is measured, and how much of it a search predicts."""
+
+from __future__ import annotations
+
+from trainatomy.workload.schema import Workload
+
+MOST_MEASURED_STEPS = 300
+"""Steps of an epoch of different lengths that are measured unless the workload sets their number."""
+
+SEARCHED_ORDERS, SEARCHED_SHAPES = 3, 16
+"""Orders and lengths at most that a search executes of each candidate."""
+
+
+def measurable(workload: Workload) -> Workload:
+    """Return a training whose samples differ in length with the one order, and the steps of it, that are measured.
+
+    Prediction and measurement then have the same batches.  Other trainings are returned as they are.
+    """
+    lengths = workload.data.lengths
+    if lengths is None or not workload.data.varies:
+        return workload
+    in_epoch = lengths.count // (workload.batch_size * workload.train.gradient_accumulation_steps)
+    steps = workload.steps or min(max(in_epoch, 1), MOST_MEASURED_STEPS)
+    return workload.replace({"data.lengths.orders": 1, "steps": steps})
+
+
+def fewer_lengths(workload: Workload) -> Workload:
+    """Return a candidate of a search with fewer orders and lengths to execute, where its samples differ in length."""
+    lengths = workload.data.lengths
+    if lengths is None or not workload.data.varies:
+        return workload
+    return workload.replace(
+        {
+            "data.lengths.orders": min(lengths.orders, SEARCHED_ORDERS),
+            "data.lengths.shapes": min(lengths.shapes or SEARCHED_SHAPES, SEARCHED_SHAPES),
+        }
+    )
