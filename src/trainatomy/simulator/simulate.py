@@ -306,6 +306,7 @@ def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_batch_norm(workload, model),
         *_data_parallel(workload),
         *_length_note(workload, model),
+        *_sampling(workload),
         *_evaluation_notes(workload),
     )
 
@@ -353,6 +354,15 @@ def _batch_norm(workload: Workload, model: nn.Module) -> Iterator[str]:
         yield (
             f"BatchNorm takes its statistics from the {workload.batch_size} samples of each GPU, so what is learnt "
             "depends on the batch size per GPU; torch.nn.SyncBatchNorm takes them from all GPUs"
+        )
+
+
+def _sampling(workload: Workload) -> Iterator[str]:
+    """Yield a note where samples are grouped by lengths that nobody gave."""
+    if workload.train.train_sampling_strategy == "group_by_length" and workload.data.lengths is None:
+        yield (
+            "train.train_sampling_strategy: group_by_length: all samples have one length here; data.lengths says how "
+            "they differ"
         )
 
 

@@ -295,8 +295,8 @@ class Workload(Section):
         if self.data.lengths is None:
             return []
         problems = []
-        if self.mode == "inference":
-            problems.append(Problem(here, "are those of a training; for inference give data.sequence_length"))
+        if self.mode != "training":
+            problems.append(Problem(here, f"are those of a training; for {self.mode} give data.sequence_length"))
         if self.parallel.world_size > 1:
             message = "are simulated on one GPU: on several, ranks wait for the one with the longest batch"
             problems.append(Problem(here, message))
