@@ -12,6 +12,7 @@ from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
 from trainatomy.libraries import installed_versions
+from trainatomy.results.checkpoint import Checkpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.prediction import Basis, Fact, GPUSummary, Prediction, RankPrediction
@@ -80,6 +81,7 @@ def prediction_of(
         without_workspace=len(analysis.skipped_workspaces),
         evaluation=_evaluation(workload, software, simulation, analysis, calibration, timed=timed),
         generation=_generation(workload, software, simulation, calibration, time),
+        checkpoint=_checkpoint(workload, simulation, analysis),
         rank=simulation.trace.rank,
     )
 
@@ -233,6 +235,21 @@ def _time_of(
         calibration=calibration,
         driver_calls=driver_calls,
         current_software=software.current,
+    )
+
+
+def _checkpoint(workload: Workload, simulation: Simulation, analysis: MemoryAnalysis) -> Checkpoint | None:
+    """Return what a checkpoint takes, None where none is saved."""
+    executed = simulation.saving
+    if executed is None:
+        return None
+    allocated, (begin, end) = analysis.allocated_bytes, (executed.events.start, executed.events.stop)
+    return Checkpoint(
+        files=dict(executed.files),
+        kept=workload.train.save_total_limit,
+        allocated_before_bytes=max(allocated[:begin], default=0),
+        allocated_after_bytes=max(allocated[:end], default=0),
+        own_allocated_bytes=max(allocated[begin - 1 : end], default=0),
     )
 
 

@@ -31,6 +31,7 @@ def test_keys_of_train_have_the_defaults_of_training_arguments(training_argument
     ]  # trainatomy's default: the same as in training
     assert ours.pop("gradient_checkpointing_every") == 1  # in transformers a key of gradient_checkpointing_kwargs
     ours["include_for_metrics"] = list(ours["include_for_metrics"])
+    ours["save_strategy"] = training_arguments["save_strategy"]  # trainatomy's default: None, nothing is counted
     ours["use_cache"] = False  # trainatomy's default: None, the Trainer's default with loop trainer
     theirs = {name: training_arguments[name] for name in ours}
     assert {**theirs, "optim": str(getattr(theirs["optim"], "value", theirs["optim"]))} == ours

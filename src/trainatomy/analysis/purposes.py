@@ -91,7 +91,7 @@ def _purpose(
         if lives.died[number] >= end:
             return Purpose("activations", "saved by recomputation" if phase == "recompute" else "saved for backward")
         return Purpose("temporary", "forward")
-    if phase in ("backward", "optimizer", "prefill", "decode"):
+    if phase in ("backward", "optimizer", "prefill", "decode", "saving"):
         return Purpose("temporary", phase)
     return Purpose("functionality", "kept by the loop")
 

@@ -68,6 +68,7 @@ SECTIONS = {
     "modules": "Activations at the peak, by module",
     "evaluation": "Evaluation",
     "generation": "Generation",
+    "checkpoint": "Checkpoint",
     "measured_modules": "Measured activations at the peak, by module",
     "timeline": "Memory allocated over the steps, at the peak of each phase",
     "stages": "Memory by stage",

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
+from trainatomy.results.checkpoint import Checkpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.memory import Verdict
@@ -40,6 +41,7 @@ class PredictionV2:
     without_workspace: int
     evaluation: Evaluation | None = None
     generation: Generation | None = None
+    checkpoint: Checkpoint | None = None
 
     @classmethod
     def of(cls, prediction: Prediction) -> PredictionV2:

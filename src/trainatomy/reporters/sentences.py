@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trainatomy.reporters import settings
 from trainatomy.reporters.labels import BOUNDS, FACTS, FIT_NOTES, GOALS
+from trainatomy.results.checkpoint import Checkpoint
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.fit import Candidate, Fit, Maximum, Remedy, SearchCounts, Shortage
@@ -97,6 +98,24 @@ def evaluation(found: Evaluation) -> list[str]:
     more = found.added_reserved_bytes
     kept = f" ({human_bytes(more)} more, which stay reserved)" if more else ""
     return [*lines, f"{reserved} reserved before it, {after} after it{kept}"]
+
+
+def checkpoint(found: Checkpoint) -> list[str]:
+    """Return what a checkpoint takes on disk, and whether saving it raises the peak."""
+    weights, states = found.weights_bytes, found.files.get("optimizer.pt", 0)
+    others = found.total_bytes - weights - states
+    parts = [f"{human_bytes(weights)} of weights"]
+    parts += [f"{human_bytes(states)} of optimizer states"] if states else []
+    parts += [f"{human_bytes(others)} of other files"]
+    lines = [f"{human_bytes(found.total_bytes)} on disk: {', '.join(parts)}"]
+    if found.kept is None:
+        lines.append("every checkpoint is kept; save_total_limit removes older ones")
+    else:
+        size = human_bytes(found.total_bytes * (found.kept + 1))
+        lines.append(f"{size} on disk while {many(found.kept, 'checkpoint')} and a new one exist")
+    more = found.allocated_after_bytes - found.allocated_before_bytes
+    raised = f"saving raises the peak of GPU memory by {human_bytes(more)}" if more > 0 else "saving raises no peak"
+    return [*lines, f"{raised}{'' if more > 0 else ' of GPU memory'}"]
 
 
 def generation(found: Generation) -> list[str]:

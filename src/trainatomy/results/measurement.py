@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from trainatomy.results.checkpoint import Checkpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint
@@ -125,6 +126,7 @@ class Measurement:
     other_ranks: tuple[RankMeasurement, ...] = ()
     evaluation: Evaluation | None = None
     generation: Generation | None = None
+    checkpoint: Checkpoint | None = None
 
     @property
     def ranks(self) -> dict[int, RankMeasurement]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trainatomy.results.checkpoint import Checkpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.lengths import LengthsPrediction
@@ -123,6 +124,7 @@ class Prediction:
     rank: int = 0
     lengths: LengthsPrediction | None = None
     generation: Generation | None = None
+    checkpoint: Checkpoint | None = None
 
     @property
     def gpu(self) -> GPUSummary:

@@ -30,6 +30,7 @@ from trainatomy.simulator.values import LIKE_FACTORIES, Values
 if TYPE_CHECKING:
     from trainatomy.simulator.evaluation import ExecutedEvaluation
     from trainatomy.simulator.generation import ExecutedGeneration
+    from trainatomy.simulator.saving import ExecutedSaving
 
 _DISABLED = torch._C.DisableTorchFunction
 _FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
@@ -77,6 +78,7 @@ class Recorder(TorchDispatchMode):
         communicates: True for one rank of several.
         evaluation: Last evaluation of the training.
         generation: Last call of ``generate()``.
+        saving: Last checkpoint that was saved.
         functions: Where it is a list, the operators that run and the values that Python reads are appended to it.
     """
 
@@ -102,6 +104,7 @@ class Recorder(TorchDispatchMode):
         self.functions: list[Any] | None = None
         self.evaluation: ExecutedEvaluation | None = None
         self.generation: ExecutedGeneration | None = None
+        self.saving: ExecutedSaving | None = None
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
         self._meta_results = MetaResults()

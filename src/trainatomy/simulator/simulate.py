@@ -29,6 +29,7 @@ from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.saving import ExecutedSaving, files_without_data
 from trainatomy.simulator.topology import Topology
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import BatchesOfLengths, MakeBatch
@@ -65,6 +66,7 @@ class Simulation:
         evaluation: The last evaluation of the training.
         layers: Number of layers that a pipeline divides; 0 without one.
         generation: The last call of ``generate()``.
+        saving: The last checkpoint that was saved.
     """
 
     trace: AllocationTrace
@@ -82,6 +84,7 @@ class Simulation:
     evaluation: ExecutedEvaluation | None = None
     layers: int = 0
     generation: ExecutedGeneration | None = None
+    saving: ExecutedSaving | None = None
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -108,7 +111,7 @@ def steps_needed(workload: Workload) -> int:
     counted = workload.microbatches if workload.parallel.pp_size > 1 else workload.train.gradient_accumulation_steps
     micro_steps = min(counted, EXECUTED_MICRO_STEPS)
     steps = 3 if 3 * micro_steps <= _MAX_MICRO_STEPS_IN_THREE else 2
-    return steps + 1 if workload.evaluates_after_steps else steps
+    return steps + 1 if workload.pauses else steps
 
 
 def simulate(
@@ -160,7 +163,7 @@ def simulate(
         with (
             software_of(workload.era),
             _optimizer_library(workload, process),
-            _evaluation_arrays(workload),
+            _pauses(workload),
         ):
             built = _build(workload, model, trust_remote_code)
             # FSDP1 leaves only this rank's shards in the model; on one GPU the first step may complete it.
@@ -286,6 +289,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int) -> S
         evaluation=recorder.evaluation,
         layers=described.layers,
         generation=recorder.generation,
+        saving=recorder.saving,
     )
 
 
@@ -312,7 +316,9 @@ def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
 
 
 def _evaluation_notes(workload: Workload) -> Iterator[str]:
-    """Yield notes on what an evaluation leaves out."""
+    """Yield notes on what evaluations and checkpoints leave out."""
+    if workload.mode == "training" and workload.train.save_strategy not in (None, "no") and not workload.saves:
+        yield "train.save_strategy: saving on several GPUs is not counted; FSDP gathers weights for it on the GPU"
     train = workload.train
     wanted = train.eval_strategy != "no" or train.eval_on_start or train.do_eval
     if workload.mode != "training" or not wanted:
@@ -374,9 +380,15 @@ def _length_note(workload: Workload, model: nn.Module) -> tuple[str, ...]:
     return (note,) if note else ()
 
 
-def _evaluation_arrays(workload: Workload) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which evaluation gathers outputs of any size on the host."""
-    return arrays_without_data() if workload.evaluates else contextlib.nullcontext()
+@contextlib.contextmanager
+def _pauses(workload: Workload) -> Iterator[None]:
+    """Open a context in which evaluation gathers outputs of any size, and checkpoints are files without data."""
+    with contextlib.ExitStack() as stack:
+        if workload.evaluates:
+            stack.enter_context(arrays_without_data())
+        if workload.saves:
+            stack.enter_context(files_without_data())
+        yield
 
 
 @contextlib.contextmanager

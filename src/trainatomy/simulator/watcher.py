@@ -5,6 +5,7 @@ That is where steps and their phases begin, and which tensors are weights, gradi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from trainatomy.simulator.evaluation import ExecutedEvaluation, RepeatedBatches
 from trainatomy.simulator.generation import CallOfGenerate, StepBegin, repeat_step
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
+from trainatomy.simulator.saving import ExecutedSaving
 from trainatomy.training.loops.generation import cache_size
 from trainatomy.training.optimizer import tensors_in
 from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
@@ -38,6 +40,7 @@ class Watcher:
         self._last = steps - 1
         self._micro_steps = 1
         self._begun = (0, 0)
+        self._saved = (0, False)
         self._call = CallOfGenerate(0)
         self._begins = StepBegin(0, 0, 0)
         self._executed = Operations()
@@ -160,6 +163,23 @@ class Watcher:
     def evaluates_after(self, step: int) -> bool:
         """Return True for the last step but one: the last one shows what an evaluation leaves behind."""
         return step == max(0, self._last - 1)
+
+    def saving_begin(self) -> None:
+        """Begin to save a checkpoint, whose operations belong to no step."""
+        self._recorder.mark("saving")
+        self._set_stage("saving")
+        self._saved = len(self._recorder.trace.events), self._operations.recording
+        self._operations.pause()
+
+    def saving_end(self, files: Mapping[str, int]) -> None:
+        """End saving a checkpoint."""
+        begin, was_writing = self._saved
+        self._recorder.mark("saving end")
+        self._set_stage("other")
+        self._recorder.saving = ExecutedSaving(range(begin, len(self._recorder.trace.events)), dict(files))
+        if was_writing:
+            self._operations.resume()
+        self._repetition.interrupted()
 
     def evaluation_begin(self, batches: int) -> None:
         """Begin an evaluation: its operations are written apart from those of a step."""

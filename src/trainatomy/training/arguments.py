@@ -27,8 +27,8 @@ _QUIET: dict[str, Any] = {
 }
 """Settings that leave nothing but the step: no reports, files, evaluation or progress bar."""
 
-_EVALUATION = frozenset({"eval_strategy", "do_eval"})
-"""Settings that the loop applies: it says after which step an evaluation runs."""
+_BY_LOOP = frozenset({"eval_strategy", "do_eval", "save_strategy", "save_total_limit"})
+"""Settings that the loop applies: it says after which step an evaluation runs and a checkpoint is saved."""
 
 _LOADING: dict[str, Any] = {
     "dataloader_pin_memory": False,
@@ -65,7 +65,7 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
 def _settings(workload: Workload) -> dict[str, Any]:
     """Return the settings in the form that transformers accepts, which excludes the path of an optimizer's class."""
     train = workload.train
-    values = {name: value for name, value in train if value is not None and name not in _LOADING.keys() | _EVALUATION}
+    values = {name: value for name, value in train if value is not None and name not in _LOADING.keys() | _BY_LOOP}
     values["include_for_metrics"] = list(train.include_for_metrics)
     values["per_device_eval_batch_size"] = workload.eval_batch_size
     values["eval_on_start"] = workload.evaluates and train.eval_on_start

@@ -27,6 +27,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from torch import nn
 
@@ -92,7 +94,13 @@ class Observer(Protocol):
         """Optimizer step ``step`` is over."""
 
     def evaluates_after(self, step: int) -> bool:
-        """Return whether the evaluation of the training is to run after optimizer step ``step``."""
+        """Return whether the training evaluates and saves after optimizer step ``step``, as far as it does."""
+
+    def saving_begin(self) -> None:
+        """A checkpoint is about to be saved."""
+
+    def saving_end(self, files: Mapping[str, int]) -> None:
+        """A checkpoint has been saved: its files with their bytes."""
 
     def evaluation_begin(self, batches: int) -> None:
         """An evaluation of ``batches`` batches begins: after a step, or before the first one."""
@@ -157,6 +165,8 @@ class Silent:
     def evaluates_after(self, step: int) -> bool:
         return False
 
+    def saving_begin(self) -> None: ...
+    def saving_end(self, files: Mapping[str, int]) -> None: ...
     def evaluation_begin(self, batches: int) -> None: ...
     def repeat_evaluation(self, batch: Any) -> Any:
         return None

@@ -81,6 +81,11 @@ _EVALUATION = (
 )
 """Settings of the Trainer's evaluation."""
 
+_SAVING = ("save_strategy", "save_total_limit", "save_only_model")
+"""Settings of the Trainer's checkpoints."""
+
+_NO_SAVING = "is applied by the Hugging Face Trainer; `loop: pytorch` saves no checkpoints"
+
 _NO_EVALUATION = "is applied by the Hugging Face Trainer; `loop: pytorch` has no evaluation"
 
 _OF_TRAINING = _HOST_ONLY | {
@@ -111,6 +116,7 @@ _OF_TRAINING = _HOST_ONLY | {
     "ddp_broadcast_buffers",
     "ddp_static_graph",
     *_EVALUATION,
+    *_SAVING,
 }
 """Settings without meaning where nothing is trained."""
 
@@ -147,6 +153,7 @@ LOOPS: Mapping[str, Loop] = {
                 "ddp_broadcast_buffers": _SPREAD_BY_TRAINER,
                 "ddp_static_graph": _SPREAD_BY_TRAINER,
                 **dict.fromkeys(_EVALUATION, _NO_EVALUATION),
+                **dict.fromkeys(_SAVING, _NO_SAVING),
             },
             unused=_HOST_ONLY | _EVALUATION_ONLY,
         ),

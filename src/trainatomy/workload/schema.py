@@ -145,6 +145,17 @@ class Workload(Section):
         return self.evaluates and (self.train.eval_strategy != "no" or self.train.do_eval)
 
     @property
+    def saves(self) -> bool:
+        """Return whether the training saves a checkpoint that is executed: by the Trainer, on one GPU."""
+        here = self.mode == "training" and self.loop == "trainer" and self.parallel.world_size == 1
+        return here and self.train.save_strategy not in (None, "no")
+
+    @property
+    def pauses(self) -> bool:
+        """Return whether an evaluation or a checkpoint comes between two steps."""
+        return self.evaluates_after_steps or self.saves
+
+    @property
     def eval_samples(self) -> int:
         """Return the samples of one evaluation: as given, or two batches, or two rounds of accumulation."""
         rounds = self.train.eval_accumulation_steps or 1

@@ -58,6 +58,10 @@ def _strategy(value: Any) -> Any:
     return "no" if value is False else str(getattr(value, "value", value)).lower()
 
 
+def _saving(value: Any) -> Any:
+    return None if value is None else _strategy(value)
+
+
 DEFAULT_EVAL_BATCH_SIZE = 8
 """Samples per batch of an evaluation during a training, transformers' default of ``per_device_eval_batch_size``."""
 
@@ -85,6 +89,11 @@ class TrainSpec(Section):
     eval_do_concat_batches: bool = Field(
         default=True, description="join the gathered outputs of batches into one tensor, instead of a list"
     )
+    save_strategy: Annotated[Literal["no", "steps", "epoch", "best"] | None, BeforeValidator(_saving)] = Field(
+        default=None, description="save checkpoints: `no`, `steps`, `epoch` or `best`; one is counted (default: none)"
+    )
+    save_total_limit: Count | None = Field(default=None, description="checkpoints to keep (default: all)")
+    save_only_model: bool = Field(default=False, description="save no optimizer states")
     prediction_loss_only: bool = Field(default=False, description="evaluation gathers the loss and no other output")
     batch_eval_metrics: bool = Field(
         default=False,

@@ -102,7 +102,7 @@ def warm_up_steps(workload: Workload) -> int:
     """Return the number of steps to run before timing."""
     has_scaler = workload.mode == "training" and workload.train.fp16
     steps = SCALED_WARM_UP_STEPS if has_scaler else WARM_UP_STEPS
-    return max(steps, STEPS_BEFORE_EVALUATION) + 1 if workload.evaluates_after_steps else steps
+    return max(steps, STEPS_BEFORE_EVALUATION) + 1 if workload.pauses else steps
 
 
 def set_environment(environment: MutableMapping[str, str], allocator: str) -> None:

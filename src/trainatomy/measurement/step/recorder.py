@@ -205,6 +205,12 @@ class RunRecorder(TraceRecorder):
     def evaluation_end(self) -> None:
         self._note("evaluation end")
 
+    def saving_begin(self) -> None:
+        self._note("saving")
+
+    def saving_end(self, files: Mapping[str, int]) -> None:
+        self._note("saving end")
+
     def generation_begin(self, tokens: int) -> None:
         self._note("generation")
 

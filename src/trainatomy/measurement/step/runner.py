@@ -24,6 +24,7 @@ from trainatomy.measurement.step.recorder import RunRecorder
 from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
 from trainatomy.measurement.traces import history as histories
 from trainatomy.measurement.traces.breakdown import Failure, MeasuredTotals, measured_breakdown
+from trainatomy.results.checkpoint import Checkpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.measurement import Measurement, RankMeasurement, Stage
@@ -327,6 +328,14 @@ def _measurement(
         notes=meter.notes(),
         evaluation=_evaluation(workload, timer),
         generation=_generation(workload, timer),
+        checkpoint=_checkpoint(workload, timer),
+    )
+
+
+def _checkpoint(workload: Workload, timer: StepTimer) -> Checkpoint | None:
+    """Return what the checkpoint of the training took."""
+    return (
+        None if timer.saved is None else Checkpoint(timer.saved[0], workload.train.save_total_limit, *timer.saved[1:])
     )
 
 

@@ -20,6 +20,8 @@ from trainatomy.training.loops.generation import cache_size
 from trainatomy.training.observer import Silent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trainatomy.measurement.device.meter import Meter
     from trainatomy.measurement.step.group import RankGroup
 
@@ -135,6 +137,8 @@ class StepTimer(Silent):
         self.step = -1
         self.phase = "load"
         self.generation = GenerationTimes()
+        self.saved: tuple[dict[str, int], int, int] | None = None
+        self._before_saving = 0
         self.evaluation: EvaluationFigures | None = None
         self._evaluation: EvaluationStart | None = None
 
@@ -199,6 +203,14 @@ class StepTimer(Silent):
             batches, allocated, reserved, *_peaks(), seconds=time.perf_counter() - began
         )
         self._timed_since = time.perf_counter()
+
+    def saving_begin(self) -> None:
+        self.phase = "saving"
+        self._before_saving = torch.cuda.max_memory_allocated()
+
+    def saving_end(self, files: Mapping[str, int]) -> None:
+        self.phase = "other"
+        self.saved = dict(files), self._before_saving, torch.cuda.max_memory_allocated()
 
     def generation_begin(self, tokens: int) -> None:
         self.phase = "prefill"

@@ -25,6 +25,8 @@ PHASES = {"loaded": "other", "forward": "forward", "forward end": "backward", "b
     "zero_grad end": "other",
     "evaluation": "evaluation",
     "evaluation end": "other",
+    "saving": "saving",
+    "saving end": "other",
     "generation": "prefill",
     "token": "decode",
     "generation end": "other",

@@ -32,6 +32,8 @@ def prediction_page(prediction: Prediction) -> Group:
             parts.append(Text(sentences.all_ranks(prediction.time.communication)))
     parts.append(section(f"{prediction.name}: {SECTIONS['peak']}", Breakdown(memory)))
     parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
+    if prediction.checkpoint is not None:
+        parts.append(section(SECTIONS["checkpoint"], bullets(sentences.checkpoint(prediction.checkpoint))))
     if prediction.generation is not None:
         parts.append(section(SECTIONS["generation"], bullets(sentences.generation(prediction.generation))))
     if prediction.evaluation is not None:

@@ -6,6 +6,7 @@ The methods that it overrides pass their arguments on, and their callers hold th
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 class Steps(TrainerCallback):
     """Callback that forwards the Trainer's events to an observer."""
 
-    def __init__(self, observer: Observer, *, evaluates: bool = False) -> None:
+    def __init__(self, observer: Observer, workload: Workload) -> None:
         self.observer = observer
-        self.evaluates = evaluates
+        self.workload = workload
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if args.fsdp:  # the Trainer leaves the model where it is, and accelerate moves the shards
@@ -49,8 +50,9 @@ class Steps(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.observer.step_end(state.global_step - 1)
-        if self.evaluates and self.observer.evaluates_after(state.global_step - 1):
-            control.should_evaluate = True
+        if self.observer.evaluates_after(state.global_step - 1):
+            control.should_evaluate = control.should_evaluate or self.workload.evaluates_after_steps
+            control.should_save = control.should_save or self.workload.saves
 
 
 class EngineBegins(TrainerCallback):
@@ -99,7 +101,7 @@ class ObservedTrainer(Trainer):
         self._observer = observer
         self._micro_step = 0
         self._is_evaluating = False
-        steps = Steps(observer, evaluates=workload.evaluates_after_steps)
+        steps = Steps(observer, workload)
         self._engine: EngineSteps | None = None
         every = workload.train.gradient_checkpointing_every
         super().__init__(
@@ -164,6 +166,14 @@ class ObservedTrainer(Trainer):
         if not self._is_evaluating:
             self._observer.forward_end()
         return loss
+
+    def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        self._observer.saving_begin()
+        super()._save_checkpoint(*arguments, **keywords)
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        self._observer.saving_end(
+            {str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()}
+        )
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
         self._is_evaluating = True

@@ -69,7 +69,22 @@ def _run(
     optimizer = create_custom(workload.train, model) if is_class_path(workload.train.optim) else None
     trainer = ObservedTrainer(workload, observer, model, arguments, dataset, optimizer, evaluation)
     trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    with _without_progress_bars():
+        trainer.train()
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Hide the progress bar that transformers shows while it writes weights."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _is_transformers_model(model: nn.Module) -> bool:
