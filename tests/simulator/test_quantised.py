@@ -14,6 +14,10 @@ import trainatomy
 from trainatomy.errors import WorkloadError
 from trainatomy.simulator.live import on_meta
 from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.training.model import build_model
+from trainatomy.training.observer import Silent
+from trainatomy.training.quantization import load_on_device
+from trainatomy.training.run import run as train
 from trainatomy.workload import Workload
 
 if TYPE_CHECKING:
@@ -263,3 +267,31 @@ def test_a_search_may_quantise_frozen_weights() -> None:
         assert (changed.model.quantization is None) == (option.name == "none")
     names = {axis.name for each in (describe(FOUR), describe(None, model={"lora": None})) for axis in axes_of(each, 4)}
     assert "quantization" not in names
+
+
+def loaded_on_host(quantization: dict[str, Any]) -> Any:
+    workload = describe(quantization, loop="pytorch", train={"bf16": False})
+    return workload, load_on_device(workload, build_model(workload), "cpu")
+
+
+@pytest.mark.parametrize("quantization", [DOUBLE, EIGHT])
+def test_the_same_code_trains_with_data(quantization: dict[str, Any]) -> None:
+    workload, model = loaded_on_host(quantization)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    train(workload, model, device="cpu", steps=1, observer=Silent())
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed
+    assert all("lora_" in name for name in changed)
+
+
+@pytest.mark.parametrize("loop", ["pytorch", "trainer"])
+@pytest.mark.parametrize("quantization", [DOUBLE, EIGHT])
+def test_a_live_model_that_was_loaded_quantised(quantization: dict[str, Any], loop: str) -> None:
+    """It holds what the workload holds that loads it."""
+    model = loaded_on_host(quantization)[1]
+    ids = torch.zeros(2, 32, dtype=torch.long)
+    live = trainatomy.predict(model, batch={"input_ids": ids, "labels": ids}, loop=loop, gpu="h200")
+    workload = trainatomy.predict(describe(quantization, loop=loop, train={"bf16": False}, steps=None))
+    held = [{line.name: line.bytes for line in each.memory.lines} for each in (live, workload)]
+    for name in ("parameters", "scales of quantised weights", "optimizer states", "saved for backward"):
+        assert held[0][name] == held[1][name]

@@ -63,11 +63,18 @@ def memo_of_layers(model: nn.Module, memo: dict[int, Any]) -> None:
                     memo[id(value)] = weight.data if is_weight else torch.empty_like(value, device="meta")
 
 
-def move_8bit(model: nn.Module) -> None:
-    """Move quantised 8-bit weights with their scales to the GPU, where ``from_pretrained`` makes them.
+def place(model: nn.Module) -> None:
+    """Move a live model to the GPU as far as ``from_pretrained`` makes it there.
 
-    ``nn.Module.to`` would leave their scales behind.
+    That is a model that was loaded quantised, which the Trainer leaves where it is, and 8-bit weights with their
+    scales, which ``nn.Module.to`` would leave behind.
     """
+    _place_8bit(model)
+    if any(getattr(module, "is_quantized", False) is True for module in model.modules()):
+        nn.Module.to(model, "cuda")
+
+
+def _place_8bit(model: nn.Module) -> None:
     for module in model.modules():
         weight = module._parameters.get("weight")
         if type(weight).__name__ == "Int8Params" and weight is not None and weight.dtype == torch.int8:

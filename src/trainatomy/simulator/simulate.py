@@ -246,7 +246,7 @@ def _execute(
         if is_quantised(workload, model):
             model = _load(workload, process, model)
         else:
-            quantised_layers.move_8bit(model)
+            quantised_layers.place(model)
         # Only the loop may hold the observer, which refers to the model and its optimizer.
         run_steps = partial(run, workload, model, device="cuda", steps=steps, make_batch=make_batch)
         with explained_failures(
