@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from spread import HIDDEN, LAYERS, VOCABULARY, collectives, labelled, simulated, weight_bytes, workload
+from spread import HIDDEN, INNER, LAYERS, VOCABULARY, collectives, labelled, simulated, weight_bytes, workload
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import analyze_memory
@@ -38,6 +38,20 @@ def test_fsdp2_holds_a_share_and_gathers_each_layer_twice() -> None:
     assert len(gathers) == 2 * LAYERS + 1  # the root stays gathered
     scattered = sum(size for name, size in collectives(found) if name == "nccl::reduce_scatter")
     assert scattered == weight_bytes(found)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1"])
+def test_fsdp_wraps_the_classes_that_are_named(strategy: str) -> None:
+    found = simulated(workload(gpus=2, strategy=strategy, transformer_layer_cls_to_wrap=["LlamaMLP"]))
+    gathers = [size for name, size in collectives(found) if name == "nccl::all_gather"]
+    mlp = 3 * HIDDEN * INNER * 4
+    assert gathers.count(mlp) == 2 * LAYERS
+
+
+def test_a_class_that_the_model_does_not_have_is_refused() -> None:
+    described = workload(gpus=2, strategy="fsdp2", transformer_layer_cls_to_wrap=["BertLayer"])
+    with pytest.raises(WorkloadError, match="no BertLayer; its layers are LlamaDecoderLayer"):
+        simulated(described)
 
 
 def test_fsdp2_without_resharding_gathers_once() -> None:

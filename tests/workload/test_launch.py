@@ -53,6 +53,26 @@ def test_a_plain_loop_gets_pytorchs_own_options(tmp_path: Path) -> None:
     assert parallel.mp_policy.param_dtype == "bfloat16"
 
 
+def test_a_plain_loop_wraps_the_classes_that_the_launcher_names(tmp_path: Path) -> None:
+    flags = {"model": "bert-base-uncased", "loop": "pytorch", "launch": written(tmp_path)}
+    assert merge(None, flags).parallel.transformer_layer_cls_to_wrap == ("BertLayer",)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("limit_all_gathers", False, "fsdp_limit_all_gathers: false: is simulated with loop: trainer only"),
+        ("activation_checkpointing_offload", True, "fsdp_activation_checkpointing_offload: true: is not simulated"),
+        ("param_init_fn", "mine", "fsdp_param_init_fn: not known to loop: pytorch"),
+    ],
+)
+def test_no_setting_of_fsdp_is_lost_in_a_plain_loop(tmp_path: Path, key: str, value: Any, message: str) -> None:
+    changed = {**FSDP2["fsdp_config"], f"fsdp_{key}": value}
+    flags = {"model": "bert-base-uncased", "loop": "pytorch", "launch": written(tmp_path, fsdp_config=changed)}
+    with pytest.raises(WorkloadError, match=message):
+        merge(None, flags)
+
+
 def test_flags_override_the_launcher(tmp_path: Path) -> None:
     flags = {"model": "bert-base-uncased", "gpus": 4, "fp16": True, "launch": written(tmp_path)}
     workload = merge(None, flags)
@@ -97,6 +117,8 @@ def test_options_of_accelerate_override_its_file(tmp_path: Path) -> None:
         ({"mixed_precision": "fp8"}, "mixed_precision: fp8 is not simulated"),
         ({"gpu_ids": "0,1"}, "gpu_ids names 0,1, fewer GPUs than num_processes 16"),
         ({"use_cpu": True}, "use_cpu"),
+        ({"num_proceses": 4}, "num_proceses: not a key of accelerate's configuration.*num_processes"),
+        ({"dynamo_backend": "INDUCTOR"}, "compiled graphs are not simulated"),
         ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "compiled graphs are not simulated"),
         ({"distributed_type": "MULTI_GPU", "parallelism_config": {"parallelism_config_dp_shard_size": 8}}, "MULTI_GPU"),
     ],

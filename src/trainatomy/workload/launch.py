@@ -17,6 +17,7 @@ from typing import Any
 from trainatomy.errors import WorkloadError
 from trainatomy.workload import launch_deepspeed
 from trainatomy.workload.document import parse
+from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.section import Path
 
 _MULTI_GPU = frozenset({"MULTI_GPU", "FSDP", "DEEPSPEED"})
@@ -35,8 +36,15 @@ _NOT_PLAIN: Mapping[str, tuple[tuple[str, ...], str]] = {
     "backward_prefetch": (("backward_pre", "none"), _BY_TRAINER),
     "forward_prefetch": (("false",), _BY_TRAINER),
     "use_orig_params": (("true",), _BY_TRAINER),
+    "limit_all_gathers": (("true",), _BY_TRAINER),
+    "activation_checkpointing_offload": (("false",), "is not simulated"),
+    "ignored_modules": (("none", ""), "is not simulated"),
 }
 """Settings of FSDP that ``loop: pytorch`` has one value of: what it does, and what to say of another."""
+_PLAIN = frozenset({"version", "cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params"})
+"""Settings of FSDP that ``loop: pytorch`` takes, ``min_num_params`` with a policy that is refused anyway."""
+_LOADING = frozenset({"state_dict_type", "sync_module_states", "cpu_ram_efficient_loading"})
+"""Settings of FSDP that change how a model is loaded and saved, but nothing of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,9 @@ class Launch:
             value = str(fsdp.get(name, usual[0])).lower()
             if value not in usual:
                 raise WorkloadError(f"{self.source}: fsdp_{name}: {value}: {reason}", key="launch")
+        if unknown := set(fsdp) - set(_NOT_PLAIN) - _PLAIN - _LOADING:
+            names = ", ".join(f"fsdp_{name}" for name in sorted(unknown))
+            raise WorkloadError(f"{self.source}: {names}: not known to loop: pytorch", key="launch")
 
     def _plain_fsdp(self) -> dict[Path, Any]:
         """Return FSDP's settings for a plain loop, where it casts the weights that it gathers itself."""
@@ -96,6 +107,8 @@ class Launch:
         reshard = str(self.fsdp.get("reshard_after_forward", "true")).lower()
         if reshard in ("false", "shard_grad_op"):
             found["parallel", "reshard_after_forward"] = False
+        if layers := self.fsdp.get("transformer_layer_cls_to_wrap"):
+            found["parallel", "transformer_layer_cls_to_wrap"] = [layers] if isinstance(layers, str) else list(layers)
         if _is_true(self.fsdp.get("cpu_offload")):
             found["parallel", "offload_policy"] = "cpu"
         if self.mixed_precision is not None:
@@ -303,12 +316,28 @@ def _of_configuration(content: Any, source: str) -> Launch:
     return Launch(source, processes // nodes, nodes, precision_name, fsdp, deepspeed, sizes)
 
 
+_KEYS = frozenset(
+    "compute_environment debug deepspeed_config distributed_type downcast_bf16 dynamo_backend dynamo_config "
+    "enable_cpu_affinity fp8_config fsdp_config gpu_ids machine_rank main_process_ip main_process_port "
+    "main_training_function megatron_lm_config mixed_precision mpirun_config num_machines num_processes "
+    "parallelism_config rdzv_backend same_network use_cpu".split()
+)
+"""Keys of a configuration (accelerate 1.15, ``ClusterConfig``); ``dynamo_backend`` belongs to old ones."""
+_OF_TPU = ("tpu_", "command")
+
+
 def _parallelism(content: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key): value for key, value in (content.get("parallelism_config") or {}).items()}
 
 
 def _refuse(content: Mapping[str, Any], source: str) -> None:
-    """Refuse by name what changes memory or time and is not simulated."""
+    """Refuse by name what changes memory or time and is not simulated, and keys that accelerate does not know."""
+    unknown = [str(key) for key in content if key not in _KEYS and not str(key).startswith(_OF_TPU)]
+    if unknown:
+        raise WorkloadError(
+            f"{source}: {unknown[0]}: not a key of accelerate's configuration{suggestion(unknown[0], _KEYS)}",
+            key="launch",
+        )
     kind = str(content.get("distributed_type", "NO")).upper()
     if kind not in _MULTI_GPU | {"NO"}:
         raise WorkloadError(
@@ -320,7 +349,7 @@ def _refuse(content: Mapping[str, Any], source: str) -> None:
     if precision not in (*_PRECISIONS, "no", "none"):
         raise WorkloadError(f"{source}: mixed_precision: {precision} is not simulated; fp16 and bf16 are", key="launch")
     dynamo = content.get("dynamo_config") or {}
-    backend = str(dynamo.get("dynamo_backend", "NO")).upper()
+    backend = str(dynamo.get("dynamo_backend", content.get("dynamo_backend", "NO"))).upper()
     if backend != "NO":
         raise WorkloadError(f"{source}: dynamo_backend: compiled graphs are not simulated", key="launch")
     if str(_parallelism(content).get("parallelism_config_sp_size", 1)) != "1":

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.links import Links, find_link, is_through_host, links_of
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.section import Amount, Count, Problem, Section, Text
+from trainatomy.workload.section import Amount, Count, Names, Problem, Section, Text
 
 Strategy = Literal["ddp", "fsdp2", "fsdp1", "zero1", "dp"]
 Half = Literal["float32", "float16", "bfloat16"]
@@ -34,6 +34,7 @@ _OPTIONS: dict[str, frozenset[str]] = {
     "reshard_after_forward": frozenset({"fsdp2", "fsdp1"}),
     "mp_policy": frozenset({"fsdp2", "fsdp1"}),
     "offload_policy": frozenset({"fsdp2"}),
+    "transformer_layer_cls_to_wrap": frozenset({"fsdp2", "fsdp1"}),
 }
 """The strategies that each option belongs to."""
 
@@ -133,6 +134,9 @@ class ParallelSpec(Section):
         default=None, description="FSDP: free gathered weights after forward; a number: keep them sharded that far"
     )
     mp_policy: MixedPrecisionSpec | None = Field(default=None, description="FSDP: mixed precision")
+    transformer_layer_cls_to_wrap: Names = Field(
+        default=(), description="FSDP: classes of the layers that are wrapped one by one (default: the model's own)"
+    )
     offload_policy: Literal["cpu"] | None = Field(
         default=None, description="FSDP2: `cpu` keeps sharded weights, gradients and optimizer states in host memory"
     )
@@ -257,7 +261,7 @@ class ParallelSpec(Section):
             one = "DataParallel is one process on one machine, with the whole model on each GPU"
             problems += [
                 Problem((name,), f"{one}: leave it out, or use ddp")
-                for name in ("nodes", "tp_size")
+                for name in ("nodes", "tp_size", "cp_size", "pp_size")
                 if getattr(self, name) > 1
             ]
         if self.sequence_parallel and self.tp_size == 1:

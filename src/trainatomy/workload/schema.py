@@ -54,6 +54,7 @@ _BY_TRAINER = {
     "broadcast_buffers": "belongs to loop: pytorch; the Trainer takes train.ddp_broadcast_buffers",
     "reshard_after_forward": "belongs to loop: pytorch; the Trainer takes it in train.fsdp_config",
     "mp_policy": "belongs to loop: pytorch; the Trainer takes train.bf16 or train.fp16",
+    "transformer_layer_cls_to_wrap": "belongs to loop: pytorch; the Trainer takes it in train.fsdp_config",
     "offload_policy": "belongs to loop: pytorch; the Trainer takes cpu_offload in train.fsdp_config",
     "sync_each_batch": "belongs to loop: pytorch; the Trainer reduces gradients after the last micro-batch only",
     "tp_size": "is simulated with loop: pytorch only",

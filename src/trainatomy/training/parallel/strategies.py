@@ -118,7 +118,7 @@ class FSDP2(Spread):
         if parallel.cp_size > 1:
             share_sequences(model, parallel)
         options = fsdp2_options(parallel, _data_mesh(mesh))
-        for layer in repeated_layers(model):
+        for layer in wrapped_layers(model, parallel):
             fully_shard(layer, **options)
         fully_shard(model, **options)
         offloads = parallel.offload_policy == "cpu"
@@ -145,7 +145,7 @@ class FSDP1(_Wrapped):
 
     def __init__(self, model: nn.Module, parallel: ParallelSpec, device: str) -> None:
         """Wrap the model, which moves it to the device."""
-        classes = {type(layer) for layer in repeated_layers(model)}
+        classes = {type(layer) for layer in wrapped_layers(model, parallel)}
         keeps = parallel.reshard_after_forward is False
         on_gpu = torch.device(device).type == "cuda"
         super().__init__(
@@ -234,6 +234,26 @@ def _clip_by_mesh(model: nn.Module, max_norm: float) -> None:
     total = torch.linalg.vector_norm(torch.stack(norms))
     for parameters in by_mesh.values():
         nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+
+
+def wrapped_layers(model: nn.Module, parallel: ParallelSpec) -> list[nn.Module]:
+    """Return the layers that FSDP wraps one by one: those of the named classes, else ``repeated_layers``.
+
+    Raises:
+        WorkloadError: The model has no layer of a class that is named.
+    """
+    names = parallel.transformer_layer_cls_to_wrap
+    if not names:
+        return repeated_layers(model)
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if missing := set(names) - {type(layer).__name__ for layer in layers}:
+        known = ", ".join(sorted({type(layer).__name__ for layer in repeated_layers(model)}))
+        raise WorkloadError(
+            f"parallel.transformer_layer_cls_to_wrap: {type(model).__name__} has no {', '.join(sorted(missing))}; "
+            f"its layers are {known}",
+            key="parallel.transformer_layer_cls_to_wrap",
+        )
+    return layers
 
 
 def repeated_layers(model: nn.Module) -> list[nn.Module]:
