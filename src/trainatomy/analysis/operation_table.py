@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainatomy.analysis.memory import fold_layers
+from trainatomy.catalog.links import bus_bytes
 from trainatomy.operators.counts import Counts, count
-from trainatomy.operators.operator import GROUPS
-from trainatomy.results.operation_breakdown import GroupShare, HeavyOperation, ModuleOperations, Unformulated
+from trainatomy.operators.operator import COMMUNICATION, GROUPS
+from trainatomy.results.operation_breakdown import CollectiveShare, GroupShare, HeavyOperation, ModuleOperations, Unformulated
 from trainatomy.results.operations import Operation, Operations
 
 STEP = "step"
+_ALL = (*GROUPS, COMMUNICATION)
 PHASES = ("forward", "recompute", "backward", "optimizer", "zero_grad", "other")
 
 
@@ -100,11 +102,11 @@ class OperationTable:
                 sums[phase, work.group or ""].add(work, operation.repeats, self._timed(index), self._measured(index))
         found = []
         for phase in (STEP, *PHASES):
-            whole = _sum_totals([sums[phase, group] for group in GROUPS if (phase, group) in sums])
+            whole = _sum_totals([sums[phase, group] for group in _ALL if (phase, group) in sums])
             if not whole.calls:
                 continue
-            for group in GROUPS:
-                if phase != STEP and (phase, group) not in sums:
+            for group in _ALL:
+                if (phase, group) not in sums and (phase != STEP or group == COMMUNICATION):
                     continue
                 held = (peak or {}).get(group, 0) if phase == STEP and peak is not None else None
                 found.append(self._share(group, phase, sums.get((phase, group), _Total()), whole, held))
@@ -190,6 +192,34 @@ class OperationTable:
             for module, part in sums.items()
         ]
         return tuple(sorted(found, key=_weight, reverse=True)[:top])
+
+    def collectives(self) -> tuple[CollectiveShare, ...]:
+        """Return what moves data between GPUs by kind and size of the group, the largest messages in total first."""
+        calls: Counter[tuple[str, int]] = Counter()
+        sent: Counter[tuple[str, int]] = Counter()
+        seconds: dict[tuple[str, int], float] = defaultdict(float)
+        for index, operation, work in self.kernels():
+            if work.group != COMMUNICATION:
+                continue
+            call = self.operations.calls[operation.call]
+            numbers = dict(call.numbers)
+            key = call.name.rpartition("::")[2], int(numbers.get("ranks", 2))
+            timed = self._timed(index)
+            calls[key] += operation.repeats
+            sent[key] += int(numbers["bytes"]) * operation.repeats
+            seconds[key] += (timed.seconds if timed is not None else 0.0) * operation.repeats
+        found = [
+            CollectiveShare(
+                kind,
+                ranks,
+                calls[kind, ranks],
+                size,
+                seconds[kind, ranks] if self.times is not None else None,
+                bus_bytes(kind, size, ranks) / seconds[kind, ranks] if seconds[kind, ranks] else None,
+            )
+            for (kind, ranks), size in sent.items()
+        ]
+        return tuple(sorted(found, key=lambda one: -one.bytes))
 
     def unformulated(self) -> tuple[Unformulated, ...]:
         """Return the operators without a FLOP formula, those that move the most bytes first."""

@@ -10,7 +10,7 @@ from trainatomy.analysis.matmul_shapes import wasteful_shapes, with_gains
 from trainatomy.analysis.operation_table import OperationTable, PredictedTime
 from trainatomy.analysis.padding import paddings
 from trainatomy.catalog.gpus import GPU
-from trainatomy.operators.operator import GROUPS
+from trainatomy.operators.operator import COMMUNICATION, GROUPS
 from trainatomy.operators.registry import group_of
 from trainatomy.results.operation_breakdown import Joined, OperationBreakdown, PublishedShares
 from trainatomy.results.operations import Call, Operations
@@ -113,6 +113,7 @@ def analyze_operations(
         shapes=with_gains(shapes, table, predicted.gpu_seconds) if predicted is not None else shapes,
         paddings=paddings(shapes, table, workload, predicted.gpu_seconds if predicted is not None else None),
         modules=table.modules(top),
+        collectives=table.collectives(),
         seconds=total.seconds if times is not None else None,
         measured_seconds=total.measured if measured is not None else None,
         joined=profile.joined if profile is not None else None,
@@ -132,7 +133,7 @@ def bytes_by_group(trace: AllocationTrace, held: Sequence[int], sizes: Sequence[
         held: Numbers of the allocations to count, such as those held at the peak.
         sizes: Block size of each allocation of the trace, bytes.
     """
-    found: dict[str, int] = dict.fromkeys(GROUPS, 0)
+    found: dict[str, int] = dict.fromkeys((*GROUPS, COMMUNICATION), 0)
     for number in held:
         origin = trace.origins[number]
         if origin.phase == "load" or trace.labels.get(number) in _NOT_RESULTS:

@@ -80,7 +80,8 @@ def _breakdown(
     predicted = _predict_times(operations, cost_model)
     notes = [f"predicted times are based on: {cost_model.source}"]
     if (world := workload.parallel.world_size) > 1:
-        notes.append(f"these are the operations of rank 0 of {world} GPUs; its collectives are among the element-wise")
+        one = "the first" if workload.parallel.devices > 1 else "rank 0"
+        notes.append(f"these are the operations of {one} of {world} GPUs")
     published = is_encoder_layer(workload)
     return analyze_operations(
         workload.display_name,

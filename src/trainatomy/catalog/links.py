@@ -182,9 +182,8 @@ def _points(link: str, group: Mapping[str, Any]) -> list[Point]:
 def bus_bytes(collective: str, size: int, ranks: int) -> float:
     """Return the bytes that bus bandwidth counts (nccl-tests, doc/PERFORMANCE.md)."""
     share = (ranks - 1) / ranks
-    return size * {"all_reduce": 2 * share, "broadcast": 1.0, "reduce": 1.0, "send": 1.0, "recv": 1.0}.get(
-        collective, share
-    )
+    whole = dict.fromkeys(("broadcast", "reduce", "send", "recv", "copy"), 1.0)
+    return size * (whole | {"all_reduce": 2 * share}).get(collective, share)
 
 
 @cache

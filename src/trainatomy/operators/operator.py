@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Group = Literal["contraction", "normalisation", "elementwise"]
+Group = Literal["contraction", "normalisation", "elementwise", "communication"]
 GROUPS: tuple[Group, ...] = ("contraction", "normalisation", "elementwise")
 """The groups of Ivanov et al., "Data Movement Is All You Need" (arXiv 2007.00072), section 3.2."""
+COMMUNICATION: Group = "communication"
+"""The group of what moves data between GPUs, which the paper has none of."""
 
 LaunchKind = Literal[
     "view",

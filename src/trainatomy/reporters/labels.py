@@ -92,6 +92,7 @@ SECTIONS = {
     "groups": "Operations by group",
     "group_times": "GPU time by group",
     "published_shares": "Compared with published shares",
+    "collectives": "Communication between GPUs",
     "operations": "Heaviest operations",
     "heavy_modules": "Heaviest modules",
     "rules": "Rules of the guides, for this model",
@@ -227,10 +228,16 @@ GROUPS = {
     "contraction": "tensor contractions",
     "normalisation": "statistical normalisations",
     "elementwise": "element-wise operators",
+    "communication": "communication between GPUs",
 }
-"""Groups of operators, as named by Ivanov et al. (arXiv 2007.00072)."""
+"""Groups of operators, as named by Ivanov et al. (arXiv 2007.00072), and what they have no group for."""
 
-SHORT_GROUPS = {"contraction": "contractions", "normalisation": "normalisations", "elementwise": "element-wise"}
+SHORT_GROUPS = {
+    "contraction": "contractions",
+    "normalisation": "normalisations",
+    "elementwise": "element-wise",
+    "communication": "communication",
+}
 
 CALIBRATION = {
     "TFLOP/s": "Arithmetic",

@@ -72,6 +72,27 @@ class ModuleOperations:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveShare:
+    """All collectives of one kind between groups of one size, or copies between the memories of two GPUs (`copy`).
+
+    Attributes:
+        kind: `all_reduce`, `all_gather`, `reduce_scatter`, ….
+        ranks: GPUs that take part.
+        calls: Calls in a step.
+        bytes: Bytes of their whole messages, as nccl-tests counts them.
+        seconds: Predicted time of one GPU.
+        bus_bytes_per_second: Predicted bus bandwidth, as nccl-tests defines it.
+    """
+
+    kind: str
+    ranks: int
+    calls: int
+    bytes: int
+    seconds: float | None = None
+    bus_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Unformulated:
     """An operator without a FLOP formula: how often it runs, the bytes it moves, and the reason."""
 
@@ -225,6 +246,7 @@ class OperationBreakdown:
     joined: Joined | None = None
     published: PublishedShares | None = None
     notes: tuple[str, ...] = ()
+    collectives: tuple[CollectiveShare, ...] = ()
 
     @property
     def gpu(self) -> str:

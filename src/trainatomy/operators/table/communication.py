@@ -10,7 +10,7 @@ _KINDS = "all_reduce all_gather reduce_scatter all_to_all broadcast reduce gathe
 COMMUNICATION = family(
     Operator(
         "",
-        "elementwise",
+        "communication",
         0,
         "a move between GPUs; the additions of a reduction belong to no model",
         launch="collective",

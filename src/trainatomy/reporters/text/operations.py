@@ -12,6 +12,7 @@ from trainatomy.reporters.labels import GROUPS, LIMITS, PHASES, SECTIONS, SHORT_
 from trainatomy.reporters.sentences import claim_sentence, padding_advice
 from trainatomy.reporters.text.rendering import bullets, figures, section
 from trainatomy.results.operation_breakdown import (
+    CollectiveShare,
     GroupShare,
     Joined,
     OperationBreakdown,
@@ -35,6 +36,8 @@ def operations_page(breakdown: OperationBreakdown) -> Group:
         parts.append(section(SECTIONS["group_times"], _times(breakdown.groups)))
     if breakdown.published is not None:
         parts.append(section(SECTIONS["published_shares"], _published(breakdown, breakdown.published)))
+    if breakdown.collectives:
+        parts.append(section(SECTIONS["collectives"], _collectives(breakdown.collectives)))
     parts.append(section(SECTIONS["operations"], _heaviest(breakdown)))
     if breakdown.modules:
         parts.append(section(SECTIONS["heavy_modules"], _modules(breakdown)))
@@ -120,6 +123,15 @@ def _published(breakdown: OperationBreakdown, published: PublishedShares) -> Gro
                 *(_share(row.seconds_share if name == "seconds" else row.measured_share) for name in timed),
             )
     return Group(table, Text(f"Published: {published.source}.", style="dim"))
+
+
+def _collectives(collectives: Sequence[CollectiveShare]) -> Table:
+    table = figures("", numbers=("\nGPUs", "\ncalls", "\nmessages", "\npredicted", "bus\nbandwidth"))
+    for row in collectives:
+        speed = "" if row.bus_bytes_per_second is None else f"{row.bus_bytes_per_second / 1e9:.1f} GB/s"
+        kind = "copy between GPUs" if row.kind == "copy" else row.kind.replace("_", "-")
+        table.add_row(kind, str(row.ranks), f"{row.calls:,}", human_bytes(row.bytes), _duration(row.seconds), speed)
+    return table
 
 
 def _together(groups: Sequence[GroupShare], phase: str, name: str) -> float | None:
