@@ -16,7 +16,7 @@ from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.operators.allocation import allocation_rules, resolve
 from trainatomy.operators.cost import cost_function, kernel_work
 from trainatomy.operators.counts import count
-from trainatomy.operators.operator import GROUPS, Operator
+from trainatomy.operators.operator import COMMUNICATION, GROUPS, Operator
 from trainatomy.operators.registry import find, launch_kind, libraries_of, operator_of
 from trainatomy.operators.table import OPERATORS
 from trainatomy.operators.traffic import traffic
@@ -99,7 +99,7 @@ def test_rows_name_libraries_that_gpu_files_know() -> None:
 
 def test_rows_are_consistent() -> None:
     for operator in OPERATORS.values():
-        assert operator.group in (None, *GROUPS), operator
+        assert operator.group in (None, *GROUPS, COMMUNICATION), operator
         assert operator.kernel or not (operator.cost or operator.allocates or operator.group), operator
         assert operator.why or operator.group is None, operator
         assert set(operator.workspaces) <= {"cublas", "cublaslt"}, operator

@@ -11,7 +11,13 @@ from trainatomy.analysis.memory import fold_layers
 from trainatomy.catalog.links import bus_bytes
 from trainatomy.operators.counts import Counts, count
 from trainatomy.operators.operator import COMMUNICATION, GROUPS
-from trainatomy.results.operation_breakdown import CollectiveShare, GroupShare, HeavyOperation, ModuleOperations, Unformulated
+from trainatomy.results.operation_breakdown import (
+    CollectiveShare,
+    GroupShare,
+    HeavyOperation,
+    ModuleOperations,
+    Unformulated,
+)
 from trainatomy.results.operations import Operation, Operations
 
 STEP = "step"

@@ -10,7 +10,7 @@ from trainatomy.analysis.matmul_shapes import wasteful_shapes, with_gains
 from trainatomy.analysis.operation_table import OperationTable, PredictedTime
 from trainatomy.analysis.padding import paddings
 from trainatomy.catalog.gpus import GPU
-from trainatomy.operators.operator import COMMUNICATION, GROUPS
+from trainatomy.operators.operator import GROUPS
 from trainatomy.operators.registry import group_of
 from trainatomy.results.operation_breakdown import Joined, OperationBreakdown, PublishedShares
 from trainatomy.results.operations import Call, Operations
@@ -133,12 +133,12 @@ def bytes_by_group(trace: AllocationTrace, held: Sequence[int], sizes: Sequence[
         held: Numbers of the allocations to count, such as those held at the peak.
         sizes: Block size of each allocation of the trace, bytes.
     """
-    found: dict[str, int] = dict.fromkeys((*GROUPS, COMMUNICATION), 0)
+    found: dict[str, int] = dict.fromkeys(GROUPS, 0)
     for number in held:
         origin = trace.origins[number]
         if origin.phase == "load" or trace.labels.get(number) in _NOT_RESULTS:
             continue
         group = group_of(origin.operation)
         if group is not None:
-            found[group] += sizes[number]
+            found[group] = found.get(group, 0) + sizes[number]
     return found

@@ -92,7 +92,7 @@ SECTIONS = {
     "groups": "Operations by group",
     "group_times": "GPU time by group",
     "published_shares": "Compared with published shares",
-    "collectives": "Communication between GPUs",
+    "operation_collectives": "Communication between GPUs",
     "operations": "Heaviest operations",
     "heavy_modules": "Heaviest modules",
     "rules": "Rules of the guides, for this model",

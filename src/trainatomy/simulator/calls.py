@@ -9,6 +9,9 @@ from torch.utils.flop_counter import flop_registry
 
 from trainatomy.results.operations import Array, Call
 
+_COPIES_TO_RESULT = frozenset({"fsdp::all_gather_copy_in"})
+"""Operators that copy their list into a part of another argument, their first result, and do not declare it."""
+
 
 class StorageNumbers:
     """Numbers of the storages of one call, by their keys, and of the places in them where its tensors begin."""
@@ -70,6 +73,8 @@ def call_of(
     inputs, lengths, numbers, written = _arguments(schema, keys)
     outputs = arrays(keys[2])
     name = schema.name
+    if name in _COPIES_TO_RESULT:
+        inputs, outputs, no_new_storage = inputs[: lengths[0]], outputs[:1], False
     if in_place:
         outputs = tuple(array._replace(storage=inputs[0].storage, part=inputs[0].part) for array in outputs)
         written, name = [0], _in_place_name(name)

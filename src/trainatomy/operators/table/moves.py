@@ -21,6 +21,18 @@ COPIES = family(
     row("contiguous", launch="copy", group=None, flop=None, why="", cost=""),  # seen whole in inference mode only
 )
 
+SHARDS = family(
+    Operator("", "elementwise", 0, "a move", reads="sources", cost="elementwise:pointwise"),
+    row("fsdp::chunk_cat fsdp::split_with_sizes_copy"),
+    # Its launch is in what FSDP's Python around a collective costs (``timing.launch``).
+    row("fsdp::all_gather_copy_in", launch="view", cost="lists:foreach"),
+)
+"""FSDP2's copies between parameters and the buffers of collectives.
+
+Sources: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, aten/src/ATen/native/cuda/TensorShape.cu, torch
+2.9-2.13.
+"""
+
 FILLS = family(
     Operator("", "elementwise", 0, "only written", reads="none", cost="elementwise:fill"),
     row("zero zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full fill"),
@@ -97,6 +109,7 @@ SORTING = family(
 
 MOVES = (
     *COPIES,
+    *SHARDS,
     *FILLS,
     *RANDOM,
     *GATHERS,

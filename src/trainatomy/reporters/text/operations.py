@@ -37,7 +37,7 @@ def operations_page(breakdown: OperationBreakdown) -> Group:
     if breakdown.published is not None:
         parts.append(section(SECTIONS["published_shares"], _published(breakdown, breakdown.published)))
     if breakdown.collectives:
-        parts.append(section(SECTIONS["collectives"], _collectives(breakdown.collectives)))
+        parts.append(section(SECTIONS["operation_collectives"], _collectives(breakdown.collectives)))
     parts.append(section(SECTIONS["operations"], _heaviest(breakdown)))
     if breakdown.modules:
         parts.append(section(SECTIONS["heavy_modules"], _modules(breakdown)))
