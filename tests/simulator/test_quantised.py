@@ -16,7 +16,7 @@ from trainatomy.simulator.live import on_meta
 from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
-from trainatomy.training.quantization import load_on_device
+from trainatomy.training.quantization import load_on_device, scales
 from trainatomy.training.run import run as train
 from trainatomy.workload import Workload
 
@@ -295,3 +295,14 @@ def test_a_live_model_that_was_loaded_quantised(quantization: dict[str, Any], lo
     held = [{line.name: line.bytes for line in each.memory.lines} for each in (live, workload)]
     for name in ("parameters", "scales of quantised weights", "optimizer states", "saved for backward"):
         assert held[0][name] == held[1][name]
+
+
+def test_looking_for_scales_computes_no_weight() -> None:
+    """A weight that is parametrised is computed whenever it is read, and would be in the trace."""
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+    calls: list[Any] = []
+    layer.parametrizations.weight[0].register_forward_hook(lambda *arguments: calls.append(arguments))
+    assert list(scales(layer)) == []
+    assert not calls
+    assert layer.weight is not None
+    assert calls

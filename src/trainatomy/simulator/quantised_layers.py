@@ -54,9 +54,9 @@ def _state(state: Any, memo: dict[int, Any]) -> Any:
 def memo_of_layers(model: nn.Module, memo: dict[int, Any]) -> None:
     """Note in ``memo`` what layers with 8-bit weights keep outside of their parameters."""
     for module in model.modules():
-        state = getattr(module, "state", None)
+        state = vars(module).get("state")
         if type(state).__module__.startswith("bitsandbytes."):
-            weight: Any = memo.get(id(getattr(module, "weight", None)))
+            weight: Any = memo.get(id(module._parameters.get("weight")))
             for name, value in vars(state).items():
                 if isinstance(value, torch.Tensor) and id(value) not in memo:
                     is_weight = name == "CB" and weight is not None
@@ -70,7 +70,7 @@ def place(model: nn.Module) -> None:
     scales, which ``nn.Module.to`` would leave behind.
     """
     _place_8bit(model)
-    if any(getattr(module, "is_quantized", False) is True for module in model.modules()):
+    if any(vars(module).get("is_quantized") is True for module in model.modules()):
         nn.Module.to(model, "cuda")
 
 

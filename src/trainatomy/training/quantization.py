@@ -85,12 +85,12 @@ def parameter_count(parameter: torch.Tensor) -> int:
 def scales(model: nn.Module) -> Iterator[torch.Tensor]:
     """Yield what quantised layers hold besides their weights: scales, offsets and code books."""
     for module in model.modules():
-        weight = getattr(module, "weight", None)
+        weight = module._parameters.get("weight")  # an attribute may be computed when it is read
         state = getattr(weight, "quant_state", None)
         while state is not None:
             yield from (each for each in (state.absmax, state.offset, state.code) if each is not None)
             state = state.state2
-        for holder in (weight, getattr(module, "state", None)):
+        for holder in (weight, vars(module).get("state")):
             scale = getattr(holder, "SCB", None)
             if scale is not None:
                 yield scale
