@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainatomy.workload import LoraSpec, TrainSpec
+from trainatomy.errors import WorkloadError
+from trainatomy.workload import LoraSpec, TrainSpec, Workload
 from trainatomy.workload.arguments import arguments
 
 
@@ -40,9 +41,72 @@ def test_keys_of_train_have_the_defaults_of_training_arguments(training_argument
 def test_every_training_argument_is_known_in_one_way(training_arguments: dict[str, Any]) -> None:
     known = arguments()
     keys = set(TrainSpec.model_fields)
-    assert set(training_arguments) <= keys | set(known.names())
+    sequence_to_sequence = defaults(pytest.importorskip("transformers").Seq2SeqTrainingArguments)
+    assert set(training_arguments) | set(sequence_to_sequence) <= keys | set(known.names())
     assert not keys & set(known.names())
     assert len(known.names()) == len(set(known.names()))
+
+
+def test_every_argument_that_is_not_a_key_has_a_reason() -> None:
+    known = arguments()
+    for name in known.names():
+        reason = known.ignored.get(name) or known.not_simulated.get(name) or known.renamed.get(name)
+        assert reason or known.refusal_of(name), name
+
+
+CHANGES: dict[str, Any] = {
+    "accelerator_config": {"split_batches": True},
+    "auto_find_batch_size": True,
+    "ddp_backend": "gloo",
+    "debug": "underflow_overflow",
+    "dispatch_batches": True,
+    "full_determinism": True,
+    "half_precision_backend": "apex",
+    "label_names": ["start_positions"],
+    "load_best_model_at_end": True,
+    "past_index": 1,
+    "predict_with_generate": True,
+    "skip_memory_metrics": False,
+    "split_batches": True,
+    "torch_compile": True,
+    "use_cpu": True,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_value_that_changes_memory_or_time_is_noted_or_refused(name: str) -> None:
+    try:
+        train = TrainSpec.model_validate({name: CHANGES[name]})
+    except ValueError:
+        reason = arguments().refusal_of(name)
+    else:
+        reason = "; ".join(train.notes())
+    assert reason
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("accelerator_config", {"even_batches": False, "non_blocking": True, "split_batches": False}, True),
+        ("accelerator_config", {"dispatch_batches": True}, False),
+        ("accelerator_config", {"gradient_accumulation_kwargs": {"sync_each_batch": True}}, False),
+        ("accelerator_config", "accelerator.json", False),
+        ("skip_memory_metrics", True, True),
+        ("skip_memory_metrics", "false", False),
+        ("ddp_backend", "nccl", True),
+        ("past_index", "-1", True),
+    ],
+)
+def test_some_arguments_are_accepted_with_values_that_change_nothing(name: str, value: Any, accepted: bool) -> None:
+    assert arguments().is_unapplied(name, value) is accepted
+    if not accepted:
+        with pytest.raises(WorkloadError, match=f"train.{name}: not supported: "):
+            Workload.from_mapping({"model": {"id": "gpt2"}, "train": {name: value}})
+
+
+@pytest.mark.parametrize(("given", "read"), [(True, "all"), (False, "no"), ("non_padding", "non_padding")])
+def test_counted_tokens_are_read_as_by_transformers(given: Any, read: str) -> None:
+    assert TrainSpec.model_validate({"include_num_input_tokens_seen": given}).include_num_input_tokens_seen == read
 
 
 def test_training_arguments_at_their_defaults_are_accepted(training_arguments: dict[str, Any]) -> None:

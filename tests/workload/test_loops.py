@@ -50,6 +50,7 @@ def test_only_loops_that_train_are_values_of_the_key() -> None:
         ("torch_empty_cache_steps", 4),
         ("average_tokens_across_devices", False),
         ("logging_nan_inf_filter", False),
+        ("include_num_input_tokens_seen", "all"),
     ],
 )
 def test_settings_that_a_plain_loop_cannot_apply_are_refused_by_name(name: str, value: object) -> None:

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+
+@dataclass(frozen=True)
+class Accepted:
+    """Values of an argument that change nothing; every other is refused for ``reason``.
+
+    Attributes:
+        values: The values.
+        keys: The values of each key, or ``any``, if the argument is a mapping.
+    """
+
+    reason: str
+    values: tuple[Any, ...] = ()
+    keys: Mapping[str, Any] | None = None
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether the value changes nothing."""
+        if value is None:
+            return True
+        if self.keys is None:
+            return _plain(value) in self.values
+        return isinstance(value, Mapping) and all(self._accepts_key(key, each) for key, each in value.items())
+
+    def _accepts_key(self, key: str, value: Any) -> bool:
+        allowed = (self.keys or {}).get(key, ())
+        return allowed == "any" or value is None or value in allowed
 
 
 @dataclass(frozen=True)
@@ -20,14 +44,22 @@ class Arguments:
     ignored: Mapping[str, str]
     not_simulated: Mapping[str, str]
     refused: Mapping[str, str]
+    accepted_values: Mapping[str, Accepted]
     renamed: Mapping[str, str]
     synonyms: Mapping[str, str]
     optimizers: Mapping[str, str | None]
     refused_optimizers: Mapping[str, str]
 
     def is_unapplied(self, name: str, value: Any) -> bool:
-        """Return whether ``name`` is accepted without being applied: ignored, not simulated, or refused but off."""
+        """Return whether ``name`` is accepted without being applied: ignored, not simulated, or without effect."""
+        if name in self.accepted_values:
+            return self.accepted_values[name].accepts(value)
         return name in self.ignored or name in self.not_simulated or (name in self.refused and _is_off(value))
+
+    def refusal_of(self, name: str) -> str | None:
+        """Return why a value of ``name`` that changes something is refused, or None if ``name`` is never refused."""
+        accepted = self.accepted_values.get(name)
+        return self.refused.get(name) if accepted is None else accepted.reason
 
     def is_missed(self, name: str, value: Any) -> bool:
         """Return whether ``name: value`` would change the memory or the time of a training, and is not simulated."""
@@ -42,7 +74,7 @@ class Arguments:
 
     def names(self) -> tuple[str, ...]:
         """Return names that are known without being keys of ``train``."""
-        return (*self.ignored, *self.not_simulated, *self.refused, *self.renamed)
+        return (*self.ignored, *self.not_simulated, *self.refused, *self.accepted_values, *self.renamed)
 
 
 def is_class_path(optim: str) -> bool:
@@ -53,6 +85,11 @@ def is_class_path(optim: str) -> bool:
 
 def _is_off(value: Any) -> bool:
     return not value or (isinstance(value, str) and value.lower() in {"false", "no", "none", "null"})
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML would read it, if it was typed in a shell."""
+    return yaml.safe_load(value) if isinstance(value, str) and value else value
 
 
 def _by_name(by_reason: Mapping[str, list[str]]) -> dict[str, str]:
@@ -67,6 +104,10 @@ def arguments() -> Arguments:
         ignored=_by_name(raw["ignored"]),
         not_simulated=_by_name(raw["not_simulated"]),
         refused=raw["refused"],
+        accepted_values={
+            name: Accepted(rule["reason"].strip(), tuple(rule.get("values", ())), rule.get("keys"))
+            for name, rule in raw["accepted_values"].items()
+        },
         renamed=raw["renamed"],
         synonyms=raw["synonyms"],
         optimizers=raw["optimizers"],

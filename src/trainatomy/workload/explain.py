@@ -119,7 +119,7 @@ def _message(detail: ErrorDetails, path: Path, root: type[Section]) -> str:
 def _unknown(name: str, section: Path, root: type[Section]) -> str:
     """Return the message for an unknown key: the reason, the right section, or the nearest names."""
     known = arguments()
-    if section == ("train",) and (reason := known.refused.get(name)):
+    if section == ("train",) and (reason := known.refusal_of(name)):
         return f"not supported: {reason}"
     if section == ("train",) and (replacement := known.renamed.get(name)):
         return f"is called {replacement} today"

@@ -162,8 +162,8 @@ def _ignored_argument(name: str, value: Any) -> str:
     known = arguments()
     if known.is_unapplied(name, value):
         return name
-    if name in known.refused:
-        raise ValueError(f"not supported: {known.refused[name]}")
+    if reason := known.refusal_of(name):
+        raise ValueError(f"not supported: {reason}")
     if name in known.renamed:
         raise ValueError(f"is called {known.renamed[name]} today")
     if name in known.synonyms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -102,6 +103,10 @@ def _aside() -> str:
         lines.append(f"- {names}: {reason}.")
     lines += ["", "## `TrainingArguments` that are refused", "", "Accepted only if empty or false.", ""]
     lines += [f"- `{name}`: {reason}." for name, reason in known.refused.items()]
+    lines += ["", "Accepted only with the values given, or null.", ""]
+    for name, accepted in known.accepted_values.items():
+        values = ", ".join(f"`{json.dumps(value)}`" for value in accepted.values)
+        lines.append(f"- `{name}`{f' ({values})' if values else ''}: {accepted.reason}.")
     lines += ["", "## Optimizers", "", "Names of `optim` by the package that each needs beside PyTorch.", ""]
     for package in dict.fromkeys(known.optimizers.values()):
         names = ", ".join(f"`{name}`" for name, needs in known.optimizers.items() if needs == package)

@@ -40,6 +40,11 @@ def _optimizer_arguments(text: str) -> str:
     return text
 
 
+def _counted_tokens(value: Any) -> Any:
+    """Return the name of a boolean, as transformers reads it."""
+    return {True: "all", False: "no"}[value] if isinstance(value, bool) else value
+
+
 def _parts(text: str) -> list[str]:
     """Split ``"eps=(1e-30,0.001), foreach=True"`` at the commas outside brackets, without blanks."""
     return [part for part in re.split(r",(?![^(\[]*[)\]])", text.replace(" ", "")) if part]
@@ -149,6 +154,13 @@ class TrainSpec(Section):
     )
     logging_nan_inf_filter: bool = Field(
         default=True, description="leave NaN and infinite losses out of the logged mean"
+    )
+    include_num_input_tokens_seen: Annotated[
+        Literal["no", "all", "non_padding"], BeforeValidator(_counted_tokens)
+    ] = Field(
+        default="no",
+        description="count the tokens seen on the GPU, which waits for it in each micro-batch: `all` (or true), "
+        "`non_padding` or `no`",
     )
     torch_empty_cache_steps: Count | None = Field(default=None, description="empty the allocator's cache every N steps")
     fsdp: Annotated[bool | str | tuple[str, ...] | None, BeforeValidator(_unless_empty)] = Field(
