@@ -155,12 +155,12 @@ class TrainSpec(Section):
     logging_nan_inf_filter: bool = Field(
         default=True, description="leave NaN and infinite losses out of the logged mean"
     )
-    include_num_input_tokens_seen: Annotated[
-        Literal["no", "all", "non_padding"], BeforeValidator(_counted_tokens)
-    ] = Field(
-        default="no",
-        description="count the tokens seen on the GPU, which waits for it in each micro-batch: `all` (or true), "
-        "`non_padding` or `no`",
+    include_num_input_tokens_seen: Annotated[Literal["no", "all", "non_padding"], BeforeValidator(_counted_tokens)] = (
+        Field(
+            default="no",
+            description="count the tokens seen on the GPU, which waits for it in each micro-batch: `all` (or true), "
+            "`non_padding` or `no`",
+        )
     )
     torch_empty_cache_steps: Count | None = Field(default=None, description="empty the allocator's cache every N steps")
     fsdp: Annotated[bool | str | tuple[str, ...] | None, BeforeValidator(_unless_empty)] = Field(
