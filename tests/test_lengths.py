@@ -115,6 +115,11 @@ def test_packs_and_the_maximum_have_one_length() -> None:
     assert "is padding" in render(prediction_page(padded), 120)
 
 
+def test_packs_that_do_not_fill_a_step_are_refused() -> None:
+    with pytest.raises(WorkloadError, match="0 packs do not fill one step of 2"):
+        trainatomy.predict(described({"lengths": [20, 30], "packing": True, "sequence_length": 128}))
+
+
 def test_the_page_and_the_json_show_the_orders(prediction: Prediction) -> None:
     page = render(prediction_page(prediction), 120)
     assert "16 samples of 20 to 500 tokens (mean 182), padded to the longest of a batch: 8 steps an epoch" in page

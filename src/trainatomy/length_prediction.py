@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.epochs import replay_order, steps_to_replay, worst_of
+from trainatomy.errors import WorkloadError
 from trainatomy.prediction import context_bytes, prediction_of, time_of
 from trainatomy.results.lengths import Batching, Distribution, LengthsPrediction, OrderPrediction, SampleLengths
 from trainatomy.training.lengths import BatchShape, Order, sample_lengths
@@ -81,6 +82,9 @@ def with_lengths(workload: Workload, prediction: Prediction) -> Prediction:
     packs = sum(lengths) // data.sequence_length
     real = padded if data.packing else batch * fmean(lengths)
     steps = (packs if data.packing else len(lengths)) // batch
+    if steps == 0:
+        found = f"{packs} packs" if data.packing else f"{len(lengths)} samples"
+        raise WorkloadError(f"data.lengths: {found} do not fill one step of {batch}", key="data.lengths")
     rates = (None, None) if step_time is None else (real / step_time.step_seconds, padded / step_time.step_seconds)
     found = LengthsPrediction(
         samples=_samples(lengths),

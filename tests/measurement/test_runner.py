@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -21,6 +22,9 @@ from trainatomy.measurement.step.recorder import RunRecorder
 from trainatomy.measurement.traces import history as histories
 from trainatomy.measurement.traces.trace import to_trace
 from trainatomy.training import run as steps
+from trainatomy.training.lengths import orders
+from trainatomy.workload.measurable import measurable
+from trainatomy.workload.schema import Workload
 
 TINY = {
     "name": "tiny",
@@ -221,3 +225,28 @@ def test_addresses_of_states_are_reread_only_when_they_change(
         found.append([note.addresses for note in recorder.notes if note.name == "optimizer end"][-1])
         assert recorder.notes[-2].addresses == {"gradient": [parameter.grad.data_ptr()]}
     assert recorder._num_states == 3
+
+
+def test_an_epoch_of_different_lengths_runs_as_it_is_predicted(
+    nvml_library: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, ...]] = []
+    original = runner.models.build_model
+
+    def watched(workload: Any) -> Any:
+        model = original(workload)
+        model.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+        )
+        return model
+
+    monkeypatch.setattr(runner.models, "build_model", watched)
+    workload = measurable(
+        Workload.from_mapping({**TINY, "data": {"lengths": {"histogram": {3: 4, 8: 4, 20: 4}, "orders": 5}}})
+    )
+    found = runner.run(Job(workload.to_mapping()))
+    wanted = [batch.shape[:2] for step in orders(workload)[0].steps for batch in step]
+    assert seen == wanted
+    assert (found.steps, len(found.timed_step_seconds)) == (6, 4)
+    assert found.step_seconds == pytest.approx(fmean(found.timed_step_seconds))
+    assert found.tokens_per_second == pytest.approx(2 * 10 / found.step_seconds)

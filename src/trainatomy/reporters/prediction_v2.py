@@ -9,6 +9,7 @@ from typing import Any
 from trainatomy.results.checkpoint import Checkpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
+from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Verdict
 from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction, RankPrediction
 from trainatomy.results.time import Time
@@ -42,6 +43,7 @@ class PredictionV2:
     evaluation: Evaluation | None = None
     generation: Generation | None = None
     checkpoint: Checkpoint | None = None
+    lengths: LengthsPrediction | None = None
 
     @classmethod
     def of(cls, prediction: Prediction) -> PredictionV2:
