@@ -83,8 +83,8 @@ def with_lengths(workload: Workload, prediction: Prediction) -> Prediction:
     real = padded if data.packing else batch * fmean(lengths)
     steps = (packs if data.packing else len(lengths)) // batch
     if steps == 0:
-        found = f"{packs} packs" if data.packing else f"{len(lengths)} samples"
-        raise WorkloadError(f"data.lengths: {found} do not fill one step of {batch}", key="data.lengths")
+        count = f"{packs} packs" if data.packing else f"{len(lengths)} samples"
+        raise WorkloadError(f"data.lengths: {count} do not fill one step of {batch}", key="data.lengths")
     rates = (None, None) if step_time is None else (real / step_time.step_seconds, padded / step_time.step_seconds)
     found = LengthsPrediction(
         samples=_samples(lengths),

@@ -315,6 +315,9 @@ class Workload(Section):
         if self.evaluates:
             message = "evaluation is not simulated together with data.lengths: predict one without the other"
             problems.append(Problem(("train", "eval_strategy"), message))
+        if self.saves:
+            message = "saving is not simulated together with data.lengths: predict one without the other"
+            problems.append(Problem(("train", "save_strategy"), message))
         if self.data.varies and (train.torch_empty_cache_steps or 1) > 1:
             message = "cannot be combined with data.lengths, except as 1: steps would differ by their number"
             problems.append(Problem(("train", "torch_empty_cache_steps"), message))
