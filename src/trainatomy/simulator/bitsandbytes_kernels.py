@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
@@ -23,6 +23,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
+from trainatomy.errors import MissingLibrary
 from trainatomy.operators.allocation.whole import one_operation
 from trainatomy.simulator.loading import HostTensors
 
@@ -133,13 +134,13 @@ def _backend() -> _Backend:
 def _execute(package: str) -> ModuleType:
     """Execute the ``ops`` of a backend as a new module."""
     importlib.import_module(package)
-    found = importlib.util.find_spec(f"{package}.ops")
+    found = find_spec(f"{package}.ops")
     assert found is not None
     assert found.origin is not None
-    spec = importlib.util.spec_from_file_location(f"{package}._simulated_ops", found.origin)
+    spec = spec_from_file_location(f"{package}._simulated_ops", found.origin)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -152,6 +153,8 @@ def quantised_operators(no_outliers: Context, on_host: Context) -> dict[Any, Fun
             an activation reaches the threshold: no column is assumed to.
         on_host: Context in which meta tensors that are made stand for tensors in host memory.
     """
+    if find_spec("bitsandbytes.backends.cuda") is None:
+        raise MissingLibrary("model.quantization needs bitsandbytes 0.46 or newer: pip install -U bitsandbytes")
     backend = _backend()
     _forget_gpu(backend)
     found: dict[Any, Function] = {}
