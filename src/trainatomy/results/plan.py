@@ -58,10 +58,8 @@ class Plan:
         others = contexts * pipeline
         ranks = gpus * nodes // (tp * others)
         strategy = _strategy(workload, parallel) if ranks > 1 else ""
-        replicas = 1
-        if strategy.startswith("fsdp"):
-            shards = parallel.get("dp_shard_size") or ranks // int(parallel.get("dp_replicate_size") or 1)
-            replicas = ranks // int(shards)
+        sizes = parallel.get("dp_replicate_size"), parallel.get("dp_shard_size")
+        replicas = copies_of_weights(ranks, *sizes) if strategy.startswith("fsdp") else 1
         return cls(strategy, gpus, nodes, replicas, tp, tp * others, pipeline, contexts)
 
     @property
@@ -84,13 +82,29 @@ def _strategy(workload: Mapping[str, Any], parallel: Mapping[str, Any]) -> str:
         return f"deepspeed{int(train['deepspeed'].get('zero_optimization', {}).get('stage', 0))}"
     if not train.get("fsdp"):
         return "ddp"
-    config = train.get("fsdp_config") or {}
-    version = config.get("version", config.get("fsdp_version", DEFAULT_FSDP_VERSION))
-    return f"fsdp{int(version)}"
+    return f"fsdp{fsdp_version(train.get('fsdp_config'))}"
 
 
 DEFAULT_FSDP_VERSION = 2
 """The version of FSDP that the Trainer uses where ``fsdp_config`` names none (transformers 5.17)."""
+
+
+def fsdp_version(config: Mapping[str, Any] | None) -> int:
+    """Return the version of FSDP that the Trainer uses with an ``fsdp_config``."""
+    given = config or {}
+    return int(given.get("version") or given.get("fsdp_version") or DEFAULT_FSDP_VERSION)
+
+
+def copies_of_weights(ranks: int, replicate: int | None, shard: int | None) -> int:
+    """Return how many copies of the weights FSDP keeps: 1 unless it shards over groups of ranks.
+
+    Args:
+        ranks: Data-parallel ranks.
+        replicate: Copies that were asked for (``dp_replicate_size``).
+        shard: Ranks of a group that were asked for (``dp_shard_size``), which decides.
+    """
+    shards = shard or ranks // (replicate or 1)
+    return max(ranks // max(shards, 1), 1)
 
 
 def trained(workload: Mapping[str, Any]) -> dict[str, Any]:

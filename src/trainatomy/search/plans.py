@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainatomy.results.plan import DEFAULT_FSDP_VERSION, fsdp_version
 from trainatomy.search.axis import Axis, Option, axis_of
 from trainatomy.workload.parallel import ParallelSpec, belongs_to
 from trainatomy.workload.schema import Workload
@@ -119,9 +120,7 @@ def _by_trainer(workload: Workload, *, keeps: bool) -> dict[str, object]:
 
 
 def _version(workload: Workload) -> int:
-    config = workload.train.fsdp_config or {}
-    version = config.get("version") or config.get("fsdp_version") or 2
-    return int(version) if workload.train.fsdp else 2
+    return fsdp_version(workload.train.fsdp_config) if workload.train.fsdp else DEFAULT_FSDP_VERSION
 
 
 def _plan_of_trainer(workload: Workload) -> str:

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.links import Links, find_link, is_through_host, links_of
 from trainatomy.errors import WorkloadError
+from trainatomy.results.plan import copies_of_weights
 from trainatomy.workload.section import Amount, Count, Names, Problem, Section, Text
 
 Strategy = Literal["ddp", "fsdp2", "fsdp1", "zero1", "dp"]
@@ -183,8 +184,7 @@ class ParallelSpec(Section):
     @property
     def replicas(self) -> int:
         """Number of copies of the weights that FSDP keeps: 1 unless its shards are in groups of ranks."""
-        shards = self.dp_shard_size or self.data_parallel_size // (self.dp_replicate_size or 1)
-        return max(self.data_parallel_size // max(shards, 1), 1)
+        return copies_of_weights(self.data_parallel_size, self.dp_replicate_size, self.dp_shard_size)
 
     @property
     def without_peer_access(self) -> bool:
