@@ -39,6 +39,7 @@ def compare(
     trust_remote_code: bool = False,
     jobs: int | None = None,
     executor: object = None,
+    keep: Path | str | None = None,
     progress: Callable[[Finished], None] | RunObserver | None = None,
     **settings: Any,
 ) -> Comparison:
@@ -68,6 +69,8 @@ def compare(
         executor: Where to predict in place of local processes: ``"dask"`` or ``"ray"`` (started on this machine), the
             address of a cluster (``dask://HOST:PORT``, ``tcp://…``, ``ray://…``), a ``distributed.Client``, or an
             executor of ``concurrent.futures``. Predictions whose worker dies are repeated.
+        keep: Folder (or its URL, for any filesystem that fsspec knows) in which each prediction is kept as soon as it
+            is made, and from which an interrupted comparison continues. Workers of ``executor`` must reach it too.
         progress: Called with each run that ended, or an observer.
         **settings: Settings for all workloads, as in ``predict``.
 
@@ -84,21 +87,26 @@ def compare(
         changed = with_effective_batch_size(changed, effective_batch_size)
     if measure:
         return measure_comparison(
-            changed, predict_options, run_options, jobs=jobs, executor=executor, progress=progress
+            changed, predict_options, run_options, jobs=jobs, executor=executor, keep=keep, progress=progress
         )
     if names := run_options.changed():
         raise WorkloadError(f"{', '.join(names)}: needs measure=True; a prediction is the same every time")
-    return predict_comparison(changed, predict_options, jobs=jobs, executor=executor)
+    return predict_comparison(changed, predict_options, jobs=jobs, executor=executor, keep=keep)
 
 
 def predict_comparison(
-    workloads: Sequence[Workload], options: PredictOptions, *, jobs: int | None = None, executor: object = None
+    workloads: Sequence[Workload],
+    options: PredictOptions,
+    *,
+    jobs: int | None = None,
+    executor: object = None,
+    keep: Path | str | None = None,
 ) -> Comparison:
     """Predict several workloads and return them side by side (see ``compare``)."""
     from trainatomy.runs.comparison import gather
     from trainatomy.runs.published import published
 
-    predictions = _predict_rows(workloads, options.for_workloads(workloads), jobs, executor)
+    predictions = _predict_rows(workloads, options.for_workloads(workloads), jobs, executor, keep)
     for each in predictions:
         if isinstance(each, TrainatomyError):
             raise each
@@ -112,6 +120,7 @@ def measure_comparison(
     *,
     jobs: int | None = None,
     executor: object = None,
+    keep: Path | str | None = None,
     progress: Callable[[Finished], None] | RunObserver | None = None,
 ) -> Comparison:
     """Predict several workloads, run them on this machine's GPU, and return both side by side (see ``compare``)."""
@@ -120,15 +129,24 @@ def measure_comparison(
     from trainatomy.runs.plan import observer_of
 
     options = replace(predict_options, calibration=resolve_calibration(predict_options.calibration))
-    run = prepare(workloads, lambda planned: _predict_rows(planned, options, jobs, executor), run_options)
+    run = prepare(workloads, lambda planned: _predict_rows(planned, options, jobs, executor, keep), run_options)
     return run.run(observer_of(progress))
 
 
 def _predict_rows(
-    workloads: Sequence[Workload], options: PredictOptions, jobs: int | None, executor: object
+    workloads: Sequence[Workload],
+    options: PredictOptions,
+    jobs: int | None,
+    executor: object,
+    keep: Path | str | None,
 ) -> Sequence[Prediction | TrainatomyError]:
     from trainatomy.runs.predicting import jobs_for, predict_rows
 
     if executor is None:
         jobs = jobs_for(len(workloads), 1 if jobs is None else jobs)
-    return predict_rows(partial(predict_row, options), workloads, jobs, executor)
+    predict: Callable[[Workload], Prediction] = partial(predict_row, options)
+    if keep is not None:
+        from trainatomy.runs.kept import Kept
+
+        predict = Kept(predict, options, str(keep))
+    return predict_rows(predict, workloads, jobs, executor)

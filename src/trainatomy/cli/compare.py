@@ -90,9 +90,20 @@ TimeLimit = Annotated[
 ]
 
 
+Keep = Annotated[
+    str | None,
+    in_run(
+        "--keep",
+        "Keep each prediction in this folder or URL as soon as it is made; an interrupted comparison continues there.",
+        metavar="PLACE",
+    ),
+]
+
+
 class _Where(TypedDict):
     jobs: int | None
     executor: str | None
+    keep: str | None
 
 
 @with_workload_options
@@ -112,6 +123,7 @@ def compare(
     trust_remote_code: TrustRemoteCode = False,
     jobs: Jobs = None,
     executor: Executor = None,
+    keep: Keep = None,
     debug: Debug = False,
     **flags: Any,
 ) -> None:
@@ -147,7 +159,7 @@ def compare(
         samples=samples_of(files),
         command=command_line(),
     )
-    where: _Where = {"jobs": jobs if executor else jobs_for(len(workloads), jobs), "executor": executor}
+    where: _Where = {"jobs": jobs if executor else jobs_for(len(workloads), jobs), "executor": executor, "keep": keep}
     if measure:
         _measure(workloads, predict_options, run_options, plots, where, records=records, json=json, debug=debug)
         return
