@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from trainatomy.reporters.text.rendering import render
 from trainatomy.results.plan import Plan
 from trainatomy.simulator.parallel.data_parallel import take_tensors
 from trainatomy.simulator.simulate import Simulation, simulate, topology_of
+from trainatomy.workload.reading import read_all
 from trainatomy.workload.schema import Workload
 
 LENGTH, SAMPLES = 64, 2
@@ -197,3 +199,9 @@ def test_a_model_on_a_gpu_of_another_process_is_refused() -> None:
     with pytest.raises(SimulationError, match="cuda:1 is not simulated"):
         CurrentDevice(Topology(gpus_per_node=2)).check("cuda:1")
     assert CurrentDevice(Topology(gpus_per_node=2, devices=2)).check("cuda:1") == 1
+
+
+def test_the_cases_that_wait_for_a_measurement_are_valid() -> None:
+    rows = read_all(Path(__file__).parents[2] / "benchmarks/parallel/data_parallel.yaml")
+    assert len({row.name for row in rows}) == 7
+    assert {row.parallel.devices for row in rows} == {2} and {row.loop for row in rows} == {"pytorch", "trainer"}

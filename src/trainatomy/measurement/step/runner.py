@@ -24,6 +24,7 @@ from trainatomy.measurement.step.recorder import RunRecorder
 from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
 from trainatomy.measurement.traces import history as histories
 from trainatomy.measurement.traces.breakdown import Failure, MeasuredTotals, measured_breakdown
+from trainatomy.measurement.traces.labels import BUFFERS_NOTE
 from trainatomy.results.checkpoint import Checkpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
@@ -393,7 +394,7 @@ def _with_breakdown(
         setup = allocator_setup(workload.allocator, device)
         totals = MeasuredTotals.of(measurement)
         breakdown = measured_breakdown(history, setup, totals, recorder.tracked_steps, failure)
-        notes += breakdown.notes
+        notes += [*breakdown.notes, *([BUFFERS_NOTE] if workload.parallel.world_size > 1 else [])]
         point = breakdown.out_of_memory or measurement.out_of_memory
         measurement = replace(measurement, memory=breakdown.memory, modules=breakdown.modules, out_of_memory=point)
     return replace(measurement, notes=tuple(notes))

@@ -21,6 +21,11 @@ _BETWEEN_STEPS = ("loaded", "step", "step end", "backward end", "zero_grad end",
 """Marks after which a loop may move a batch to the GPU."""
 _BACKWARD_PHASES = ("backward", "recompute")
 _NEVER = 1 << 62
+BUFFERS_NOTE = (
+    "the measured breakdown has no lines for gathered weights and communication buffers: PyTorch shows no addresses of "
+    "the buckets of DDP and of what FSDP gathers, so they are among activations, gradients and temporary buffers"
+)
+"""A note on the memory breakdown of a measured rank."""
 
 
 def label_remaining(
