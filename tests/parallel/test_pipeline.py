@@ -112,6 +112,15 @@ def test_a_rank_of_1f1b_holds_fewer_micro_batches_than_one_of_gpipe() -> None:
     assert held["1F1B"][1] < 0.4 * held["GPipe"][1]
 
 
+def test_messages_that_are_exchanged_at_once_use_the_communicator_of_all_stages() -> None:
+    once, together = (
+        simulated(workload(gpus=3, pp_size=3, pp_schedule=name), 1).communicators for name in ("GPipe", "1F1B")
+    )
+    assert set(once) == set(together) == {(0, 1), (1, 2), (0, 1, 2)}
+    assert "send" not in once[0, 1, 2]
+    assert "send" in together[0, 1, 2]
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_ranks_of_a_stage_share_data(strategy: str) -> None:
     found = simulated(workload(gpus=4, strategy=strategy), 3)

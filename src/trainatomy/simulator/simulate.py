@@ -309,6 +309,7 @@ def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
     return (
         *_batch_norm(workload, model),
         *_data_parallel(workload),
+        *_shared_experts(workload),
         *_length_note(workload, model),
         *_sampling(workload),
         *_evaluation_notes(workload),
@@ -370,6 +371,12 @@ def _sampling(workload: Workload) -> Iterator[str]:
             "train.train_sampling_strategy: group_by_length: all samples have one length here; data.lengths says how "
             "they differ"
         )
+
+
+def _shared_experts(workload: Workload) -> Iterator[str]:
+    """Yield a note on the time of experts that ranks share."""
+    if workload.parallel.enable_expert_parallel:
+        yield "the time of a rank's experts is that of the rows of all experts, which is too long"
 
 
 def _length_note(workload: Workload, model: nn.Module) -> tuple[str, ...]:

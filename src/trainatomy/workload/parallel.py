@@ -103,6 +103,11 @@ class ParallelSpec(Section):
         default=None, description="ranks that FSDP shards weights over (default: what the other degrees leave)"
     )
     tp_size: Count = Field(default=1, description="ranks that share each layer (tensor parallelism)")
+    enable_expert_parallel: bool = Field(
+        default=False,
+        description="with tp_size: ranks share the experts of each layer instead of each matrix, by the model's plan "
+        "(transformers' `DistributedConfig`)",
+    )
     sequence_parallel: bool = Field(
         default=False,
         description="with tp_size: norms and what is between the layers work on shards of the sequence "
@@ -264,6 +269,11 @@ class ParallelSpec(Section):
                 for name in ("nodes", "tp_size", "cp_size", "pp_size")
                 if getattr(self, name) > 1
             ]
+        if self.enable_expert_parallel and self.tp_size == 1:
+            reason = "shares experts over the ranks of parallel.tp_size, as in transformers: set it"
+            problems.append(Problem(("enable_expert_parallel",), reason))
+        if self.enable_expert_parallel and self.sequence_parallel:
+            problems.append(Problem(("sequence_parallel",), "belongs to matrices that are shared, not to experts"))
         if self.sequence_parallel and self.tp_size == 1:
             problems.append(Problem(("sequence_parallel",), "belongs to tensor parallelism: set parallel.tp_size"))
         if strategy == "fsdp1" and (self.tp_size > 1 or self.replicas > 1):

@@ -59,6 +59,7 @@ _BY_TRAINER = {
     "sync_each_batch": "belongs to loop: pytorch; the Trainer reduces gradients after the last micro-batch only",
     "tp_size": "is simulated with loop: pytorch only",
     "cp_size": "is simulated with loop: pytorch only",
+    "enable_expert_parallel": "is simulated with loop: pytorch only",
     "sequence_parallel": "belongs to loop: pytorch; the Trainer does not set it",
     "pp_size": "belongs to loop: pytorch: the Trainer runs no pipelines",
 }

@@ -62,6 +62,7 @@ class Collective:
         inputs: Tensors that this rank sends.
         outputs: Tensors that it receives.
         is_async: True if the caller goes on before the collective is over, and waits for it later.
+        members: All ranks of the group; of a message, more than the two in ``ranks``.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class Collective:
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
     is_async: bool
+    members: tuple[int, ...]
 
 
 def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Collective:
@@ -91,6 +93,7 @@ def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resu
         tuple(sent),
         tuple(received),
         bool(named.get("async_op", named.get("asyncOp", True))),
+        ranks,
     )
 
 

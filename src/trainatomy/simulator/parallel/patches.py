@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, _dispatch, _random
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import distributed
@@ -94,12 +95,29 @@ def _install_fsdp1(patch: Callable[[Any, str, Any], None], recorder: RankRecorde
 
 
 def _install_pipelines(patch: Callable[[Any, str, Any], None], recorder: RankRecorder) -> None:
-    """Stages ask each other by a message whether all know their shapes, which they do (torch 2.13)."""
+    """Stages ask each other by a message whether all know their shapes, which they do (torch 2.13).
+
+    Messages that are sent and received at once share a call of NCCL (``batch_isend_irecv``).
+    """
     from torch.distributed.pipelining import PipelineStage
 
+    patch(dist, "batch_isend_irecv", _batching(dist.batch_isend_irecv, recorder))
     for name in ("_warmup_forward_vote", "_warmup_backward_result"):
         if hasattr(PipelineStage, name):
             patch(PipelineStage, name, _agreeing(getattr(PipelineStage, name), recorder))
+
+
+def _batching(send: Callable[..., Any], recorder: RankRecorder) -> Callable[..., Any]:
+    """Return ``batch_isend_irecv`` that tells the recorder."""
+
+    def batched(*args: Any, **kwargs: Any) -> Any:
+        recorder.batching = True
+        try:
+            return send(*args, **kwargs)
+        finally:
+            recorder.batching = False
+
+    return batched
 
 
 def _agreeing(vote: Callable[..., torch.Tensor], recorder: RankRecorder) -> Callable[..., torch.Tensor]:

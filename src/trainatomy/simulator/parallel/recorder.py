@@ -41,6 +41,7 @@ class RankRecorder(Recorder):
 
     Attributes:
         paused: True while operations run that a GPU would not see, such as those of DTensor's sharding propagation.
+        batching: True while several messages are sent and received at once, on the communicator of their whole group.
         topology: Place of the process.
         groups: Kinds of collectives that each group of ranks was used for.
         group_names: Names of the groups with these ranks that were used; each is a communicator of its own.
@@ -53,6 +54,7 @@ class RankRecorder(Recorder):
         self.trace.rank = topology.rank
         self.topology = topology
         self.paused = False
+        self.batching = False
         self._communicated: dict[int, str] = {}
         self._group_streams: dict[tuple[int, ...], int] = {}
         self._last_of_group: dict[tuple[int, ...], int] = {}
@@ -156,14 +158,16 @@ class RankRecorder(Recorder):
 
     def _note(self, collective: Collective, event: int, *, is_c10d: bool) -> None:
         """Write a collective, and label its buffers unless they are activations (functional collectives)."""
-        self.groups.setdefault(collective.ranks, set()).add(collective.kind)
-        self.group_names.setdefault(collective.ranks, set()).add(collective.group)
+        used = collective.members if self.batching else collective.ranks
+        self.groups.setdefault(used, set()).add(collective.kind)
+        self.group_names.setdefault(used, set()).add(collective.group)
         if is_c10d:
             numbers = {self.number_of(tensor) for tensor in (*collective.inputs, *collective.outputs)}
             found = tuple(sorted(number for number in numbers if number is not None and number >= 0))
             for number in found if collective.kind != "send" else ():  # a stage sends its own activations
                 self._communicated.setdefault(number, "communication_buffer")
-            if collective.is_async:
+            # A pipeline's schedule waits for each message by its work, which lets go of the tensors.
+            if collective.is_async and collective.kind not in ("send", "recv"):
                 in_backward = torch._C._current_graph_task_id() != -1
                 self.trace.collectives.append(CollectiveUse(event, found, in_backward))
         if len(collective.ranks) > 1:

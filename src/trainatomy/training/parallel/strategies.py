@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from trainatomy.errors import WorkloadError
 from trainatomy.training.optimizer import choose_optimizer
 from trainatomy.training.parallel.context import share_sequences, shared
+from trainatomy.training.parallel.experts import share_experts
 from trainatomy.training.parallel.spread import Spread
 from trainatomy.training.parallel.tensor import shard_layers
 
@@ -59,7 +60,10 @@ class TensorParallel(Spread):
         """Move the model to the device and shard its layers there."""
         model.to(device)
         mesh = init_device_mesh(torch.device(device).type, (parallel.tp_size,), mesh_dim_names=("tp",))
-        shard_layers(model, mesh, sequences=parallel.sequence_parallel)
+        if parallel.enable_expert_parallel:
+            share_experts(model, mesh)
+        else:
+            shard_layers(model, mesh, sequences=parallel.sequence_parallel)
         super().__init__(model)
 
     def clip(self, max_norm: float) -> None:
@@ -112,7 +116,9 @@ class FSDP2(Spread):
         """Shard the model, which ``fully_shard`` moves to the device; with replicas it is hybrid (HSDP)."""
         self._sync_each_batch = parallel.sync_each_batch
         mesh = _mesh(parallel, torch.device(device).type)
-        if parallel.tp_size > 1:
+        if parallel.enable_expert_parallel:
+            share_experts(model, mesh["tp"])
+        elif parallel.tp_size > 1:
             shard_layers(model, mesh["tp"], sequences=parallel.sequence_parallel)
         self._contexts = mesh["cp"] if parallel.cp_size > 1 else None
         if parallel.cp_size > 1:

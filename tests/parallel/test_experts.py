@@ -1,0 +1,62 @@
+"""Expert parallelism: ranks share the experts of a mixture, by transformers' own code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from spread import CONFIG, collectives, labelled, simulated
+from spread import workload as described
+
+from trainatomy.api import predict
+from trainatomy.errors import WorkloadError
+from trainatomy.workload.schema import Workload
+
+LAYERS, HIDDEN, INNER, EXPERTS = 2, 64, 32, 8
+SIZES = {
+    "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "moe_intermediate_size": INNER, "num_experts": EXPERTS,
+    "num_experts_per_tok": 2, "vocab_size": 200, "num_attention_heads": 4, "num_key_value_heads": 4,
+}  # fmt: skip
+MIXTURE = {"class": "Qwen3MoeForCausalLM", "config": SIZES}
+OF_EXPERTS = LAYERS * EXPERTS * 3 * HIDDEN * INNER * 4
+"""Bytes of the experts' weights."""
+
+
+def workload(**parallel: Any) -> Workload:
+    given = described(**{"gpus": 2, "tp_size": 2, "enable_expert_parallel": True, **parallel})
+    return Workload.from_mapping(given.to_mapping() | {"model": MIXTURE})
+
+
+@pytest.mark.parametrize("label", ["weight", "gradient"])
+def test_each_rank_holds_its_experts_and_everything_else(label: str) -> None:
+    alone = simulated(workload(gpus=1, tp_size=1, enable_expert_parallel=False))
+    assert labelled(alone.trace, label) - labelled(simulated(workload()).trace, label) == OF_EXPERTS // 2
+
+
+def test_results_of_experts_are_added_up() -> None:
+    hidden = 2 * 64 * HIDDEN * 4
+    found = [size for name, size in collectives(simulated(workload())) if name == "nccl::all_reduce"]
+    assert found.count(hidden) == 2 * LAYERS  # forward and backward
+
+
+def test_it_runs_with_fsdp() -> None:
+    assert set(simulated(workload(gpus=4, strategy="fsdp2")).communicators) == {(0, 1), (0, 2)}
+
+
+def test_the_time_of_experts_is_said_to_be_too_long() -> None:
+    assert any("rows of all experts" in note for note in predict(workload()).notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parallel": {"gpus": 2, "enable_expert_parallel": True}}, "set it"),
+        ({"loop": "trainer"}, "with loop: pytorch only"),
+        ({"model": {"class": "LlamaForCausalLM", "config": CONFIG}}, "no plan for expert parallelism"),
+        ({"model": {**MIXTURE, "config": {**SIZES, "num_experts": 7}}}, "Cannot evenly shard 7 experts"),
+    ],
+    ids=lambda one: "-".join(one) if isinstance(one, dict) else "",
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        predict(Workload.from_mapping(workload().to_mapping() | changes), timed=False)
