@@ -1,0 +1,119 @@
+"""Measure the cases on this machine's GPU: ``python benchmarks/everyday/measure.py --gpu h200``.
+
+The code path is that of ``trainatomy measure``: one worker loads the libraries once and forks for each case, so that
+CUDA is new in each.  A case is timed, and nothing is recorded.  Each measurement becomes a line of ``records/GPU.jsonl`` at
+once, each failure a line of ``records/GPU.jsonl.failed``; a second call resumes and repeats what failed.  Cases without
+a stored prediction are refused, so that none is predicted after it was seen.  ``--list`` prints what would run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import everyday_cases
+from everyday_cases import Case
+
+from trainatomy.errors import TrainatomyError
+from trainatomy.measurement.device.visible import require_gpu
+from trainatomy.measurement.process.job import Job, warm_up_steps
+from trainatomy.measurement.process.pool import TimeLimit, WorkerPool
+from trainatomy.measurement.process.progress import Progress
+from trainatomy.results.measurement import Measurement
+
+TIMED_STEPS = 4
+TIMED_SECONDS = 1.0
+MOST_STEPS = 40
+"""A training is timed for at least ``TIMED_STEPS``, and until it took ``TIMED_SECONDS`` or ``MOST_STEPS`` ran."""
+
+
+def job_of(case: Case, gpu: str) -> Job:
+    """Return the job of a case.
+
+    Texts of different lengths are trained for an epoch; ``generate()`` is timed once after its warm-up.
+    """
+    workload = case.workload(gpu)
+    mapping, warm_up = workload.to_mapping(), warm_up_steps(workload)
+    if workload.steps is not None:
+        return Job(mapping, workload.steps)
+    if workload.mode == "generation":
+        return Job(mapping, warm_up + 1)
+    return Job(mapping, warm_up + TIMED_STEPS, most_steps=MOST_STEPS, seconds=TIMED_SECONDS)
+
+
+def measure(waiting: list[Case], out: Path, options: argparse.Namespace) -> list[str]:
+    """Measure cases until the time is up; return the names of those that failed."""
+    failed: list[str] = []
+    deadline = time.monotonic() + options.time_limit
+    with WorkerPool() as pool:
+        for case in waiting:
+            if time.monotonic() > deadline:
+                print(f"{case.name}: left out, out of time", flush=True)
+                continue
+            began = time.monotonic()
+            try:
+                found = pool.run(job_of(case, options.gpu), TimeLimit(options.case_limit), _ignore, more=True)
+            except TrainatomyError as error:
+                failed.append(case.name)
+                everyday_cases.append(out.with_name(f"{out.name}.failed"), {"name": case.name, "error": str(error)})
+                print(f"{case.name}: FAILED in {time.monotonic() - began:.1f} s: {error}", flush=True)
+            else:
+                everyday_cases.append(out, line_of(case, found))
+                sizes = f"{found.peak_allocated_bytes:,} {found.peak_reserved_bytes:,}"
+                print(f"{case.name:40} {found.status}: {sizes} in {time.monotonic() - began:.1f} s", flush=True)
+    return failed
+
+
+def line_of(case: Case, found: Measurement) -> dict[str, Any]:
+    """Return what is kept of a case."""
+    about = {"name": case.name, "kind": case.kind, "held_out": case.held_out, "workload": dict(case.mapping)}
+    return asdict(found) | about
+
+
+def _ignore(progress: Progress) -> None:
+    """Show no progress within a case."""
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", default="h200", help="the GPU of this machine, whose predictions are stored")
+    parser.add_argument("--cases", type=Path, default=everyday_cases.CASES, help="folder of cases")
+    parser.add_argument("--predictions", type=Path, help="default: predictions/GPU.jsonl")
+    parser.add_argument("--out", type=Path, help="default: records/GPU.jsonl")
+    parser.add_argument("--names", help="cases, separated by commas")
+    parser.add_argument("--kinds", help="kinds of cases, such as evaluation,generation")
+    parser.add_argument("--time-limit", type=float, default=540, help="seconds after which no case starts")
+    parser.add_argument("--case-limit", type=float, default=60, help="seconds that a case may take")
+    parser.add_argument("--unpredicted", action="store_true", help="measure cases without a stored prediction too")
+    parser.add_argument("--list", action="store_true", help="print the cases and stop")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure; return 1 where a case failed."""
+    options = parse(arguments)
+    out = options.out or everyday_cases.RECORDS / f"{options.gpu}.jsonl"
+    stored = options.predictions or everyday_cases.PREDICTIONS / f"{options.gpu}.jsonl"
+    done = {line["name"] for line in everyday_cases.lines(out)}
+    every = everyday_cases.chosen(everyday_cases.cases(options.cases), options.names, options.kinds)
+    waiting = [case for case in every if case.name not in done]
+    if options.list:
+        print("\n".join(f"{case.kind:12} {case.name:40} {'held out' if case.held_out else ''}" for case in waiting))
+        return 0
+    predicted = {line["name"]: line["workload"] for line in everyday_cases.lines(stored) if "error" not in line}
+    unpredicted = [case.name for case in waiting if predicted.get(case.name) != dict(case.mapping)]
+    if unpredicted and not options.unpredicted:
+        raise SystemExit(f"predict these first, as they are written now (predict.py): {', '.join(unpredicted)}")
+    print(f"{len(waiting)} cases on {require_gpu()}", flush=True)
+    failed = measure(waiting, out, options)
+    print(f"{len(waiting) - len(failed)} measured or left out, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

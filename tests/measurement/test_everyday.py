@@ -1,0 +1,87 @@
+"""The benchmark of evaluations, generations and checkpoints: cases, the order of prediction and measurement, report."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import everyday_cases
+import pytest
+from measured import FULL
+
+from trainatomy.results.evaluation import Evaluation
+
+CASES = """
+tiny-evaluated:
+  model: {class: GPT2LMHeadModel, config: {n_embd: 16, n_layer: 1, n_head: 1, vocab_size: 100}}
+  data: {sequence_length: 8}
+  train: {per_device_train_batch_size: 1, eval_strategy: steps}
+"""
+
+
+def script(name: str) -> Any:
+    """Load a script of the benchmark, whose name other benchmarks have too."""
+    path = everyday_cases.HERE / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"everyday_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_case_is_valid_and_its_name_decides_what_is_held_out() -> None:
+    found = everyday_cases.cases()
+    kinds = Counter(case.kind for case in found)
+    assert kinds["evaluation"] >= 12 and kinds["generation"] >= 12 and kinds["saving"] >= 6
+    assert len({case.name for case in found}) == len(found)
+    for case in found:
+        workload = case.workload("h100")
+        assert workload.evaluates or case.kind != "evaluation"
+        assert (workload.mode == "generation") == (case.kind == "generation")
+        assert workload.saves == (case.kind == "saving")
+    for kind in ("evaluation", "generation"):
+        held_out = [case.held_out for case in found if case.kind == kind]
+        assert 0.3 < sum(held_out) / len(held_out) < 0.7
+
+
+def test_cases_are_predicted_before_they_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cases").mkdir()
+    written = tmp_path / "cases" / "evaluation.yaml"
+    written.write_text(CASES)
+    stored, out = tmp_path / "predictions.jsonl", tmp_path / "records.jsonl"
+    arguments = ["--cases", str(tmp_path / "cases"), "--out", str(out), "--predictions", str(stored)]
+    measure, predict, report = script("measure"), script("predict"), script("report")
+    with pytest.raises(SystemExit, match=r"predict these first.*tiny-evaluated"):
+        measure.main(arguments)
+    assert predict.main(["--cases", str(tmp_path / "cases"), "--out", str(stored)]) == 0
+    predict.main(["--cases", str(tmp_path / "cases"), "--out", str(stored)])
+    (line,) = everyday_cases.lines(stored)
+    assert line["evaluation"]["batches"] == 2 and line["memory"]["peak_allocated_bytes"] > 0
+    written.write_text(CASES.replace("sequence_length: 8", "sequence_length: 16"))
+    with pytest.raises(SystemExit, match="as they are written now"):
+        measure.main(arguments)
+
+    evaluation = Evaluation(**{**line["evaluation"], "seconds": 2 * line["evaluation"]["seconds"]})
+    reserved = line["memory"]["peak_reserved_bytes"] * 2
+    case = everyday_cases.Case("tiny-evaluated", "evaluation", line["workload"])
+    record = measure.line_of(case, replace(FULL, evaluation=evaluation, peak_reserved_bytes=reserved))
+    (outcome,) = report.outcomes([record], {"tiny-evaluated": line})
+    assert outcome.error("peak_reserved_bytes") == outcome.error("evaluation_seconds") == -0.5
+    out.write_text(json.dumps(record) + "\n")
+    capsys.readouterr()
+    report.main(["--records", str(out), "--predictions", str(stored)])
+    assert "| evaluation | reserved | 1 | 0 | 50.00 % | 50.00 % |" in capsys.readouterr().out
+    assert asdict(outcome)["status"] == "completed"
+
+
+def test_a_generation_is_timed_once_and_an_evaluation_runs_in_the_warm_up() -> None:
+    measure = script("measure")
+    jobs = {case.name: measure.job_of(case, "h200") for case in everyday_cases.cases() if case.kind != "quantised"}
+    assert jobs["llama-1.1b-greedy"].steps == 3 and jobs["llama-1.1b-greedy"].most_steps == 0
+    assert jobs["gpt2-loss-batch-16"].steps == 4 + measure.TIMED_STEPS
