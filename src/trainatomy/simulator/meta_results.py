@@ -20,6 +20,10 @@ _CHEAP = frozenset({"aten::_to_copy", "aten::clone", "aten::new_empty", "aten::z
 """Operators whose meta kernel is about as fast as looking a result up."""
 
 
+_INTO_OUT = frozenset((torch.ops.aten.mm.dtype_out, torch.ops.aten.addmm.dtype_out))
+"""Products into a tensor of a type other than their operands', which PyTorch's meta kernels refuse."""
+
+
 class _Like(NamedTuple):
     """An empty tensor to make: shape, strides in elements, dtype."""
 
@@ -45,6 +49,8 @@ class MetaResults:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of ``func``, as the meta kernel would."""
+        if func in _INTO_OUT:
+            return kwargs["out"]
         kind = self._kinds.get(id(func))
         if kind is None:
             kind = self._kinds[id(func)] = _kind(func)

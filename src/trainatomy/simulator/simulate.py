@@ -31,6 +31,7 @@ from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.saving import ExecutedSaving, files_without_data
 from trainatomy.simulator.topology import Topology
+from trainatomy.simulator.triton import has_liger_kernels, import_liger, simulated_liger
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import BatchesOfLengths, MakeBatch
 from trainatomy.training.model import build_model, model_notes, unwrap, weights_dtype
@@ -150,6 +151,8 @@ def simulate(
     processor = Processor(gpu.capability, gpu.multiprocessors, version)
     with isolated():
         preload(workload)
+        if _uses_liger(workload):
+            import_liger()
         process = SimulatedProcess(
             gpu.device_name,
             gpu.memory_bytes,
@@ -239,7 +242,7 @@ def _execute(
     watch: Callable[[Recorder, int], Watcher],
 ) -> nn.Module:
     """Run the steps in the simulated process, and return the model that ran."""
-    with process.open(), _engine(workload, process):
+    with process.open(), _engine(workload, process), _kernels(workload):
         process.adopt(model)
         # A measurement begins in the same way: with the context and the allocator's first segment.
         torch.ones((1, 1)).to("cuda")
@@ -313,7 +316,22 @@ def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_length_note(workload, model),
         *_sampling(workload),
         *_evaluation_notes(workload),
+        *_liger_notes(workload, model),
     )
+
+
+def _liger_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
+    """Yield a note on what a prediction with Liger's layers leaves out."""
+    if not _uses_liger(workload):
+        return
+    kind = getattr(getattr(unwrap(model), "config", None), "model_type", "")
+    if has_liger_kernels(kind):
+        yield (
+            "train.use_liger_kernel: memory is what Liger's own Python allocates around its Triton kernels; the time of "
+            "these is that of moving each of their tensors once; neither has been compared with a GPU yet"
+        )
+    else:
+        yield f"train.use_liger_kernel: Liger has no kernels for models of type {kind or type(unwrap(model)).__name__}"
 
 
 def _evaluation_notes(workload: Workload) -> Iterator[str]:
@@ -420,6 +438,15 @@ def _optimizer_library(workload: Workload, process: SimulatedProcess) -> context
     from trainatomy.simulator.bitsandbytes import simulated_bitsandbytes
 
     return simulated_bitsandbytes(process.on_host)
+
+
+def _kernels(workload: Workload) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which Liger's layers run without a GPU, where the workload uses them."""
+    return simulated_liger() if _uses_liger(workload) else contextlib.nullcontext()
+
+
+def _uses_liger(workload: Workload) -> bool:
+    return workload.mode == "training" and workload.train.use_liger_kernel
 
 
 def _engine(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:

@@ -77,6 +77,8 @@ def _settings(workload: Workload) -> dict[str, Any]:
         values["fsdp"] = list(values["fsdp"])
     if "fsdp_config" in values:
         values["fsdp_config"] = copy.deepcopy(values["fsdp_config"])  # transformers fills it in
+    if "liger_kernel_config" in values:
+        values["liger_kernel_config"] = dict(values["liger_kernel_config"])
     if "deepspeed" in values:
         values["deepspeed"] = {name: value for name, value in values["deepspeed"].items() if name not in REPORTS}
     if train.fsdp and workload.parallel.replicas > 1:

@@ -149,6 +149,12 @@ class TrainSpec(Section):
         description="keep the key/value cache, `model.config.use_cache` (default: false with `loop: trainer`, the "
         "model's configuration in other loops)",
     )
+    use_liger_kernel: bool = Field(
+        default=False, description="Liger's layers, which never store all logits (`pip install 'trainatomy[liger]'`)"
+    )
+    liger_kernel_config: Settings | None = Field(
+        default=None, description="which of Liger's layers to use, such as `{rope: false}` (default: Liger's choice)"
+    )
     average_tokens_across_devices: bool = Field(
         default=True, description="average the loss over the tokens of all GPUs"
     )

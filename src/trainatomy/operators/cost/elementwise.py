@@ -43,6 +43,11 @@ def fill(call: Call, chip: Chip) -> KernelWork:
     return memory_bound("traffic.fill", chip, call) if traffic(call).bytes else NOTHING
 
 
+def moved_once(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of a kernel of which only its tensors are known: each is read or written once."""
+    return memory_bound("traffic.plain.mixed.triton", chip, call) if traffic(call).bytes else NOTHING
+
+
 def transfer(call: Call, chip: Chip) -> KernelWork:
     """Return the work of a copy between host memory and GPU memory, over the bus."""
     arrives = any(not tensor.on_host for tensor in call.outputs)

@@ -22,6 +22,7 @@ from trainatomy.operators.table.losses import LOSS_FUNCTIONS
 from trainatomy.operators.table.moves import MOVES
 from trainatomy.operators.table.normalisations import NORMALISATIONS
 from trainatomy.operators.table.quantised import QUANTISED_WEIGHTS
+from trainatomy.operators.table.triton import TRITON
 
 OPERATORS: dict[str, Operator] = {}
 """The row of each operator by its name."""
@@ -34,6 +35,7 @@ _ROWS = (
     MOVES,
     LISTS,
     QUANTISED_WEIGHTS,
+    TRITON,
     HOST,
     COMMUNICATION,
 )

@@ -1,0 +1,18 @@
+"""Triton kernels, which ``simulator.triton`` writes as operations."""
+
+from __future__ import annotations
+
+from trainatomy.operators.operator import Operator
+from trainatomy.operators.table.family import family, row
+
+TRITON = family(
+    Operator(
+        "",
+        "elementwise",
+        None,
+        "no formula: the arithmetic of a Triton kernel is its own",
+        launch="library",
+        cost="elementwise:moved_once",
+    ),
+    row("triton::kernel"),
+)
