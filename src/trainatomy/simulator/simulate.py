@@ -327,8 +327,8 @@ def _liger_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
     kind = getattr(getattr(unwrap(model), "config", None), "model_type", "")
     if has_liger_kernels(kind):
         yield (
-            "train.use_liger_kernel: memory is what Liger's own Python allocates around its Triton kernels; the time of "
-            "these is that of moving each of their tensors once; neither has been compared with a GPU yet"
+            "train.use_liger_kernel: memory is what Liger's own Python allocates around its Triton kernels; the time "
+            "of these is that of moving each of their tensors once; neither has been compared with a GPU yet"
         )
     else:
         yield f"train.use_liger_kernel: Liger has no kernels for models of type {kind or type(unwrap(model)).__name__}"
