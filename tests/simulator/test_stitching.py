@@ -32,6 +32,7 @@ BERT = {
     "intermediate_size": 128,
     "vocab_size": 512,
 }
+T5 = {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 512}
 LENGTHS = {5: 2, 9: 2, 40: 3, 64: 3, 65: 2, 120: 2, 203: 2}
 
 CASES = {
@@ -49,6 +50,20 @@ CASES = {
     "rounded up": {"data": {"pad_to_multiple_of": 16}, "train": {"bf16": True}},
     "grouped": {"train": {"train_sampling_strategy": "group_by_length", "optim": "sgd"}},
     "llama with lora": {"model": {"class": "LlamaForCausalLM", "config": LLAMA, "lora": {"r": 4}}},
+    "quantised": {
+        "model": {
+            "class": "LlamaForCausalLM",
+            "config": LLAMA,
+            "dtype": "bfloat16",
+            "lora": {"r": 4},
+            "quantization": {"load_in_4bit": True},
+        },
+        "train": {"bf16": True, "gradient_checkpointing": True},
+    },
+    "encoder-decoder": {
+        "model": {"class": "T5ForConditionalGeneration", "config": T5},
+        "data": {"target_length": 7},
+    },
     "bert": {"model": {"class": "BertForMaskedLM", "config": BERT}, "train": {"bf16": True, "optim": "adafactor"}},
     "classifier": {"model": {"class": "BertForSequenceClassification", "config": BERT}, "loop": "pytorch"},
 }
@@ -81,6 +96,8 @@ def stitched(epochs: Epochs, *, detailed: bool = False) -> AllocationTrace:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_stitched_epoch_is_what_execution_writes(name: str) -> None:
+    if name == "quantised":
+        pytest.importorskip("bitsandbytes")
     workload = described(CASES[name])
     epochs = simulate_lengths(workload, workload.resolve_gpu(), operations=False)
     made, wanted = stitched(epochs, detailed=True), executed(workload, epochs)
