@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ import torch.distributed as dist
 from trainatomy.errors import WorkloadError
 from trainatomy.measurement.process.progress import Reporter
 from trainatomy.measurement.step import group
+from trainatomy.training.model import build_model
+from trainatomy.training.observer import Silent
+from trainatomy.training.optimizer import tensors_in
+from trainatomy.training.parallel.deepspeed import engine_tensors
+from trainatomy.training.process import preload
+from trainatomy.training.run import run
 from trainatomy.workload.parallel import ParallelSpec
+from trainatomy.workload.schema import Workload
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -116,11 +124,8 @@ def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) 
 
     from torch.distributed.tensor import DTensor
 
-    from trainatomy.training.model import build_model
-    from trainatomy.training.observer import Silent
     from trainatomy.training.outputs import loss_of
     from trainatomy.training.parallel.spread import spread_over_gpus
-    from trainatomy.workload.schema import Workload
 
     group.BACKEND = "gloo"
     workload = Workload.from_mapping(arguments["workload"])
@@ -148,3 +153,41 @@ def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) 
         grad = grad.full_tensor() if isinstance(grad, DTensor) else grad
         differences.append((grad - expected[name]).abs().max().item())
     return {"difference": max(differences), "parameters": len(differences) - 1}
+
+
+def deepspeed_sizes(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Train with DeepSpeed's engine on CPUs; return the bytes that its optimizer holds, and the order of events."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    workload = Workload.from_mapping(arguments["workload"])
+    preload(workload)
+    import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]  # would be compiled
+    group.BACKEND = "gloo"
+    group.join(group.place_of(workload.parallel))
+    observer = Sizes()
+    run(workload, build_model(workload), device="cpu", steps=1, observer=observer)
+    return {"sizes": observer.sizes, "events": observer.events}
+
+
+class Sizes(Silent):
+    """Observer that notes what the optimizer holds after its step, and in which order the loop notifies it."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+        self.events: list[str] = []
+        self._optimizer: Any = None
+
+    def ready(self, model: Any, optimizer: Any) -> None:
+        self.events.append("ready")
+        self._optimizer = optimizer
+
+    def micro_step_end(self, micro_step: int) -> None:
+        self.events.append("micro_step_end")
+
+    def optimizer_begin(self) -> None:
+        self.events.append("optimizer_begin")
+
+    def optimizer_end(self) -> None:
+        self.events.append("optimizer_end")
+        held = dict(engine_tensors(self._optimizer))
+        held["optimizer_state"] = list(tensors_in(list(self._optimizer.state.values())))
+        self.sizes = {label: sum(tensor.nbytes for tensor in tensors) for label, tensors in held.items()}

@@ -91,6 +91,16 @@ def join(place: RankGroup, *, offloads: bool = False) -> RankGroup:
     return RankGroup(place.rank, place.local_rank, place.size, PrefixStore("trainatomy", store))
 
 
+def join_alone() -> None:
+    """Make a process group of this process alone, which DeepSpeed's engine needs on one GPU as well."""
+    import torch.distributed as dist
+
+    store: Any = dist.HashStore  # type: ignore[attr-defined]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    os.environ.update(alone)  # accelerate looks for them; nothing listens at the port
+    dist.init_process_group(BACKEND, store=store(), rank=0, world_size=1)
+
+
 def first_collective() -> None:
     """Run an all-reduce of one number, which makes NCCL connect the GPUs and take its memory."""
     import torch

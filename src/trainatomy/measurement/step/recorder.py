@@ -16,6 +16,7 @@ from trainatomy.measurement.step.modules import ModuleTracker
 from trainatomy.measurement.traces.history import Note
 from trainatomy.training.observer import Silent
 from trainatomy.training.optimizer import tensors_in
+from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.quantization import scales
 
 if TYPE_CHECKING:
@@ -108,17 +109,23 @@ class TraceRecorder(Silent):
         assert self._model is not None
         self._parameters = list(self._model.parameters())
         return {
-            "weight": addresses(self._parameters),
+            "weight": addresses(map(part_of, self._parameters)),
             "buffer": addresses(self._model.buffers()),
             "scale": addresses(scales(self._model)),
         }
 
     def _training_addresses(self) -> dict[str, list[int]]:
         """Return the addresses of gradients and optimizer states."""
-        return {"gradient": self._gradient_addresses(), "optimizer_state": self._state_addresses()}
+        found = self._engine_addresses()
+        return {**found, "gradient": self._gradient_addresses(), "optimizer_state": self._state_addresses()}
 
     def _gradient_addresses(self) -> list[int]:
-        return addresses(parameter.grad for parameter in self._parameters if parameter.grad is not None)
+        own = (parameter.grad for parameter in self._parameters if parameter.grad is not None)
+        return [*addresses(own), *self._engine_addresses().get("gradient", ())]
+
+    def _engine_addresses(self) -> dict[str, list[int]]:
+        """Return the addresses of what DeepSpeed's optimizers hold beside their states; nothing for others."""
+        return {label: addresses(tensors) for label, tensors in engine_tensors(self._optimizer).items()}
 
     def _state_addresses(self) -> list[int]:
         return addresses(tensors_in(getattr(self._optimizer, "state", {})))
@@ -170,7 +177,7 @@ class RunRecorder(TraceRecorder):
 
     def step_begin(self, step: int) -> None:
         self.step = step
-        self._note("step")
+        self._note("step", **self._engine_addresses())
 
     def micro_step_begin(self, micro_step: int) -> None:
         # Loops may move the model after it was loaded: recurrent layers join their weights when sent to a device.

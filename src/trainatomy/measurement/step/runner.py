@@ -19,7 +19,7 @@ from trainatomy.measurement.device.visible import show_first_gpus
 from trainatomy.measurement.process.job import Job, to_plain, warm_up_steps
 from trainatomy.measurement.process.progress import Reporter
 from trainatomy.measurement.step.environment import allocator_setup, is_out_of_memory, requested_bytes, versions
-from trainatomy.measurement.step.group import RankGroup, first_collective, join, place_of
+from trainatomy.measurement.step.group import RankGroup, first_collective, join, join_alone, place_of
 from trainatomy.measurement.step.recorder import RunRecorder
 from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
 from trainatomy.measurement.traces import history as histories
@@ -99,6 +99,8 @@ def run(job: Job, reporter: Reporter | None = None) -> Measurement:
         _make_context()
         reporter.stage("building the model", meter.read_context(torch.cuda.memory_reserved()))
         group = join(place, offloads=_offloads(workload))
+        if group.size == 1 and workload.train.deepspeed is not None:
+            join_alone()
         if group.size > 1:
             first_collective()
             meter.stage(PROCESS_GROUP)
