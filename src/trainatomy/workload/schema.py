@@ -412,6 +412,9 @@ class Workload(Section):
             name = key.removeprefix("fsdp_")
             if name.startswith("xla") and value:
                 problems.append(Problem((*here, key), "is about TPUs, which are not simulated"))
+            elif name == "activation_checkpointing_offload":
+                if str(value).lower() in ("true", "1"):
+                    problems.append(Problem((*here, key), "keeps activations in host memory, which is not simulated"))
             elif name not in _FSDP_CONFIG and not name.startswith("xla"):
                 problems.append(Problem((*here, key), f"unknown key{suggestion(name, _FSDP_CONFIG)}"))
             elif name == "version" and str(value) not in ("1", "2"):
