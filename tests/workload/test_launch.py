@@ -138,6 +138,7 @@ def test_contradictions_and_what_is_not_simulated_are_named(
         ("--use_megatron_lm", "MEGATRON_LM is not simulated"),
         ("--tpu", "XLA is not simulated"),
         ("--use_fsdp --parallelism_config_sp_size 2", "sp_size is not simulated"),
+        ("--use_fsdp --parallelism_config_cp_comm_strategy alltoall", "set parallel.cp_comm_strategy"),
     ],
 )
 def test_options_of_accelerate_that_are_not_simulated_are_named(options: str, message: str) -> None:

@@ -354,6 +354,10 @@ def _refuse(content: Mapping[str, Any], source: str) -> None:
         raise WorkloadError(f"{source}: dynamo_backend: compiled graphs are not simulated", key="launch")
     if str(_parallelism(content).get("parallelism_config_sp_size", 1)) != "1":
         raise WorkloadError(f"{source}: parallelism_config_sp_size is not simulated", key="launch")
+    rotation = str(_parallelism(content).get("parallelism_config_cp_comm_strategy", "allgather"))
+    if rotation != "allgather":
+        message = f"parallelism_config_cp_comm_strategy: {rotation} is not read here; set parallel.cp_comm_strategy"
+        raise WorkloadError(f"{source}: {message}, and leave it out", key="launch")
 
 
 def _fsdp(raw: Mapping[str, Any]) -> dict[str, Any]:
