@@ -403,6 +403,10 @@ class Workload(Section):
         problems = [Problem((*here, *each.path), each.message) for each in deepspeed_problems(config)]
         if self.train.fsdp:
             problems.append(Problem(("train", "fsdp"), "cannot be combined with deepspeed: choose one of the two"))
+        if self.saves:
+            problems.append(Problem(("train", "save_strategy"), "saving is not simulated with deepspeed: leave it out"))
+        if self.data.lengths is not None:
+            problems.append(Problem(("data", "lengths"), "are not simulated with deepspeed: give data.sequence_length"))
         return problems
 
     def _fsdp_config(self) -> list[Problem]:
