@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -18,6 +20,13 @@ if TYPE_CHECKING:
 OLDEST = (0, 16, 4)
 """Oldest release of DeepSpeed whose engine is run."""
 
+_IMPORTED_LATE = (
+    "deepspeed.runtime.zero.muon.original_muon",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+)
+"""Modules that the engine imports in a training; they import PyTorch's compiler, which looks for a GPU then."""
 LAST = -1
 """Number of the last micro-batch of a step, for observers."""
 
@@ -43,6 +52,9 @@ def import_deepspeed() -> Any:
     chosen = os.environ.get("DS_ACCELERATOR", "cuda")
     with mock.patch.dict(os.environ, {"DS_ACCELERATOR": chosen, "DS_BUILD_OPS": "0"}):
         library = import_library("deepspeed", "train.deepspeed", install='"trainatomy[deepspeed]"')
+        for module in _IMPORTED_LATE:
+            with suppress(ImportError):  # older releases do not have them
+                import_module(module)
     version = version_of("deepspeed") or "0"
     if tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit()) < OLDEST:
         wanted = ".".join(map(str, OLDEST))
