@@ -1,9 +1,10 @@
 """Measure the cases on this machine's GPU: ``python benchmarks/everyday/measure.py --gpu h200``.
 
 The code path is that of ``trainatomy measure``: one worker loads the libraries once and forks for each case, so that
-CUDA is new in each.  A case is timed, and nothing is recorded.  Each measurement becomes a line of ``records/GPU.jsonl`` at
-once, each failure a line of ``records/GPU.jsonl.failed``; a second call resumes and repeats what failed.  Cases without
-a stored prediction are refused, so that none is predicted after it was seen.  ``--list`` prints what would run.
+CUDA is new in each.  A case is timed, and nothing is recorded.  Each measurement becomes a line of
+``records/GPU.jsonl`` at once, each failure a line of ``records/GPU.jsonl.failed``; a second call resumes and repeats
+what failed.  Cases without a stored prediction are refused, so that none is predicted after it was seen.  ``--list``
+prints what would run.
 """
 
 from __future__ import annotations

@@ -150,3 +150,28 @@ def test_the_users_functions_reduce_what_is_gathered(tmp_path: Any) -> None:
     assert predict(reduced).memory.components["gathered_outputs"] < 2 * LOGITS
     batchwise = run(describe({"compute_metrics": f"{file}:metrics"}, batch_eval_metrics=True))
     assert any(origin.operation == "aten::ne" and origin.phase == "evaluation" for origin in batchwise.trace.origins)
+
+
+def test_predict_with_generate_generates_all_tokens_of_every_batch() -> None:
+    config = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 1000}
+    described = {
+        "model": {"class": "T5ForConditionalGeneration", "config": config},
+        "data": {"sequence_length": 16, "compute_metrics": True, "eval_samples": 12},
+        "train": {"eval_strategy": "steps", "per_device_train_batch_size": 2, "per_device_eval_batch_size": 4},
+        "steps": 2,
+    }
+    plain = run(Workload.from_mapping(described))
+    made = run(
+        Workload.from_mapping(described).replace(
+            {"train.predict_with_generate": True, "train.generation_max_length": 9}
+        )
+    )
+    decodes = [
+        origin
+        for origin in (made.trace.origins[event.allocation] for event in _within(made))
+        if origin.operation == "aten::argmax"
+    ]
+    assert len(decodes) == 3 * 8  # three batches, eight tokens after the decoder's first
+    assert len(_within(made)) > 5 * len(_within(plain))
+    with pytest.raises(WorkloadError, match=r"needs data\.compute_metrics"):
+        Workload.from_mapping(described | {"data": {}}).replace("train.predict_with_generate", True)

@@ -33,6 +33,8 @@ def test_keys_of_train_have_the_defaults_of_training_arguments(training_argument
     assert ours.pop("gradient_checkpointing_every") == 1  # in transformers a key of gradient_checkpointing_kwargs
     ours["include_for_metrics"] = list(ours["include_for_metrics"])
     ours["save_strategy"] = training_arguments["save_strategy"]  # trainatomy's default: None, nothing is counted
+    for name in ("predict_with_generate", "generation_max_length", "generation_num_beams"):  # of Seq2SeqTrainer
+        assert not ours.pop(name)
     ours["use_cache"] = False  # trainatomy's default: None, the Trainer's default with loop trainer
     theirs = {name: training_arguments[name] for name in ours}
     assert {**theirs, "optim": str(getattr(theirs["optim"], "value", theirs["optim"]))} == ours
@@ -65,7 +67,7 @@ CHANGES: dict[str, Any] = {
     "label_names": ["start_positions"],
     "load_best_model_at_end": True,
     "past_index": 1,
-    "predict_with_generate": True,
+    "generation_config": "generation_config.json",
     "skip_memory_metrics": False,
     "split_batches": True,
     "torch_compile": True,

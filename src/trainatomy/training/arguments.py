@@ -47,12 +47,13 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
         MissingLibrary: accelerate is not installed.
     """
     import_library("accelerate", "the Trainer")
-    from transformers import TrainingArguments
+    from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
-    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    kind = Seq2SeqTrainingArguments if workload.train.predict_with_generate else TrainingArguments
+    known = {field.name for field in dataclasses.fields(kind)}
     settings = {name: value for name, value in (_settings(workload) | _LOADING).items() if name in known}
     try:
-        made = TrainingArguments(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **settings)
+        made = kind(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **settings)
     except ValueError as error:
         raise WorkloadError(f"train: {error}", key="train") from error
     if workload.train.deepspeed is not None:

@@ -78,6 +78,9 @@ _EVALUATION = (
     "prediction_loss_only",
     "batch_eval_metrics",
     "include_for_metrics",
+    "predict_with_generate",
+    "generation_max_length",
+    "generation_num_beams",
 )
 """Settings of the Trainer's evaluation."""
 

@@ -297,6 +297,9 @@ class Workload(Section):
             problems.append(Problem(("data", "eval_samples"), message))
         if data.preprocess_logits_for_metrics is not None and not data.compute_metrics:
             problems.append(Problem(("data", "preprocess_logits_for_metrics"), "needs compute_metrics"))
+        if self.train.predict_with_generate and self.evaluates and not data.compute_metrics:
+            message = "needs data.compute_metrics: without it the Trainer computes the loss only"
+            problems.append(Problem(("train", "predict_with_generate"), message))
         if self.train.batch_eval_metrics and data.compute_metrics is True:
             message = "batch_eval_metrics calls it with tensors of the GPU: name the function"
             problems.append(Problem(("data", "compute_metrics"), message))

@@ -94,6 +94,17 @@ class TrainSpec(Section):
     eval_do_concat_batches: bool = Field(
         default=True, description="join the gathered outputs of batches into one tensor, instead of a list"
     )
+    predict_with_generate: bool = Field(
+        default=False, description="evaluate with `generate()`, as `Seq2SeqTrainer` does with `data.compute_metrics`"
+    )
+    generation_max_length: Count | None = Field(
+        default=None,
+        description="tokens of a sequence in `predict_with_generate`, with the first one of the decoder or the prompt "
+        "(default: 20)",
+    )
+    generation_num_beams: Count | None = Field(
+        default=None, description="beams in `predict_with_generate` (default: 1)"
+    )
     save_strategy: Annotated[Literal["no", "steps", "epoch", "best"] | None, BeforeValidator(_saving)] = Field(
         default=None, description="save checkpoints: `no`, `steps`, `epoch` or `best`; one is counted (default: none)"
     )

@@ -6,7 +6,7 @@ still reads whether all are finished, as it does on a GPU, but goes on until the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ def generate(
     observer.ready(model, None)
     model.eval()
     set_tf32(workload.train)
-    settings = GenerationConfig(**_special_tokens(model), **workload.generation.settings())
+    settings = GenerationConfig(**special_tokens(model), **workload.generation.settings())
     for step in range(steps):
         if step and observer.repeat_generation(step):
             continue
@@ -60,7 +60,7 @@ def generate(
         observer.step_end(step)
 
 
-def _special_tokens(model: Any) -> dict[str, Any]:
+def special_tokens(model: Any) -> dict[str, Any]:
     """Return the model's special tokens; a decoder without a first token begins with the padding, as T5's does."""
     own = getattr(unwrap(model), "generation_config", None)
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -93,8 +93,8 @@ def check_generation(workload: Workload, model: nn.Module) -> None:
 
 
 @contextmanager
-def generating(model: nn.Module, observer: Observer, tokens: int) -> Iterator[None]:
-    """Tell ``observer`` of each token of ``generate()``, and let it go on until ``tokens`` tokens are generated."""
+def full_length(model: nn.Module, tokens: int, token_begin: Callable[[int], object] | None = None) -> Iterator[None]:
+    """Let a call of ``generate()`` go on until ``tokens`` tokens are generated; report each but the first."""
     inner: Any = unwrap(model)
     original = inner._has_unfinished_sequences
     generated = 0
@@ -102,10 +102,22 @@ def generating(model: nn.Module, observer: Observer, tokens: int) -> Iterator[No
     def has_unfinished(*arguments: Any, **keywords: Any) -> bool:
         nonlocal generated
         original(*arguments, **keywords)  # reads whether all sequences are finished
-        if 0 < generated < tokens:
-            observer.token_begin(generated)
+        if token_begin is not None and 0 < generated < tokens:
+            token_begin(generated)
         generated += 1
         return generated <= tokens
+
+    inner._has_unfinished_sequences = has_unfinished
+    try:
+        yield
+    finally:
+        del inner._has_unfinished_sequences
+
+
+@contextmanager
+def generating(model: nn.Module, observer: Observer, tokens: int) -> Iterator[None]:
+    """Tell ``observer`` of each token of ``generate()``, and let it go on until ``tokens`` tokens are generated."""
+    inner: Any = unwrap(model)
 
     def begin(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
         observer.cached(cached_tensors(keywords))
@@ -117,12 +129,11 @@ def generating(model: nn.Module, observer: Observer, tokens: int) -> Iterator[No
         inner.register_forward_pre_hook(begin, with_kwargs=True),
         inner.register_forward_hook(end, with_kwargs=True),
     )
-    inner._has_unfinished_sequences = has_unfinished
     observer.generation_begin(tokens)
     try:
-        yield
+        with full_length(model, tokens, observer.token_begin):
+            yield
     finally:
-        del inner._has_unfinished_sequences
         for handle in handles:
             handle.remove()
     observer.generation_end()

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 
 from trainatomy.training.checkpointing import checkpoint_every
+from trainatomy.training.loops.generation import full_length
+from trainatomy.training.model import unwrap
 from trainatomy.training.optimizer import checked, choose_optimizer
 from trainatomy.training.parallel.deepspeed import EngineSteps
 
@@ -191,3 +193,18 @@ class ObservedTrainer(Trainer):
         outputs = super().prediction_step(model, inputs, *arguments, **keywords)
         self._observer.evaluation_forward_end(outputs)
         return outputs
+
+
+DEFAULT_LENGTH = 20
+"""Tokens of a sequence that ``generate()`` makes unless something says otherwise (``GenerationConfig.max_length``)."""
+
+
+class GeneratingTrainer(ObservedTrainer, Seq2SeqTrainer):
+    """Trainer that evaluates with ``generate()``; every sequence gets all its tokens, as in ``mode: generation``."""
+
+    def prediction_step(self, model: nn.Module, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
+        length = self.args.generation_max_length or DEFAULT_LENGTH
+        decodes = bool(getattr(unwrap(model).config, "is_encoder_decoder", False))
+        prompt = 1 if decodes else int(inputs["input_ids"].shape[1])
+        with full_length(model, length - prompt):
+            return super().prediction_step(model, inputs, *arguments, **keywords)

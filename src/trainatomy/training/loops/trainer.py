@@ -6,10 +6,12 @@ import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from trainatomy.errors import WorkloadError
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
 from trainatomy.training.checkpointing import check_checkpointing
 from trainatomy.training.evaluation import Evaluation, evaluation_of
+from trainatomy.training.loops.generation import special_tokens
 from trainatomy.training.model import unwrap
 from trainatomy.training.optimizer import create_custom
 from trainatomy.training.outputs import returning_loss
@@ -64,13 +66,27 @@ def _run(
 ) -> None:
     from transformers import PrinterCallback
 
-    from trainatomy.training.loops.observed_trainer import ObservedTrainer
+    from trainatomy.training.loops.observed_trainer import GeneratingTrainer, ObservedTrainer
 
+    kind = ObservedTrainer
+    if workload.train.predict_with_generate and evaluation is not None:
+        kind = GeneratingTrainer
+        _begin_decoder(model)
     optimizer = create_custom(workload.train, model) if is_class_path(workload.train.optim) else None
-    trainer = ObservedTrainer(workload, observer, model, arguments, dataset, optimizer, evaluation)
+    trainer = kind(workload, observer, model, arguments, dataset, optimizer, evaluation)
     trainer.remove_callback(PrinterCallback)
     with _without_progress_bars():
         trainer.train()
+
+
+def _begin_decoder(model: nn.Module) -> None:
+    """Give a decoder that has none a first token, which is that of the padding in T5's checkpoints."""
+    settings: Any = getattr(unwrap(model), "generation_config", None)
+    if not hasattr(unwrap(model), "generate"):
+        name, key = type(unwrap(model)).__name__, "train.predict_with_generate"
+        raise WorkloadError(f"{key}: {name} cannot generate: it has no generate()", key=key)
+    if settings is not None and settings.decoder_start_token_id is None:
+        settings.decoder_start_token_id = special_tokens(model)["decoder_start_token_id"]
 
 
 @contextmanager
