@@ -94,6 +94,13 @@ def test_a_known_false_value_expires_with_its_tensor(process: SimulatedProcess) 
         assert bool(torch.empty(1, device="cuda") > 0)
 
 
+def test_masks_index_tensors_on_the_cpu(process: SimulatedProcess) -> None:
+    ids = torch.tensor([1, 2, 3, 2])
+    ids[ids == 2] = 9
+    assert ids.tolist() == [1, 9, 3, 9]
+    assert ids[ids == 9].tolist() == [9, 9] and torch.masked_select(ids, ids < 4).tolist() == [1, 3]
+
+
 def test_cpu_tensors_keep_their_values(process: SimulatedProcess) -> None:
     assert torch.tensor([2.5]).item() == 2.5
     assert not bool((torch.arange(3) > 1).all())

@@ -383,6 +383,83 @@ _CLAP = {
     },
 }  # fmt: skip
 
+_LLAMA = {**_BERT, "model_type": "llama", "num_key_value_heads": 2}
+_TILED = {"text_config": _LLAMA, "image_token_index": 150, "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]]}
+_AUDIO = {"num_mel_bins": 16, "max_source_positions": 20}
+_QWEN2_AUDIO = {
+    "text_config": {**_LLAMA, "model_type": "qwen2"},
+    "audio_config": {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, **_AUDIO},
+    "audio_token_index": 150,
+}  # fmt: skip
+_IDEFICS2 = {
+    "text_config": {**_LLAMA, "model_type": "mistral"},
+    "vision_config": _VIT,
+    "perceiver_config": {
+        "resampler_n_latents": 4, "resampler_depth": 1, "resampler_n_heads": 2, "resampler_head_dim": 16,
+        "num_key_value_heads": 2, "hidden_size": 32,
+    },
+    "image_token_id": 150,
+}  # fmt: skip
+_PARTS: dict[str, tuple[dict[str, Any], int]] = {
+    "Idefics2ForConditionalGeneration": (_IDEFICS2, 4),  # latents of the resampler
+    "Idefics3ForConditionalGeneration": (
+        {"text_config": _LLAMA, "vision_config": _VIT, "scale_factor": 2, "image_token_id": 150, "pad_token_id": 0},
+        4,  # 4 x 4 patches, 2 x 2 of them a token
+    ),
+    # the whole image and 2 x 2 tiles of 4 x 4 patches; a token ends each of the 8 rows of the tiles
+    "LlavaNextForConditionalGeneration": ({**_TILED, "vision_config": {**_VIT, "model_type": "clip_vision_model"}}, 88),
+    "LlavaOnevisionForConditionalGeneration": (
+        {**_TILED, "vision_config": {**_VIT, "model_type": "siglip_vision_model"}},
+        88,
+    ),
+    "InstructBlipForConditionalGeneration": ({**_BLIP2, "image_token_index": 150}, 4),
+    "Qwen2AudioForConditionalGeneration": (_QWEN2_AUDIO, 10),  # 40 frames, 20 positions, halved
+    "VoxtralForConditionalGeneration": (
+        {
+            "text_config": _LLAMA,
+            "audio_config": {**_BERT, "intermediate_size": 128, "vocab_size": 51, **_AUDIO},
+            "audio_token_id": 150,
+        },
+        5,  # 20 positions of 32 numbers, joined to 128
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _PARTS)
+def test_placeholders_are_as_many_as_the_parts_that_replace_them(name: str) -> None:
+    config, tokens = _PARTS[name]
+    train = {"per_device_train_batch_size": 2}
+    workload = Workload.from_mapping({"model": {"class": name, "config": copy.deepcopy(config)}, "train": train})
+    model = build_model(workload)
+    batch = build_batch(workload, model)
+    placeholders = batch["input_ids"] == 150
+    assert placeholders.sum(-1).tolist() == [tokens] * 2
+    assert (batch["labels"][placeholders] == -100).all()
+    assert model(**batch).loss.dim() == 0
+
+
+def test_a_page_is_read_with_its_image(describe: Any) -> None:
+    config = {**_BERT, "input_size": 32, "patch_size": 8, "coordinate_size": 6, "shape_size": 4, "num_labels": 3}
+    workload = describe("LayoutLMv3ForTokenClassification", model={"config": config})
+    batch = batch_of(workload)
+    assert batch["pixel_values"].shape == (2, 3, 32, 32) and batch["bbox"].shape == (2, 16, 4)
+    assert build_model(workload)(**batch).loss.dim() == 0
+
+
+@pytest.mark.parametrize("name", ["Qwen2AudioForConditionalGeneration", "LlavaNextForConditionalGeneration"])
+def test_the_step_of_a_model_that_merges_parts_is_predicted(name: str) -> None:
+    config, _ = _PARTS[name]
+    workload = Workload.from_mapping({"model": {"class": name, "config": copy.deepcopy(config)}, "steps": 1})
+    assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
+
+
+def test_a_recording_whose_tokens_are_unknown_needs_a_factory(describe: Any) -> None:
+    audio = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, **_AUDIO}
+    config = {"text_config": {**_LLAMA, "model_type": "qwen2"}, "audio_config": audio, "audio_token_id": 150}
+    workload = describe("AudioFlamingo3ForConditionalGeneration", model={"config": config})
+    with pytest.raises(WorkloadError, match=r"data\.factory: trainatomy cannot make the input_features and the tokens"):
+        batch_of(workload)
+
 
 @pytest.mark.parametrize(
     ("name", "config"),

@@ -148,9 +148,11 @@ class DataDependentSizes:
         self._hold = hold
 
     def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result; None if the operation is none of these or the values are unknown."""
+        """Return the result; None if the operation is none of these, on the CPU, or the values are unknown."""
+        if isinstance(args[0], torch.Tensor) and not args[0].is_meta:
+            return None
         if name == "aten::nonzero":
-            return self._nonzero(args[0]) if args[0].is_meta else None
+            return self._nonzero(args[0])
         if name == "aten::masked_select":
             mask = self._values.of(args[1])
             if mask is None:

@@ -45,8 +45,7 @@ def _token(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
     if "MaskedLM" in shape.class_name:
         return {"labels": draw_tokens(shape.text, shape.lengths.sequence, generator)}
     labels = inputs["input_ids"].clone()
-    if shape.image_tokens:
-        labels[: shape.image_tokens] = IGNORED
+    labels[: shape.image_tokens + shape.audio_tokens] = IGNORED
     return {"labels": labels}
 
 

@@ -41,15 +41,20 @@ def draw_tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
 
 
 def _input_ids(shape: Shape, generator: torch.Generator) -> Tensor:
-    """Return token ids ``[S]``, or ``[I + S]`` with the placeholders of an image in front."""
+    """Return token ids ``[S]``, or ``[I + S]`` with the placeholders of an image or a recording in front."""
     text = draw_tokens(shape.text, shape.lengths.sequence, generator)
     _separate(text, shape)
-    if not shape.image_tokens:
-        return text
-    token = shape.image_token
-    assert token is not None
-    text[text == token] = (token + 1) % int(shape.text.vocab_size)
-    return torch.cat([torch.full((shape.image_tokens,), token), text])
+    for token, count in ((shape.image_token, shape.image_tokens), (shape.audio_token, shape.audio_tokens)):
+        if count:
+            assert token is not None
+            text[text == token] = (token + 1) % int(shape.text.vocab_size)
+            text = torch.cat([torch.full((count,), token), text])
+    return text
+
+
+def _question(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Return the token ids ``[S]`` of the instruction, in the vocabulary of the part that queries the image."""
+    return draw_tokens(shape.config.qformer_config, shape.lengths.sequence, generator)
 
 
 def _separate(text: Tensor, shape: Shape) -> None:
@@ -84,6 +89,8 @@ def _pixel_values(shape: Shape, generator: torch.Generator) -> Tensor:
     """
     if shape.grid is not None:
         return _patches(shape, generator)
+    if shape.tiles:
+        return torch.rand((1 + shape.tiles**2, *image_size(shape.vision)), generator=generator)
     if "pixel_attention_mask" in shape.parameters and "spatial_shapes" not in shape.parameters:
         return torch.rand((1, *image_size(shape.vision)), generator=generator)  # Idefics: a list of images
     if "Video" in shape.class_name and hasattr(shape.config, "num_frames"):
@@ -115,9 +122,12 @@ def _input_features(shape: Shape, generator: torch.Generator) -> Tensor:
     if isinstance(getattr(config, "input_feat_per_channel", None), int):
         bins = config.input_feat_per_channel * getattr(config, "input_channels", 1)
         return torch.rand((min(1000, config.max_source_positions), bins), generator=generator)
-    if not hasattr(config, "max_source_positions") or not hasattr(config, "num_mel_bins"):
+    hears = shape.audio
+    if not hasattr(hears, "max_source_positions") or not hasattr(hears, "num_mel_bins"):
         raise _unknown(shape, "input_features")
-    return torch.rand((config.num_mel_bins, 2 * config.max_source_positions), generator=generator)
+    if audio is not None and not shape.audio_tokens:
+        raise _unknown(shape, "input_features and the tokens that they replace")
+    return torch.rand((hears.num_mel_bins, 2 * hears.max_source_positions), generator=generator)
 
 
 def _input_values(shape: Shape, generator: torch.Generator) -> Tensor:
@@ -140,6 +150,7 @@ def _past_values(shape: Shape, generator: torch.Generator) -> Tensor:
 
 INPUTS: dict[str, Draw] = {
     "input_ids": _input_ids,
+    "qformer_input_ids": _question,
     "pixel_values": _pixel_values,
     "input_features": _input_features,
     "input_values": _input_values,
@@ -166,7 +177,8 @@ def draw_inputs(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
         raise _unknown(shape, shape.main_input)
     names = [shape.main_input]
     if _joins_text_and_images(shape):
-        names += [name for name in ("input_ids", "pixel_values") if name in shape.parameters and name not in names]
+        both = ("input_ids", "pixel_values", "qformer_input_ids")
+        names += [name for name in both if name in shape.parameters and name not in names]
     if "input_features" in shape.parameters and hasattr(shape.config, "audio_config"):
         names += ["input_features"] if "input_features" not in names else []
     if "input_ids" in names and "bbox" in shape.parameters:
@@ -174,7 +186,7 @@ def draw_inputs(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
     if shape.choices > 1:
         return {name: torch.stack([INPUTS[name](shape, generator) for _ in range(shape.choices)]) for name in names}
     drawn = {name: INPUTS[name](shape, generator) for name in names}
-    return {**drawn, **_grid(shape, drawn), **_token_types(shape)}
+    return {**drawn, **_grid(shape, drawn), **_heard(shape, drawn), **_token_types(shape)}
 
 
 def _joins_text_and_images(shape: Shape) -> bool:
@@ -195,12 +207,22 @@ def _grid(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     if "pixel_values" not in drawn:
         return {}
+    if shape.tiles:
+        _, height, width = image_size(shape.vision)
+        return {"image_sizes": torch.tensor([shape.tiles * height, shape.tiles * width])}
     if "image_sizes" in shape.parameters and shape.merge > 1:
         return {"image_sizes": torch.tensor(drawn["pixel_values"].shape[-2:])}
     if shape.grid is None:
         return {}
     _check_width(shape)
     return {"image_grid_thw": torch.tensor([[1, *shape.grid]])}
+
+
+def _heard(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``[F]`` int64 ones, the frames that are not padding, for models that ask for them."""
+    if "input_features" not in drawn or not shape.audio_tokens or "feature_attention_mask" not in shape.parameters:
+        return {}
+    return {"feature_attention_mask": torch.ones(drawn["input_features"].shape[-1], dtype=torch.long)}
 
 
 def _check_width(shape: Shape) -> None:

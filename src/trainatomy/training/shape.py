@@ -97,9 +97,58 @@ class Shape:
         """Number of placeholder tokens per image; 0 if the configuration does not say."""
         if self.image_token is None or "pixel_values" not in self.parameters:
             return 0
-        places = (self.config, self.vision, self.text)
+        if self.tiles:
+            return self._tile_tokens
+        places = (self.config, self.vision, self.text, getattr(self.config, "perceiver_config", None))
         found = (getattr(place, name, None) for name in _IMAGE_TOKENS for place in places)
         return next((count for count in found if isinstance(count, int)), self._reduced_patches)
+
+    @property
+    def tiles(self) -> int:
+        """Side of the grid of tiles that an image is cut into beside the whole image; 0 if it is not cut.
+
+        LLaVA-NeXT and OneVision choose from ``image_grid_pinpoints`` by the size of an image: here it is twice as high
+        and as wide as a tile, which both offer.
+        """
+        _, height, width = image_size(self.vision)
+        offered = [list(size) for size in getattr(self.config, "image_grid_pinpoints", None) or ()]
+        return 2 if "image_sizes" in self.parameters and [2 * height, 2 * width] in offered else 0
+
+    @property
+    def _tile_tokens(self) -> int:
+        """Tokens of the whole image and its tiles: one for each patch, and one at the end of each row of the tiles."""
+        _, height, width = image_size(self.vision)
+        patch = int(self.vision.patch_size)
+        rows, columns = height // patch, width // patch
+        return rows * columns + self.tiles * rows * (self.tiles * columns + 1)
+
+    @property
+    def audio(self) -> Any:
+        """Configuration of the part that hears, in a model of several parts."""
+        return getattr(self.config, "audio_config", None) or self.config
+
+    @property
+    def audio_token(self) -> int | None:
+        """The placeholder token that the model replaces by a part of the recording, or ``None``."""
+        token = getattr(self.config, "audio_token_id", None)
+        return token if isinstance(token, int) else None
+
+    @property
+    def audio_tokens(self) -> int:
+        """Number of placeholder tokens per recording; 0 if it is not known how the model makes them.
+
+        The encoder halves the frames.  Qwen2-Audio halves its positions once more
+        (``_get_feat_extract_output_lengths``); Voxtral joins as many as fill ``intermediate_size``
+        (``get_audio_features``).
+        """
+        positions = getattr(self.audio, "max_source_positions", None)
+        if self.audio_token is None or "input_features" not in self.parameters or not isinstance(positions, int):
+            return 0
+        if "feature_attention_mask" in self.parameters:
+            return positions // 2
+        if "Voxtral" in self.class_name:
+            return positions * int(self.audio.hidden_size) // int(self.audio.intermediate_size)
+        return 0
 
     @property
     def grid(self) -> tuple[int, int] | None:
@@ -133,7 +182,13 @@ class Shape:
 
 _DETECTORS = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "DetrForSegmentation")
 
-_IMAGE_TOKENS = ("image_seq_length", "mm_tokens_per_image", "num_image_tokens", "num_query_tokens")
+_IMAGE_TOKENS = (
+    "image_seq_length",
+    "mm_tokens_per_image",
+    "num_image_tokens",
+    "num_query_tokens",
+    "resampler_n_latents",
+)
 """Names that configurations use for the number of tokens per image."""
 
 _MERGES = ("spatial_merge_size", "downsample_factor", "scale_factor")
@@ -189,7 +244,7 @@ def _no_lengths(message: str) -> WorkloadError:
 
 def image_size(config: Any, otherwise: int = 224) -> tuple[int, int, int]:
     """Return ``C, H, W``; ``otherwise`` is the side if the configuration names none."""
-    size = getattr(config, "image_size", None) or otherwise
+    size = getattr(config, "image_size", None) or getattr(config, "input_size", None) or otherwise
     if isinstance(size, dict):
         size = (size["height"], size["width"])
     height, width = size if isinstance(size, list | tuple) else (size, size)
