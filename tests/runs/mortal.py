@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import trainatomy.runs.executors as executors
@@ -38,3 +39,10 @@ def variables(item: str) -> str | None:
 def expect(item: bool) -> bool:
     """Return whether another thread of this process predicts too."""
     return executors._one_at_a_time.locked() and item
+
+
+def sampled(item: object) -> bool:
+    """Return whether the profiler of the Dask worker looks at this thread."""
+    from distributed import get_worker
+
+    return threading.get_ident() in get_worker().active_threads

@@ -114,6 +114,15 @@ def test_threads_of_a_worker_of_dask_predict_as_here() -> None:
 
 
 @needs_dask
+def test_the_profiler_of_a_dask_worker_holds_no_tensors_of_a_prediction(dask_address: str) -> None:
+    import distributed
+
+    assert predict_all(mortal.sampled, [0, 1], None, dask_address) == [False, False]
+    with distributed.Client(dask_address, set_as_default=False) as client:
+        assert client.submit(mortal.sampled, 2).result()
+
+
+@needs_dask
 @pytest.mark.slow  # the worker imports torch and transformers
 def test_workers_of_dask_predict_as_here(dask_address: str) -> None:
     assert_predicts_as_here(dask_address, workload())

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
@@ -266,8 +267,33 @@ def _is_quiet() -> bool:
 
 def _called_inside(surroundings: Surroundings, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in a worker; threads of one process wait for each other."""
-    with _one_at_a_time, surroundings():
+    with _not_sampled(), _one_at_a_time, surroundings():
         return function(*arguments)
+
+
+@contextmanager
+def _not_sampled() -> Iterator[None]:
+    """Keep the profiler of a Dask worker away from this thread.
+
+    It holds a thread's frames for a moment, and with them tensors that the thread has let go, which would be freed
+    late.  Source: ``Worker.trigger_profile`` (distributed/worker.py, 2024.8-2026.8).
+    """
+    distributed = sys.modules.get("distributed")
+    worker: Any = None
+    if distributed is not None:
+        with suppress(ValueError):  # not in a worker
+            worker = distributed.get_worker()
+    if not hasattr(worker, "active_threads"):
+        yield
+        return
+    with worker.active_threads_lock:
+        task = worker.active_threads.pop(threading.get_ident(), None)
+    try:
+        yield
+    finally:
+        if task is not None:
+            with worker.active_threads_lock:
+                worker.active_threads[threading.get_ident()] = task
 
 
 @contextmanager
