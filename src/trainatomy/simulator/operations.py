@@ -20,8 +20,6 @@ from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.streams import Streams, SyncKind
 
-_DETACH = torch.ops.aten.detach.default
-
 
 @dataclass(frozen=True, slots=True)
 class Recording:
@@ -222,8 +220,6 @@ class OperationWriter:
             in_place: True if a GPU writes the result into the first argument.
         """
         if self.whole or func.namespace == "profiler" or (self._skips_placeholder and self._is_placeholder(func)):
-            return
-        if func is _DETACH and not args[0].is_meta:  # of a batch that moves to the GPU, which a GPU run does not do
             return
         numbers = StorageNumbers()
         positional = tuple([self._key(value, numbers) for value in args])
