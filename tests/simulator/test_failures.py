@@ -64,6 +64,12 @@ def test_the_advice_fits_the_error(tmp_path: Path) -> None:
     assert "optimizer" in advice and "data.factory" not in advice
 
 
+def test_an_optimizer_with_a_closure_is_refused_before_the_step() -> None:
+    workload = _bert(train={"optim": "torch.optim.LBFGS"})
+    with pytest.raises(SimulationError, match=r"train\.optim: torch\.optim\.LBFGS needs a closure"):
+        simulate(workload, workload.resolve_gpu())
+
+
 def test_an_error_carries_its_operation_and_module(tmp_path: Path) -> None:
     made = tmp_path / "batch.py"
     made.write_text(

@@ -58,3 +58,16 @@ def test_settings_that_a_plain_loop_cannot_apply_are_refused_by_name(name: str, 
     with pytest.raises(WorkloadError, match=f"train.{name}"):
         Workload.from_mapping({**MODEL, "loop": "pytorch", "train": {name: value}})
     Workload.from_mapping({**MODEL, "train": {name: value}})
+
+
+@pytest.mark.parametrize("name", ["sft", "SFTTrainer", "trl.SFTTrainer", "sft_trainer"])
+def test_the_trainers_of_trl_are_refused_by_name_with_what_to_write_instead(name: str) -> None:
+    with pytest.raises(
+        WorkloadError, match=r"loop: must be 'trainer' or 'pytorch': TRL's .* step is that of loop: trainer"
+    ):
+        Workload.from_mapping({**MODEL, "loop": name})
+
+
+def test_other_unknown_loops_are_refused_as_before() -> None:
+    with pytest.raises(WorkloadError, match=r"loop: must be 'trainer' or 'pytorch', found 'trainr'"):
+        Workload.from_mapping({**MODEL, "loop": "trainr"})

@@ -35,6 +35,7 @@ from trainatomy.simulator.triton import has_liger_kernels, import_liger, simulat
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import BatchesOfLengths, MakeBatch
 from trainatomy.training.model import build_model, model_notes, unwrap, weights_dtype
+from trainatomy.training.optimizer import refuse_closures
 from trainatomy.training.positions import sequence_note
 from trainatomy.training.process import preload
 from trainatomy.training.quantization import has_quantised_layers, is_quantised, load_on_device, parameter_count
@@ -151,6 +152,8 @@ def simulate(
     processor = Processor(gpu.capability, gpu.multiprocessors, version)
     with isolated():
         preload(workload)
+        if workload.mode == "training":
+            refuse_closures(workload.train)
         if _uses_liger(workload):
             import_liger()
         process = SimulatedProcess(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trainatomy.errors import MissingLibrary, TrainatomyError, WorkloadError
+from trainatomy.errors import MissingLibrary, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.training import factory
 from trainatomy.workload.arguments import arguments as known_arguments
 from trainatomy.workload.arguments import is_class_path
@@ -124,6 +124,18 @@ def optimizer_class(path: str) -> OptimizerClass:
             f"train.optim: {path} is not a class that derives from torch.optim.Optimizer", key="train.optim"
         )
     return found
+
+
+def refuse_closures(train: TrainSpec) -> None:
+    """Raise ``SimulationError`` for an optimizer whose ``step`` must be given a closure, as that of LBFGS."""
+    if not is_class_path(train.optim):
+        return
+    closure = inspect.signature(optimizer_class(train.optim).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise SimulationError(
+            f"train.optim: {train.optim} needs a closure that evaluates the model several times in a step; the "
+            "Trainer and the plain loop call optimizer.step() without one: choose another optimizer"
+        )
 
 
 def _is_installed(package: str) -> bool:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.arguments import arguments
+from trainatomy.workload.loops import other_loop
 from trainatomy.workload.nearest import nearest, suggestion
 from trainatomy.workload.section import Path, Problem, Section, keys, section_at
 
@@ -101,6 +102,8 @@ def _message(detail: ErrorDetails, path: Path, root: type[Section]) -> str:
         return f"is missing{hint if path == ('model',) else ''}"
     if kind == "model_type" and path == ("model",) and isinstance(found, str):
         return f"must be a mapping; write `model: {{id: {found}}}`"
+    if kind == "literal_error" and path == ("loop",) and (reason := other_loop(found)):
+        return f"must be {context['expected']}: {reason}"
     if kind == "literal_error":
         return f"must be {context['expected']}, {_found(found)}{_meant(found, context['expected'])}"
     if kind in _BOUNDS:

@@ -187,6 +187,24 @@ LOOPS: Mapping[str, Loop] = {
 }
 """The loops by its name."""
 
+_TRL = "TRL's trainers are not run; "
+OTHER_LOOPS: Mapping[str, str] = {
+    "sft": _TRL + "an SFT step is that of loop: trainer with the same lengths (data.lengths, data.packing)",
+    "dpo": _TRL + "a DPO step also holds a reference model and the logits of two answers for each prompt",
+    "grpo": _TRL + "GRPO also generates (mode: generation predicts that by itself) and holds a reference model",
+    "ppo": _TRL + "PPO also generates, and holds a reference, a reward and a value model",
+    "reward": _TRL + "a reward model's step is that of loop: trainer with twice the batch and num_labels: 1",
+    "sentencetransformer": "sentence-transformers' trainer is not run; give its model as a factory with loop: pytorch",
+    "lightning": "Lightning's trainer is not run; give the module as a factory with loop: pytorch",
+}
+"""Why a loop of another library is refused, by its name without ``Trainer``, and what to write instead."""
+
+
+def other_loop(name: object) -> str | None:
+    """Return why a loop of another library, such as ``SFTTrainer``, is refused; None if it is none of those known."""
+    return OTHER_LOOPS.get(str(name).lower().rpartition(".")[2].removesuffix("trainer").rstrip("-_"))
+
+
 if TYPE_CHECKING:
     LoopName = str
 else:
