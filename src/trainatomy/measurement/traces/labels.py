@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from trainatomy.catalog.workspaces import Workspaces
     from trainatomy.results.trace import AllocationTrace
 
-_BETWEEN_STEPS = ("loaded", "step", "step end", "backward end", "zero_grad end", "optimizer end")
+_BETWEEN_STEPS = (
+    "loaded",
+    "step",
+    "step end",
+    "backward end",
+    "zero_grad end",
+    "optimizer end",
+    "evaluation end",
+    "saving end",
+)
 """Marks after which a loop may move a batch to the GPU."""
 _BACKWARD_PHASES = ("backward", "recompute")
 _NEVER = 1 << 62
