@@ -169,7 +169,8 @@ def workload_of(args: Any, model: Any) -> dict[str, Any]:
         value = getattr(args, name, None)
         value = getattr(value, "value", value)
         default = field.default if field.default is not None else _trainer_default(args, name)
-        if value is not None and value != default and name != "per_device_eval_batch_size":
+        is_off = value in (None, "no") or (isinstance(value, list | tuple) and not value)
+        if not is_off and value != default and name != "per_device_eval_batch_size":
             train[name] = value
     return {"loop": "trainer", "model": {"class": type(model).__name__}, "train": train}
 
