@@ -14,6 +14,7 @@ from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.catalog.published import operator_shares
+from trainatomy.operators.operator import GROUPS as PUBLISHED_GROUPS
 from trainatomy.reporters.labels import GROUPS
 from trainatomy.reporters.text.catalog import calibration_page
 from trainatomy.reporters.text.operations import operations_page
@@ -159,7 +160,7 @@ def shares_table() -> str:
             *(f"{100 * (here[name][group].seconds_share or 0):.1f} %" for name in here),
             f"{100 * measured[group]:.1f} %",
         )
-        for known, group in zip(published, GROUPS, strict=True)
+        for known, group in zip(published, PUBLISHED_GROUPS, strict=True)
     ]
     whole = [f"{1e3 * (layer(name).seconds or 0):.2f} ms" for name in here]
     head = ("", "V100, published", "V100, predicted", "H200, predicted", "H200, measured")

@@ -8,6 +8,7 @@ from math import log10
 from concepts.drawing import BLUE, FAINT, INK, ORANGES, RULE, box, dot, line, picture, text
 from concepts.step import BATCHES, GPU_ID, LENGTH, attainable, layer, milliseconds, predicted, timed, whole_step
 from trainatomy.catalog.gpus import find_gpu
+from trainatomy.operators.operator import GROUPS as PUBLISHED_GROUPS
 from trainatomy.reporters.labels import GROUPS
 
 Scale = Callable[[float], float]
@@ -50,7 +51,7 @@ def roofline_picture() -> str:
         ),
         text(x(1.25), y(bandwidth * 0.9), f"data sheet: {bandwidth / 1e12:.1f} TB/s", 12, INK),
     ]
-    colours = dict(zip(GROUPS, (BLUE, ORANGES[0], ORANGES[2]), strict=True))
+    colours = dict(zip(PUBLISHED_GROUPS, (BLUE, ORANGES[0], ORANGES[2]), strict=True))
     for group, row in whole_step(layer(GPU_ID)).items():
         assert row.intensity is not None and row.seconds
         place = x(row.intensity), y(row.flop / row.seconds)
