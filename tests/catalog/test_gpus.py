@@ -90,6 +90,8 @@ def test_the_drivers_name_and_all_aliases_find_the_gpu(one):
 def test_an_unknown_gpu_suggests_the_nearest_name():
     with pytest.raises(WorkloadError, match=r"unknown GPU 'h10'.*h100"):
         find_gpu("h10")
+    with pytest.raises(WorkloadError, match=r"unknown GPU 'RTX 4060 Ti'; did you mean rtx-4060-ti-16gb\? \("):
+        find_gpu("RTX 4060 Ti")
     with pytest.raises(WorkloadError, match="known: k80, "):
         find_gpu("zzzzzz")
 

@@ -105,7 +105,8 @@ def find_gpu(name: str) -> GPU:
     """
     gpu_id = _ids_by_name().get(_normal(name))
     if gpu_id is None:
-        near = close_names(_normal(name), _ids_by_name())
+        sizes = [known for known in _ids_by_name() if known.startswith(f"{_normal(name)}-")]  # rtx-4060-ti-16gb
+        near = sizes or close_names(_normal(name), _ids_by_name())
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_index())}"
         raise WorkloadError(
             f"unknown GPU {name!r}; {hint} (`trainatomy gpus` lists all). To describe your own, start from the nearest "
