@@ -10,7 +10,7 @@ import pytest
 from snapshots import compare
 from test_json import check
 
-from trainatomy.reporters import sentences
+from trainatomy.reporters import search_sentences
 from trainatomy.reporters.charts import scaling as chart
 from trainatomy.reporters.charts.comparison import draw
 from trainatomy.reporters.charts.style import drawing
@@ -150,4 +150,4 @@ def test_measured_throughput_is_that_of_all_gpus(row: MakeRow, measurement: Meas
     measured = replace(row(9, gpus=4), measurements=(replace(measurement, samples_per_second=8.0),))
     text = render(comparison_page(Comparison((measured,))), 120)
     assert "32.0" in text and measured.total_rate == Spread(32, 32, 32, 1)
-    assert "36.0 samples/s predicted, 32.0 measured (-11.1 %)" in sentences.measured_throughput(measured)
+    assert "36.0 samples/s predicted, 32.0 measured (-11.1 %)" in search_sentences.measured_throughput(measured)

@@ -16,7 +16,7 @@ from trainatomy.errors import DeviceError, DoesNotFit, WorkloadError
 from trainatomy.integrations.live_prediction import restored_accelerate_state
 from trainatomy.integrations.training_arguments import allocator_settings
 from trainatomy.integrations.utilization import utilization
-from trainatomy.reporters import sentences
+from trainatomy.reporters import search_sentences
 from trainatomy.reporters import settings as words
 from trainatomy.training.model import build_model
 from trainatomy.training.stored_weights import stored_quantization
@@ -71,7 +71,7 @@ def best_settings(
     for note in dict.fromkeys([*notes, *changed, *best.prediction.notes]):
         warnings.warn(f"the settings that fit: {note}", RuntimeWarning, stacklevel=3)
     if print:
-        builtins.print(f"trainatomy: {sentences.fit_answer(found, best)}")
+        builtins.print(f"trainatomy: {search_sentences.fit_answer(found, best)}")
     return best
 
 
@@ -136,8 +136,8 @@ def _best(found: Fit) -> Candidate:
     message = f"no setting of {found.name} fits on {found.gpu.name}"
     if found.shortage is None:
         raise DoesNotFit(message)
-    lines = [f"{message}: the smallest one {sentences.shortage(found.shortage)}."]
-    steps = [sentences.remedy(each) for each in found.shortage.remedies if each.candidate.fits][:_REMEDIES]
+    lines = [f"{message}: the smallest one {search_sentences.shortage(found.shortage)}."]
+    steps = [search_sentences.remedy(each) for each in found.shortage.remedies if each.candidate.fits][:_REMEDIES]
     if steps:
         lines += ["What would make it fit:", *(f"- {step}" for step in steps)]
     raise DoesNotFit("\n".join(lines))

@@ -1,7 +1,7 @@
 """Reporters: result values as text, JSON and charts.  Functions of values; nothing is computed here.
 
 labels.py       titles, colours and letters
-sentences.py    sentences, as plain text
+sentences.py    sentences, as plain text; search_sentences.py: those on searches
 settings.py     settings of a training in words
 export.py       settings ready to paste: Python (export_python.py), a workload file, options
 text/           pages for the terminal

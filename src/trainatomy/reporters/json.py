@@ -10,7 +10,8 @@ from trainatomy.catalog.gpus import GPU
 from trainatomy.records.document import SCHEMA, to_plain
 from trainatomy.reporters.export import command_line_flags, launch_command, training_arguments_code, workload_yaml
 from trainatomy.reporters.prediction_v2 import PREDICTION_2, PredictionV2, renamed_v2
-from trainatomy.reporters.sentences import claim_sentence, fact_source, fact_value, fit_note, padding_advice, reasons
+from trainatomy.reporters.search_sentences import fit_note
+from trainatomy.reporters.sentences import claim_sentence, fact_source, fact_value, padding_advice, reasons
 from trainatomy.reporters.settings import may_change, plan_name
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.difference import Difference

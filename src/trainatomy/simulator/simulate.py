@@ -12,9 +12,9 @@ from torch import nn
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.catalog.gpus import GPU
-from trainatomy.catalog.versions import parse_version, version_note
+from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import SimulationError, WorkloadError
-from trainatomy.libraries import import_library, version_of
+from trainatomy.libraries import import_library
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
@@ -27,16 +27,16 @@ from trainatomy.simulator.failures import explained_failures
 from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
+from trainatomy.simulator.notes import notes_on, version_notes
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.saving import ExecutedSaving, files_without_data
 from trainatomy.simulator.topology import Topology
-from trainatomy.simulator.triton import has_liger_kernels, import_liger, simulated_liger
+from trainatomy.simulator.triton import import_liger, simulated_liger, uses_liger
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import BatchesOfLengths, MakeBatch
 from trainatomy.training.model import build_model, model_notes, unwrap, weights_dtype
 from trainatomy.training.optimizer import refuse_closures
-from trainatomy.training.positions import sequence_note
 from trainatomy.training.process import preload
 from trainatomy.training.quantization import has_quantised_layers, is_quantised, load_on_device, parameter_count
 from trainatomy.training.run import run
@@ -154,7 +154,7 @@ def simulate(
         preload(workload)
         if workload.mode == "training":
             refuse_closures(workload.train)
-        if _uses_liger(workload):
+        if uses_liger(workload):
             import_liger()
         process = SimulatedProcess(
             gpu.device_name,
@@ -200,7 +200,7 @@ def _describe(workload: Workload, model: nn.Module) -> _Description:
         parameters=sum(count for count, _ in counts),
         trainable_parameters=sum(count for count, trained in counts if trained),
         libraries=frozenset({"kernels", "training"} if workload.mode == "training" else {"kernels"}),
-        notes=(*model_notes(model), *workload.train.notes(), *_notes(workload, model)),
+        notes=(*model_notes(model), *workload.train.notes(), *notes_on(workload, model)),
         tokens_per_sample=tokens_per_sample(workload, model),
         weights_dtype=str(weights_dtype(workload, model)).removeprefix("torch."),
         layers=_layers(workload, model),
@@ -288,7 +288,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int) -> S
         steps=steps,
         torch_version=version,
         libraries=described.libraries | recorder.libraries,
-        notes=(*_version_notes(version), *described.notes),
+        notes=(*version_notes(version), *described.notes),
         operations=recorder.operations.operations,
         tokens_per_sample=described.tokens_per_sample,
         weights_dtype=described.weights_dtype,
@@ -297,115 +297,6 @@ def _result(process: SimulatedProcess, described: _Description, steps: int) -> S
         generation=recorder.generation,
         saving=recorder.saving,
     )
-
-
-def _version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
-    """Yield a note for each library whose release was never checked."""
-    for library, version in (
-        ("torch", torch_version),
-        ("transformers", parse_version(version_of("transformers") or "0.0")),
-    ):
-        note = version_note(library, version)
-        if note is not None:
-            yield note
-
-
-def _notes(workload: Workload, model: nn.Module) -> tuple[str, ...]:
-    """Return notes on the description of the training."""
-    return (
-        *_batch_norm(workload, model),
-        *_data_parallel(workload),
-        *_shared_experts(workload),
-        *_length_note(workload, model),
-        *_sampling(workload),
-        *_evaluation_notes(workload),
-        *_liger_notes(workload, model),
-    )
-
-
-def _liger_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
-    """Yield a note on what a prediction with Liger's layers leaves out."""
-    if not _uses_liger(workload):
-        return
-    kind = getattr(getattr(unwrap(model), "config", None), "model_type", "")
-    if has_liger_kernels(kind):
-        yield (
-            "train.use_liger_kernel: memory is what Liger's own Python allocates around its Triton kernels; the time "
-            "of these is that of moving each of their tensors once; neither has been compared with a GPU yet"
-        )
-    else:
-        yield f"train.use_liger_kernel: Liger has no kernels for models of type {kind or type(unwrap(model)).__name__}"
-
-
-def _evaluation_notes(workload: Workload) -> Iterator[str]:
-    """Yield notes on what evaluations and checkpoints leave out."""
-    if workload.mode == "training" and workload.train.save_strategy not in (None, "no") and not workload.saves:
-        yield "train.save_strategy: saving on several GPUs is not counted; FSDP gathers weights for it on the GPU"
-    train = workload.train
-    wanted = train.eval_strategy != "no" or train.eval_on_start or train.do_eval
-    if workload.mode != "training" or not wanted:
-        return
-    if not workload.evaluates:
-        yield "train.eval_strategy: evaluation on several GPUs is not counted; a prediction for one GPU counts it"
-        return
-    for name in ("fp16_full_eval", "bf16_full_eval"):
-        if getattr(train, name):
-            yield (
-                f"train.{name}: the Trainer casts the weights only for an evaluation outside of train(); evaluations "
-                "during the training run in its precision"
-            )
-
-
-def _data_parallel(workload: Workload) -> Iterator[str]:
-    """Yield notes on what ``DataParallel`` does otherwise than one GPU."""
-    if workload.parallel.devices == 1:
-        return
-    train = workload.train
-    wanted = "bf16" if train.bf16 else "fp16" if train.fp16 else None
-    if wanted and workload.loop == "trainer":
-        yield (
-            f"the Trainer of transformers {version_of('transformers')} does not apply {wanted} to a model in "
-            "DataParallel: it computes in the dtype of its weights; DDP applies it"
-        )
-    elif wanted == "bf16":
-        yield "DataParallel's threads autocast to float16, also with bf16: use DDP for bfloat16"
-    yield (
-        "DataParallel has not been measured yet: the step's time takes Python to run in one thread at a time, and the "
-        "other GPUs to keep pace with this one"
-    )
-
-
-def _batch_norm(workload: Workload, model: nn.Module) -> Iterator[str]:
-    """Yield a note where the statistics of a batch depend on how it is divided among GPUs."""
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    if workload.parallel.data_parallel_size > 1 and any(isinstance(each, kinds) for each in model.modules()):
-        yield (
-            f"BatchNorm takes its statistics from the {workload.batch_size} samples of each GPU, so what is learnt "
-            "depends on the batch size per GPU; torch.nn.SyncBatchNorm takes them from all GPUs"
-        )
-
-
-def _sampling(workload: Workload) -> Iterator[str]:
-    """Yield a note where samples are grouped by lengths that nobody gave."""
-    if workload.train.train_sampling_strategy == "group_by_length" and workload.data.lengths is None:
-        yield (
-            "train.train_sampling_strategy: group_by_length: all samples have one length here; data.lengths says how "
-            "they differ"
-        )
-
-
-def _shared_experts(workload: Workload) -> Iterator[str]:
-    """Yield a note on the time of experts that ranks share."""
-    if workload.parallel.enable_expert_parallel:
-        yield "the time of a rank's experts is that of the rows of all experts, which is too long"
-
-
-def _length_note(workload: Workload, model: nn.Module) -> tuple[str, ...]:
-    """Return a note on the length of samples, where they have one."""
-    if workload.data.factory is not None or not hasattr(unwrap(model), "config"):
-        return ()
-    note = sequence_note(workload.data, model)
-    return (note,) if note else ()
 
 
 @contextlib.contextmanager
@@ -445,11 +336,7 @@ def _optimizer_library(workload: Workload, process: SimulatedProcess) -> context
 
 def _kernels(workload: Workload) -> contextlib.AbstractContextManager[object]:
     """Return a context in which Liger's layers run without a GPU, where the workload uses them."""
-    return simulated_liger() if _uses_liger(workload) else contextlib.nullcontext()
-
-
-def _uses_liger(workload: Workload) -> bool:
-    return workload.mode == "training" and workload.train.use_liger_kernel
+    return simulated_liger() if uses_liger(workload) else contextlib.nullcontext()
 
 
 def _engine(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:

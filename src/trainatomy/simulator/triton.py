@@ -22,11 +22,17 @@ import torch
 
 from trainatomy.libraries import import_library
 from trainatomy.operators.allocation.whole import one_operation
+from trainatomy.workload.schema import Workload
 
 _EXTRA = "'trainatomy[liger]'"
 _PURPOSE = "train.use_liger_kernel"
 _PATCHED = "transformers.models."
 """Modules whose classes and functions Liger replaces, for the whole process."""
+
+
+def uses_liger(workload: Workload) -> bool:
+    """Return whether a training replaces a model's layers by Liger's."""
+    return workload.mode == "training" and workload.train.use_liger_kernel
 
 
 def import_liger() -> ModuleType:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from trainatomy.reporters import sentences, settings
+from trainatomy.reporters import search_sentences, sentences, settings
 from trainatomy.reporters.export import command_line_flags, launch_command, training_arguments_code, workload_yaml
 from trainatomy.reporters.labels import SECTIONS, VERDICT_STYLES
 from trainatomy.reporters.text.comparison import comparison_page
@@ -42,7 +42,7 @@ def fit_page(fit: Fit, command: str = COMMAND) -> Group:
     """
     parts = _nothing_fits(fit) if fit.best is None else _fits(fit, fit.best, command)
     if fit.notes:
-        parts.append(section(SECTIONS["notes"], bullets([sentences.fit_note(note) for note in fit.notes])))
+        parts.append(section(SECTIONS["notes"], bullets([search_sentences.fit_note(note) for note in fit.notes])))
     parts.append(section(SECTIONS["fit_search"], *_search(fit)))
     if fit.best is not None:
         parts += _ready_settings(fit, fit.best)
@@ -50,7 +50,7 @@ def fit_page(fit: Fit, command: str = COMMAND) -> Group:
 
 
 def _fits(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
-    parts: list[RenderableType] = [Text(sentences.fit_answer(fit, best), style="bold green"), *_setup(fit)]
+    parts: list[RenderableType] = [Text(search_sentences.fit_answer(fit, best), style="bold green"), *_setup(fit)]
     if fit.given is not None:
         parts.append(Text(_against_given(fit.given, best)))
     if best.workload != fit.workload:
@@ -69,7 +69,7 @@ def _fits(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
     rows = settings.same_but_batch((*fit.candidates, *fit.too_large), best)
     if len(rows) > 1 and fit.goal == "throughput":
         parts.append(section(SECTIONS["fit_batches"], batches_table(rows, best)))
-        if advice := sentences.batch_advice(rows, best):
+        if advice := search_sentences.batch_advice(rows, best):
             parts.append(Padding(bullets(advice), (1, 0, 0, 2)))
     parts.append(section(SECTIONS["fit_limits"], bullets(_limits(fit))))
     return parts
@@ -123,8 +123,8 @@ def _measured(fit: Fit, best: Candidate, measured: Comparison) -> list[Renderabl
     names = {each.name: settings.differences(each, best) for each in fit.runner_ups} | {best.name: "best"}
     rows = tuple(replace(row, name=names.get(row.name, row.name)) for row in measured.rows)
     named = replace(measured, rows=rows)
-    throughputs = bullets([text for row in rows if (text := sentences.measured_throughput(row))])
-    return [Text(sentences.measured_order(named)), throughputs, Text(), comparison_page(named)]
+    throughputs = bullets([text for row in rows if (text := search_sentences.measured_throughput(row))])
+    return [Text(search_sentences.measured_order(named)), throughputs, Text(), comparison_page(named)]
 
 
 def _limits(fit: Fit) -> list[str]:
@@ -133,7 +133,7 @@ def _limits(fit: Fit) -> list[str]:
     kept = f"{human_bytes(total - fit.usable_bytes)} are kept free"
     lines = [f"{fit.gpu.name} has {human_bytes(total)}; {kept}, {human_bytes(fit.usable_bytes)} are usable."]
     if fit.maximum is not None:
-        lines.append(sentences.maximum(fit.maximum))
+        lines.append(search_sentences.maximum(fit.maximum))
     elif fit.too_large:
         nearest = fit.too_large[0]
         needed = f"needs {human_bytes(nearest.device_bytes)}"
@@ -149,7 +149,7 @@ def _nothing_fits(fit: Fit) -> list[RenderableType]:
         shortage = Shortage(fit.too_large[0], fit.usable_bytes, fit.headroom, ())
     if shortage is None:
         return [Text(f"No setting was found that fits on {fit.gpu.name}.", style="bold red"), *_setup(fit)]
-    answer = f"Nothing fits on {fit.gpu.name}: the smallest setting {sentences.shortage(shortage)}."
+    answer = f"Nothing fits on {fit.gpu.name}: the smallest setting {search_sentences.shortage(shortage)}."
     parts: list[RenderableType] = [Text(answer, style="bold red"), *_setup(fit)]
     parts.append(Text(f"The smallest setting: {settings.settings_of(shortage.given)}."))
     return [*parts, *_shortage(shortage)]
@@ -168,7 +168,9 @@ def shortage_page(shortage: Shortage) -> Group:
     prediction = shortage.given.prediction
     does = "fits" if shortage.given.fits else "does not fit"
     verdict = Text(does, style=VERDICT_STYLES[does])
-    answer = Text.assemble(verdict, f" on {prediction.gpu.name}: {prediction.name} {sentences.shortage(shortage)}.")
+    answer = Text.assemble(
+        verdict, f" on {prediction.gpu.name}: {prediction.name} {search_sentences.shortage(shortage)}."
+    )
     kept = f"{percent(shortage.headroom, 1, 0)} of the memory is kept free; {settings.settings_of(shortage.given)}."
     parts: list[RenderableType] = [answer, Text(kept, style="dim")]
     if prediction.out_of_memory is not None:
@@ -183,7 +185,7 @@ def shortage_page(shortage: Shortage) -> Group:
 def _search(fit: Fit) -> list[RenderableType]:
     """Return how many candidates there were, how each was dealt with, and how long that took."""
     versions = next((sentences.versions(each.prediction) for each in (*fit.candidates, *fit.too_large)), "")
-    lines = sentences.search_counts(fit.counts, versions)
+    lines = search_sentences.search_counts(fit.counts, versions)
     return [Text(lines[0]), bullets(lines[1:])] if len(lines) > 1 else [Text(lines[0])]
 
 

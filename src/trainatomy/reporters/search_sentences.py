@@ -1,0 +1,142 @@
+"""Sentences about searches and their results, as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainatomy.reporters import settings
+from trainatomy.reporters.labels import FIT_NOTES, GOALS
+from trainatomy.results.comparison import Comparison, ComparisonRow
+from trainatomy.results.fit import Candidate, Fit, Maximum, Remedy, SearchCounts, Shortage
+from trainatomy.results.plan import total_rate
+from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds, signed_percent
+
+
+def fit_answer(fit: Fit, best: Candidate) -> str:
+    """Return the answer of a search in one line.
+
+    ``batch 16 × 4 accumulation steps, gradient checkpointing off: 212 samples/s (198 to 230), 21.3 of 23.5 GiB``
+    """
+    low, high = best.samples_per_second_interval
+    pace = f"{rate(best.samples_per_second)} samples/s ({rate(low)} to {rate(high)})"
+    size, total = human_bytes(best.device_bytes), human_bytes(fit.gpu.memory_bytes)
+    number, _, unit = size.rpartition(" ")
+    memory = f"{number if total.endswith(f' {unit}') else size} of {total}"
+    where = " on each GPU" if best.plan.world_size > 1 else ""
+    answer = f"{settings.settings_of(best)}: {pace}, {memory}{where}"
+    return answer if fit.maximum is None else f"{_largest(fit.maximum)}: {answer}"
+
+
+def _largest(maximum: Maximum) -> str:
+    """Return ``at most 48 samples per batch``, or ``at most 36 layers (1.24 B parameters)``."""
+    size = f" ({count_of(maximum.parameters)} parameters)" if maximum.goal == "model-size" else ""
+    return f"at most {maximum.value:,} {GOALS.get(maximum.goal, maximum.goal)}{size}"
+
+
+def maximum(largest: Maximum) -> str:
+    """Return the largest value that fits, and what ended the search for a larger one."""
+    text = f"The largest that fits: {_largest(largest).removeprefix('at most ')}"
+    if largest.beyond is not None:
+        return f"{text}; {largest.beyond:,} would need {human_bytes(largest.beyond_bytes)}."
+    return f"{text}; limited by the {largest.bounded_by}, not by memory." if largest.bounded_by else f"{text}."
+
+
+def shortage(value: Shortage) -> str:
+    """Return ``needs 26.6 GiB, 12.8 GiB more than the 13.8 GiB that may be used``."""
+    usable = f"the {human_bytes(value.usable_bytes)} that may be used"
+    needs = f"needs {human_bytes(value.given.device_bytes)}"
+    if value.missing_bytes > 0:
+        return f"{needs}, {human_bytes(value.missing_bytes)} more than {usable}"
+    return f"{needs} of {usable}" if value.given.fits else f"{needs} of {usable}, and fails because of fragmentation"
+
+
+def remedy(step: Remedy) -> str:
+    """Return ``LoRA of rank 16: needs 9.12 GiB, changes what is trained``, or the name of a larger GPU."""
+    name = settings.options(step.changes) or step.candidate.prediction.gpu.name
+    changes = ", changes what is trained" if step.kind == "changes training" else ""
+    return f"{name}: needs {human_bytes(step.candidate.device_bytes)}{changes}"
+
+
+def fit_note(note: str) -> str:
+    """Return the sentence for a note of a search, ``code`` or ``code: value``; an unknown one as it is."""
+    code, _, value = note.partition(":")
+    return FIT_NOTES[code].format(value.strip()) if code in FIT_NOTES else note
+
+
+def search_counts(counts: SearchCounts, versions: str) -> list[str]:
+    """Return how many candidates a search had and how long it took, then how they were dealt with."""
+    taken = f"in {seconds(counts.seconds)} without a GPU{f' ({versions})' if versions else ''}"
+    executed = "all" if counts.executed == counts.space else f"{counts.executed:,} of them"
+    first = f"{many(counts.space, 'candidate')}, {executed} executed {taken}."
+    left_out = {
+        "left out: their estimated memory exceeds the limit by more than the estimate's margin": counts.too_large,
+        "left out: their estimated step takes longer than the best one by more than the margin": counts.slower,
+        "left out: they differ in an option that is slower and only of use where memory is short": counts.dominated,
+        "could not be predicted": counts.failed,
+        "not looked at, because the search was interrupted": counts.unexplored,
+    }
+    return [first, *(f"{number:,} {reason}" for reason, number in left_out.items() if number)]
+
+
+def measured_order(measured: Comparison) -> str:
+    """Return whether the measured candidates are as fast in the order in which they were predicted."""
+    timed = [
+        (row, spread.median)
+        for row in measured.rows
+        if (spread := row.spread("step_seconds")) is not None and row.prediction
+    ]
+    if len(timed) < 2:
+        return "Too few candidates were measured to compare their order."
+    fastest, seconds_taken = min(timed, key=lambda pair: pair[1])
+    predicted = [row.prediction.time.step_seconds for row, _ in timed if row.prediction and row.prediction.time]
+    if predicted == sorted(predicted) and [step for _, step in timed] == sorted(step for _, step in timed):
+        return "The measured order is the predicted one."
+    if fastest is timed[0][0]:
+        return "The predicted best one is also the fastest measured; the order of the others differs."
+    faster = percent(timed[0][1] / seconds_taken - 1, 1)
+    return f"The order differs: {fastest.name} was measured {faster} faster than the predicted best one."
+
+
+def measured_throughput(row: ComparisonRow) -> str:
+    """Return ``best: 23.2 samples/s predicted, 22.1 measured (-4.8 %)``; empty without both figures."""
+    spread, predicted = row.total_rate, total_rate(row.prediction) if row.prediction else None
+    if spread is None or predicted is None:
+        return ""
+    gap = signed_percent(spread.median - predicted, predicted, 1)
+    return f"{row.name}: {rate(predicted)} samples/s predicted, {rate(spread.median)} measured ({gap})"
+
+
+def batch_advice(rows: Sequence[Candidate], best: Candidate) -> list[str]:
+    """Return what the figures of several batch sizes say about the rules of the guides.
+
+    Args:
+        rows: Candidates that differ in nothing but the batch size, the smallest first; the best one is among them.
+        best: The best candidate.
+    """
+    fitting = [each for each in rows if each.fits]
+    place, largest, lines = fitting.index(best), fitting[-1], []
+    if place:
+        below = fitting[place - 1]
+        longer = best.samples_per_second / below.samples_per_second - 1
+        lesson = "accumulate no more than the memory requires" if longer > 0.01 else "accumulation costs little here"
+        lines.append(f"A step with {settings.batch(below)} takes {_longer(longer)}: {lesson}.")
+    if largest is not best:
+        longer = best.samples_per_second / largest.samples_per_second - 1
+        lines.append(f"{settings.batch(largest)} fits too and takes {_longer(longer)}: filling the GPU gains nothing.")
+    return lines + _multiples_of_8(fitting)
+
+
+def _longer(share: float) -> str:
+    return f"{percent(share, 1)} longer" if share >= 0 else f"{percent(-share, 1)} less"
+
+
+def _multiples_of_8(fitting: Sequence[Candidate]) -> list[str]:
+    """Compare the largest batch that is no multiple of 8 with the next smaller one that is."""
+    sizes = {each.per_device_train_batch_size: each for each in fitting}
+    odd = max((size for size in sizes if size > 8 and size % 8), default=None)
+    below = max((size for size in sizes if odd is not None and size < odd and size % 8 == 0), default=None)
+    if odd is None or below is None:
+        return []
+    gain = sizes[odd].samples_per_second / sizes[below].samples_per_second - 1
+    compared = f"{percent(abs(gain), 1)} {'more' if gain > 0 else 'fewer'} samples per second than batch {below}"
+    return [f"Batch {odd} is not a multiple of 8 and reaches {compared}."]

@@ -1,0 +1,123 @@
+"""Notes on what a simulation leaves out or does otherwise than the user may expect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from trainatomy.catalog.versions import parse_version, version_note
+from trainatomy.libraries import version_of
+from trainatomy.simulator.triton import has_liger_kernels, uses_liger
+from trainatomy.training.model import unwrap
+from trainatomy.training.positions import sequence_note
+from trainatomy.workload.schema import Workload
+
+
+def version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
+    """Yield a note for each library whose release was never checked."""
+    for library, version in (
+        ("torch", torch_version),
+        ("transformers", parse_version(version_of("transformers") or "0.0")),
+    ):
+        note = version_note(library, version)
+        if note is not None:
+            yield note
+
+
+def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
+    """Return notes on the description of the training."""
+    return (
+        *_batch_norm(workload, model),
+        *_data_parallel(workload),
+        *_shared_experts(workload),
+        *_length_note(workload, model),
+        *_sampling(workload),
+        *_evaluation_notes(workload),
+        *_liger_notes(workload, model),
+    )
+
+
+def _liger_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
+    """Yield a note on what a prediction with Liger's layers leaves out."""
+    if not uses_liger(workload):
+        return
+    kind = getattr(getattr(unwrap(model), "config", None), "model_type", "")
+    if has_liger_kernels(kind):
+        yield (
+            "train.use_liger_kernel: memory is what Liger's own Python allocates around its Triton kernels; the time "
+            "of these is that of moving each of their tensors once; neither has been compared with a GPU yet"
+        )
+    else:
+        yield f"train.use_liger_kernel: Liger has no kernels for models of type {kind or type(unwrap(model)).__name__}"
+
+
+def _evaluation_notes(workload: Workload) -> Iterator[str]:
+    """Yield notes on what evaluations and checkpoints leave out."""
+    if workload.mode == "training" and workload.train.save_strategy not in (None, "no") and not workload.saves:
+        yield "train.save_strategy: saving on several GPUs is not counted; FSDP gathers weights for it on the GPU"
+    train = workload.train
+    wanted = train.eval_strategy != "no" or train.eval_on_start or train.do_eval
+    if workload.mode != "training" or not wanted:
+        return
+    if not workload.evaluates:
+        yield "train.eval_strategy: evaluation on several GPUs is not counted; a prediction for one GPU counts it"
+        return
+    for name in ("fp16_full_eval", "bf16_full_eval"):
+        if getattr(train, name):
+            yield (
+                f"train.{name}: the Trainer casts the weights only for an evaluation outside of train(); evaluations "
+                "during the training run in its precision"
+            )
+
+
+def _data_parallel(workload: Workload) -> Iterator[str]:
+    """Yield notes on what ``DataParallel`` does otherwise than one GPU."""
+    if workload.parallel.devices == 1:
+        return
+    train = workload.train
+    wanted = "bf16" if train.bf16 else "fp16" if train.fp16 else None
+    if wanted and workload.loop == "trainer":
+        yield (
+            f"the Trainer of transformers {version_of('transformers')} does not apply {wanted} to a model in "
+            "DataParallel: it computes in the dtype of its weights; DDP applies it"
+        )
+    elif wanted == "bf16":
+        yield "DataParallel's threads autocast to float16, also with bf16: use DDP for bfloat16"
+    yield (
+        "DataParallel has not been measured yet: the step's time takes Python to run in one thread at a time, and the "
+        "other GPUs to keep pace with this one"
+    )
+
+
+def _batch_norm(workload: Workload, model: nn.Module) -> Iterator[str]:
+    """Yield a note where the statistics of a batch depend on how it is divided among GPUs."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    if workload.parallel.data_parallel_size > 1 and any(isinstance(each, kinds) for each in model.modules()):
+        yield (
+            f"BatchNorm takes its statistics from the {workload.batch_size} samples of each GPU, so what is learnt "
+            "depends on the batch size per GPU; torch.nn.SyncBatchNorm takes them from all GPUs"
+        )
+
+
+def _sampling(workload: Workload) -> Iterator[str]:
+    """Yield a note where samples are grouped by lengths that nobody gave."""
+    if workload.train.train_sampling_strategy == "group_by_length" and workload.data.lengths is None:
+        yield (
+            "train.train_sampling_strategy: group_by_length: all samples have one length here; data.lengths says how "
+            "they differ"
+        )
+
+
+def _shared_experts(workload: Workload) -> Iterator[str]:
+    """Yield a note on the time of experts that ranks share."""
+    if workload.parallel.enable_expert_parallel:
+        yield "the time of a rank's experts is that of the rows of all experts, which is too long"
+
+
+def _length_note(workload: Workload, model: nn.Module) -> tuple[str, ...]:
+    """Return a note on the length of samples, where they have one."""
+    if workload.data.factory is not None or not hasattr(unwrap(model), "config"):
+        return ()
+    note = sequence_note(workload.data, model)
+    return (note,) if note else ()

@@ -1,0 +1,124 @@
+"""Settings of different sections that contradict each other: each function returns problems of one kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainatomy.workload.generation import GenerationSpec
+from trainatomy.workload.loops import LOOPS, unsupported_settings
+from trainatomy.workload.quantization import quantised_problems
+from trainatomy.workload.section import Problem
+from trainatomy.workload.spreading import spreading_problems
+from trainatomy.workload.train import TrainSpec
+
+if TYPE_CHECKING:
+    from trainatomy.workload.schema import Workload
+
+MAX_BATCH_ELEMENTS = 2**28
+"""Samples times tokens in a batch. One activation of 256 float32 values for each would take 256 GiB."""
+
+
+def contradictions(workload: Workload) -> list[Problem]:
+    """Return problems between keys of different sections of a workload."""
+    return [
+        *_unscalable_gradients(workload),
+        *_refused_by_loop(workload),
+        *_targets(workload),
+        *_oversized_batch(workload),
+        *spreading_problems(workload),
+        *_evaluation(workload),
+        *quantised_problems(workload, is_quantised=workload.model.quantization is not None),
+        *_lengths(workload),
+        *_generation(workload),
+    ]
+
+
+def _unscalable_gradients(workload: Workload) -> list[Problem]:
+    """Refuse float16 gradients that GradScaler would unscale (torch/amp/grad_scaler.py, ``_unscale_grads_``).
+
+    It unscales before clipping, and before the step of every optimizer that does not unscale inside its kernel.
+    """
+    if not workload.cannot_unscale(workload.model.dtype):
+        return []
+    message = (
+        "gradient scaling cannot unscale the float16 gradients of float16 weights "
+        "(PyTorch raises `Attempting to unscale FP16 gradients.`): use dtype float32, or bf16, or remove fp16"
+    )
+    return [Problem(("train", "fp16"), message)]
+
+
+def _refused_by_loop(workload: Workload) -> list[Problem]:
+    """Return a problem for each setting that the loop cannot apply."""
+    defaults = {name: field.default for name, field in TrainSpec.model_fields.items()}
+    refused = unsupported_settings(LOOPS[workload.loop], workload.train, defaults)
+    return [Problem(("train", name), reason) for name, reason in refused.items()]
+
+
+def _targets(workload: Workload) -> list[Problem]:
+    if workload.model.lora is not None and workload.model.freeze:
+        return [Problem(("model", "freeze"), "cannot be combined with lora, which freezes everything but the adapters")]
+    return []
+
+
+def _oversized_batch(workload: Workload) -> list[Problem]:
+    """Refuse batches that fit on no GPU, whose tensors would take minutes to make on the CPU."""
+    tokens = 1 if workload.data.factory else workload.data.sequence_length or 1
+    if workload.batch_size * tokens <= MAX_BATCH_ELEMENTS:
+        return []
+    is_eval = workload.mode != "training" and workload.train.per_device_eval_batch_size is not None
+    name = "per_device_eval_batch_size" if is_eval else "per_device_train_batch_size"
+    message = f"is too large for any GPU: {workload.batch_size:,} samples"
+    return [Problem(("train", name), message + (f" of {tokens:,} tokens" if tokens > 1 else ""))]
+
+
+def _evaluation(workload: Workload) -> list[Problem]:
+    """Refuse evaluations whose memory is not determined, and metrics that nothing computes."""
+    data, problems = workload.data, []
+    if workload.evaluates and workload.gathers_outputs and data.eval_samples is None:
+        message = (
+            "evaluation keeps the outputs of all samples on the GPU until its end: say how many there are, or set "
+            "eval_accumulation_steps"
+        )
+        problems.append(Problem(("data", "eval_samples"), message))
+    if data.preprocess_logits_for_metrics is not None and not data.compute_metrics:
+        problems.append(Problem(("data", "preprocess_logits_for_metrics"), "needs compute_metrics"))
+    if workload.train.predict_with_generate and workload.evaluates and not data.compute_metrics:
+        message = "needs data.compute_metrics: without it the Trainer computes the loss only"
+        problems.append(Problem(("train", "predict_with_generate"), message))
+    if workload.train.batch_eval_metrics and data.compute_metrics is True:
+        message = "batch_eval_metrics calls it with tensors of the GPU: name the function"
+        problems.append(Problem(("data", "compute_metrics"), message))
+    return problems
+
+
+def _lengths(workload: Workload) -> list[Problem]:
+    """Refuse lengths of samples where batches of different lengths are not simulated."""
+    here, train = ("data", "lengths"), workload.train
+    if workload.data.lengths is None:
+        return []
+    problems = []
+    if workload.mode != "training":
+        problems.append(Problem(here, f"are those of a training; for {workload.mode} give data.sequence_length"))
+    if workload.parallel.world_size > 1:
+        message = "are simulated on one GPU: on several, ranks wait for the one with the longest batch"
+        problems.append(Problem(here, message))
+    if workload.evaluates:
+        message = "evaluation is not simulated together with data.lengths: predict one without the other"
+        problems.append(Problem(("train", "eval_strategy"), message))
+    if workload.saves:
+        message = "saving is not simulated together with data.lengths: predict one without the other"
+        problems.append(Problem(("train", "save_strategy"), message))
+    if workload.data.varies and (train.torch_empty_cache_steps or 1) > 1:
+        message = "cannot be combined with data.lengths, except as 1: steps would differ by their number"
+        problems.append(Problem(("train", "torch_empty_cache_steps"), message))
+    return problems
+
+
+def _generation(workload: Workload) -> list[Problem]:
+    """Refuse a generation of unknown length, and settings that nothing would apply."""
+    if workload.mode == "generation" and workload.generation.max_new_tokens is None:
+        return [Problem(("generation", "max_new_tokens"), "say how many tokens to generate for each prompt")]
+    generates = workload.mode == "generation"
+    if not generates and workload.generation != GenerationSpec():
+        return [Problem(("generation",), "needs mode: generation")]
+    return []

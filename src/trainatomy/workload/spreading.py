@@ -1,0 +1,144 @@
+"""Trainings that cannot be spread over several GPUs: each function returns problems of one kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.workload.deepspeed import deepspeed_problems
+from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.parallel import ParallelSpec
+from trainatomy.workload.section import Problem
+from trainatomy.workload.train import TrainSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainatomy.workload.schema import Workload
+
+_BY_TRAINER = {
+    "strategy": "belongs to loop: pytorch, except dp; the Trainer uses DDP, or has train.fsdp and train.deepspeed",
+    "gradient_as_bucket_view": "belongs to loop: pytorch; the Trainer does not set it",
+    "static_graph": "belongs to loop: pytorch; the Trainer takes train.ddp_static_graph",
+    "find_unused_parameters": "belongs to loop: pytorch; the Trainer takes train.ddp_find_unused_parameters",
+    "bucket_cap_mb": "belongs to loop: pytorch; the Trainer takes train.ddp_bucket_cap_mb",
+    "broadcast_buffers": "belongs to loop: pytorch; the Trainer takes train.ddp_broadcast_buffers",
+    "reshard_after_forward": "belongs to loop: pytorch; the Trainer takes it in train.fsdp_config",
+    "mp_policy": "belongs to loop: pytorch; the Trainer takes train.bf16 or train.fp16",
+    "transformer_layer_cls_to_wrap": "belongs to loop: pytorch; the Trainer takes it in train.fsdp_config",
+    "offload_policy": "belongs to loop: pytorch; the Trainer takes cpu_offload in train.fsdp_config",
+    "sync_each_batch": "belongs to loop: pytorch; the Trainer reduces gradients after the last micro-batch only",
+    "tp_size": "is simulated with loop: pytorch only",
+    "cp_size": "is simulated with loop: pytorch only",
+    "enable_expert_parallel": "is simulated with loop: pytorch only",
+    "sequence_parallel": "belongs to loop: pytorch; the Trainer does not set it",
+    "pp_size": "belongs to loop: pytorch: the Trainer runs no pipelines",
+}
+"""Options of ``parallel`` that the Trainer does not take, with what it takes instead."""
+_FSDP_CONFIG = frozenset(
+    "activation_checkpointing auto_wrap_policy backward_prefetch cpu_offload cpu_ram_efficient_loading "
+    "forward_prefetch limit_all_gathers min_num_params reshard_after_forward state_dict_type sync_module_states "
+    "transformer_layer_cls_to_wrap use_orig_params version".split()
+)
+"""Keys that ``TrainingArguments`` reads from ``fsdp_config`` (transformers 5.17), with or without ``fsdp_``."""
+
+
+def spreading_problems(workload: Workload) -> list[Problem]:
+    """Refuse what the loop cannot spread over several GPUs."""
+    parallel, train = workload.parallel, workload.train
+    if parallel.world_size > 1 and workload.mode != "training":
+        return [Problem(("parallel",), f"{workload.mode} on several GPUs is not simulated: without it, one GPU is")]
+    if workload.mode != "training":
+        return []
+    by_trainer = "deepspeed" if train.deepspeed else "fsdp" if train.fsdp else "ddp"
+    strategy = parallel.strategy or (by_trainer if workload.loop == "trainer" else "ddp")
+    grouped = [] if strategy.startswith("fsdp") else parallel.ungrouped(strategy)
+    problems = [Problem(("parallel", *each.path), each.message) for each in grouped]
+    problems += _pipeline(workload) if parallel.pp_size > 1 else []
+    if parallel.sequence_parallel and workload.data.padding:
+        reason = "needs an attention mask, which models of transformers do not take with shards of a sequence"
+        problems.append(Problem(("data", "padding"), f"{reason}: leave it out, or parallel.sequence_parallel"))
+    if parallel.cp_size > 1 and workload.data.padding:
+        reason = "needs an attention mask, which ring attention does not take: leave it out, or parallel.cp_size"
+        problems.append(Problem(("data", "padding"), reason))
+    return problems + (_spread_by_trainer(workload) if workload.loop == "trainer" else [])
+
+
+def _pipeline(workload: Workload) -> list[Problem]:
+    """Refuse batches that the pipeline's schedule cannot divide, and settings that it has no place for."""
+    parallel, train, count = workload.parallel, workload.train, workload.microbatches
+    here, problems = ("parallel", "pp_microbatches"), []
+    if workload.batch_size % count:
+        problems.append(Problem(here, f"{count} does not divide the batch of {workload.batch_size} samples"))
+    if parallel.schedule == "1F1B" and count < parallel.stages:
+        reason = f"1F1B needs at least as many micro-batches as stages ({parallel.stages}), found {count}"
+        problems.append(Problem(here, f"{reason}: use more, or pp_schedule: GPipe"))
+    rounds = max(1, count // parallel.pp_size)
+    if parallel.schedule.startswith("Interleaved") and count % rounds:
+        reason = f"{parallel.schedule} runs {count} micro-batches in {rounds} rounds, which do not divide them"
+        problems.append(Problem(here, f"{reason}: use a multiple of pp_size ({parallel.pp_size})"))
+    if train.gradient_accumulation_steps > 1:
+        reason = "is 1 with a pipeline, which accumulates gradients over parallel.pp_microbatches"
+        problems.append(Problem(("train", "gradient_accumulation_steps"), reason))
+    if train.fp16:
+        reason = "needs a gradient scaler that all stages share, which PyTorch does not have: use bf16"
+        problems.append(Problem(("train", "fp16"), reason))
+    if workload.model.lora is not None:
+        problems.append(Problem(("model", "lora"), "is not simulated in a pipeline"))
+    return problems
+
+
+def _spread_by_trainer(workload: Workload) -> list[Problem]:
+    """Refuse what the Trainer cannot spread over several GPUs."""
+    parallel, train = workload.parallel, workload.train
+    defaults = {name: field.default for name, field in ParallelSpec.model_fields.items()}
+    problems = [
+        Problem(("parallel", name), instead)
+        for name, instead in _BY_TRAINER.items()
+        if getattr(parallel, name) != defaults[name] and (name, parallel.strategy) != ("strategy", "dp")
+    ]
+    if parallel.strategy == "dp":
+        problems += _not_for_data_parallel(workload)
+    problems += [] if train.deepspeed is None else _deepspeed(workload, train.deepspeed)
+    if train.fsdp and parallel.world_size == 1:
+        problems.append(Problem(("train", "fsdp"), "shards over several GPUs: set parallel.gpus"))
+    return problems + (_fsdp_config(workload) if train.fsdp else [])
+
+
+def _not_for_data_parallel(workload: Workload) -> list[Problem]:
+    """Refuse settings of other strategies, which the Trainer ignores or refuses when it uses DataParallel."""
+    defaults = {name: field.default for name, field in TrainSpec.model_fields.items()}
+    return [
+        Problem(("train", name), "belongs to DDP, FSDP or DeepSpeed, but parallel.strategy is dp: leave it out")
+        for name in defaults
+        if name.startswith(("fsdp", "ddp_", "deepspeed")) and getattr(workload.train, name) != defaults[name]
+    ]
+
+
+def _deepspeed(workload: Workload, config: Mapping[str, Any]) -> list[Problem]:
+    """Refuse what DeepSpeed does not do, and what is not simulated."""
+    here = ("train", "deepspeed")
+    problems = [Problem((*here, *each.path), each.message) for each in deepspeed_problems(config)]
+    if workload.train.fsdp:
+        problems.append(Problem(("train", "fsdp"), "cannot be combined with deepspeed: choose one of the two"))
+    if workload.saves:
+        problems.append(Problem(("train", "save_strategy"), "saving is not simulated with deepspeed: leave it out"))
+    if workload.data.lengths is not None:
+        problems.append(Problem(("data", "lengths"), "are not simulated with deepspeed: give data.sequence_length"))
+    return problems
+
+
+def _fsdp_config(workload: Workload) -> list[Problem]:
+    """Refuse keys that transformers would ignore, and what is not simulated."""
+    here, problems = ("train", "fsdp_config"), []
+    for key, value in (workload.train.fsdp_config or {}).items():
+        name = key.removeprefix("fsdp_")
+        if name.startswith("xla") and value:
+            problems.append(Problem((*here, key), "is about TPUs, which are not simulated"))
+        elif name == "activation_checkpointing_offload":
+            if str(value).lower() in ("true", "1"):
+                problems.append(Problem((*here, key), "keeps activations in host memory, which is not simulated"))
+        elif name not in _FSDP_CONFIG and not name.startswith("xla"):
+            problems.append(Problem((*here, key), f"unknown key{suggestion(name, _FSDP_CONFIG)}"))
+        elif name == "version" and str(value) not in ("1", "2"):
+            problems.append(Problem((*here, key), f"must be 1 or 2, found {value!r}"))
+    return problems
