@@ -209,6 +209,8 @@ def test_the_fullest_rank_is_billed_and_the_others_are_listed() -> None:
     assert (pipeline.schedule, pipeline.stages, pipeline.micro_batches) == ("GPipe", 3, 6)
     assert found.time.step_seconds == pipeline.step_seconds > max(pipeline.rank_seconds)
     assert 0 < pipeline.bubble_share < 1
+    shared = found.time.communication
+    assert shared is not None and 0 <= shared.scaling_efficiency <= 1 - pipeline.bubble_share
     assert found.time.samples_per_second == pytest.approx(6 / pipeline.step_seconds)
 
 

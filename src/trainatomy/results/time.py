@@ -15,8 +15,8 @@ class Communication:
     Attributes:
         seconds: Sum of the durations of this rank's collectives.
         exposed_seconds: Time in which the GPU does nothing else: a collective runs and no kernel of the model.
-        scaling_efficiency: The step's time without exposed communication over the step's time: the rate of one of
-            these GPUs relative to one that does the same work and waits for nobody.
+        scaling_efficiency: The step's time without exposed communication, and without the bubble of a pipeline, over
+            the step's time: the rate of one of these GPUs relative to one that does the same work and waits for nobody.
         gpus: GPUs of the training.
         data_parallel_size: Ranks that process different samples.
         total_samples_per_second: Samples that all ranks process per second.

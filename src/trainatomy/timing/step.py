@@ -68,8 +68,9 @@ def predict_step_time(
     host = _cpu_costs(calibration)[1]
     kernels = [kernel_cost(call, cost_model) for call in operations.calls]
     timeline = replayed(operations, cost_model, gpu, loop, calibration, driver_calls)
+    bubble = 0.0
     if pipeline is not None:
-        timeline.seconds = pipeline.step_seconds
+        timeline.seconds, bubble = pipeline.step_seconds, pipeline.bubble_share
     bound = bound_by(operations, kernels, timeline)
     low, high = _interval("calibrated" if cost_model.calibrated and current_software else "uncalibrated", bound)
     flop = sum((operations.calls[one.call].flop or 0) * one.repeats for one in operations.operations)
@@ -93,7 +94,7 @@ def predict_step_time(
         priced_by=cost_model.source,
         host=host,
         general_rule_only=tuple(sorted(general_rule_only(operations.calls))),
-        communication=_communication(timeline, links, gpus, data_parallel_size, rate, tokens),
+        communication=_communication(timeline, links, gpus, data_parallel_size, rate, tokens, bubble),
         pipeline=pipeline,
     )
 
@@ -124,6 +125,7 @@ def _communication(
     data_parallel_size: int,
     samples_per_second: float,
     tokens_per_second: float | None,
+    bubble_share: float,
 ) -> Communication | None:
     """Return the figures of a training on several GPUs."""
     if links is None:
@@ -131,7 +133,7 @@ def _communication(
     return Communication(
         seconds=timeline.communication_seconds,
         exposed_seconds=timeline.exposed_seconds,
-        scaling_efficiency=1 - timeline.exposed_seconds / timeline.seconds,
+        scaling_efficiency=max(1 - timeline.exposed_seconds / timeline.seconds - bubble_share, 0.0),
         gpus=gpus,
         data_parallel_size=data_parallel_size,
         total_samples_per_second=samples_per_second * data_parallel_size,
