@@ -97,9 +97,8 @@ def watched(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[A
         monkeypatch.setattr(recorders, "addresses", watchers[-1].places)
         return watchers[-1]
 
-    monkeypatch.setattr(simulate, "Watcher", watcher)
     workload = Workload.from_mapping({"gpu": "h200", "model": BERT, "data": {"sequence_length": 32}, **mapping})
-    simulated = simulate.simulate(workload, workload.resolve_gpu()).trace
+    simulated = simulate.simulate(workload, workload.resolve_gpu(), watch=watcher).trace
     watch = watchers[0]
     watch.hooks.detach()
     watch.live.stop_tracking()
