@@ -14,6 +14,7 @@
 #   make walls     predict again which batches fit GPUs of 8 to 80 GB (many minutes)
 #   make regret    compare what the search chose with what an H200 measured, and rewrite docs/fit-accuracy.md
 #   make times     predict published step times of GPUs without a calibration (many minutes)
+#   make several-gpus GPUS=8   measure collectives and trainings on GPUs of this machine (ten minutes)
 #   make speed     time the command line and compare it with importing the libraries
 #
 # PIP_ARGS is passed to every pip install. On Linux, torch without CUDA is a much smaller download:
@@ -28,6 +29,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TESTS ?=
+GPUS ?= 8
 PIP_ARGS ?=
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt $(PIP_ARGS)
 SETUP := $(VENV)/.setup-done
@@ -36,7 +38,7 @@ DEV_SETUP := $(VENV)/.dev-setup-done
 DOCS_SETUP := $(VENV)/.docs-setup-done
 TORCHVISION := build/torchvision
 
-.PHONY: help setup demo test check coverage format docs site accuracy rivals walls regret times speed clean
+.PHONY: help setup demo test check coverage format docs site accuracy rivals walls regret times several-gpus speed clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -121,6 +123,11 @@ regret: $(TEST_SETUP)
 
 times: $(TORCHVISION)/.done
 	$(BIN)/python benchmarks/timing/published.py
+
+# Needs GPUs, and libraries that see them: it runs with PYTHON instead of .venv.
+several-gpus:
+	PYTHONPATH=src $(PYTHON) -m trainatomy calibrate --gpus $(GPUS) --output benchmarks/parallel/records/collectives-h200x$(GPUS).json
+	$(PYTHON) benchmarks/parallel/measure.py --gpus $(GPUS) --time-limit 420
 
 speed: $(SETUP)
 	$(BIN)/python benchmarks/speed.py

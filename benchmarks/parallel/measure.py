@@ -1,4 +1,4 @@
-"""Measure the cases on this machine's GPUs: ``python benchmarks/parallel/measure.py --out records/h200x2.jsonl``.
+"""Measure the cases on this machine's GPUs: ``python benchmarks/parallel/measure.py --gpus 2``.
 
 One call of torchrun starts a process for each GPU; it loads the libraries once and forks for each case, so that CUDA
 and NCCL are new in each.  Each measurement becomes a line of the file at once, each failure a line of FILE.failed; a
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import parallel_cases
-from parallel_cases import GPUS, Case
+from parallel_cases import GPUS, Case, records
 
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.measurement import ranks
@@ -50,7 +50,7 @@ def measure(cases: list[Case], options: argparse.Namespace) -> list[str]:
     deadline = time.monotonic() + options.time_limit
     waiting = list(cases)
     while waiting and time.monotonic() < deadline:
-        with RankProcesses(GPUS) as processes:
+        with RankProcesses(options.gpus) as processes:
             while waiting and time.monotonic() < deadline:
                 case = waiting.pop(0)
                 began = time.monotonic()
@@ -101,7 +101,7 @@ def _append(path: Path, content: Mapping[str, Any]) -> None:
 
 def chosen(options: argparse.Namespace) -> list[Case]:
     """Return the requested cases that are not on file."""
-    every = parallel_cases.cases(options.cases)
+    every = parallel_cases.cases(options.cases, options.gpus)
     names = options.names.split(",") if options.names else [case.name for case in every]
     if unknown := set(names) - {case.name for case in every}:
         raise SystemExit(f"no such cases: {', '.join(sorted(unknown))}")
@@ -113,13 +113,18 @@ def chosen(options: argparse.Namespace) -> list[Case]:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=parallel_cases.HERE / "records" / "h200x2.jsonl")
-    parser.add_argument("--cases", type=Path, default=parallel_cases.CASES, help="file of cases")
+    parser.add_argument("--gpus", type=int, default=GPUS, help="GPUs of this machine that each case trains on")
+    parser.add_argument("--out", type=Path, help="file of records (default: records/h200xGPUS.jsonl)")
+    parser.add_argument(
+        "--cases", type=Path, help="file of cases (default: cases.yaml for two GPUs, else several.yaml)"
+    )
     parser.add_argument("--names", help="cases, separated by commas")
     parser.add_argument("--time-limit", type=float, default=480, help="seconds after which no case starts")
     parser.add_argument("--case-limit", type=float, default=90, help="seconds that a case may take")
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.out = options.out or records(options.gpus)
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -129,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         print("\n".join(f"{case.name:32} {'held out' if case.held_out else 'tuning'}" for case in waiting))
         return 0
-    print(f"{len(waiting)} cases on {require_gpus(ParallelSpec(gpus=GPUS))}", flush=True)
+    print(f"{len(waiting)} cases on {require_gpus(ParallelSpec(gpus=options.gpus))}", flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     failed = measure(waiting, options)

@@ -1,4 +1,4 @@
-"""The trainings of ``cases.yaml``, and which of them are held out from tuning."""
+"""The trainings of ``cases.yaml`` (two GPUs) and ``several.yaml`` (four or more), and which of them are held out."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from trainatomy.workload.schema import Workload
 
 HERE = Path(__file__).parent
 CASES = HERE / "cases.yaml"
+SEVERAL = HERE / "several.yaml"
 GPUS = 2
 _SECTIONS = ("model", "data", "train", "parallel")
 
@@ -38,15 +39,29 @@ class Case:
         return Workload.from_mapping(self.mapping)
 
 
-def cases(path: Path = CASES) -> tuple[Case, ...]:
-    """Return the cases of a file in order."""
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return tuple(_case(name, written, content["models"]) for name, written in content["cases"].items())
+def cases(path: Path | None = None, gpus: int = GPUS) -> tuple[Case, ...]:
+    """Return the cases of a file in order, for a number of GPUs.
+
+    By default the file is that of two GPUs, or else that of several, whose names get the number as an ending.
+    """
+    chosen = path or (CASES if gpus == GPUS else SEVERAL)
+    content = yaml.safe_load(chosen.read_text(encoding="utf-8"))
+    ending = f"-{gpus}" if chosen == SEVERAL else ""
+    return tuple(
+        _case(name + ending, written, content["models"], gpus)
+        for name, written in content["cases"].items()
+        if gpus >= written.get("at_least", 1)
+    )
 
 
-def _case(name: str, written: Mapping[str, Any], models: Mapping[str, Any]) -> Case:
-    base: dict[str, Any] = {"loop": "pytorch", "gpu": "h200", "parallel": {"gpus": GPUS}} | models[written["of"]]
-    rest = {key: value for key, value in written.items() if key != "of"}
+def records(gpus: int = GPUS) -> Path:
+    """Return the file of the measurements on a number of H200s."""
+    return HERE / "records" / f"h200x{gpus}.jsonl"
+
+
+def _case(name: str, written: Mapping[str, Any], models: Mapping[str, Any], gpus: int) -> Case:
+    base: dict[str, Any] = {"loop": "pytorch", "gpu": "h200", "parallel": {"gpus": gpus}} | models[written["of"]]
+    rest = {key: value for key, value in written.items() if key not in ("of", "at_least")}
     merged = (
         base | rest | {key: base.get(key, {}) | rest.get(key, {}) for key in _SECTIONS if key in base or key in rest}
     )

@@ -56,6 +56,15 @@ def test_every_case_is_a_training_on_two_gpus() -> None:
     assert strategies == {"tp1", "tp2", "fsdp1", "fsdp2", "zero1"}
 
 
+@pytest.mark.parametrize("gpus", [4, 8])
+def test_cases_of_several_gpus_are_trainings_on_as_many(gpus: int) -> None:
+    found = parallel_cases.cases(gpus=gpus)
+    assert {case.workload().parallel.world_size for case in found} == {gpus}
+    assert all(case.name.endswith(f"-{gpus}") for case in found)
+    with_8 = {case.name for case in found if case.name.startswith("trainer-fsdp2-llama-8b")}
+    assert bool(with_8) == (gpus == 8)
+
+
 def test_the_name_alone_decides_what_is_held_out() -> None:
     held_out = [case.held_out for case in parallel_cases.cases()]
     assert 0.35 < sum(held_out) / len(held_out) < 0.65
