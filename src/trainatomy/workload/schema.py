@@ -1,4 +1,4 @@
-"""The description of one training (or inference) on one GPU, as a value.
+"""The description of one training, or of inference or generation, as a value.
 
 ``Workload`` is frozen. It is validated from a mapping with the keys of the YAML file, and can be written as one again.
 """

@@ -15,10 +15,11 @@ from torch import nn
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.batch import build_batch
+from trainatomy.training.loops.inference import prepare
 from trainatomy.training.loops.pytorch import to_device
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths, position_limits
-from trainatomy.training.precision import autocast, full_precision_of_inference, set_tf32
+from trainatomy.training.precision import autocast
 
 if TYPE_CHECKING:
     from trainatomy.training.batch import MakeBatch
@@ -44,12 +45,7 @@ def generate(
     check_generation(workload, model)
     batch = build_batch(workload, model, make_batch)
     prompts = {name: value for name, value in batch.items() if name not in _OF_THE_DECODER}
-    dtype = full_precision_of_inference(workload.train)
-    model.to(device) if dtype is None else model.to(device, dtype)
-    observer.loaded(model)
-    observer.ready(model, None)
-    model.eval()
-    set_tf32(workload.train)
+    prepare(workload, model, device, observer)
     settings = GenerationConfig(**special_tokens(model), **workload.generation.settings())
     for step in range(steps):
         if step and observer.repeat_generation(step):

@@ -34,12 +34,7 @@ def infer(
     """Run the forward of ``model`` ``steps`` times; the arguments are those of ``trainatomy.training.run.run``."""
     set_use_cache(model, workload.train.use_cache)
     batch = build_batch(workload, model, make_batch)
-    dtype = full_precision_of_inference(workload.train)
-    model.to(device) if dtype is None else model.to(device, dtype)
-    observer.loaded(model)
-    observer.ready(model, None)
-    model.eval()
-    set_tf32(workload.train)
+    prepare(workload, model, device, observer)
     for step in range(steps):
         observer.step_begin(step)
         observer.micro_step_begin(0)
@@ -52,3 +47,13 @@ def infer(
 def _forward(workload: Workload, model: nn.Module, batch: dict[str, Any], device_type: str) -> None:
     with torch.no_grad(), autocast(workload.train, device_type):
         model(**batch)
+
+
+def prepare(workload: Workload, model: nn.Module, device: str, observer: Observer) -> None:
+    """Move a model to the GPU for forward passes without training, in the precision of the workload."""
+    dtype = full_precision_of_inference(workload.train)
+    model.to(device) if dtype is None else model.to(device, dtype)
+    observer.loaded(model)
+    observer.ready(model, None)
+    model.eval()
+    set_tf32(workload.train)
