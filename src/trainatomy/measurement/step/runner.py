@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,23 +16,21 @@ from trainatomy.measurement.device.meter import Meter
 from trainatomy.measurement.device.visible import show_first_gpus
 from trainatomy.measurement.process.job import Job, to_plain, warm_up_steps
 from trainatomy.measurement.process.progress import Reporter
-from trainatomy.measurement.step.environment import allocator_setup, is_out_of_memory, requested_bytes, versions
+from trainatomy.measurement.step.environment import allocator_setup, is_out_of_memory, requested_bytes
 from trainatomy.measurement.step.group import RankGroup, first_collective, join, join_alone, place_of
 from trainatomy.measurement.step.recorder import RunRecorder
+from trainatomy.measurement.step.results import PROCESS_GROUP, Outcome, measurement_of, of_rank, with_other_gpus
 from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
 from trainatomy.measurement.traces import history as histories
 from trainatomy.measurement.traces.breakdown import Failure, MeasuredTotals, measured_breakdown
 from trainatomy.measurement.traces.labels import BUFFERS_NOTE
-from trainatomy.results.checkpoint import Checkpoint
-from trainatomy.results.evaluation import Evaluation
-from trainatomy.results.generation import Generation
-from trainatomy.results.measurement import Measurement, RankMeasurement, Stage
+from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
 from trainatomy.training.observer import Silent
 from trainatomy.training.quantization import load_on_device
-from trainatomy.training.throughput import throughput, tokens_per_sample
+from trainatomy.training.throughput import tokens_per_sample
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -54,20 +50,6 @@ _CASE_FIELDS = (
     "steps",
 )
 """Fields of the measurement that describe the run in a file of its allocation history."""
-
-
-PROCESS_GROUP = "process group"
-"""Stage of a run on several GPUs: NCCL has connected them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The end of a run: status, message, tokens per sample (``None``: the samples are not text), point of failure."""
-
-    status: Literal["completed", "out of memory"] = "completed"
-    message: str = ""
-    tokens: int | None = None
-    failure: Failure | None = None
 
 
 def run(job: Job, reporter: Reporter | None = None) -> Measurement:
@@ -119,11 +101,11 @@ def _run_in_group(
     if outcome.failure is None:
         group.wait_for_all()
     reporter.stage("analyzing memory")
-    measurement = _measurement(job, workload, meter, timer, outcome, device)
+    measurement = measurement_of(job, workload, meter, timer, outcome, device)
     if group.size > 1:
-        measurement = _of_rank(measurement, timer, group)
+        measurement = of_rank(measurement, timer, group)
     if workload.parallel.devices > 1:
-        measurement = _with_other_gpus(measurement, workload.parallel.devices)
+        measurement = with_other_gpus(measurement, workload.parallel.devices)
     if recorder is not None:
         measurement = _with_breakdown(measurement, job, workload, recorder, outcome.failure, device)
     return measurement
@@ -135,44 +117,6 @@ def _offloads(workload: Workload) -> bool:
     words = " ".join(map(str, train.fsdp)) if isinstance(train.fsdp, tuple | list) else str(train.fsdp)
     in_trainer = bool((train.fsdp_config or {}).get("cpu_offload")) or "offload" in words
     return workload.parallel.offload_policy is not None or in_trainer
-
-
-def _of_rank(measurement: Measurement, timer: StepTimer, group: RankGroup) -> Measurement:
-    """Add what only a process among several has."""
-    return replace(
-        measurement,
-        rank=group.rank,
-        nccl_bytes=_added_at(PROCESS_GROUP, measurement.stages),
-        synchronized_step_seconds=timer.synchronized_step_seconds,
-    )
-
-
-def _with_other_gpus(measurement: Measurement, count: int) -> Measurement:
-    """Add the allocator's figures of the other GPUs of this process (``DataParallel``), each under its number."""
-    empty: dict[str, Any] = dict.fromkeys(
-        ("device_bytes", "context_bytes", "nccl_bytes", "model_bytes", "synchronized_step_seconds")
-    )
-    found = [
-        replace(
-            RankMeasurement.of(measurement),
-            rank=gpu,
-            peak_allocated_bytes=torch.cuda.max_memory_allocated(gpu),
-            peak_reserved_bytes=torch.cuda.max_memory_reserved(gpu),
-            num_alloc_retries=int(torch.cuda.memory_stats(gpu).get("num_alloc_retries", 0)),
-            out_of_memory=None,
-            **empty,
-        )
-        for gpu in range(1, count)
-    ]
-    return replace(measurement, other_ranks=tuple(found))
-
-
-def _added_at(name: str, stages: tuple[Stage, ...]) -> int | None:
-    """Return the bytes that a stage added outside of PyTorch's allocator."""
-    for before, stage in pairwise(stages):
-        if stage.name == name and stage.device_bytes is not None and before.device_bytes is not None:
-            return (stage.device_bytes - stage.reserved_bytes) - (before.device_bytes - before.reserved_bytes)
-    return None
 
 
 def run_rank(arguments: Mapping[str, Any], reporter: Reporter) -> dict[str, Any]:
@@ -290,84 +234,6 @@ def _record_history(job: Job) -> None:
     context = {"none": None, "python": "all", "cpp": "alloc"}[job.stacks]
     torch.cuda.memory._record_memory_history(
         enabled="all", context=context, stacks="all" if job.stacks == "cpp" else "python", max_entries=sys.maxsize
-    )
-
-
-def _measurement(
-    job: Job, workload: Workload, meter: Meter, timer: StepTimer, outcome: Outcome, device: int
-) -> Measurement:
-    memory = meter.result()
-    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    step_seconds = timer.mean_step_seconds if workload.data.varies else timer.step_seconds
-    rates = throughput(workload, outcome.tokens, step_seconds)
-    is_instance = meter.device is not None and meter.device.is_instance
-    return Measurement(
-        name=workload.display_name,
-        workload=dict(job.workload),
-        status=outcome.status,
-        gpu=meter.device.name if meter.device and is_instance else torch.cuda.get_device_properties(device).name,
-        driver=meter.driver_version,
-        versions=versions(),
-        date=datetime.now(UTC).date().isoformat(),
-        peak_allocated_bytes=peaks[0],
-        peak_reserved_bytes=peaks[1],
-        device_bytes=memory.device_bytes,
-        process_bytes=memory.process_bytes,
-        nvml_used_bytes=memory.nvml_used_bytes,
-        idle_bytes=memory.idle_bytes,
-        context_bytes=memory.context_bytes,
-        model_bytes=timer.model_bytes,
-        num_alloc_retries=int(torch.cuda.memory_stats().get("num_alloc_retries", 0)),
-        step_seconds=step_seconds,
-        steps=timer.steps,
-        message=outcome.message,
-        tape_file=None,
-        stages=meter.stages(*peaks),
-        timed_step_seconds=tuple(timer.timed_seconds),
-        samples_per_second=rates.samples_per_second,
-        tokens_per_second=rates.tokens_per_second,
-        neighbours=meter.other_processes(),
-        out_of_memory=None if outcome.failure is None else outcome.failure.to_point(),
-        notes=meter.notes(),
-        evaluation=_evaluation(workload, timer),
-        generation=_generation(workload, timer),
-        checkpoint=_checkpoint(workload, timer),
-    )
-
-
-def _checkpoint(workload: Workload, timer: StepTimer) -> Checkpoint | None:
-    """Return what the checkpoint of the training took."""
-    return (
-        None if timer.saved is None else Checkpoint(timer.saved[0], workload.train.save_total_limit, *timer.saved[1:])
-    )
-
-
-def _generation(workload: Workload, timer: StepTimer) -> Generation | None:
-    """Return what the calls of ``generate()`` held and took."""
-    found = timer.generation
-    if not found.tokens:
-        return None
-    sequences, held, per_token = found.cache
-    return Generation(
-        prompts=workload.batch_size,
-        sequences=sequences,
-        new_tokens=found.tokens,
-        cache_bytes=held,
-        cache_bytes_per_token=per_token,
-        first_token_seconds=found.first_token_seconds(timer.warm_up),
-        token_seconds=found.token_seconds(timer.warm_up),
-    )
-
-
-def _evaluation(workload: Workload, timer: StepTimer) -> Evaluation | None:
-    """Return what the evaluation of the training took."""
-    found = timer.evaluation
-    if found is None:
-        return None
-    return Evaluation(
-        batch_size=workload.eval_batch_size,
-        samples=workload.eval_samples,
-        **found._asdict(),
     )
 
 
