@@ -1,7 +1,7 @@
 """Record what a machine with a GPU answers, raw: ``python benchmarks/doctor/record.py FILE`` (about 15 s).
 
-NVML's answers are kept by call, idle and under load, beside the text of ``nvidia-smi``, files of the host and torch's own
-facts. ``tests/doctor`` replays them, so that the readers of ``trainatomy doctor`` meet real answers without a GPU.
+NVML's answers are kept by call, idle and under load, beside the text of ``nvidia-smi``, files of the host and torch's
+own facts. ``tests/doctor`` replays them, so that the readers of ``trainatomy doctor`` meet real answers without a GPU.
 Needs nvidia-ml-py; everything else is optional. Changes no setting.
 """
 
@@ -69,7 +69,7 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, ctypes._SimpleCData):
         return value.value
-    if isinstance(value, ctypes.Structure):
+    if isinstance(value, ctypes.Structure | ctypes.Union):
         return {name: plain(getattr(value, name)) for name, *_ in value._fields_}
     if hasattr(value, "__dict__") and not isinstance(value, type):
         return {name: plain(each) for name, each in vars(value).items()}
