@@ -30,7 +30,7 @@ from trainatomy.errors import DeviceError
 from trainatomy.libraries import installed_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from trainatomy.measurement.calibration.cases import Case
     from trainatomy.measurement.calibration.host import JsonProcess
@@ -45,6 +45,8 @@ TF32_OPERATORS = ("aten::mm(", "aten::addmm(", "aten::bmm(", "aten::baddbmm(", "
 """Operators whose speed TF32 changes."""
 COLD_TOLERANCE = 0.03
 """Cold times that differ by less are not written."""
+DRAWN_SHARE = 0.25
+"""Share of the drawn cases (``drawn.py``) that ``calibrate`` measures; benchmarks/timing/drawn_kernels.py: all."""
 FLUSH_FACTOR = 2
 """Multiple of the L2 cache's size that is written to flush it."""
 
@@ -124,7 +126,7 @@ def _measure_host(
 
 def groups() -> dict[str, Callable[[], Iterable[Case]]]:
     """Return the groups of cases, most important first."""
-    from trainatomy.measurement.calibration import cases, lists, traffic
+    from trainatomy.measurement.calibration import cases, drawn, lists, traffic
 
     return {
         "matrix products": cases.matrix_products,
@@ -142,13 +144,17 @@ def groups() -> dict[str, Callable[[], Iterable[Case]]]:
         "image operators": cases.image_operators,
         "grouped products": cases.grouped_products,
         "transfers": lists.transfers,
+        **drawn.groups(DRAWN_SHARE),
     }
 
 
 def kernel_points(
-    deadline: float, kernel_names: bool, report: Callable[[str], None]
+    deadline: float,
+    kernel_names: bool,
+    report: Callable[[str], None],
+    chosen: Mapping[str, Callable[[], Iterable[Case]]] | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the points of all groups, and the names of cases left out."""
+    """Return the points of all groups, or of those chosen, and the names of cases left out."""
     import torch
 
     from trainatomy.measurement.profiler.calls import CallRecorder, profiled
@@ -156,7 +162,7 @@ def kernel_points(
     points: list[dict[str, Any]] = []
     left_out: list[str] = []
     flush_buffer = torch.empty(FLUSH_FACTOR * _l2_bytes(), dtype=torch.uint8, device="cuda")
-    for name, cases in groups().items():
+    for name, cases in (chosen or groups()).items():
         began = time.monotonic()
         if began > deadline:
             left_out.append(f"{name}: out of time")
@@ -171,7 +177,7 @@ def kernel_points(
                     break
                 try:
                     run_case(case, recorder, flush_buffer)
-                except (RuntimeError, AttributeError, TypeError) as error:
+                except (RuntimeError, AttributeError, TypeError, ValueError, ImportError) as error:
                     left_out.append(f"{name}: {str(error).splitlines()[0][:160]}")
                 count += 1
         points += _points_of(recorder, events, kernel_names)

@@ -1,0 +1,148 @@
+"""Measure and judge kernels of random shapes: those that a calibration may use, and those held out.
+
+On a machine with a GPU, ``python benchmarks/timing/drawn_kernels.py measure --out FILE.jsonl --time-limit 140`` appends
+a line for each call: the calibration's point, and ``split``, ``fit`` or ``held out``, by the seed of its case
+(``trainatomy.measurement.calibration.drawn``).  Both are measured in turns, so that a time limit cuts both short.
+
+Anywhere, ``drawn_kernels.py compare FILE.jsonl [--split fit] [--by family|operator]`` predicts each call and prints the
+errors, ``drawn_kernels.py add FILE.jsonl CALIBRATION.json`` adds the points to be used to a calibration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+FIT, HELD_OUT = "fit", "held out"
+ROUNDS = 6
+HELD_OUT_SHARE = 0.5
+"""Held-out cases of a group for each one that is used."""
+
+
+def measure(out: Path, time_limit: float, rounds: int) -> None:
+    """Measure all groups in rounds, each with a part of the cases of both splits."""
+    from trainatomy.measurement.calibration import calibrate, drawn
+
+    deadline = time.monotonic() + time_limit
+    cases = {
+        (split, name): drawn.cases(name, seed, round(number * share))
+        for split, seed, share in ((FIT, drawn.SEED, 1.0), (HELD_OUT, drawn.HELD_OUT_SEED, HELD_OUT_SHARE))
+        for name, (_, number) in drawn.DRAWS.items()
+    }
+    counts = {
+        key: -(-round(drawn.DRAWS[key[1]][1] * (1 if key[0] == FIT else HELD_OUT_SHARE)) // rounds) for key in cases
+    }
+    environment = calibrate.environment()
+    with out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"environment": environment}) + "\n")
+        for number in range(rounds):
+            for split in (FIT, HELD_OUT):
+                taken = {
+                    name: list(islice(found, counts[kind, name]))
+                    for (kind, name), found in cases.items()
+                    if kind == split
+                }
+                groups = {"round": partial(_joined, taken)}
+                points, left_out = calibrate.kernel_points(deadline, True, partial(print, flush=True), groups)
+                file.writelines(json.dumps({"split": split, **point}, separators=(",", ":")) + "\n" for point in points)
+                file.writelines(json.dumps({"round": number, "left_out": line}) + "\n" for line in left_out)
+                file.flush()
+
+
+def _joined(groups: dict[str, list[Any]]) -> Any:
+    for group in groups.values():
+        yield from group
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the points of a file; a held-out call that was also drawn to be used is left out."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    points = [line for line in lines if "call" in line]
+    used = {point["call"] for point in points if point["split"] == FIT}
+    return [point for point in points if point["split"] == FIT or point["call"] not in used]
+
+
+def compare(points: list[dict[str, Any]], gpu_id: str, by: str, worst: int) -> None:
+    """Print the errors of the predicted times by family or operator, and the calls that are furthest off."""
+    from trainatomy.catalog.calls import from_text
+    from trainatomy.catalog.gpus import find_gpu
+    from trainatomy.operators.cost import kernel_work
+    from trainatomy.timing.cost_model import cost_model_of, kernel_cost
+
+    models = {tf32: cost_model_of(find_gpu(gpu_id), tf32=True if tf32 else None) for tf32 in (False, True)}
+    table: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+    for point in points:
+        call, model = from_text(point["call"]), models[bool(point.get("tf32"))]
+        real = (point["us"] * point.get("cold_us", point["us"])) ** 0.5
+        ours = kernel_cost(call, model).seconds * 1e6
+        key = kernel_work(call, model.chip).family if by == "family" else call.name
+        table[key].append((ours / real - 1, real, point["call"]))
+    for key, found in sorted(table.items()):
+        errors = [error for error, _, _ in found]
+        whole = sum(real for _, real, _ in found)
+        bias = sum(error * real for error, real, _ in found) / whole
+        print(
+            f"{key:60} {len(found):4} median {median(map(abs, errors)):6.1%} bias {bias:+7.1%}  {whole / 1e3:8.2f} ms"
+        )
+    every = sorted(((abs(error), error, real, call) for found in table.values() for error, real, call in found))
+    print(f"\n{len(every)} calls, median {median(error for error, *_ in every):.1%}\n")
+    for _, error, real, call in sorted(every, key=lambda one: -one[0] * one[2])[:worst]:
+        print(f"{error:+7.1%} {real:9.1f} µs {call[:200]}")
+
+
+def add(points: list[dict[str, Any]], path: Path, source: Path) -> None:
+    """Add the points to be used to a calibration, in place of those of an earlier addition."""
+    from trainatomy.measurement.calibration.calibrate import write
+
+    content = json.loads(path.read_text(encoding="utf-8"))
+    kernels = content["sections"]["kernels"]
+    known = {(point["call"], point.get("tf32", False)) for point in kernels["points"]}
+    new = [
+        {key: value for key, value in point.items() if key not in ("split", "names")}
+        for point in points
+        if point["split"] == FIT and (point["call"], point.get("tf32", False)) not in known
+    ]
+    kernels["points"] += new
+    kernels["added"] = [*kernels.get("added", []), {"points": len(new), "source": source.name}]
+    write(content, path)
+    print(f"{len(new)} points added")
+
+
+def main() -> int:
+    """Measure, compare or add."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("--out", type=Path, required=True)
+    measuring.add_argument("--time-limit", type=float, default=140)
+    measuring.add_argument("--rounds", type=int, default=ROUNDS)
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("file", type=Path)
+    comparing.add_argument("--split", choices=(FIT, HELD_OUT), default=FIT)
+    comparing.add_argument("--gpu", default="h200")
+    comparing.add_argument("--by", choices=("family", "operator"), default="family")
+    comparing.add_argument("--worst", type=int, default=20)
+    adding = commands.add_parser("add")
+    adding.add_argument("file", type=Path)
+    adding.add_argument("calibration", type=Path)
+    options = parser.parse_args()
+    if options.command == "measure":
+        measure(options.out, options.time_limit, options.rounds)
+    elif options.command == "compare":
+        chosen = [point for point in read(options.file) if point["split"] == options.split]
+        compare(chosen, options.gpu, options.by, options.worst)
+    else:
+        add(read(options.file), options.calibration, options.file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Calibration cases drawn by a seed: the first seed's are calibrated, the second's are predicted and compared.
+
+A group's cases are those of ``Random(seed/group)`` in order, so that a smaller number is the beginning of a larger one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+
+from trainatomy.measurement.calibration import drawn_images as images
+from trainatomy.measurement.calibration import drawn_tables as tables
+from trainatomy.measurement.calibration.cases import Case
+
+SEED, HELD_OUT_SEED = "trainatomy drawn kernels", "trainatomy drawn kernels, held out"
+
+Draw = Callable[[Random], Case]
+DRAWS: dict[str, tuple[Draw, int]] = {
+    **{f"{kind} convolutions": (partial(images.convolution, kind=kind), 24) for kind in images.CONVOLUTIONS},
+    "drawn norms": (images.norm, 40),
+    "activations": (images.activation, 30),
+    "pooling": (images.pooling, 30),
+    "interpolation": (images.interpolation, 30),
+    "connections": (images.connection, 18),
+    "excitations": (images.excitation, 12),
+    "drawn tables": (tables.table, 24),
+    "bags": (tables.bag, 30),
+    "sampling": (tables.sampling, 36),
+    "sequence losses": (tables.sequence_loss, 9),
+    "recurrent layers": (tables.recurrent, 36),
+    "small tensors": (tables.small_tensors, 18),
+    "quantised states": (tables.quantised_states, 27),
+    "quantised layers": (tables.quantised_layer, 24),
+    "quantised weights": (tables.quantised_weight, 15),
+}
+"""For each group how one case is drawn, and how many are for the shipped calibrations."""
+
+
+def cases(group: str, seed: str = SEED, count: int | None = None) -> Iterator[Case]:
+    """Yield the first cases of a group; ``count``: all of them by default."""
+    draw, number = DRAWS[group]
+    random = Random(f"{seed}/{group}")
+    for _ in range(number if count is None else count):
+        yield draw(random)
+
+
+def groups(share: float = 1.0) -> dict[str, Callable[[], Iterator[Case]]]:
+    """Return all groups with a share of their cases."""
+    return {name: partial(cases, name, count=max(round(number * share), 3)) for name, (_, number) in DRAWS.items()}

@@ -1,0 +1,294 @@
+"""Calibration cases with random shapes for networks on images, video and sound: convolutions, norms, resampling.
+
+Each function draws one case.  Ranges are those of published networks: groups of ShuffleNet, ResNeXt and RegNet, rates
+of DeepLab, kernels of MobileNet, EfficientNet, ConvNeXt and wav2vec 2.0, volumes of R(2+1)D, connections of DenseNet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from trainatomy.measurement.calibration.cases import BF16, F16, F32, Case, both_ways, leaf
+
+if TYPE_CHECKING:
+    from trainatomy.measurement.calibration.cases import Work
+
+DTYPES = (F32, BF16, F16)
+CHANNELS = (16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024)
+SIDES = (7, 10, 14, 20, 28, 32, 40, 56, 64, 80, 112)
+BATCHES = (2, 4, 8, 16, 24, 32, 64, 128)
+LEAST, MOST = 2**18, 2**28
+"""Bytes of the larger side of a case."""
+MOST_FLOP = 4e11
+
+
+class Shape(NamedTuple):
+    """A convolution: weight and image, and what is done with them."""
+
+    image: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: int = 1
+    padding: tuple[int, ...] = ()
+    dilation: int = 1
+    groups: int = 1
+    channels_last: bool = False
+    bias: bool = False
+    transposed: bool = False
+    stem: bool = False
+
+
+def convolution(random: Random, kind: str) -> Case:
+    """Draw a convolution of a kind, forward and backward."""
+    while True:
+        dtype = random.choice(DTYPES)
+        shape = _DRAWS[kind](random)
+        places = prod(shape.image[2:]) / shape.stride ** (0 if shape.transposed else len(shape.image) - 2)
+        flop = 2 * shape.image[0] * places * prod(shape.weight)
+        out = shape.image[0] * places * shape.weight[0]
+        size = max(prod(shape.image), out) * dtype.itemsize
+        if LEAST <= size <= MOST and flop <= MOST_FLOP:
+            return Case(partial(convolved, shape, dtype), tf32=True, warm=True, runs=3)
+
+
+def convolved(shape: Shape, dtype: torch.dtype) -> Work:
+    """Return the convolution; the input of a stem (the batch) gets no gradient."""
+    x, w = leaf(*shape.image, dtype=dtype), leaf(*shape.weight, dtype=dtype)
+    if shape.channels_last:
+        order = torch.channels_last if len(shape.image) == 4 else torch.channels_last_3d
+        x, w = (tensor.detach().to(memory_format=order).requires_grad_() for tensor in (x, w))
+    x = x.detach() if shape.stem else x
+    biases = [leaf(shape.weight[1] if shape.transposed else shape.weight[0], dtype=dtype)] if shape.bias else []
+    space = len(shape.image) - 2
+    options: dict[str, Any] = {"stride": shape.stride, "padding": shape.padding or 0, "groups": shape.groups}
+    if shape.transposed:
+        apply: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[space - 1]
+    else:
+        apply = (F.conv1d, F.conv2d, F.conv3d)[space - 1]
+        options["dilation"] = shape.dilation
+    return both_ways(lambda x, w, *b: apply(x, w, *b, **options), x, w, *biases)
+
+
+def _image(random: Random, channels: int) -> tuple[int, ...]:
+    side = random.choice(SIDES)
+    return random.choice(BATCHES), channels, side, side
+
+
+def _depthwise(random: Random) -> Shape:
+    channels, kernel, dilation = random.choice(CHANNELS), random.choice((3, 3, 5, 7)), random.choice((1, 1, 1, 2))
+    return Shape(
+        _image(random, channels), (channels, 1, kernel, kernel), random.choice((1, 1, 2)),
+        (dilation * (kernel // 2),) * 2, dilation, channels, channels_last=random.random() < 0.4, bias=random.random() < 0.3,
+    )  # fmt: skip
+
+
+def _grouped(random: Random) -> Shape:
+    groups, width = random.choice((2, 3, 4, 8, 16, 32, 32, 64)), random.choice((4, 8, 16, 24, 32, 64))
+    channels, kernel = groups * width, random.choice((1, 3, 3, 3))
+    return Shape(
+        _image(random, channels), (channels, width, kernel, kernel), random.choice((1, 1, 2)), (kernel // 2,) * 2,
+        groups=groups, channels_last=random.random() < 0.3,
+    )  # fmt: skip
+
+
+def _dilated(random: Random) -> Shape:
+    before, after, rate = (
+        random.choice(CHANNELS[4:]),
+        random.choice(CHANNELS[4:11]),
+        random.choice((2, 2, 4, 6, 12, 18)),
+    )
+    return Shape(_image(random, before), (after, before, 3, 3), 1, (rate, rate), rate)
+
+
+def _volume(random: Random) -> Shape:
+    before, after = random.choice((3, 16, 32, 64, 64, 128, 256, 512)), random.choice((16, 32, 64, 64, 128, 256, 512))
+    kernel = random.choice(((3, 3, 3), (3, 3, 3), (1, 3, 3), (3, 1, 1), (1, 1, 1)))
+    side, frames = random.choice((7, 14, 28, 56, 112)), random.choice((4, 8, 16, 32))
+    image = (random.choice((1, 2, 4, 8, 16)), before, frames, side, side)
+    padding = tuple(size // 2 for size in kernel)
+    return Shape(image, (after, before, *kernel), random.choice((1, 1, 2)), padding, stem=before == 3)
+
+
+def _sequence(random: Random) -> Shape:
+    channels, kernel = random.choice((64, 128, 256, 512, 768)), random.choice((1, 2, 3, 3, 5, 10, 31))
+    groups = random.choice((1, 1, 1, 16, channels))
+    image = (random.choice((1, 2, 4, 8, 16, 32)), channels, random.choice((100, 250, 400, 1000, 1999, 3000, 7999)))
+    weight = (channels, channels // groups, kernel)
+    stride = random.choice((1, 1, 2)) if groups == 1 else 1
+    return Shape(image, weight, stride, (kernel // 2,), groups=groups, bias=random.random() < 0.5)
+
+
+def _channels_last(random: Random) -> Shape:
+    before, after, kernel = random.choice(CHANNELS), random.choice(CHANNELS), random.choice((1, 1, 3, 3, 7))
+    return Shape(
+        _image(random, before), (after, before, kernel, kernel), random.choice((1, 1, 2)), (kernel // 2,) * 2,
+        channels_last=True,
+    )  # fmt: skip
+
+
+def _dense(random: Random) -> Shape:
+    growth, before = random.choice((12, 24, 32, 48)), 32 * random.randint(2, 40)
+    narrow = random.random() < 0.5
+    after, inside = (4 * growth, before) if narrow else (growth, 4 * growth)
+    kernel = 1 if narrow else 3
+    return Shape(_image(random, inside), (after, inside, kernel, kernel), 1, (kernel // 2,) * 2)
+
+
+def _plain(random: Random) -> Shape:
+    before, after = random.choice(CHANNELS), random.choice(CHANNELS)
+    kernel = random.choice(((1, 1), (1, 1), (3, 3), (3, 3), (3, 3), (5, 5), (1, 7), (7, 1)))
+    padding = tuple(size // 2 for size in kernel)
+    return Shape(_image(random, before), (after, before, *kernel), random.choice((1, 1, 1, 2)), padding,
+                 bias=random.random() < 0.3)  # fmt: skip
+
+
+def _stem(random: Random) -> Shape:
+    kernel = random.choice((3, 3, 4, 5, 7, 11, 14, 16))
+    stride = kernel if kernel in (4, 14, 16) else random.choice((1, 2, 4))
+    side = random.choice((64, 128, 160, 224, 256, 299, 384))
+    image = (random.choice(BATCHES), random.choice((1, 3, 3, 3)), side, side)
+    weight = (random.choice((16, 24, 32, 64, 96, 128, 768)), image[1], kernel, kernel)
+    padding = (0 if stride == kernel else kernel // 2,) * 2
+    return Shape(image, weight, stride, padding, bias=random.random() < 0.5, stem=True,
+                 channels_last=random.random() < 0.3)  # fmt: skip
+
+
+def _transposed(random: Random) -> Shape:
+    before, after = random.choice(CHANNELS[2:]), random.choice(CHANNELS[2:10])
+    kernel, stride, padding = random.choice(((2, 2, 0), (4, 2, 1), (3, 2, 1), (3, 1, 1)))
+    return Shape(_image(random, before), (before, after, kernel, kernel), stride, (padding,) * 2,
+                 bias=random.random() < 0.5, transposed=True)  # fmt: skip
+
+
+_DRAWS: dict[str, Callable[[Random], Shape]] = {
+    "depthwise": _depthwise,
+    "grouped": _grouped,
+    "dilated": _dilated,
+    "three-dimensional": _volume,
+    "sequence": _sequence,
+    "channels-last": _channels_last,
+    "dense": _dense,
+    "plain": _plain,
+    "stem": _stem,
+    "transposed": _transposed,
+}
+CONVOLUTIONS = tuple(_DRAWS)
+"""Kinds of convolutions."""
+
+
+def maps(random: Random, *, volume: float = 0.0, least: int = 2**16) -> tuple[tuple[int, ...], torch.dtype, bool]:
+    """Draw the shape and dtype of feature maps, and whether they are channels-last."""
+    while True:
+        dtype, shape = random.choice(DTYPES), _image(random, random.choice(CHANNELS))
+        if random.random() < volume:
+            shape = (shape[0], shape[1], random.choice((4, 8, 16)), *shape[2:])
+        if least <= prod(shape) * dtype.itemsize <= MOST:
+            return shape, dtype, len(shape) == 4 and random.random() < 0.3
+
+
+def feature_maps(shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
+    """Return feature maps that require a gradient."""
+    x = leaf(*shape, dtype=dtype)
+    return x.detach().to(memory_format=torch.channels_last).requires_grad_() if channels_last else x
+
+
+def of_maps(function: Callable[[torch.Tensor], torch.Tensor], *drawn: Any) -> Work:
+    """Return a function of feature maps, forward and backward."""
+    return both_ways(function, feature_maps(*drawn))
+
+
+def norm(random: Random) -> Case:
+    """Draw a batch norm or group norm of feature maps."""
+    drawn = maps(random, volume=0.2)
+    if random.random() < 0.5:
+        return Case(partial(batch_norm, *drawn), runs=3)
+    groups = random.choice([size for size in (1, 8, 16, 32) if drawn[0][1] % size == 0])
+    return Case(partial(group_norm, groups, *drawn), runs=3)
+
+
+def batch_norm(*drawn: Any) -> Work:
+    """Return batch norm in training, with fp32 weights as under autocast."""
+    x = feature_maps(*drawn)
+    channels = x.shape[1]
+    mean, variance = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
+    return both_ways(lambda x, w, b: F.batch_norm(x, mean, variance, w, b, True), x, leaf(channels), leaf(channels))
+
+
+def group_norm(groups: int, *drawn: Any) -> Work:
+    """Return group norm."""
+    x = feature_maps(*drawn)
+    weights = leaf(x.shape[1], dtype=x.dtype), leaf(x.shape[1], dtype=x.dtype)
+    return both_ways(lambda x, w, b: F.group_norm(x, groups, w, b), x, *weights)
+
+
+ACTIVATIONS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    F.hardswish, F.silu, F.relu, F.relu6, F.leaky_relu, F.elu, F.hardsigmoid, torch.sigmoid, F.mish, F.softplus,
+    lambda x: F.glu(x, 1), lambda x: F.dropout2d(x, 0.1),
+)  # fmt: skip
+
+
+def activation(random: Random) -> Case:
+    """Draw an activation of feature maps."""
+    return Case(partial(of_maps, random.choice(ACTIVATIONS), *maps(random)), runs=3)
+
+
+def pooling(random: Random) -> Case:
+    """Draw a pooling: maximum or mean, over windows, over everything, over volumes."""
+    shape, dtype, last = maps(random, volume=0.2, least=2**18)
+    kernel, stride, padding = random.choice(((2, 2, 0), (3, 2, 1), (3, 1, 1)))
+    volume = len(shape) == 5
+    kind = random.choice(("max", "max", "mean", "adaptive"))
+    if kind == "adaptive":
+        size = random.choice((1, 1, 1, 7))
+        adaptive: Any = F.adaptive_avg_pool3d if volume else F.adaptive_avg_pool2d
+        return Case(partial(of_maps, lambda x: adaptive(x, size), shape, dtype, last), runs=3)
+    pool: Any = {"max": (F.max_pool2d, F.max_pool3d), "mean": (F.avg_pool2d, F.avg_pool3d)}[kind][volume]
+    return Case(partial(of_maps, lambda x: pool(x, kernel, stride, padding), shape, dtype, last), runs=3)
+
+
+def interpolation(random: Random) -> Case:
+    """Draw an interpolation to a larger image."""
+    while True:
+        shape, dtype, last = maps(random, volume=0.15)
+        scale = random.choice((2, 2, 4, 8))
+        if prod(shape) * dtype.itemsize * scale ** (len(shape) - 2) <= MOST:
+            break
+    flat = len(shape) == 4
+    mode = random.choice(("nearest", "bilinear", "bilinear", "bicubic") if flat else ("nearest", "trilinear"))
+    corners = None if mode == "nearest" else random.random() < 0.3
+    enlarge = partial(F.interpolate, scale_factor=scale, mode=mode, align_corners=corners)
+    return Case(partial(of_maps, enlarge, shape, dtype, last), runs=3)
+
+
+def connection(random: Random) -> Case:
+    """Draw a concatenation of many feature maps, as in dense blocks."""
+    while True:
+        dtype, growth, count = random.choice(DTYPES), random.choice((12, 24, 32, 48)), random.randint(2, 24)
+        batch, _, side, _ = _image(random, 1)
+        if LEAST <= batch * side**2 * growth * (count + 2) * dtype.itemsize <= MOST:
+            return Case(partial(connected, (batch, side), growth, count, dtype), runs=3)
+
+
+def connected(size: tuple[int, int], growth: int, count: int, dtype: torch.dtype) -> Work:
+    """Return the concatenation of ``count`` feature maps of ``growth`` channels to one of twice as many."""
+    batch, side = size
+    parts = [leaf(batch, channels, side, side, dtype=dtype) for channels in (2 * growth, *(growth,) * count)]
+    return both_ways(lambda *parts: torch.cat(parts, 1), *parts)
+
+
+def excitation(random: Random) -> Case:
+    """Draw a squeeze and excitation: the mean of each channel, and a product with a factor for each."""
+    return Case(partial(excited, *maps(random)), runs=3)
+
+
+def excited(*drawn: Any) -> Work:
+    """Return the mean of each channel and the product of each channel with a number."""
+    x = feature_maps(*drawn)
+    factor = leaf(x.shape[0], x.shape[1], 1, 1, dtype=x.dtype)
+    return both_ways(lambda x, factor: x * factor + x.mean((2, 3), keepdim=True), x, factor)
