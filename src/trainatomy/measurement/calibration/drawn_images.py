@@ -84,7 +84,8 @@ def _depthwise(random: Random) -> Shape:
     channels, kernel, dilation = random.choice(CHANNELS), random.choice((3, 3, 5, 7)), random.choice((1, 1, 1, 2))
     return Shape(
         _image(random, channels), (channels, 1, kernel, kernel), random.choice((1, 1, 2)),
-        (dilation * (kernel // 2),) * 2, dilation, channels, channels_last=random.random() < 0.4, bias=random.random() < 0.3,
+        (dilation * (kernel // 2),) * 2, dilation, channels, channels_last=random.random() < 0.4,
+        bias=random.random() < 0.3,
     )  # fmt: skip
 
 
