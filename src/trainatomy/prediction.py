@@ -37,6 +37,7 @@ def prediction_of(
     started: float,
     analysis: MemoryAnalysis | None = None,
     pipeline: Pipeline | None = None,
+    paces: Sequence[float] = (),
 ) -> Prediction:
     """Return the prediction for a simulated workload.
 
@@ -49,13 +50,14 @@ def prediction_of(
         started: ``time.perf_counter()`` at the start, for ``seconds_taken``.
         analysis: The analysis of its memory, if there is one already.
         pipeline: The step of the pipeline that the simulated rank belongs to.
+        paces: Paces of the host for which the step is predicted too (``Time.at_paces``).
     """
     gpu, software = workload.resolve_gpu(), emulated_software(workload)
     context = context_bytes(workload, simulation)
     links, nccl = workload.parallel.links(gpu), nccl_bytes_of(workload, simulation)
     analysis = analysis or analysis_of(workload, simulation)
     memory = analysis.memory
-    time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline) if timed else None
+    time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline, paces) if timed else None
     return Prediction(
         name=workload.display_name,
         workload=workload.to_mapping(),
@@ -156,6 +158,7 @@ def time_of(
     driver_calls: Sequence[DriverCall],
     calibration: Calibration | None,
     pipeline: Pipeline | None = None,
+    paces: Sequence[float] = (),
 ) -> Time:
     """Return the predicted time of the step whose operations a simulation has.
 
@@ -180,6 +183,7 @@ def time_of(
         gpus=workload.parallel.world_size,
         data_parallel_size=workload.parallel.data_parallel_size,
         pipeline=pipeline,
+        paces=paces,
     )
 
 

@@ -36,6 +36,7 @@ def predict(
     calibration: Calibration | Path | str | None = None,
     timed: bool = True,
     ranks: Sequence[int] = (),
+    host_paces: Sequence[float] = (),
     on_progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Prediction:
@@ -54,6 +55,9 @@ def predict(
         timed: Predict the time too. False predicts memory only, somewhat faster; ``Prediction.time`` is then None.
         ranks: Ranks of a training on several GPUs whose memory to predict besides that of rank 0, each by executing
             it: ``Prediction.other_ranks``. A pipeline without them is billed by its fullest rank.
+        host_paces: CPU times as multiples of the assumed host's (1.5: a host that takes half as long again), for each
+            of which the step is predicted too: ``Prediction.time.at_paces``. Not for a pipeline, nor for samples of
+            different lengths.
         on_progress: Called with what is being done while samples of different lengths are predicted.
         **settings: Settings by their name in ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``),
             and sections of a workload (``loop="trainer"``, ``data={"sequence_length": 512}``). They override those of
@@ -67,7 +71,7 @@ def predict(
         SimulationError: An operation needs data that a run without a GPU does not have.
     """
     started = time.perf_counter()
-    options = PredictOptions(timeline, timed, trust_remote_code, calibration, tuple(ranks))
+    options = PredictOptions(timeline, timed, trust_remote_code, calibration, tuple(ranks), tuple(host_paces))
     if isinstance(what, Workload):
         check_keywords(batch, optimizer)
         workload, make_batch = with_batch(changed(what, optimizer, gpu, settings), batch, settings)
@@ -164,7 +168,13 @@ def _assemble(workload: Workload, simulation: Simulation, options: PredictOption
 
     loaded: Any = options.calibration
     found = prediction_of(
-        workload, simulation, calibration=loaded, timed=options.timed, timeline=options.timeline, started=started
+        workload,
+        simulation,
+        calibration=loaded,
+        timed=options.timed,
+        timeline=options.timeline,
+        started=started,
+        paces=options.host_paces,
     )
     if workload.data.lengths is None:
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,8 @@ class Host:
         slowdowns: Slowdown against ``microseconds`` in each measurement session; shared machines are slowed by other
             work.
         source: Origin of the figures.
+        probe_seconds: Time of the probe of a host's pace (``measurement.device.host_probe``) while nothing else ran, by
+            the probe's name.
     """
 
     id: str
@@ -25,6 +27,7 @@ class Host:
     microseconds: dict[str, Any]
     slowdowns: tuple[float, ...]
     source: str
+    probe_seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def quiet(self) -> float:
@@ -41,7 +44,8 @@ def hosts() -> dict[str, Host]:
 
 def _host(key: str, one: dict[str, Any]) -> Host:
     slowdowns = tuple(float(session["factor"]) for session in one["sessions"])
-    return Host(key, one["name"], one["microseconds"], slowdowns, one["source"].strip())
+    probes = {name: float(value) / 1e6 for name, value in one.get("probe_microseconds", {}).items()}
+    return Host(key, one["name"], one["microseconds"], slowdowns, one["source"].strip(), probes)
 
 
 def reference_host() -> Host:

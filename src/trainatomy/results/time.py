@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
+
+from trainatomy.results.host_pace import HostPace
 
 Bound = Literal["arithmetic", "memory bandwidth", "host", "communication"]
 
@@ -58,6 +61,14 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
+class PacedStep:
+    """The predicted time of a step on a host whose CPU takes `pace` times as long as the one assumed."""
+
+    pace: float
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Time:
     """The time of one optimizer step (in inference, of one forward pass) on one rank.
 
@@ -83,6 +94,8 @@ class Time:
         general_rule_only: Operators whose time is predicted from their memory traffic alone.
         communication: Figures of a training on several GPUs; None on one.
         pipeline: The step of the whole pipeline; None without one.
+        at_paces: The step on faster and slower hosts, where that was asked for, slowest last.
+        probe_seconds: Time of the probe of a host's pace on the assumed host, by the probe's name; empty: not known.
     """
 
     step_seconds: float
@@ -103,3 +116,22 @@ class Time:
     general_rule_only: tuple[str, ...]
     communication: Communication | None = None
     pipeline: Pipeline | None = None
+    at_paces: tuple[PacedStep, ...] = ()
+    probe_seconds: dict[str, float] = field(default_factory=dict)
+
+    def pace_of(self, host: HostPace) -> float | None:
+        """Return the pace of a measured host beside the assumed one; None where the latter is not known."""
+        assumed = self.probe_seconds.get(host.probe)
+        return None if assumed is None else host.seconds / assumed
+
+    def step_seconds_at(self, pace: float) -> float | None:
+        """Return the time of the step on a host of this pace, from `at_paces`; None outside of them.
+
+        Between two of them it is interpolated. A step is a maximum of sums of CPU times and GPU times, which is convex
+        in the pace, so the result is never too short.
+        """
+        known = sorted([*((one.pace, one.step_seconds) for one in self.at_paces), (1.0, self.step_seconds)])
+        for (low, fast), (high, slow) in pairwise(known):
+            if low <= pace <= high:
+                return fast + (slow - fast) * (pace - low) / (high - low) if high > low else fast
+        return self.step_seconds if pace == 1.0 else None

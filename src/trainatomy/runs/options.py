@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from trainatomy.records.store import Store
     from trainatomy.workload.schema import Workload
 
+COMPARED_PACES = (0.5, 0.75, 1.25, 1.5, 2.0, 3.0, 4.0)
+"""Paces of the host for which a training that is measured is predicted: between them the time is interpolated."""
+
 
 @dataclass(frozen=True, slots=True)
 class PredictOptions:
@@ -26,6 +29,7 @@ class PredictOptions:
         trust_remote_code: Run code that a model on the hub brings along.
         calibration: A calibration or its file, for the timing model; None for the one that ships.
         ranks: Ranks of a training on several GPUs whose memory is predicted besides that of rank 0.
+        host_paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
     """
 
     timeline: bool = False
@@ -33,6 +37,7 @@ class PredictOptions:
     trust_remote_code: bool = False
     calibration: Calibration | Path | str | None = None
     ranks: tuple[int, ...] = ()
+    host_paces: tuple[float, ...] = ()
 
     def for_workloads(self, workloads: Sequence[Workload]) -> PredictOptions:
         """Return the options with the calibration loaded, once it is known to apply to the workloads' GPUs.
@@ -50,6 +55,7 @@ class PredictOptions:
             "calibration": None if workload.era == "2022" else self.calibration,
             **({} if self.timed else {"timed": False}),
             **({"ranks": self.ranks} if self.ranks else {}),
+            **({"host_paces": self.host_paces} if self.host_paces else {}),
         }
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.results.operations import Operations
-from trainatomy.results.time import Bound, Communication, Pipeline, Time
+from trainatomy.results.time import Bound, Communication, PacedStep, Pipeline, Time
 from trainatomy.timing.cost_model import (
     CostModel,
     KernelCost,
@@ -45,6 +45,7 @@ def predict_step_time(
     gpus: int = 1,
     data_parallel_size: int = 1,
     pipeline: Pipeline | None = None,
+    paces: Sequence[float] = (),
 ) -> Time:
     """Predict how long a step takes on one rank.
 
@@ -62,7 +63,8 @@ def predict_step_time(
         links: The links to the other GPUs; None: there are none.
         gpus: GPUs of the training.
         data_parallel_size: Ranks that process different samples.
-        pipeline: The step of the whole pipeline that the rank belongs to.
+        pipeline: The step of the whole pipeline that the rank belongs to; it has no ``paces``.
+        paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
     """
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
     host = _cpu_costs(calibration)[1]
@@ -96,6 +98,11 @@ def predict_step_time(
         general_rule_only=tuple(sorted(general_rule_only(operations.calls))),
         communication=_communication(timeline, links, gpus, data_parallel_size, rate, tokens, bubble),
         pipeline=pipeline,
+        at_paces=tuple(
+            PacedStep(pace, replayed(operations, cost_model, gpu, loop, calibration, driver_calls, pace=pace).seconds)
+            for pace in sorted(paces if pipeline is None else ())
+        ),
+        probe_seconds=probe_seconds(calibration),
     )
 
 
@@ -107,9 +114,10 @@ def replayed(
     calibration: Calibration | None,
     driver_calls: Sequence[DriverCall],
     at_once: Collection[str] = (),
+    pace: float = 1.0,
 ) -> StepTimeline:
-    """Replay a rank's step; operations named in ``at_once`` take no time."""
-    costs = _cpu_costs(calibration)[0]
+    """Replay a rank's step; operations named in ``at_once`` take no time, the CPU ``pace`` times as long."""
+    costs = _cpu_costs(calibration, pace)[0]
     kernels = [
         KernelCost(0.0, 0.0, 0.0, 0) if call.name in at_once else kernel_cost(call, cost_model)
         for call in operations.calls
@@ -219,18 +227,31 @@ def _model_runs(operations: Operations) -> dict[int, int]:
     return runs
 
 
-def _cpu_costs(calibration: Calibration | None) -> tuple[CPUCosts, str]:
+def _cpu_costs(calibration: Calibration | None, pace: float = 1.0) -> tuple[CPUCosts, str]:
     """Return the CPU costs and the name of the host they belong to.
 
     They are the reference host's, scaled by the factors of ``calibration`` if it was compared with the same reference.
-    Parts without a factor are taken as on an otherwise idle host.
+    Parts without a factor are taken as on an otherwise idle host.  All are multiplied by ``pace``.
     """
     known = reference_host()
-    section = calibration.sections.get("host", {}) if calibration else {}
-    if section.get("reference") == known.id:
-        factors = {**dict.fromkeys(PARTS, known.quiet), **section.get("factors", {})}
-        return cpu_costs(known.microseconds, factors), f"as calibrated, beside {known.name}"
-    return cpu_costs(known.microseconds, dict.fromkeys(PARTS, known.quiet)), known.name
+    factors, name = dict.fromkeys(PARTS, known.quiet), known.name
+    if (section := _host_section(calibration)) is not None:
+        factors, name = {**factors, **section.get("factors", {})}, f"as calibrated, beside {known.name}"
+    return cpu_costs(known.microseconds, {part: factor * pace for part, factor in factors.items()}), name
+
+
+def probe_seconds(calibration: Calibration | None) -> dict[str, float]:
+    """Return the time of the probe of a host's pace, by its name, on the host whose CPU costs are assumed."""
+    section = _host_section(calibration)
+    if section is None:
+        return dict(reference_host().probe_seconds)
+    return {name: value / 1e6 for name, value in section.get("probe_us", {}).items()}
+
+
+def _host_section(calibration: Calibration | None) -> Mapping[str, Any] | None:
+    """Return what a calibration says of its host, if it was compared with the reference host."""
+    section: Mapping[str, Any] = calibration.sections.get("host", {}) if calibration else {}
+    return section if section.get("reference") == reference_host().id else None
 
 
 def _interval(basis: str, bound: Bound) -> tuple[float, float]:

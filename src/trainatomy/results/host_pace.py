@@ -1,0 +1,35 @@
+"""How fast the CPU of a machine was while a training ran on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True)
+class HostPace:
+    """Seconds that a fixed piece of CPU work (the probe) took, on the thread that launches the kernels of a training.
+
+    Attributes:
+        probe: Name and version of the work; only times of the same probe can be compared.
+        before_seconds: Times just before the first timed step.
+        during_seconds: Times between timed steps.
+        after_seconds: Times just after the last one.
+        reference_seconds: Time on the reference host while nothing else ran on it; ``None``: not known.
+    """
+
+    probe: str
+    before_seconds: tuple[float, ...] = ()
+    during_seconds: tuple[float, ...] = ()
+    after_seconds: tuple[float, ...] = ()
+    reference_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Median time between steps; of the times before and after them where there is none."""
+        return median(self.during_seconds or (*self.before_seconds, *self.after_seconds))
+
+    @property
+    def relative(self) -> float | None:
+        """The pace: `seconds` as a multiple of the reference host's; above 1 this host was slower."""
+        return None if self.reference_seconds is None else self.seconds / self.reference_seconds
