@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from fake_gpu import UUID, FakeEvent, FakeNvml
+from fake_gpu import UUID, FakeEvent, FakeNvml, instant_event
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -106,6 +106,9 @@ class FakeAllocator(TorchDispatchMode):
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
         """Make ``torch.cuda`` and NVML answer for this allocator."""
+        # The probe's tensors are on the CPU, which stands in for the GPU here.
+        monkeypatch.setattr("trainatomy.measurement.device.host_probe.probe_seconds", lambda: 1e-4)
+        monkeypatch.setattr("trainatomy.measurement.step.data_wait.DataWaits._event", instant_event)
         library = FakeNvml(pid=os.getpid(), used=CONTEXT_BYTES + 64 * MIB)
         monkeypatch.setattr(nvml, "_library", lambda: library)
         properties = SimpleNamespace(name="NVIDIA H200", uuid=UUID, major=9, minor=0, total_memory=2**37)

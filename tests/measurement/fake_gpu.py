@@ -119,6 +119,13 @@ class FakeEvent:
         return (end.at - self.at) * 500.0
 
 
+def instant_event(_: object) -> FakeEvent:
+    """Return an event that takes no time, in place of those around the fetching of a batch."""
+    event = FakeEvent(enable_timing=True)
+    event.at = FakeEvent.count
+    return event
+
+
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[str, Any]] | None = None) -> None:
     """Make ``measurement.step.runner`` see a GPU; the step itself runs on the CPU."""
     from transformers import TrainingArguments  # noqa: F401  # some libraries look for CUDA's functions when imported
@@ -153,6 +160,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr("trainatomy.measurement.step.data_wait.DataWaits._event", instant_event)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [trace or []]})
     monkeypatch.setattr("trainatomy.measurement.step.runner._make_context", lambda: setattr(nvml, "used", 529 * MIB))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.api.keywords import with_settings
 from trainatomy.api.predicting import predict_row
 from trainatomy.errors import TrainatomyError, WorkloadError
-from trainatomy.runs.options import PredictOptions, RunOptions
+from trainatomy.runs.options import COMPARED_PACES, PredictOptions, RunOptions
 from trainatomy.workload.global_batch import with_effective_batch_size
 from trainatomy.workload.schema import Workload
 
@@ -128,7 +128,8 @@ def measure_comparison(
     from trainatomy.runs.comparison import prepare
     from trainatomy.runs.plan import observer_of
 
-    options = replace(predict_options, calibration=resolve_calibration(predict_options.calibration))
+    calibration = resolve_calibration(predict_options.calibration)
+    options = replace(predict_options, calibration=calibration, host_paces=COMPARED_PACES)
     run = prepare(workloads, lambda planned: _predict_rows(planned, options, jobs, executor, keep), run_options)
     return run.run(observer_of(progress))
 

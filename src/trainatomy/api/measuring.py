@@ -13,7 +13,7 @@ from trainatomy.api.keywords import with_settings
 from trainatomy.api.predicting import predict_row
 from trainatomy.errors import WorkloadError
 from trainatomy.results.measurement import Measurement
-from trainatomy.runs.options import PredictOptions, RunOptions
+from trainatomy.runs.options import COMPARED_PACES, PredictOptions, RunOptions
 from trainatomy.workload.measurable import measurable
 from trainatomy.workload.schema import Workload
 
@@ -80,7 +80,8 @@ def measure_and_record(
     """
     from trainatomy.runs.single import measure_and_record as run
 
-    predict_options = replace(predict_options, ranks=tuple(range(1, workload.parallel.world_size)))
+    ranks = tuple(range(1, workload.parallel.world_size))
+    predict_options = replace(predict_options, ranks=ranks, host_paces=COMPARED_PACES)
     return run(
         workload,
         partial(predict_row, predict_options),

@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
+from trainatomy.errors import DeviceError, MissingLibrary
 from trainatomy.integrations.hooks import LoopHooks, unwrap_optimizer
 from trainatomy.integrations.recorder import LiveRecorder
 from trainatomy.integrations.utilization import Utilization, utilization, utilization_notes
 from trainatomy.integrations.windows import WindowedHistory
+from trainatomy.measurement.device import nvml
+from trainatomy.measurement.device.host_probe import HostProbe
+from trainatomy.measurement.device.power import sampler_of
 from trainatomy.measurement.process.job import ALLOCATOR_VARIABLES, WARM_UP_STEPS
+from trainatomy.measurement.step.data_wait import DataWaits
 from trainatomy.measurement.step.environment import allocator_setup, driver_version, is_out_of_memory, versions
+from trainatomy.measurement.step.monitors import Monitors
 from trainatomy.measurement.step.recorder import read_counters
-from trainatomy.measurement.step.timer import Stopwatch
+from trainatomy.measurement.step.stopwatch import Stopwatch
 from trainatomy.measurement.traces.breakdown import RESERVED_NOTE, Failure, MeasuredTotals, measured_breakdown
 from trainatomy.results.measurement import Measurement, Stage
 from trainatomy.training.checkpointing import checkpointed_every
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from trainatomy.integrations.windows import Window
     from trainatomy.measurement.step.recorder import AllocatorCounters
     from trainatomy.measurement.traces.breakdown import MeasuredBreakdown
+    from trainatomy.results.power import PowerUse
 
 _UNFINISHED = "the training did not finish"
 
@@ -75,6 +82,7 @@ class LiveMeasurement:
         self._stopwatch = Stopwatch(self._device)
         self._history = WindowedHistory(self._device)
         self._retries = _alloc_retries(self._device)
+        self._monitors = self._watched_beside()
         self.recorder = LiveRecorder(
             self.model,
             self._optimizer,
@@ -82,11 +90,14 @@ class LiveMeasurement:
             self._counters,
             self._begin_new_window_if_full,
             keep_batch=self._keep_batch,
+            monitors=self._monitors,
         )
         self._hooks = LoopHooks(self.model, self._optimizer, self.recorder)
         self._history.start(self._counters(), self.recorder.known_addresses())
         self.recorder.track_modules()
         self._hooks.attach()
+        self._monitors.prepare()
+        self._monitors.begin(self._stopwatch, 0)
         self._stopwatch.tick()
 
     def stop(self, error: BaseException | None = None, *, unfinished: bool = False) -> Measurement:
@@ -108,8 +119,11 @@ class LiveMeasurement:
             with contextlib.suppress(RuntimeError):  # after a CUDA error, synchronising raises it again
                 torch.cuda.synchronize(self._device)
             self._stopwatch.finish()
+            self._monitors.end()
             self._final = self.result()
         finally:
+            self._monitors.end()
+            self._nvml.close()
             self._history.stop()
         return self._final
 
@@ -138,6 +152,15 @@ class LiveMeasurement:
     def peak_bytes(self) -> int:
         """Peak allocated bytes since the start."""
         return self._counters().peak_bytes
+
+    def _watched_beside(self) -> Monitors:
+        """Return what is watched beside the steps; NVML stays open until the end."""
+        self._nvml = contextlib.ExitStack()
+        gpu = None
+        with contextlib.suppress(MissingLibrary, DeviceError):
+            driver = self._nvml.enter_context(nvml.session())
+            gpu = driver.device(str(torch.cuda.get_device_properties(self._device).uuid))
+        return Monitors(HostProbe(), DataWaits(self._device), sampler_of(gpu), between=process_place().size == 1)
 
     def _was_refused(self) -> bool:
         """Return whether the allocator refused a request after the loop's last event."""
@@ -215,7 +238,15 @@ class LiveMeasurement:
             out_of_memory=breakdown.out_of_memory if breakdown else None,
             notes=notes,
             rank=process_place().rank,
+            host_pace=self._monitors.host_pace(),
+            power=self._power_use(),
+            data_wait=self._monitors.data_wait(WARM_UP_STEPS),
         )
+
+    def _power_use(self) -> PowerUse | None:
+        """Return the power since the beginning of the watch."""
+        samples, tokens, steps = sum(self.recorder.samples), sum(self.recorder.tokens), max(self.recorder.steps, 1)
+        return self._monitors.power_use(samples / steps, tokens / steps or None)
 
 
 class ProcessPlace(NamedTuple):

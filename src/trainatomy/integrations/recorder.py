@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.measurement.step import recorder
+from trainatomy.measurement.step.monitors import Monitors
 from trainatomy.measurement.step.recorder import AllocatorCounters, TraceRecorder
 from trainatomy.measurement.traces.history import Note
 from trainatomy.measurement.traces.trace import PHASES
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from trainatomy.measurement.step.timer import Stopwatch
+    from trainatomy.measurement.step.stopwatch import Stopwatch
 
 _FIRST_TRACKED_STEPS = 2
 """Steps in which module calls are noted at first: the first one makes lasting allocations (workspaces, states) that no
@@ -53,6 +54,7 @@ class LiveRecorder(TraceRecorder):
         on_step_end: Callable[[AllocatorCounters], None],
         *,
         keep_batch: bool = False,
+        monitors: Monitors | None = None,
     ) -> None:
         """Record the training of ``model`` by ``optimizer``.
 
@@ -63,10 +65,12 @@ class LiveRecorder(TraceRecorder):
             read: Returns the allocator's counters.
             on_step_end: Called after each step with the counters; may call ``track_modules`` to begin anew.
             keep_batch: Keep the first batch on the CPU.
+            monitors: Told of the end of each step.
         """
         super().__init__(read)
         self._model, self._optimizer = model, optimizer
         self._stopwatch, self._on_step_end, self._keep_batch = stopwatch, on_step_end, keep_batch
+        self._monitors = monitors or Monitors()
         self._labelled_peak = 0
         self._step_is_new = False
         self._first_parameter: list[int] = []
@@ -113,6 +117,7 @@ class LiveRecorder(TraceRecorder):
     def tick(self) -> None:
         """Note the time: the work of a step has been queued on the GPU."""
         self._stopwatch.tick()
+        self._monitors.step_ended()
 
     def zero_grad_begin(self) -> None:
         self._note_with_addresses("zero_grad")

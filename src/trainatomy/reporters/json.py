@@ -131,7 +131,25 @@ def measurement_to_json(measurement: Measurement, prediction: Prediction | None)
         gap["components"] = component_gaps(measurement, prediction)
         if measurement.other_ranks:
             gap["ranks"] = {str(number): rank_gaps(rank, prediction) for number, rank in measurement.ranks.items()}
-    return {**to_json(measurement), "prediction": prediction and to_json(prediction), "gap": gap}
+    at_pace = None if prediction is None else _at_host_pace(measurement, prediction)
+    return {
+        **to_json(measurement),
+        "prediction": prediction and to_json(prediction),
+        "gap": gap,
+        "at_host_pace": at_pace,
+    }
+
+
+def _at_host_pace(measurement: Measurement, prediction: Prediction) -> dict[str, float | None] | None:
+    """Return the pace of the host beside the assumed one, and the prediction at it; ``None`` if it is not known."""
+    time, pace = prediction.time, measurement.host_pace
+    relative = None if time is None or pace is None else time.pace_of(pace)
+    if time is None or relative is None:
+        return None
+    predicted, measured = time.step_seconds_at(relative), measurement.step_seconds
+    gap = predicted / measured - 1 if predicted is not None and measured else None
+    quiet = time.step_seconds
+    return {"pace": relative, "step_seconds": predicted, "gap": gap, "quiet_step_seconds": quiet}
 
 
 def rank_gaps(rank: RankMeasurement, prediction: Prediction) -> dict[str, float | None]:

@@ -77,6 +77,9 @@ SECTIONS = {
     "lengths": "Samples of different lengths",
     "step_time": "Time per step",
     "time": "Time",
+    "host_pace": "Pace of the host",
+    "data_wait": "Waiting for data",
+    "power": "Power and heat",
     "speed": "Time and throughput",
     "nvml": "NVML's figures",
     "other_processes": "Other processes on the GPU",
@@ -184,6 +187,19 @@ TIMES = {
     "general_rule_only": "by memory traffic only",
 }
 """Figures of a predicted step, by the names of ``results.time.Time``."""
+
+CLOCK_REASONS = {
+    "idle": "idle",
+    "clock setting": "clocks set by the administrator",
+    "power cap": "power cap",
+    "hardware slowdown": "hardware slowdown",
+    "sync boost": "clocks kept equal with other GPUs",
+    "thermal": "heat",
+    "hardware thermal": "heat (by the hardware)",
+    "power brake": "power brake of the machine",
+    "display clock setting": "clocks set by the display",
+}
+"""Why the driver lowers the clock, by ``results.power.ClockReason``."""
 
 SETUP = {"gpu": "GPU", "driver": "driver", "versions": "library versions"}
 """Parts of the setup that two records can differ in, by the names of ``results.difference.About``."""

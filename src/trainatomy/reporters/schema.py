@@ -112,11 +112,14 @@ def measurement_schema() -> Schema:
     compared: Schema = {name: {"type": ["number", "null"]} for name in COMPARED}
     gap = _object({**compared, "components": shares})
     gap["properties"]["ranks"] = {"type": "object", "additionalProperties": _object(compared)}
+    maybe: Schema = {"type": ["number", "null"]}
+    at_pace = _object({"pace": _NUMBER, "step_seconds": maybe, "gap": maybe, "quiet_step_seconds": _NUMBER})
     body["properties"] |= {
         "prediction": {"anyOf": [{"$ref": "#/$defs/Prediction"}, _NULL]},
         "gap": {"anyOf": [gap, _NULL]},
+        "at_host_pace": _or_null(at_pace),
     }
-    body["required"] += ["prediction", "gap"]
+    body["required"] += ["prediction", "gap", "at_host_pace"]
     return _document("A measurement", body, definitions)
 
 

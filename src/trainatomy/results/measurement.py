@@ -6,9 +6,12 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from trainatomy.results.checkpoint import Checkpoint
+from trainatomy.results.data_wait import DataWait
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
+from trainatomy.results.host_pace import HostPace
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint
+from trainatomy.results.power import PowerUse
 
 Status = Literal["completed", "out of memory"]
 
@@ -87,7 +90,8 @@ class Measurement:
     ``other_ranks`` holds the others, and rates are those of the rank itself.  ``nccl_bytes`` is what the process
     group and its first collective took outside of PyTorch's allocator.  ``synchronized_step_seconds`` is the median of
     steps after each of which the CPU waited for the GPU.  ``evaluation`` is the evaluation that ran
-    during the training.
+    during the training.  ``host_pace``, ``power`` and ``data_wait`` are the CPU's speed, the GPU's power and the
+    time that steps waited for their data, all during the timed steps.
     """
 
     name: str
@@ -127,6 +131,9 @@ class Measurement:
     evaluation: Evaluation | None = None
     generation: Generation | None = None
     checkpoint: Checkpoint | None = None
+    host_pace: HostPace | None = None
+    power: PowerUse | None = None
+    data_wait: DataWait | None = None
 
     @property
     def ranks(self) -> dict[int, RankMeasurement]:

@@ -19,7 +19,7 @@ from trainatomy.results.checkpoint import Checkpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.measurement import Measurement, RankMeasurement, Stage
-from trainatomy.training.throughput import throughput
+from trainatomy.training.throughput import samples_per_step, throughput
 from trainatomy.workload.schema import Workload
 
 PROCESS_GROUP = "process group"
@@ -76,7 +76,18 @@ def measurement_of(
         evaluation=_evaluation(workload, timer),
         generation=_generation(workload, timer),
         checkpoint=_checkpoint(workload, timer),
+        **_monitored(workload, timer, outcome.tokens),
     )
+
+
+def _monitored(workload: Workload, timer: StepTimer, tokens: int | None) -> dict[str, Any]:
+    """Return what was watched beside the steps."""
+    monitors, samples = timer.monitors, samples_per_step(workload)
+    return {
+        "host_pace": monitors.host_pace(),
+        "data_wait": monitors.data_wait(),
+        "power": monitors.power_use(samples, None if tokens is None else tokens * samples),
+    }
 
 
 def of_rank(measurement: Measurement, timer: StepTimer, group: RankGroup) -> Measurement:

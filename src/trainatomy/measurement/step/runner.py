@@ -12,12 +12,16 @@ import torch
 
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.measurement.device import nvml
+from trainatomy.measurement.device.host_probe import HostProbe
 from trainatomy.measurement.device.meter import Meter
+from trainatomy.measurement.device.power import sampler_of
 from trainatomy.measurement.device.visible import show_first_gpus
 from trainatomy.measurement.process.job import Job, to_plain, warm_up_steps
 from trainatomy.measurement.process.progress import Reporter
+from trainatomy.measurement.step.data_wait import DataWaits
 from trainatomy.measurement.step.environment import allocator_setup, is_out_of_memory, requested_bytes
 from trainatomy.measurement.step.group import RankGroup, first_collective, join, join_alone, place_of
+from trainatomy.measurement.step.monitors import Monitors
 from trainatomy.measurement.step.recorder import RunRecorder
 from trainatomy.measurement.step.results import PROCESS_GROUP, Outcome, measurement_of, of_rank, with_other_gpus
 from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
@@ -94,7 +98,14 @@ def _run_in_group(
 ) -> Measurement:
     """Build the model, run the steps and gather what was measured."""
     limit = _step_limit(job, workload)
-    timer = StepTimer(meter, warm_up=warm_up_steps(workload), reporter=reporter, limit=limit, group=group)
+    timer = StepTimer(
+        meter,
+        warm_up=warm_up_steps(workload),
+        reporter=reporter,
+        limit=limit,
+        group=group,
+        monitors=_monitors(job, meter, group),
+    )
     recorder = RunRecorder(timer.warm_up) if job.recorded else None
     outcome = _execute(workload, timer, recorder, limit.max_steps)
     meter.read()
@@ -109,6 +120,14 @@ def _run_in_group(
     if recorder is not None:
         measurement = _with_breakdown(measurement, job, workload, recorder, outcome.failure, device)
     return measurement
+
+
+def _monitors(job: Job, meter: Meter, group: RankGroup) -> Monitors:
+    """Return what to watch: nothing while allocations are recorded, power where no other run uses the GPU."""
+    if job.recorded:
+        return Monitors()
+    power = sampler_of(meter.device) if job.alone else None
+    return Monitors(HostProbe(), DataWaits(), power, between=group.size == 1)
 
 
 def _offloads(workload: Workload) -> bool:

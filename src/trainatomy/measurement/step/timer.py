@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +14,8 @@ from torch import nn
 from trainatomy.measurement.process.job import WARM_UP_STEPS
 from trainatomy.measurement.process.progress import Reporter
 from trainatomy.measurement.step.generation import GenerationTimes
+from trainatomy.measurement.step.monitors import Monitors
+from trainatomy.measurement.step.stopwatch import Stopwatch
 from trainatomy.training.loops.generation import cache_size
 from trainatomy.training.observer import Silent
 
@@ -27,36 +27,6 @@ if TYPE_CHECKING:
 
 SYNCHRONIZED_STEPS = 3
 """Steps on several GPUs that are timed with a synchronisation after each."""
-
-
-class Stopwatch:
-    """CUDA events at each ``tick``; the time between two is a step.  They are read once the GPU has passed them."""
-
-    def __init__(self, device: int | None = None) -> None:
-        """Time GPU ``device`` (``None``: the current device at each tick)."""
-        self._device = device
-        self._pending: deque[torch.cuda.Event] = deque()
-        self.seconds: list[float] = []
-
-    def tick(self) -> None:
-        """Record an event behind the work that the GPU has queued so far."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        self._pending.append(event)
-        self._read()
-
-    def finish(self) -> None:
-        """Read the events that the GPU has passed: all of them after a synchronisation.
-
-        After a CUDA error, which every later query raises again, the events left cannot be read.
-        """
-        with suppress(RuntimeError):
-            self._read()
-
-    def _read(self) -> None:
-        while len(self._pending) > 1 and self._pending[1].query():
-            begin = self._pending.popleft()
-            self.seconds.append(begin.elapsed_time(self._pending[0]) / 1000)
 
 
 class EnoughSteps(BaseException):
@@ -111,6 +81,8 @@ class StepTimer(Silent):
 
     The processes of a ``group`` agree at the end of the warm-up on how many steps they time, because a collective waits
     for all of them; after those steps come ``SYNCHRONIZED_STEPS``, each of which ends with the CPU waiting for the GPU.
+
+    ``monitors`` watch the host's pace, the DataLoader and the GPU's power during the timed steps.
     """
 
     def __init__(
@@ -122,8 +94,10 @@ class StepTimer(Silent):
         limit: StepLimit | None = None,
         device: int | None = None,
         group: RankGroup | None = None,
+        monitors: Monitors | None = None,
     ) -> None:
         self._meter = meter
+        self.monitors = monitors or Monitors()
         self._group = None if group is None or group.size == 1 else group
         self._asynchronous_steps: int | None = None
         self._synchronized: list[float] = []
@@ -163,6 +137,7 @@ class StepTimer(Silent):
         return median(self._synchronized) if self._synchronized else None
 
     def loaded(self, model: nn.Module) -> None:
+        self.monitors.prepare()
         self.model_bytes = torch.cuda.memory_allocated()
         self._reporter.stage("model loaded", self._meter.stage("model loaded"))
         self.phase = "other"
@@ -235,7 +210,7 @@ class StepTimer(Silent):
         if self._asynchronous_steps is not None and self.steps > self._asynchronous_steps:
             self._end_synchronized_step()
         elif self.steps >= self.warm_up:
-            self._stopwatch.tick()
+            self._tick()
         self._reporter.step(self.steps, self._limit.max_steps if self._limit else 0, held)
         if self._limit is not None and self._limit.is_reached(self._seconds_since_warm_up(), self.steps):
             raise EnoughSteps
@@ -246,6 +221,7 @@ class StepTimer(Silent):
     def finish(self) -> None:
         """Read the remaining times after the run, however it ended."""
         self._stopwatch.finish()
+        self.monitors.end()
 
     def _end_warm_up_step(self) -> int | None:
         torch.cuda.synchronize()
@@ -254,6 +230,14 @@ class StepTimer(Silent):
             self._agree(self._group, self._limit, now - self._timed_since)
         self._timed_since = time.perf_counter()
         return self._meter.read()
+
+    def _tick(self) -> None:
+        """Take the time at the end of a step; the one that ends the warm-up begins the first timed step."""
+        if self.steps == self.warm_up:
+            self.monitors.begin(self._stopwatch, self.steps)
+        self._stopwatch.tick()
+        if self.steps > self.warm_up:
+            self.monitors.step_ended()
 
     def _agree(self, group: RankGroup, limit: StepLimit, step_seconds: float) -> None:
         """Set the number of steps in all ranks alike, from rank 0's time of the last step of the warm-up."""

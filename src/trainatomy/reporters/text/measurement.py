@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters import sentences
+from trainatomy.reporters import run_sentences, sentences
 from trainatomy.reporters.labels import COLUMNS, FIGURES, NVML_FIGURES, SECTIONS, STATUS_STYLES
 from trainatomy.reporters.text.memory import MeasuredBreakdown, modules_table
 from trainatomy.reporters.text.ranks import ranks_section
@@ -53,6 +53,8 @@ def measurement_page(measurement: Measurement, prediction: Prediction | None) ->
         parts.append(section(SECTIONS["stages"], _stages(measurement)))
     if measurement.timed_step_seconds:
         parts.append(section(SECTIONS["time"], bullets(_time(measurement))))
+    for name, lines in run_sentences.of_run(measurement, prediction.time if prediction else None).items():
+        parts.append(section(SECTIONS[name], bullets(lines)))
     if any(value is not None for _, value in _nvml(measurement)):
         parts.append(section(SECTIONS["nvml"], _nvml_table(measurement), Text(sentences.NVML, style="dim")))
     if measurement.modules and measurement.memory is not None:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters import sentences
+from trainatomy.reporters import run_sentences, sentences
 from trainatomy.reporters.labels import COLUMNS, FIGURES, SECTIONS, STATUS_STYLES, component
 from trainatomy.reporters.text.memory import Breakdown
 from trainatomy.reporters.text.rendering import bullets, figures, grid, section
@@ -89,6 +89,8 @@ def summary_page(measurement: Measurement, prediction: Prediction | None) -> Gro
         parts.append(section(title, Breakdown(memory)))
         parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
     parts.append(section(SECTIONS["stages"], _stages(measurement)))
+    for name, lines in run_sentences.of_run(measurement, prediction.time if prediction else None).items():
+        parts.append(section(SECTIONS[name], bullets(lines)))
     if prediction is not None:
         parts.append(section(SECTIONS["prediction"], _gaps(measurement, prediction)))
     if measurement.notes:

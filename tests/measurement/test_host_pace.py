@@ -1,0 +1,152 @@
+"""The host's pace: the probe, where it runs, and what the prediction is at the pace that was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fake_clock import Machine
+from measured import RESULT
+
+import trainatomy
+from trainatomy.catalog.calibrations import Calibration
+from trainatomy.catalog.hosts import reference_host
+from trainatomy.measurement.device import host_probe
+from trainatomy.measurement.device.host_probe import PROBE, HostProbe
+from trainatomy.measurement.step.monitors import Monitors
+from trainatomy.measurement.step.stopwatch import Stopwatch
+from trainatomy.reporters import run_sentences
+from trainatomy.results.host_pace import HostPace
+from trainatomy.results.time import PacedStep, Time
+from trainatomy.timing.step import probe_seconds
+from trainatomy.workload.schema import Workload
+
+TINY = {
+    "gpu": "h200",
+    "model": {
+        "class": "BertForSequenceClassification",
+        "config": {
+            "num_hidden_layers": 2,
+            "hidden_size": 64,
+            "num_attention_heads": 2,
+            "intermediate_size": 128,
+            "vocab_size": 100,
+        },
+    },
+    "data": {"sequence_length": 16},
+    "train": {"per_device_train_batch_size": 2},
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_the_probe_leaves_the_process_as_it_was(mode: type) -> None:
+    torch.manual_seed(0)
+    random = torch.get_rng_state()
+    with mode():
+        before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        assert host_probe.probe_seconds() > 0
+        assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == before
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(tensor.grad is None and tensor.device.type == "cpu" for tensor in host_probe._tensors())
+
+
+def test_the_probe_runs_when_a_hundredth_of_the_time_pays_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    machine.install(monkeypatch)
+    monkeypatch.setattr(host_probe, "probe_seconds", lambda: _spend(machine, 0.001))
+    probe = HostProbe()
+    probe.before()
+    found = []
+    for step in range(50):
+        machine.now += 0.03
+        if probe.is_due():
+            probe.between()
+            found.append(step)
+    assert found == [3, 7, 11, 15, 19, 23, 27, 31, 35, 39, 43, 47]
+    pace = probe.result()
+    assert pace is not None and len(pace.before_seconds) == host_probe.REPEATS and len(pace.during_seconds) == 12
+
+
+def test_steps_do_not_contain_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    machine.install(monkeypatch)
+    monkeypatch.setattr(host_probe, "probe_seconds", lambda: _spend(machine, 0.2))
+    monkeypatch.setattr(host_probe, "SHARE", 1.0)
+    stopwatch, monitors = Stopwatch(), Monitors(HostProbe())
+    monitors.begin(stopwatch, 2)
+    stopwatch.tick()
+    for _ in range(4):
+        machine.now += 1.0
+        stopwatch.tick()
+        monitors.step_ended()
+    stopwatch.finish()
+    monitors.end()
+    assert stopwatch.seconds == pytest.approx([1.0] * 4)
+    assert stopwatch.ends == pytest.approx([1.0, 2.2, 3.4, 4.6])
+    assert monitors.host_probe is not None and (pace := monitors.host_probe.result()) is not None
+    assert pace.during_seconds == pytest.approx((0.2,) * 4) and len(pace.after_seconds) == host_probe.REPEATS
+
+
+def test_ranks_are_not_delayed_by_the_probe_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine().install(monkeypatch)
+    stopwatch, monitors = Stopwatch(), Monitors(HostProbe(), between=False)
+    monitors.begin(stopwatch, 2)
+    for _ in range(3):
+        stopwatch.tick()
+        monitors.step_ended()
+    monitors.end()
+    assert monitors.host_probe is not None and (pace := monitors.host_probe.result()) is not None
+    assert pace.during_seconds == () and pace.before_seconds and pace.after_seconds
+
+
+def _spend(machine: Machine, seconds: float) -> float:
+    machine.now += seconds
+    return seconds
+
+
+def test_a_step_that_the_host_bounds_takes_its_pace() -> None:
+    exact = trainatomy.predict(Workload.from_mapping(TINY), host_paces=(0.5, 1.3, 1.5, 2.0)).time
+    assert exact is not None and exact.bound_by == "host"
+    plain = trainatomy.predict(Workload.from_mapping(TINY)).time
+    assert plain is not None and plain.at_paces == () and plain.step_seconds == exact.step_seconds
+    steps = {one.pace: one.step_seconds for one in exact.at_paces}
+    assert steps[2.0] == pytest.approx(2 * exact.step_seconds, rel=0.02)
+    assert steps[0.5] == pytest.approx(0.5 * exact.step_seconds, rel=0.02)
+    between = replace(exact, at_paces=tuple(one for one in exact.at_paces if one.pace != 1.3))
+    assert between.step_seconds_at(1.3) == pytest.approx(steps[1.3], rel=0.01)
+    assert exact.step_seconds_at(1.0) == exact.step_seconds
+    assert exact.step_seconds_at(2.5) is None and plain.step_seconds_at(1.2) is None
+
+
+def test_the_pace_is_relative_to_the_host_that_the_prediction_assumes() -> None:
+    environment = {"gpu": "NVIDIA H200", "capability": [9, 0], "date": ""}
+    section = {"reference": reference_host().id, "factors": {}, "probe_us": {PROBE: 400.0}}
+    of_this_host = Calibration(environment, (), {"host": section}, "by hand")
+    assert probe_seconds(of_this_host) == {PROBE: pytest.approx(400e-6)}
+    other = Calibration(environment, (), {"host": {**section, "reference": "another"}}, "by hand")
+    assert probe_seconds(other) == probe_seconds(None) == reference_host().probe_seconds
+    time = _time(probe_seconds(of_this_host))
+    assert time.pace_of(HostPace(PROBE, during_seconds=(600e-6, 500e-6, 520e-6))) == pytest.approx(1.3)
+    assert time.pace_of(HostPace("another/1", during_seconds=(600e-6,))) is None
+
+
+def test_a_page_says_what_is_predicted_at_the_pace_and_at_a_quiet_host() -> None:
+    pace = HostPace(PROBE, (490e-6,), (600e-6,), (510e-6,))
+    found = run_sentences.host_pace(pace, _time({PROBE: 400e-6}), 0.0155)
+    assert found == [
+        "probe of the CPU: 600 µs between steps, 490 µs before, 510 µs after them",
+        "the CPU took 1.50 times as long as the one that the prediction assumes",
+        "predicted at this pace: 15 ms per step (-3.2 %); at that of a quiet host: 10 ms",
+    ]
+    unknown = run_sentences.host_pace(pace, None, 0.0155)
+    assert len(unknown) == 2 and "was not measured" in unknown[1]
+    assert "host_pace" in run_sentences.of_run(replace(RESULT, host_pace=pace), None)
+
+
+def _time(probe: dict[str, float]) -> Time:
+    steps = (PacedStep(2.0, 0.020),)
+    return Time(
+        0.01, (0.009, 0.011), 1.0, None, "host", 0.005, 0.01, {}, 0, 0.0, None, None, 1, "", "", (),
+        at_paces=steps, probe_seconds=probe,
+    )  # fmt: skip
