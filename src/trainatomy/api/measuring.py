@@ -93,16 +93,22 @@ def measure_and_record(
     )
 
 
-def calibrate(output: Path | str | None = None, *, time_limit: float = 120.0, gpus: int = 1) -> Calibration:
+def calibrate(
+    output: Path | str | None = None, *, time_limit: float = 120.0, gpus: int = 1, force: bool = False
+) -> Calibration:
     """Measure what the timing model needs on this machine's GPU, and on the links between several.
+
+    It waits until the machine does nothing else, and measures its CPU again where it did not stay so.
 
     Args:
         output: File to write the calibration to, as JSON.
         time_limit: Seconds; measurements that do not fit are left out.
         gpus: GPUs between which collectives are measured, each in a process of its own.
+        force: Calibrate also where the machine is busy with other work, which makes its CPU seem slow.
 
     Raises:
         DeviceError: There is no GPU, or fewer than ``gpus``.
+        TrainatomyError: The machine is busy with other work.
         WorkloadError: ``output`` cannot be written; checked before anything is measured.
     """
     from trainatomy.catalog.calibrations import parse
@@ -111,7 +117,7 @@ def calibrate(output: Path | str | None = None, *, time_limit: float = 120.0, gp
     from trainatomy.measurement.measure import writable
 
     target = None if output is None else writable(Path(output), "--output")
-    content = run(time_limit=time_limit, gpus=gpus)
+    content = run(time_limit=time_limit, gpus=gpus, force=force)
     if target is not None:
         write(content, target)
     return parse(json.dumps(content), str(output or "this machine"))

@@ -21,12 +21,17 @@ Gpus = Annotated[
     int,
     in_run("--gpus", "Measure collectives between so many GPUs of this machine too (default: 1, none).", min=1),
 ]
+Force = Annotated[
+    bool,
+    in_run("--force", "Calibrate also where the machine is busy with other work, which makes its CPU seem slow."),
+]
 
 
 def calibrate(
     output: Output = Path("calibration.json"),
     time_limit: TimeLimit = 120.0,
     gpus: Gpus = 1,
+    force: Force = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -36,13 +41,16 @@ def calibrate(
     kernel launches, and the driver's memory functions. With `--gpus 2`, also collectives by size on the links between
     the GPUs.
 
+    It first waits until the machine does nothing else. If that does not happen, it keeps no file and says why, unless
+    `--force` is given.
+
     Predictions of time for this GPU become more accurate with the file, on any machine:
     `trainatomy predict … --calibration FILE`, and likewise with `ops`, `compare` and `measure`.
     """
     with quiet_libraries(debug=debug):
         from trainatomy.api import calibrate as run_calibration
 
-        calibration = run_calibration(output, time_limit=time_limit, gpus=gpus)
+        calibration = run_calibration(output, time_limit=time_limit, gpus=gpus, force=force)
     if json:
         show_json(dict(calibration.content))
     else:

@@ -78,6 +78,7 @@ SECTIONS = {
     "step_time": "Time per step",
     "time": "Time",
     "host_pace": "Pace of the host",
+    "calibrated_host": "Load of the host meanwhile",
     "data_wait": "Waiting for data",
     "power": "Power and heat",
     "speed": "Time and throughput",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainatomy.reporters.labels import CLOCK_REASONS
 from trainatomy.units import percent, rate, seconds, signed_percent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from trainatomy.results.data_wait import DataWait
     from trainatomy.results.host_pace import HostPace
@@ -112,6 +112,18 @@ def data_wait(wait: DataWait, timed: Sequence[float]) -> list[str]:
     if sum(gpu) > WAITED * total:
         lines.append("`trainatomy data` says how many worker processes the DataLoader needs")
     return lines
+
+
+def calibrated_host(section: Mapping[str, Any]) -> list[str]:
+    """Return how busy the machine was while a calibration measured its CPU."""
+    if "load" not in section:
+        return ["not recorded: an earlier version made this calibration"]
+    load, busy = section["load"], section["busy"]
+    others = load["others_share"]
+    parts = [] if others is None else [f"other processes used {percent(others, 1)} of the processors"]
+    parts.append(f"the probe typically took {section['probe_spread']:.2f} times its quickest time")
+    state = f"busy, and kept because of --force: {busy}" if busy else "quiet"
+    return [state, "; ".join(parts)]
 
 
 def of_run(measurement: Measurement, time: Time | None) -> dict[str, list[str]]:

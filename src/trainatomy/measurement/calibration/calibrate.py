@@ -8,7 +8,8 @@ The file is JSON, ``trainatomy/calibration/1``::
                    the L2 cache full of other data (``cold_us``, if that differs), and the number of kernels
       device       consecutive launches, synchronisation, memory allocation by the driver
       collectives  points: one collective each, with its kind, ranks, machines, bytes and GPU seconds (several GPUs)
-      host         factors: time of this CPU as a multiple of the reference CPU's, by part of a step
+      host         factors: time of this CPU as a multiple of the reference CPU's, by part of a step; probe_us: time of
+                   the probe of the host's pace; busy: why the machine was not quiet (empty: it was), and its load
 
 ``trainatomy/catalog/calls.py`` defines the text form of a point's call.
 """
@@ -26,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.errors import DeviceError
+from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.libraries import installed_versions
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def calibrate(
     time_limit: float = TIME_LIMIT,
     kernel_names: bool = False,
     gpus: int = 1,
+    force: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Measure this machine's GPU and CPU and return the calibration (see above).
@@ -64,10 +66,12 @@ def calibrate(
         time_limit: Seconds after which no more cases are measured.
         kernel_names: Keep the names of the kernels with each point.
         gpus: GPUs whose links are measured too.
+        force: Calibrate also where the machine is busy with other work.
         progress: Called with lines of progress (default: print to stderr).
 
     Raises:
         DeviceError: There is no GPU, or fewer than ``gpus``.
+        TrainatomyError: The machine did not become quiet; nothing else was measured.
     """
     import torch
 
@@ -83,9 +87,13 @@ def calibrate(
     from trainatomy.measurement.calibration import device as calibrate_device
     from trainatomy.measurement.calibration import host
 
+    measured, problems = _measure_host(report)
+    if measured.get("busy") and not force:
+        raise TrainatomyError(too_busy(measured))
     with host.expected_for(torch.cuda.get_device_name()) as expected:
         points, left_out = kernel_points(deadline, kernel_names, report)
-        host_sections = _measure_host(expected, deadline, left_out, report)
+        host_sections = _compare_host(measured, expected, problems)
+    left_out += problems
     report("launches, synchronisation, memory")
     device = {
         "launches": calibrate_device.launches(),
@@ -108,20 +116,36 @@ def _measure_links(gpus: int, time_limit: float, report: Callable[[str], None]) 
     return {"collectives": collectives_section(gpus, time_limit=time_limit, report=report)}
 
 
-def _measure_host(
-    expected: JsonProcess, deadline: float, left_out: list[str], report: Callable[[str], None]
-) -> dict[str, Any]:
+def _measure_host(report: Callable[[str], None]) -> tuple[dict[str, Any], list[str]]:
+    """Return the times of small trainings on this CPU, and what failed; first, so that a busy machine is soon told."""
+    from trainatomy.measurement.calibration.host import measure_phases
+
+    try:
+        return measure_phases(report), []
+    except RuntimeError as error:
+        return {}, [f"host: {str(error).splitlines()[0]}"]
+
+
+def _compare_host(measured: dict[str, Any], expected: JsonProcess, problems: list[str]) -> dict[str, Any]:
     """Return the section ``host``, or nothing if it could not be measured."""
     from trainatomy.measurement.calibration.host import host_section
 
-    if time.monotonic() > deadline:
-        left_out.append("host: out of time")
+    if not measured:
         return {}
     try:
-        return {"host": host_section(expected, report)}
+        return {"host": host_section(measured, expected)}
     except RuntimeError as error:
-        left_out.append(f"host: {str(error).splitlines()[0]}")
+        problems.append(f"host: {str(error).splitlines()[0]}")
         return {}
+
+
+def too_busy(measured: Mapping[str, Any]) -> str:
+    """Return the message of a calibration that is not kept."""
+    return (
+        f"calibrate: this machine is busy: {measured['busy']}, after {measured['attempts']} attempts. A calibration "
+        "taken now would make every prediction for this machine too slow. End the other work and try again; "
+        "--force keeps what can be measured."
+    )
 
 
 def groups() -> dict[str, Callable[[], Iterable[Case]]]:
@@ -304,8 +328,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT)
     parser.add_argument("--kernel-names", action="store_true")
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--force", action="store_true")
     options = parser.parse_args(arguments)
-    found = calibrate(time_limit=options.time_limit, kernel_names=options.kernel_names, gpus=options.gpus)
+    found = calibrate(
+        time_limit=options.time_limit, kernel_names=options.kernel_names, gpus=options.gpus, force=options.force
+    )
     write(found, options.output)
     return 0
 

@@ -3,8 +3,10 @@
 Runs as ``python -m trainatomy.measurement.calibration.phases``, a process of its own, as a training is: CUPTI, which a
 profiler attaches and leaves attached, may slow down every later launch of its process.
 
-Prints a line of JSON: for each training, in order, microseconds by phase.  Other work on a shared machine slows the CPU
-for seconds or minutes at a time, so the trainings take turns, and the median of the rounds counts.
+Prints a line of JSON: ``trainings``, microseconds by phase of each; ``probe_us``, the time of the probe of the host's
+pace between their steps, by the probe's name; and the ``load`` of the machine meanwhile.  Other work on a shared
+machine slows the CPU for seconds or minutes at a time, and never speeds it up, so the trainings take turns, and the
+least of the rounds counts.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ import os
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainatomy.measurement.calibration.expected import trainings
+from trainatomy.measurement.device.host_load import LoadMeter
+from trainatomy.measurement.device.host_probe import PROBE, probe_seconds
 from trainatomy.training.observer import Silent
 
 if TYPE_CHECKING:
@@ -36,6 +41,7 @@ class PhaseTimer(Silent):
 
     def __init__(self) -> None:
         self.steps: list[Counter[str]] = []
+        self.probes: list[float] = []
         self._phase = "other"
         self._since = time.perf_counter()
         self._step: Counter[str] = Counter()
@@ -64,32 +70,54 @@ class PhaseTimer(Silent):
         self._enter("other")
         self.steps.append(self._step)
         self._step = Counter()
+        self.probes.append(probe_seconds())
+        self._since = time.perf_counter()  # the probe belongs to no phase
 
 
-def phases_of(workloads: Sequence[Workload], device: str = "cuda") -> list[dict[str, float]]:
-    """Return microseconds by phase of each workload: the median over a round's timed steps, then over the rounds."""
-    rounds = [[_round(workload, device) for workload in workloads] for _ in range(ROUNDS)]
+def phases_of(
+    workloads: Sequence[Workload], device: str = "cuda", probes: list[float] | None = None
+) -> list[dict[str, float]]:
+    """Return microseconds by phase of each workload: the median over a round's timed steps, then the least round.
+
+    The times of the probe in the timed steps are added to ``probes``.
+    """
+    found = [] if probes is None else probes
+    rounds = [[_round(workload, device, found) for workload in workloads] for _ in range(ROUNDS)]
     return [
-        {phase: round(median(one[phase] for one in found), 1) for phase in PHASES}
-        for found in zip(*rounds, strict=True)
+        {phase: round(min(one[phase] for one in of_workload), 1) for phase in PHASES}
+        for of_workload in zip(*rounds, strict=True)
     ]
 
 
-def _round(workload: Workload, device: str) -> dict[str, float]:
+def _round(workload: Workload, device: str, probes: list[float]) -> dict[str, float]:
     from trainatomy.training.model import build_model
     from trainatomy.training.run import run
 
     warm_up = FP16_WARM_UP if workload.train.fp16 else WARM_UP
     timer = PhaseTimer()
     run(workload, build_model(workload), device=device, steps=warm_up + TIMED, observer=timer)
+    probes += timer.probes[warm_up:]
     return {phase: median(step.get(phase, 0.0) for step in timer.steps[warm_up:]) for phase in PHASES}
+
+
+def measured(workloads: Sequence[Workload], device: str = "cuda") -> dict[str, Any]:
+    """Return what this process prints (see above); ``probe_spread``: the typical probe over the quickest one."""
+    meter, probes = LoadMeter(), list[float]()
+    found = phases_of(workloads, device, probes)
+    quickest = sorted(probes)[len(probes) // 20]
+    return {
+        "trainings": found,
+        "probe_us": {PROBE: round(median(probes) * 1e6, 1)},
+        "probe_spread": round(median(probes) / quickest, 3),
+        "load": asdict(meter.read()),
+    }
 
 
 def main() -> int:
     """Time the trainings and print the result."""
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print must not mix with the result
-    found = phases_of(trainings())
+    found = measured(trainings())
     with os.fdopen(answers, "w") as out:
         print(json.dumps(found), file=out)
     return 0

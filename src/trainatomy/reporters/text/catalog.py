@@ -12,6 +12,7 @@ from rich.text import Text
 
 from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
+from trainatomy.reporters import run_sentences
 from trainatomy.reporters.labels import CALIBRATION, SECTIONS
 from trainatomy.reporters.text.rendering import bullets, figures, section
 from trainatomy.units import count_of, exact_bytes, human_bytes, seconds
@@ -113,6 +114,8 @@ def calibration_page(calibration: Calibration, left_out: Sequence[str]) -> Group
         rows = [one for one in found if one.unit == unit]
         if rows:
             parts.append(section(title, _findings(rows, unit)))
+    if host := calibration.sections.get("host"):
+        parts.append(section(SECTIONS["calibrated_host"], bullets(run_sentences.calibrated_host(host))))
     if calibration.collectives:
         parts.append(section(SECTIONS["collectives"], _collectives(calibration.collectives)))
     if left_out:
