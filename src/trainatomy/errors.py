@@ -7,7 +7,8 @@
     ├── MissingLibrary         5   an optional library is not installed
     ├── NetworkError           6   the hub cannot be reached and no shipped architecture has that name
     ├── DeviceError            7   no GPU for `measure`, or its worker process died
-    └── DoesNotFit             8   `--check`: the training does not fit on the GPU
+    ├── DoesNotFit             8   `--check`: the training does not fit on the GPU
+    └── UnhealthyMachine       9   `doctor` found errors or warnings
 
 Ctrl-C exits with 130, a broken pipe with 141.  A message names the request, the finding and the remedy.
 """
@@ -87,3 +88,9 @@ class DoesNotFit(TrainatomyError):
     """The training does not fit on the GPU (raised only where a check was requested)."""
 
     exit_code = 8
+
+
+class UnhealthyMachine(TrainatomyError):
+    """`trainatomy doctor` found errors or warnings on this machine."""
+
+    exit_code = 9

@@ -39,6 +39,7 @@ COMMANDS = (
     Entry("measure", "Trainings", "Measure a training step on this machine's GPU, beside the prediction."),
     Entry("ops", "Operations", "Break a training step down by operation group, phase and module."),
     Entry("calibrate", "Operations", "Calibrate the timing model on this machine's GPU."),
+    Entry("doctor", "Machine", "Look at this machine: what is wrong with it, and what fixes it."),
     Entry("history", "Records", "List measured runs."),
     Entry("show", "Records", "Show a measured run."),
     Entry("diff", "Records", "Compare two measured runs."),

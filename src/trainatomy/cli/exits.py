@@ -1,7 +1,7 @@
 """Exit codes, and messages on stderr.
 
 0    done
-1-8  an error of ``trainatomy.errors``, each with its own code
+1-9  an error of ``trainatomy.errors``, each with its own code
 1    also: the output cannot be written
 2    also: an unknown command or option, or an invalid value
 70   a bug of trainatomy (EX_SOFTWARE of sysexits.h)

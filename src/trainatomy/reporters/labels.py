@@ -53,6 +53,7 @@ STATUS_STYLES = {
     "failed": "bold red",
     "not measured": "dim",
 }
+SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "cyan"}
 BASIS_STYLES = {"measured": "green", "computed": "", "assumed": "yellow"}
 
 DEVICE_TOTAL = "total (as in nvidia-smi)"
@@ -104,6 +105,10 @@ SECTIONS = {
     "paddings": "Sizes worth padding",
     "left_out": "Not included in these figures",
     "match": "Match between prediction and profile",
+    "doctor_gpus": "GPUs",
+    "doctor_topology": "Connections between GPUs",
+    "doctor_watched": "The running training",
+    "doctor_machine": "Software and host",
     "facts": "Inputs and their sources",
     "notes": "Notes",
     "fit_changes": "Changes to the workload as given",

@@ -84,6 +84,19 @@ class NvmlDevice:
         own = next((size for found, size in processes if found == pid), None)
         return Reading(used, used_apart, driver, own, processes)
 
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Return what ``nvmlDevice{name}`` answers for this GPU.
+
+        ``None`` if the GPU, the driver, the container or the binding does not know it.
+        """
+        function = getattr(self.binding, f"nvmlDevice{name}", None)
+        if function is None:
+            return None
+        try:
+            return function(self.handle, *arguments)
+        except (self.binding.NVMLError, TypeError, ValueError):
+            return None
+
     def _processes(self) -> tuple[tuple[int, int | None], ...]:
         """Return the compute processes; graphics processes (a desktop) hold what they held before."""
         try:
@@ -95,13 +108,14 @@ class NvmlDevice:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The driver's version and its GPUs, in PCI order (which is not always CUDA's order).
+    """The driver's version, its GPUs in PCI order (which is not always CUDA's order), and the newest CUDA it knows.
 
     A GPU that is split into MIG instances is followed by them.
     """
 
     version: str
     gpus: tuple[NvmlDevice, ...]
+    cuda: tuple[int, int] | None = None
 
     def device(self, uuid: str) -> NvmlDevice | None:
         """Return the GPU or MIG instance with the UUID that CUDA reports, with or without ``GPU-`` or ``MIG-``.
@@ -147,7 +161,7 @@ def session() -> Iterator[Driver]:
         gpus = tuple(gpu for index in range(count) for gpu in _gpu_and_instances(library, index))
         if not gpus:
             raise DeviceError("The NVIDIA driver answers, but shows no GPU on this machine.")
-        yield Driver(_text(library.nvmlSystemGetDriverVersion()), gpus)
+        yield Driver(_text(library.nvmlSystemGetDriverVersion()), gpus, _cuda(library))
     finally:
         library.nvmlShutdown()
 
@@ -160,6 +174,15 @@ def _library() -> Any:
             "Reading a GPU's memory needs NVML's Python binding: pip install nvidia-ml-py", library="nvidia-ml-py"
         ) from error
     return pynvml
+
+
+def _cuda(library: Any) -> tuple[int, int] | None:
+    """Return the newest CUDA that the driver knows: NVML answers 13000 for 13.0."""
+    try:
+        number = int(library.nvmlSystemGetCudaDriverVersion_v2())
+    except (library.NVMLError, AttributeError):
+        return None
+    return number // 1000, number % 1000 // 10
 
 
 def _gpu_and_instances(library: Any, index: int) -> Iterator[NvmlDevice]:

@@ -1,0 +1,39 @@
+"""A training that was watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainatomy.doctor.checks.finding import finding
+from trainatomy.results.diagnosis import Finding
+from trainatomy.results.machine import MachineState, Watched, WatchedGPU
+
+LOW_UTILISATION = 0.8
+CAPPED_SHARE = 0.1
+
+
+def check_training(machine: MachineState) -> Iterator[Finding]:
+    """Yield what is wrong with the training that was watched."""
+    watched = machine.watched
+    if watched is None:
+        return
+    if watched.pid is not None and not any(gpu.pid_bytes for gpu in watched.gpus):
+        yield finding("pid_not_found", pid=watched.pid)
+    highest = {gpu.index: gpu.clocks.sm_max for gpu in machine.gpus}
+    for gpu in _its_gpus(watched):
+        if gpu.utilisation is not None and gpu.utilisation < LOW_UTILISATION:
+            yield finding(
+                "gpu_waits", gpu.index, utilisation=gpu.utilisation, cpus=watched.pid_cpus, seconds=watched.seconds
+            )
+        if gpu.reasons.get("power cap", 0) >= CAPPED_SHARE:
+            share = gpu.reasons["power cap"]
+            yield finding(
+                "power_capped", gpu.index, share=share, watts=gpu.watts, clock=gpu.sm_clock, most=highest.get(gpu.index)
+            )
+
+
+def _its_gpus(watched: Watched) -> list[WatchedGPU]:
+    """Return the GPUs that the training uses: all with memory of its process, or those in use where NVML hides it."""
+    if own := [gpu for gpu in watched.gpus if gpu.pid_bytes]:
+        return own
+    return [gpu for gpu in watched.gpus if gpu.utilisation]

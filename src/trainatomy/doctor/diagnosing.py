@@ -1,0 +1,19 @@
+"""All checks of a machine."""
+
+from __future__ import annotations
+
+from trainatomy.doctor.checks.gpus import check_gpus
+from trainatomy.doctor.checks.host import check_host
+from trainatomy.doctor.checks.links import check_links
+from trainatomy.doctor.checks.software import check_software
+from trainatomy.doctor.checks.training import check_training
+from trainatomy.results.diagnosis import SEVERITIES, Diagnosis
+from trainatomy.results.machine import MachineState
+
+CHECKS = (check_software, check_gpus, check_links, check_host, check_training)
+
+
+def diagnose(machine: MachineState) -> Diagnosis:
+    """Return the findings on a machine, worst first."""
+    found = [finding for check in CHECKS for finding in check(machine)]
+    return Diagnosis(machine, tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))))

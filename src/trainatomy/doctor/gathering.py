@@ -1,0 +1,125 @@
+"""Everything that can be found on this machine, as one value."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainatomy.doctor.gpus import DriverState, read_driver
+from trainatomy.doctor.host import read_host
+from trainatomy.doctor.software import read_software
+from trainatomy.doctor.watching import watch
+from trainatomy.results.machine import Clocks, CopyRates, GPUState, MachineState, PCIe, Power
+
+PROBE_SECONDS = 90.0
+"""A probe that takes longer hangs: importing torch takes seconds, the copies one second for each GPU."""
+
+
+def gather(
+    gpus: Sequence[int] = (),
+    *,
+    bandwidth: bool = True,
+    seconds: float = 0.0,
+    pid: int | None = None,
+    stage: Callable[[str], None] = lambda stage: None,
+) -> MachineState:
+    """Look at this machine.
+
+    Args:
+        gpus: Numbers of the GPUs as in nvidia-smi; all if empty.
+        bandwidth: Measure copies, and power and clocks under load; not done on a GPU that another process uses.
+        seconds: Watch a running training for so long.
+        pid: The running training.
+        stage: Told what is being done.
+    """
+    stage("driver")
+    driver = read_driver(gpus)
+    stage("host")
+    host = read_host()
+    watched = None
+    if seconds and driver.gpus:
+        stage("running training")
+        watched = watch(seconds, pid, gpus)
+    unmeasured = _unmeasured(driver, bandwidth=bandwidth, watching=watched is not None)
+    stage("torch" if unmeasured else "torch and copies")
+    probed = probe([] if unmeasured else [gpu.uuid for gpu in driver.gpus])
+    copies: Mapping[str, Any] = probed.get("copies", {})
+    return MachineState(
+        gpus=tuple(replace(gpu, copies=copy_rates(copies.get(gpu.uuid, {}))) for gpu in driver.gpus),
+        pairs=driver.pairs,
+        software=read_software(driver, probed),
+        host=host,
+        watched=watched,
+        unmeasured=unmeasured or ("" if copies else "failed"),
+    )
+
+
+def _unmeasured(driver: DriverState, *, bandwidth: bool, watching: bool) -> str:
+    """Return why nothing is to be measured; empty if it is."""
+    if not driver.gpus:
+        return "no gpu"
+    if not bandwidth:
+        return "unwanted"
+    if watching:
+        return "watching"
+    return "busy" if any(_in_use(gpu) for gpu in driver.gpus) else ""
+
+
+def _in_use(gpu: GPUState) -> bool:
+    return bool(gpu.processes) or bool(gpu.utilisation)
+
+
+def probe(uuids: Sequence[str]) -> dict[str, Any]:
+    """Ask a process with torch; return what it said until it ended, with ``importing`` if it died of an extension.
+
+    Args:
+        uuids: GPUs whose copies are measured.
+    """
+    command = [sys.executable, "-m", "trainatomy.doctor.probe", *(["--copies", *uuids] if uuids else [])]
+    environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", "BITSANDBYTES_NOWELCOME": "1"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False, env=environment
+        )
+        output = done.stdout
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
+    except OSError:
+        return {}
+    return merged(output)
+
+
+def merged(output: str) -> dict[str, Any]:
+    """Return the lines of the probe as one object; what is no JSON was written by a library."""
+    found: dict[str, Any] = {}
+    for line in output.splitlines():
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(said, dict):
+            continue
+        for key, value in said.items():
+            found[key] = {**found.get(key, {}), **value} if isinstance(value, dict) else value
+    return found
+
+
+def copy_rates(said: Mapping[str, Any]) -> CopyRates | None:
+    """Return what the probe measured on one GPU; ``None`` if that failed."""
+    if "rates" not in said:
+        return None
+    power = dict(said.get("power", {}))
+    if power.get("reasons") is not None:
+        power["reasons"] = tuple(power["reasons"])
+    return CopyRates(
+        rates=said["rates"],
+        pcie=PCIe(**said.get("pcie", {})),
+        replays=said.get("replays"),
+        power=Power(**power),
+        clocks=Clocks(**said.get("clocks", {})),
+    )

@@ -1,0 +1,197 @@
+"""Processors, memory and limits of the host: what /proc, /sys, the control groups and psutil say."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from trainatomy.results.machine import Host, Process
+
+UNLIMITED = 1 << 60
+"""Control groups of version 1 write a limit of nearly 2^63 where there is none."""
+
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+_CONTAINERS = {"/.dockerenv": "Docker", "/run/.containerenv": "Podman", "/singularity": "Apptainer"}
+_BUSIEST = 3
+_BUSY = 0.2
+"""Processors that a process must use to be named."""
+
+
+def read_host(seconds: float = 0.5, root: Path = Path("/")) -> Host:
+    """Return the state of the host, whose processors are watched for some seconds.
+
+    Args:
+        seconds: How long the processors are watched.
+        root: Where /proc, /sys, /dev and /run are.
+    """
+    swapped = _swapped(root)
+    busy, busiest = _processors(seconds)
+    return replace(
+        _limits(root),
+        busy_cpus=busy,
+        busiest=busiest,
+        swapped_pages=_less(_swapped(root), swapped),
+        **_memory(root),
+        **_shared_memory(root),
+        memlock_bytes=_memlock(),
+        container=next((name for path, name in _CONTAINERS.items() if (root / path[1:]).exists()), ""),
+        infiniband=tuple(sorted(each.name for each in _folder(root / "sys/class/infiniband"))),
+        nvidia_devices=_nvidia_devices(root),
+        governor=_governor(root),
+        huge_pages=_chosen(_text(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+    )
+
+
+def _limits(root: Path) -> Host:
+    """Return the processors that this process may use, and the limits of its control group."""
+    group = root / "sys/fs/cgroup"
+    affinity = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
+    load = (_text(root / "proc/loadavg") or "").split()
+    return Host(
+        cpus=os.cpu_count(),
+        usable_cpus=affinity,
+        load=float(load[0]) if load else None,
+        cpu_quota=_quota(group),
+        throttled_share=_throttled(group),
+        memory_limit_bytes=_limit(group / "memory.max", group / "memory/memory.limit_in_bytes"),
+        memory_used_bytes=_group_memory(group),
+    )
+
+
+def _quota(group: Path) -> float | None:
+    """Return how many processors the control group grants; ``None`` where it sets no limit."""
+    words = (_text(group / "cpu.max") or "").split()
+    if not words:  # version 1
+        quota, period = _number(group / "cpu/cpu.cfs_quota_us"), _number(group / "cpu/cpu.cfs_period_us")
+    else:
+        quota, period = (None if words[0] == "max" else int(words[0])), int(words[1])
+    return quota / period if quota is not None and quota > 0 and period else None
+
+
+def _throttled(group: Path) -> float | None:
+    text = _text(group / "cpu.stat") or _text(group / "cpu/cpu.stat") or ""
+    counts = dict(line.split()[:2] for line in text.splitlines() if len(line.split()) == 2)
+    periods = int(counts.get("nr_periods", 0))
+    return int(counts.get("nr_throttled", 0)) / periods if periods else None
+
+
+def _group_memory(group: Path) -> int | None:
+    """Return the memory of the control group without the file cache, which is given up when memory is short."""
+    used = _limit(group / "memory.current", group / "memory/memory.usage_in_bytes")
+    lines = (_text(group / "memory.stat") or _text(group / "memory/memory.stat") or "").splitlines()
+    cache = next(
+        (int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "total_inactive_file "))), 0
+    )
+    return None if used is None else max(0, used - cache)
+
+
+def _limit(*files: Path) -> int | None:
+    found = next((number for number in map(_number, files) if number is not None), None)
+    return None if found is None or found >= UNLIMITED else found
+
+
+def _memory(root: Path) -> dict[str, int]:
+    """Return memory and swap of /proc/meminfo in bytes."""
+    lines = (_text(root / "proc/meminfo") or "").splitlines()
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
+    names = {"memory_bytes": "MemTotal", "available_bytes": "MemAvailable", "swap_bytes": "SwapTotal"}
+    found = {name: sizes[key] for name, key in names.items() if key in sizes}
+    if "SwapFree" in sizes and "SwapTotal" in sizes:
+        found["swap_used_bytes"] = sizes["SwapTotal"] - sizes["SwapFree"]
+    return found
+
+
+def _shared_memory(root: Path) -> dict[str, int]:
+    with suppress(OSError, AttributeError):
+        found = os.statvfs(root / "dev/shm")
+        return {"shm_bytes": found.f_frsize * found.f_blocks, "shm_free_bytes": found.f_frsize * found.f_bavail}
+    return {}
+
+
+def _memlock() -> int | None:
+    try:
+        resource: Any = import_module("resource")
+    except ImportError:  # Windows
+        return None
+    return int(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+
+
+def _processors(seconds: float) -> tuple[float | None, tuple[Process, ...]]:
+    """Return how many processors are in use, and the processes that use most of them, for some seconds."""
+    try:
+        psutil: Any = import_module("psutil")
+    except ImportError:
+        return None, ()
+    before = _times(psutil)
+    psutil.cpu_percent()
+    time.sleep(seconds)
+    busy = psutil.cpu_percent() / 100 * (os.cpu_count() or 1)
+    used = {pid: (spent - before[pid][0]) / seconds for pid, (spent, _) in _times(psutil).items() if pid in before}
+    most = sorted((pid for pid in used if used[pid] >= _BUSY), key=lambda pid: -used[pid])[:_BUSIEST]
+    return busy, tuple(Process(pid, before[pid][1], cpus=round(used[pid], 2)) for pid in most)
+
+
+def _times(psutil: Any) -> dict[int, tuple[float, str]]:
+    """Return the processor time and name of every process but this one."""
+    found = {}
+    for process in psutil.process_iter(["cpu_times", "name"]):
+        times = process.info["cpu_times"]
+        if times is not None and process.pid != os.getpid():
+            found[process.pid] = times.user + times.system, process.info["name"] or ""
+    return found
+
+
+def _swapped(root: Path) -> int | None:
+    """Return how many pages were brought in from swap since the machine was started."""
+    lines = (_text(root / "proc/vmstat") or "").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("pswpin ")), None)
+
+
+def _less(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
+
+
+def _governor(root: Path) -> tuple[str, str] | None:
+    folder = root / "sys/devices/system/cpu/cpu0/cpufreq"
+    governor, driver = _text(folder / "scaling_governor"), _text(folder / "scaling_driver")
+    return (governor.strip(), (driver or "").strip()) if governor else None
+
+
+def _nvidia_devices(root: Path) -> int | None:
+    """Return how many of NVIDIA's display devices and accelerators the PCI bus has."""
+    devices = _folder(root / "sys/bus/pci/devices")
+    if not devices:
+        return None
+    return sum(
+        (_text(each / "vendor") or "").strip() == _NVIDIA and (_text(each / "class") or "").startswith(_DISPLAY)
+        for each in devices
+    )
+
+
+def _chosen(text: str | None) -> str | None:
+    """Return the word in brackets of ``always [madvise] never``."""
+    return text.partition("[")[2].partition("]")[0] if text and "[" in text else None
+
+
+def _folder(path: Path) -> list[Path]:
+    try:
+        return list(path.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _number(path: Path) -> int | None:
+    text = (_text(path) or "").strip()
+    return int(text) if text.lstrip("-").isdigit() else None
