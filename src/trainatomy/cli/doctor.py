@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from trainatomy.cli.options import Debug, Json, in_run
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.errors import UnhealthyMachine

@@ -113,9 +113,8 @@ def copy_rates(said: Mapping[str, Any]) -> CopyRates | None:
     """Return what the probe measured on one GPU; ``None`` if that failed."""
     if "rates" not in said:
         return None
-    power = dict(said.get("power", {}))
-    if power.get("reasons") is not None:
-        power["reasons"] = tuple(power["reasons"])
+    power = {**said.get("power", {})}
+    power["reasons"] = tuple(power.get("reasons", ()))
     return CopyRates(
         rates=said["rates"],
         pcie=PCIe(**said.get("pcie", {})),

@@ -95,7 +95,7 @@ def _limit(*files: Path) -> int | None:
     return None if found is None or found >= UNLIMITED else found
 
 
-def _memory(root: Path) -> dict[str, int]:
+def _memory(root: Path) -> dict[str, Any]:
     """Return memory and swap of /proc/meminfo in bytes."""
     lines = (_text(root / "proc/meminfo") or "").splitlines()
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
@@ -106,7 +106,7 @@ def _memory(root: Path) -> dict[str, int]:
     return found
 
 
-def _shared_memory(root: Path) -> dict[str, int]:
+def _shared_memory(root: Path) -> dict[str, Any]:
     with suppress(OSError, AttributeError):
         found = os.statvfs(root / "dev/shm")
         return {"shm_bytes": found.f_frsize * found.f_blocks, "shm_free_bytes": found.f_frsize * found.f_bavail}

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.measurement.device import nvml, state
+from trainatomy.measurement.device.power import read_power
 from trainatomy.results.machine import Watched, WatchedGPU
+from trainatomy.results.power import ClockReason
 
 if TYPE_CHECKING:
     from trainatomy.measurement.device.nvml import NvmlDevice
@@ -58,23 +60,20 @@ class Series:
     watts: list[float] = field(default_factory=list)
     clocks: list[float] = field(default_factory=list)
     temperatures: list[int] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[ClockReason] = field(default_factory=Counter)
     pid_bytes: int | None = None
     samples: int = 0
 
     def add(self, gpu: NvmlDevice, pids: frozenset[int]) -> None:
         """Read the GPU once."""
         self.samples += 1
-        self.reasons.update(state.event_reasons(gpu) or ())
-        draw = gpu.ask("GetPowerUsage")
-        for values, found in (
-            (self.utilisation, state.utilisation(gpu)),
-            (self.watts, None if draw is None else draw / 1000),
-            (self.clocks, state.clocks(gpu).sm),
-            (self.temperatures, state.temperature(gpu).now),
-        ):
-            if found is not None:
-                values.append(found)  # type: ignore[arg-type]
+        reading = read_power(gpu)
+        self.reasons.update(reading.reasons)
+        ran = state.utilisation(gpu)
+        self.utilisation += [] if ran is None else [ran]
+        self.watts += [] if reading.watts is None else [reading.watts]
+        self.clocks += [] if reading.clock_mhz is None else [reading.clock_mhz]
+        self.temperatures += [] if reading.celsius is None else [reading.celsius]
         try:
             sizes = [size or 0 for pid, size in gpu.read().processes if pid in pids]
         except nvml.NoAnswer:

@@ -98,7 +98,7 @@ WORDINGS: Mapping[str, Wording] = {
         "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; check fans and power cables",
     ),
     "thermal_slowdown": Wording(
-        "{reasons} at {celsius} °C",
+        "{reasons} slowdown at {celsius} °C",
         "the GPU lowers its clocks because it is hot",
         "clean fans and filters, free the airflow, or lower the limit: sudo nvidia-smi -i {gpu} -pl WATTS",
     ),

@@ -10,20 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trainatomy.results.power import ClockReason
+
 
 @dataclass(frozen=True, slots=True)
 class Power:
     """Draw and limits of a GPU in watts, and what holds its clocks down.
 
     Attributes:
-        reasons: Names of the clock event reasons that are active (``measurement.device.state.REASONS``).
+        reasons: Why the clock is below its maximum.
         energy_joules: Energy since the driver was loaded.
     """
 
     watts: float | None = None
     limit_watts: float | None = None
     default_watts: float | None = None
-    reasons: tuple[str, ...] | None = None
+    reasons: tuple[ClockReason, ...] = ()
     energy_joules: float | None = None
 
 
@@ -306,7 +308,7 @@ class WatchedGPU:
         watts: Mean draw.
         sm_clock: Mean clock of the multiprocessors.
         hottest: Highest temperature.
-        reasons: Share of the samples in which each clock event reason was active.
+        reasons: Share of the samples with each reason for a clock below the maximum.
         pid_bytes: Memory of the watched process and its children, at most.
     """
 
@@ -316,7 +318,7 @@ class WatchedGPU:
     watts: float | None = None
     sm_clock: float | None = None
     hottest: int | None = None
-    reasons: Mapping[str, float] = field(default_factory=dict)
+    reasons: Mapping[ClockReason, float] = field(default_factory=dict)
     pid_bytes: int | None = None
 
 

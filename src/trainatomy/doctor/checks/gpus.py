@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from trainatomy.doctor.checks.finding import finding
 from trainatomy.results.diagnosis import Finding
 from trainatomy.results.machine import GPUState, MachineState
+from trainatomy.results.power import ClockReason
 
 HOT = 84
 """Degrees from which on throttling is to be expected where the GPU names no limit (Hugging Face's guide: 84 to 90)."""
 
-_THERMAL = ("software thermal slowdown", "hardware thermal slowdown")
+_THERMAL: tuple[ClockReason, ...] = ("thermal", "hardware thermal")
 _POWER_TOLERANCE = 0.99
 """Limits that differ by rounding are equal."""
 
@@ -27,11 +28,11 @@ def check_gpus(machine: MachineState) -> Iterator[Finding]:
         yield from _processes(machine, gpu)
 
 
-def active_reasons(machine: MachineState, gpu: GPUState) -> set[str]:
+def active_reasons(machine: MachineState, gpu: GPUState) -> set[ClockReason]:
     """Return what holds the clocks down: now, under the doctor's load, or while a training was watched."""
-    found = set(gpu.power.reasons or ())
+    found = set(gpu.power.reasons)
     if gpu.copies:
-        found |= set(gpu.copies.power.reasons or ())
+        found |= set(gpu.copies.power.reasons)
     for one in machine.watched.gpus if machine.watched else ():
         if one.index == gpu.index:
             found |= {name for name, share in one.reasons.items() if share > 0}
@@ -44,7 +45,7 @@ def _power(gpu: GPUState) -> Iterator[Finding]:
         yield finding("power_limit", gpu.index, limit_watts=limit, default_watts=default, share=limit / default)
 
 
-def _slowdowns(gpu: GPUState, reasons: set[str]) -> Iterator[Finding]:
+def _slowdowns(gpu: GPUState, reasons: set[ClockReason]) -> Iterator[Finding]:
     clocks = gpu.copies.clocks if gpu.copies else gpu.clocks
     if "power brake" in reasons:
         yield finding("power_brake", gpu.index, clock=clocks.sm, most=clocks.sm_max)

@@ -115,19 +115,21 @@ def _versions(software: Software) -> Iterator[Finding]:
         if installed is not None and installed != wanted:
             yield finding("other_versions", package=package, installed=installed, wanted=wanted, torch=software.torch)
     for library, prefix in _PACKAGES.items():
-        package = next((name for name in software.versions if name.startswith(prefix)), None)
         loaded = software.loaded.get(library)
-        if package and loaded and not same_version(loaded, software.versions[package]):
-            yield finding("other_library", library=library, loaded=loaded, installed=software.versions[package])
+        for package, version_installed in software.versions.items():
+            if loaded and package.startswith(prefix) and not same_version(loaded, version_installed):
+                yield finding("other_library", library=library, loaded=loaded, installed=version_installed)
+    yield from _bitsandbytes(software)
+
+
+def _bitsandbytes(software: Software) -> Iterator[Finding]:
+    """Yield a missing library of bitsandbytes: any of torch's major version serves."""
     cuda = version(software.torch_cuda)
-    if (
-        cuda
-        and software.bitsandbytes is not None
-        and cuda[0] not in {(version(one) or (0,))[0] for one in software.bitsandbytes}
-    ):
-        yield finding(
-            "bitsandbytes_cuda", cuda=software.torch_cuda, available=", ".join(software.bitsandbytes) or "none"
-        )
+    if cuda is None or software.bitsandbytes is None:
+        return
+    if not any(one.split(".")[0] == str(cuda[0]) for one in software.bitsandbytes):
+        available = ", ".join(software.bitsandbytes) or "none"
+        yield finding("bitsandbytes_cuda", cuda=software.torch_cuda, available=available)
 
 
 def same_version(loaded: str, installed: str) -> bool:

@@ -6,27 +6,13 @@ driver or the container does not report is ``None``.  Nothing here initialises C
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from trainatomy.measurement.device.power import read_limits, read_power
 from trainatomy.results.machine import Clocks, MemoryHealth, Power, Temperature
 
 if TYPE_CHECKING:
     from trainatomy.measurement.device.nvml import NvmlDevice
-
-REASONS = {
-    0x1: "idle",
-    0x2: "clock setting",
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-    0x100: "display clock",
-    0x200: "board limit",
-    0x400: "reliability",
-}
-"""Clock event reasons (formerly throttle reasons) by NVML's bit: nvml.h, nvmlClocksEventReason*."""
 
 _SM, _MEMORY = 1, 2
 _SHUTDOWN, _SLOWDOWN, _HIGHEST = 0, 1, 3
@@ -35,23 +21,9 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive process", 2: "prohibited", 3: "exc
 
 
 def power(gpu: NvmlDevice) -> Power:
-    """Return draw, limits and clock event reasons now."""
-    limit = gpu.ask("GetEnforcedPowerLimit")
-    return Power(
-        watts=_thousandth(gpu.ask("GetPowerUsage")),
-        limit_watts=_thousandth(limit if limit is not None else gpu.ask("GetPowerManagementLimit")),
-        default_watts=_thousandth(gpu.ask("GetPowerManagementDefaultLimit")),
-        reasons=event_reasons(gpu),
-        energy_joules=_thousandth(gpu.ask("GetTotalEnergyConsumption")),
-    )
-
-
-def event_reasons(gpu: NvmlDevice) -> tuple[str, ...] | None:
-    """Return the names of the reasons that hold the clocks down now."""
-    bits = gpu.ask("GetCurrentClocksEventReasons")
-    if bits is None:  # driver before 535
-        bits = gpu.ask("GetCurrentClocksThrottleReasons")
-    return None if bits is None else tuple(name for bit, name in REASONS.items() if bits & bit)
+    """Return draw, limits and clock reasons now."""
+    reading, limits = read_power(gpu), read_limits(gpu)
+    return Power(reading.watts, limits.watts, limits.default_watts, reading.reasons, reading.joules)
 
 
 def clocks(gpu: NvmlDevice) -> Clocks:
@@ -111,8 +83,3 @@ def utilisation(gpu: NvmlDevice) -> float | None:
     """Return the share of the last sample period in which a kernel ran."""
     found = gpu.ask("GetUtilizationRates")
     return None if found is None else found.gpu / 100
-
-
-def _thousandth(value: Any) -> float | None:
-    """Return watts of milliwatts, joules of millijoules."""
-    return None if value is None else value / 1000

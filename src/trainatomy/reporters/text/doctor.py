@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import doctor_sentences as sentences
-from trainatomy.reporters.labels import SECTIONS, SEVERITY_STYLES
+from trainatomy.reporters.labels import CLOCK_REASONS, SECTIONS, SEVERITY_STYLES
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, figures, grid, section
 from trainatomy.results.diagnosis import Diagnosis, Finding
 from trainatomy.results.machine import GPUState, Host, MachineState, PCIe, Software, Watched
@@ -148,7 +148,9 @@ def _legend(machine: MachineState) -> Iterator[Text]:
 def _watched(watched: Watched) -> Table:
     table = figures("GPU", numbers=("kernels ran", "W", "SM MHz", "°C at most", "memory", "held down by"))
     for gpu in watched.gpus:
-        held = [f"{name} {percent(share, 1, 0)}" for name, share in gpu.reasons.items() if name != "idle"]
+        held = [
+            f"{CLOCK_REASONS[name]} {percent(share, 1, 0)}" for name, share in gpu.reasons.items() if name != "idle"
+        ]
         table.add_row(
             str(gpu.index),
             _UNKNOWN if gpu.utilisation is None else percent(gpu.utilisation, 1, 0),

@@ -1,0 +1,217 @@
+"""Every finding fires on a machine that has its cause, alone; a healthy machine has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from machines import GIB, HEALTHY, HOST, SOFTWARE, with_gpu, with_host, with_software, without_gpus
+
+from trainatomy.catalog.machine import findings, variables
+from trainatomy.doctor.checks.links import ranges
+from trainatomy.doctor.checks.software import has_binary, has_ptx, same_version
+from trainatomy.doctor.diagnosing import diagnose
+from trainatomy.results.diagnosis import Finding
+from trainatomy.results.machine import Extension, GPUPair, MachineState, Process, Watched, WatchedGPU
+
+OLD_DRIVER = {"driver_error": "", "driver": "535.1", "driver_cuda": (12, 2)}
+
+
+def paired(connection: str, *, peer_access: bool = True) -> MachineState:
+    return replace(HEALTHY, pairs=(GPUPair(0, 1, connection, peer_access),))
+
+
+def watched(*, pid: int | None = 7, pid_bytes: int | None = GIB, **figures: object) -> MachineState:
+    gpu = WatchedGPU(0, 50, **{"utilisation": 0.97, "pid_bytes": pid_bytes, **figures})  # type: ignore[arg-type]
+    return replace(HEALTHY, watched=Watched(5.0, (gpu,), pid, 1.1))
+
+
+def no_driver(error: str) -> MachineState:
+    return without_gpus(software=replace(SOFTWARE, driver=None, driver_error=error))
+
+
+CASES: dict[str, list[MachineState]] = {
+    "nvlink_down": [with_gpu(nvlinks={"active": tuple(range(16)), "inactive": (16, 17)})],
+    "nvlink_errors": [with_gpu(nvlinks={"errors": {kind: 3}}) for kind in ("replay", "recovery", "crc")],
+    "fabric_not_ready": [with_gpu(nvlinks={"fabric": "in progress"})],
+    "no_peer_access": [paired("NV18", peer_access=False)],
+    "far_gpus": [paired("SYS"), paired("NODE")],
+    "pcie_only": [paired("PHB"), paired("PIX")],
+    "pcie_narrow": [with_gpu(copies={"pcie": {"width": 8}}), with_gpu(copies=None, pcie={"width": 8})],
+    "pcie_slow": [with_gpu(copies={"pcie": {"generation": 4}})],
+    "pcie_slot": [with_gpu(pcie={"max_generation": 4}, copies={"pcie": {"generation": 4}})],
+    "pcie_replays": [with_gpu(copies={"replays": 12})],
+    "slow_copies": [with_gpu(copies={"rates": {"pinned_to_device": 55e9, "device_to_pinned": 20e9}})],
+    "far_processors": [with_host(usable_cpus=tuple(range(16, 32)))],
+    "power_limit": [with_gpu(power={"limit_watts": 500.0})],
+    "power_brake": [with_gpu(power={"reasons": ("hardware slowdown", "power brake")})],
+    "hardware_slowdown": [with_gpu(power={"reasons": ("hardware slowdown",)})],
+    "thermal_slowdown": [
+        with_gpu(power={"reasons": ("thermal",)}),
+        with_gpu(copies={"power": {"reasons": ("hardware slowdown", "hardware thermal")}}),
+        watched(reasons={"thermal": 0.2}),
+    ],
+    "hot": [
+        with_gpu(temperature={"now": 85}),
+        with_gpu(temperature={"now": 84, "highest": None}),
+        watched(hottest=90),
+    ],
+    "clocks_limited": [with_gpu(power={"reasons": ("clock setting",)})],
+    "memory_errors": [with_gpu(memory={"uncorrected": 2})],
+    "repair_pending": [with_gpu(memory={"repair_pending": True})],
+    "repair_failed": [with_gpu(memory={"repair_failed": True, "repair_pending": True})],
+    "repaired": [with_gpu(memory={"remapped_rows": 1}), with_gpu(memory={"retired_pages": 4, "remapped_rows": None})],
+    "ecc_pending": [with_gpu(memory={"ecc_pending": False})],
+    "persistence_off": [with_gpu(persistence=False)],
+    "compute_prohibited": [with_gpu(compute_mode="prohibited")],
+    "compute_exclusive": [with_gpu(compute_mode="exclusive process")],
+    "mig": [with_gpu(mig=True)],
+    "gpu_in_use": [with_gpu(processes=(Process(99, "python", 3 * GIB),))],
+    "no_gpu": [without_gpus()],
+    "driver_missing": [without_gpus(host=HOST)],
+    "driver_mismatch": [no_driver("RM has detected an NVML/RM version mismatch.")],
+    "binding_missing": [no_driver("Reading a GPU's memory needs NVML's Python binding: pip install nvidia-ml-py")],
+    "torch_without_cuda": [with_software(torch="2.11.0+cpu", torch_cuda=None)],
+    "cuda_fails": [with_software(cuda_error="CUDA driver initialization failed")],
+    "driver_too_old": [with_software(**OLD_DRIVER, cuda_error="The NVIDIA driver on your system is too old")],
+    "driver_older": [with_software(driver="580.1", driver_cuda=(13, 0), torch_cuda="13.2")],
+    "no_kernels": [with_gpu(capability=(7, 5))],
+    "ptx_only": [with_software(architectures=("sm_80", "compute_80"))],
+    "other_versions": [with_software(versions={**SOFTWARE.versions, "triton": "3.1.0"})],
+    "other_library": [with_software(loaded={"cudnn": "8902"})],
+    "bitsandbytes_cuda": [with_software(bitsandbytes=("11.8", "12.8")), with_software(bitsandbytes=())],
+    "extension_broken": [
+        with_software(extensions=(Extension("flash-attn", "2.8.3", "ImportError: undefined symbol"),))
+    ],
+    "slow_fallback": [with_software(missing=("mamba-ssm",))],
+    "no_triton": [with_software(versions={}, required={})],
+    "no_flash_attention": [with_software(flash_attention=False)],
+    "tf32_off": [with_software(matmul_tf32=False)],
+    "environment": [with_software(environment={"CUDA_LAUNCH_BLOCKING": "1"})],
+    "host_busy": [with_host(busy_cpus=20.0, busiest=(Process(5, "stress", cpus=19.0),))],
+    "cpu_throttled": [with_host(throttled_share=0.2, cpu_quota=4.0)],
+    "cpu_quota": [with_host(cpu_quota=4.0)],
+    "memory_short": [
+        with_host(available_bytes=10 * GIB),
+        with_host(memory_limit_bytes=32 * GIB, memory_used_bytes=31 * GIB),
+    ],
+    "swapping": [with_host(swapped_pages=400, swap_used_bytes=2 * GIB)],
+    "shm_small": [with_host(shm_bytes=64 * 1024**2, shm_free_bytes=64 * 1024**2)],
+    "shm_full": [with_host(shm_free_bytes=GIB)],
+    "memlock_small": [with_host(memlock_bytes=8 << 20, infiniband=("mlx5_0",))],
+    "powersave": [with_host(governor=("powersave", "acpi-cpufreq"))],
+    "pid_not_found": [watched(pid_bytes=None)],
+    "gpu_waits": [watched(utilisation=0.4), watched(pid=None, pid_bytes=None, utilisation=0.4)],
+    "power_capped": [watched(reasons={"power cap": 0.6}, watts=698.0, sm_clock=1500.0)],
+}
+
+
+def names(machine: MachineState) -> list[str]:
+    return [finding.name for finding in diagnose(machine).findings]
+
+
+def test_nothing_is_wrong_with_a_healthy_machine() -> None:
+    assert diagnose(HEALTHY).findings == ()
+    assert diagnose(HEALTHY).healthy
+
+
+def test_nothing_is_found_where_nothing_is_known() -> None:
+    assert diagnose(MachineState()).findings == ()
+
+
+def test_every_finding_has_a_case() -> None:
+    assert {*CASES, "two_allocator_settings"} == set(findings())
+
+
+@pytest.mark.parametrize(("name", "number"), [(name, number) for name in CASES for number in range(len(CASES[name]))])
+def test_a_cause_has_its_finding_and_no_other(name: str, number: int) -> None:
+    assert names(CASES[name][number]) == [name]
+
+
+def test_two_settings_of_the_allocator_that_differ() -> None:
+    both = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    assert "two_allocator_settings" in names(with_software(environment=both))
+    same = dict.fromkeys(both, "expandable_segments:True")
+    assert "two_allocator_settings" not in names(with_software(environment=same))
+
+
+def found(machine: MachineState, name: str) -> Finding:
+    return next(each for each in diagnose(machine).findings if each.name == name)
+
+
+def test_findings_name_their_gpu_and_what_was_found() -> None:
+    narrow = found(with_gpu(copies={"pcie": {"width": 8}}), "pcie_narrow")
+    assert (narrow.gpus, narrow.values, narrow.severity) == ((0,), {"width": 8, "most": 16}, "warning")
+
+
+def test_what_all_gpus_have_in_common_is_one_finding() -> None:
+    both = replace(HEALTHY, gpus=tuple(replace(gpu, persistence=False) for gpu in HEALTHY.gpus))
+    (finding,) = diagnose(both).findings
+    assert finding.gpus == (0, 1)
+
+
+def test_errors_come_first() -> None:
+    machine = with_gpu(persistence=False, power={"limit_watts": 500.0}, memory={"uncorrected": 1})
+    assert names(machine) == ["memory_errors", "power_limit", "persistence_off"]
+    assert not diagnose(machine).healthy
+    assert diagnose(with_gpu(persistence=False)).healthy
+
+
+def test_an_idle_link_of_a_lower_generation_is_no_finding() -> None:
+    assert names(with_gpu(copies=None, pcie={"generation": 1})) == []
+
+
+def test_a_power_cap_under_load_is_no_finding() -> None:
+    assert names(with_gpu(copies={"power": {"reasons": ("power cap",)}})) == []
+
+
+@pytest.mark.parametrize("driver", ["intel_pstate", "amd-pstate-epp"])
+def test_powersave_is_fine_where_the_driver_scales_the_clocks(driver: str) -> None:
+    assert names(with_host(governor=("powersave", driver))) == []
+
+
+def test_a_variable_has_the_severity_and_cost_of_its_value() -> None:
+    disabled = found(with_software(environment={"NCCL_P2P_DISABLE": "1"}), "environment")
+    assert disabled.severity == "warning" and [cost.percent for cost in disabled.costs] == [29, 1016]
+    assert found(with_software(environment={"NCCL_DEBUG": "info"}), "environment").severity == "note"
+    assert names(with_software(environment={"NCCL_P2P_DISABLE": "0"})) == []
+
+
+def test_every_variable_has_a_source_and_an_effect() -> None:
+    assert all(one.source and one.effect and one.severity in ("error", "warning", "note") for one in variables())
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "binary", "ptx"),
+    [
+        ((8, 9), ("sm_80", "sm_86"), True, False),
+        ((8, 0), ("sm_86",), False, False),
+        ((9, 0), ("sm_90a",), True, False),
+        ((12, 0), ("sm_90", "compute_90"), False, True),
+        ((12, 0), ("sm_120",), True, False),
+        ((10, 3), ("sm_100a", "compute_100a"), False, False),
+        ((7, 0), ("sm_75", "compute_75"), False, False),
+    ],
+)
+def test_kernels_for_a_capability(
+    capability: tuple[int, int], architectures: tuple[str, ...], binary: bool, ptx: bool
+) -> None:
+    assert has_binary(capability, architectures) is binary
+    assert has_ptx(capability, architectures) is ptx
+
+
+@pytest.mark.parametrize(
+    ("loaded", "installed", "same"),
+    [
+        ("91900", "9.19.0.56", True),
+        ("8902", "8.9.2.26", True),
+        ("91002", "9.19.0.56", False),
+        ("2.28.9", "2.28.9", True),
+    ],
+)
+def test_a_library_and_its_package(loaded: str, installed: str, same: bool) -> None:
+    assert same_version(loaded, installed) is same
+
+
+def test_numbers_of_processors_are_written_as_ranges() -> None:
+    assert ranges((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8"
