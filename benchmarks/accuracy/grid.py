@@ -48,8 +48,8 @@ class Row:
     alone: bool
     held_out: bool
 
-    def workload(self) -> Workload:
-        """Return the row as a workload; factories are resolved beside this file.
+    def workload(self, folder: Path = HERE) -> Workload:
+        """Return the row as a workload; factories are resolved in ``folder``, by default beside this file.
 
         A row that names no dtype has float32 weights: the measured models were built from configurations in float32,
         whatever dtype their checkpoints are stored in.
@@ -59,7 +59,7 @@ class Row:
             mapping["model"] = {"dtype": "float32", **mapping["model"]}
         for section in ("model", "data"):
             if "factory" in mapping.get(section, {}):
-                mapping[section]["factory"] = resolve(mapping[section]["factory"], HERE)
+                mapping[section]["factory"] = resolve(mapping[section]["factory"], folder)
         return Workload.from_mapping(mapping)
 
 

@@ -94,8 +94,8 @@ def compare(points: list[dict[str, Any]], gpu_id: str, by: str, worst: int) -> N
         )
     every = sorted(((abs(error), error, real, call) for found in table.values() for error, real, call in found))
     print(f"\n{len(every)} calls, median {median(error for error, *_ in every):.1%}\n")
-    for _, error, real, call in sorted(every, key=lambda one: -one[0] * one[2])[:worst]:
-        print(f"{error:+7.1%} {real:9.1f} µs {call[:200]}")
+    for _, error, real, text in sorted(every, key=lambda one: -one[0] * one[2])[:worst]:
+        print(f"{error:+7.1%} {real:9.1f} µs {text[:200]}")
 
 
 def add(points: list[dict[str, Any]], path: Path, source: Path) -> None:
