@@ -19,6 +19,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -30,13 +31,14 @@ sys.path.insert(0, str(HERE.parent / "accuracy"))
 import grid  # noqa: E402
 import processes  # noqa: E402
 
+from trainatomy.results.host_pace import HostPace  # noqa: E402
 from trainatomy.training.observer import Silent  # noqa: E402
 from trainatomy.workload.schema import Workload  # noqa: E402
 
 TRAININGS = HERE / "trainings.yaml"
 PREDICTIONS = HERE / "predictions"
-PACES = (1.0, 1.15, 1.3, 1.5, 2.0, 3.0)
-"""Multiples of the CPU time of a quiet host for which a step is predicted; the measured pace lies between two."""
+PACES = (0.7, 0.85, 1.15, 1.3, 1.5, 2.0, 3.0)
+"""Paces of the host for which a step is predicted, besides 1; the measured pace lies between two."""
 TIMED_SECONDS, LEAST_STEPS, MOST_STEPS, PROFILED_STEPS = 0.4, 5, 40, 2
 CASE_LIMIT = 40
 SHOWN_KERNELS = 40
@@ -70,7 +72,7 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
     from trainatomy.prediction import time_of
     from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
 
-    found = time_of(workload, simulation, driver_calls, None)
+    found = time_of(workload, simulation, driver_calls, None, paces=PACES)
     tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
     model = cost_model_of(workload.resolve_gpu(), tf32=tf32)
     operations, own = simulation.operations, 0.0
@@ -80,15 +82,12 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
         seconds = kernel_cost(call, model).seconds * one.repeats
         own += seconds
         by_operator[call.name] += seconds
-    steps = {
-        pace: time_of(workload, simulation, driver_calls, host_at(pace, workload.resolve_gpu())).step_seconds
-        for pace in PACES
-    }
     return {
         "name": row.name,
         "workload": dict(row.mapping),
         "gpu_seconds": own,
-        "step_seconds": steps,
+        "step_seconds": found.step_seconds,
+        "at_paces": {one.pace: one.step_seconds for one in found.at_paces},
         "host_seconds": found.host_seconds,
         "bound_by": found.bound_by,
         "launches": found.launches,
@@ -98,30 +97,18 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
     }
 
 
-def host_at(pace: float, gpu: Any) -> Any:
-    """Return a calibration of the host alone: the reference host, slowed by a factor."""
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.catalog.hosts import reference_host
-    from trainatomy.timing.launch import PARTS
-
-    known = reference_host()
-    environment = {"gpu": gpu.device_name, "capability": gpu.capability, "date": ""}
-    host = {"reference": known.id, "factors": dict.fromkeys(PARTS, known.quiet * pace)}
-    return Calibration(environment, (), {"host": host}, f"{known.id} at {pace}")
-
-
 class TimedSteps(Silent):
     """Times steps after the warm-up, then profiles some; the host's pace is probed before and after."""
 
     def __init__(self, warm_up: int, trace: Path) -> None:
-        from trainatomy.measurement.step.timer import Stopwatch
+        from trainatomy.measurement.device.host_probe import HostProbe
+        from trainatomy.measurement.step.stopwatch import Stopwatch
 
         self.first, self.trace = warm_up, trace
-        self.watch = Stopwatch()
+        self.watch, self.probe = Stopwatch(), HostProbe()
         self.began = 0.0
         self.profiling = 0
         self.profiler: Any = None
-        self.paces: list[float] = []
 
     def step_begin(self, step: int) -> None:
         import torch
@@ -129,7 +116,8 @@ class TimedSteps(Silent):
         if step < self.first:
             return
         if step == self.first:
-            self._probe()
+            torch.cuda.synchronize()
+            self.probe.before()
             self.began = time.perf_counter()
         if self.profiler is None:
             self.watch.tick()
@@ -137,7 +125,8 @@ class TimedSteps(Silent):
             enough = time.perf_counter() - self.began > TIMED_SECONDS and timed >= LEAST_STEPS
             if timed < MOST_STEPS and not enough:
                 return
-            self._probe()
+            torch.cuda.synchronize()
+            self.probe.after()
             self.watch.finish()
             self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
             self.profiler.__enter__()
@@ -149,25 +138,6 @@ class TimedSteps(Silent):
             self.profiler.__exit__(None, None, None)
             self.profiler.export_chrome_trace(str(self.trace))
             raise EnoughSteps
-
-    def _probe(self) -> None:
-        import torch
-
-        torch.cuda.synchronize()
-        self.paces.append(probe())
-
-
-def probe(calls: int = 2000) -> float:
-    """Return the microseconds of a small operation on the CPU: the least of five rounds."""
-    import torch
-
-    x, rounds = torch.zeros(1), []
-    for _ in range(5):
-        begin = time.perf_counter()
-        for _ in range(calls // 5):
-            x.add(1.0)
-        rounds.append((time.perf_counter() - begin) / (calls // 5))
-    return min(rounds) * 1e6
 
 
 def measured(row: grid.Row, trace: Path) -> dict[str, Any]:
@@ -202,7 +172,7 @@ def measured(row: grid.Row, trace: Path) -> dict[str, Any]:
         "kernels": len(events) / PROFILED_STEPS,
         "step_seconds": median(observer.watch.seconds),
         "steps": [round(seconds * 1e3, 4) for seconds in observer.watch.seconds],
-        "probe_us": observer.paces,
+        "host_pace": asdict(pace) if (pace := observer.probe.result()) is not None else None,
         "peak_bytes": torch.cuda.max_memory_allocated(),
         "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
         "by_kernel": {name: round(us, 1) for name, us in kernels.most_common(SHOWN_KERNELS)},
@@ -249,26 +219,26 @@ def _in_fork(row: grid.Row, work: Path) -> dict[str, Any]:
     return found
 
 
-def at_pace(steps: dict[str, float], pace: float) -> float:
-    """Return the predicted step at a pace of the host, between those for which it was predicted."""
-    known = sorted((float(key), value) for key, value in steps.items())
-    if pace <= known[0][0]:
-        return known[0][1]
+def at_pace(line: dict[str, Any], pace: float) -> float:
+    """Return the predicted step at a pace of the host; beyond those that were predicted, at the last of them."""
+    known = sorted([(1.0, line["step_seconds"]), *((float(key), value) for key, value in line["at_paces"].items())])
+    pace = min(max(pace, known[0][0]), known[-1][0])
     for (low, before), (high, after) in pairwise(known):
         if pace <= high:
-            return before + (after - before) * (pace - low) / (high - low)
-    return known[-1][1] * pace / known[-1][0]
+            return float(before + (after - before) * (pace - low) / (high - low))
+    return float(known[-1][1])
 
 
 def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> Iterator[dict[str, Any]]:
     """Yield the errors of each training."""
     predicted = {line["name"]: line for line in lines(predictions)}
     found = [line for line in lines(measurements) if "error" not in line and line["name"] in predicted]
-    quiet = quiet_us or min(min(line["probe_us"]) for line in found)
+    probes = {line["name"]: HostPace(**line["host_pace"]).seconds for line in found}
+    reference = {line["host_pace"]["reference_seconds"] for line in found} - {None}
+    quiet = quiet_us * 1e-6 if quiet_us else reference.pop() if reference else min(probes.values())
     for line in found:
         ours = predicted[line["name"]]
-        pace = sum(line["probe_us"]) / len(line["probe_us"]) / quiet
-        step = at_pace(ours["step_seconds"], pace)
+        pace = probes[line["name"]] / quiet
         yield {
             "name": line["name"],
             "bound": "host" if ours["bound_by"] == "host" else "GPU",
@@ -276,8 +246,8 @@ def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> I
             "gpu": line["gpu_seconds"],
             "step": line["step_seconds"],
             "gpu_error": ours["gpu_seconds"] / line["gpu_seconds"] - 1,
-            "step_error": step / line["step_seconds"] - 1,
-            "quiet_error": at_pace(ours["step_seconds"], 1.0) / line["step_seconds"] - 1,
+            "step_error": at_pace(ours, pace) / line["step_seconds"] - 1,
+            "quiet_error": ours["step_seconds"] / line["step_seconds"] - 1,
         }
 
 
@@ -316,7 +286,7 @@ def predict(gpu_id: str, names: str, again: bool) -> None:
             continue
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
-        times = f"{found['gpu_seconds'] * 1e3:.2f} {found['step_seconds'][1.0] * 1e3:.2f} ms {found['bound_by']}"
+        times = f"{found['gpu_seconds'] * 1e3:.2f} {found['step_seconds'] * 1e3:.2f} ms {found['bound_by']}"
         print(f"{row.name}: {times} in {time.monotonic() - began:.1f} s", flush=True)
 
 
