@@ -97,6 +97,7 @@ def run(workload: Workload) -> tuple[Profiled, ...]:
     import torch
     from torch.profiler import ProfilerActivity
 
+    from trainatomy.measurement.step.initial_values import repeated_random_values
     from trainatomy.measurement.step.runner import start_cuda
     from trainatomy.training import model as models
     from trainatomy.training import run as steps
@@ -107,7 +108,9 @@ def run(workload: Workload) -> tuple[Profiled, ...]:
     step = warm_up_steps(workload)
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     profiler = torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True)
-    model = load_on_device(workload, models.build_model(workload), "cuda")
+    with repeated_random_values():
+        model = models.build_model(workload)
+    model = load_on_device(workload, model, "cuda")
     steps.run(workload, model, device="cuda", steps=step + 1, observer=ProfiledStep(profiler, step))
     return tree(profiler.events() or ())
 

@@ -21,6 +21,7 @@ from trainatomy.measurement.process.progress import Reporter
 from trainatomy.measurement.step.data_wait import DataWaits
 from trainatomy.measurement.step.environment import allocator_setup, is_out_of_memory, requested_bytes
 from trainatomy.measurement.step.group import RankGroup, first_collective, join, join_alone, place_of
+from trainatomy.measurement.step.initial_values import repeated_random_values
 from trainatomy.measurement.step.monitors import Monitors
 from trainatomy.measurement.step.recorder import RunRecorder
 from trainatomy.measurement.step.results import PROCESS_GROUP, Outcome, measurement_of, of_rank, with_other_gpus
@@ -203,7 +204,8 @@ def _step_limit(job: Job, workload: Workload) -> StepLimit:
 
 def _execute(workload: Workload, timer: StepTimer, recorder: RunRecorder | None, max_steps: int) -> Outcome:
     torch.manual_seed(workload.train.seed)
-    model = models.build_model(workload)
+    with repeated_random_values():
+        model = models.build_model(workload)
     tokens = tokens_per_sample(workload, model)
     observer = timer if recorder is None else _Observers(recorder, timer)
     try:
