@@ -25,7 +25,8 @@ def check_software(machine: MachineState) -> Iterator[Finding]:
         yield from _torch(software)
         yield from _kernels(machine)
         yield from _settings(machine)
-        yield from _extensions(software)
+        yield from _fallbacks(software)
+    yield from _extensions(software)
     yield from _versions(software)
     yield from _environment(software)
 
@@ -153,6 +154,9 @@ def _extensions(software: Software) -> Iterator[Finding]:
     for extension in software.extensions:
         if extension.error:
             yield finding("extension_broken", package=extension.name, version=extension.version, error=extension.error)
+
+
+def _fallbacks(software: Software) -> Iterator[Finding]:
     if software.missing:
         models = [model for one in extensions() if one.package in software.missing for model in one.models]
         yield finding("slow_fallback", packages=", ".join(software.missing), models=", ".join(dict.fromkeys(models)))
