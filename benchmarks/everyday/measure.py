@@ -10,6 +10,7 @@ prints what would run.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import asdict
@@ -75,6 +76,12 @@ def line_of(case: Case, found: Measurement) -> dict[str, Any]:
     return asdict(found) | about
 
 
+def as_stored(case: Case) -> dict[str, Any]:
+    """Return the mapping of a case as it reads in a file of JSON, whose keys are texts."""
+    stored: dict[str, Any] = json.loads(json.dumps(dict(case.mapping)))
+    return stored
+
+
 def _ignore(progress: Progress) -> None:
     """Show no progress within a case."""
 
@@ -107,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(f"{case.kind:12} {case.name:40} {'held out' if case.held_out else ''}" for case in waiting))
         return 0
     predicted = {line["name"]: line["workload"] for line in everyday_cases.lines(stored) if "error" not in line}
-    unpredicted = [case.name for case in waiting if predicted.get(case.name) != dict(case.mapping)]
+    unpredicted = [case.name for case in waiting if predicted.get(case.name) != as_stored(case)]
     if unpredicted and not options.unpredicted:
         raise SystemExit(f"predict these first, as they are written now (predict.py): {', '.join(unpredicted)}")
     print(f"{len(waiting)} cases on {require_gpu()}", flush=True)
