@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +27,28 @@ if TYPE_CHECKING:
     from trainatomy.results.trace import DriverCall
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
+
+
+class Executed(NamedTuple):
+    """A simulation that a prediction was assembled from."""
+
+    workload: Workload
+    simulation: Simulation
+    analysis: MemoryAnalysis
+
+
+_EXECUTED: ContextVar[list[Executed] | None] = ContextVar("_EXECUTED", default=None)
+
+
+@contextmanager
+def keep_executed() -> Iterator[list[Executed]]:
+    """Yield a list to which each prediction that is made meanwhile adds its simulation, the last one at the end."""
+    found: list[Executed] = []
+    token = _EXECUTED.set(found)
+    try:
+        yield found
+    finally:
+        _EXECUTED.reset(token)
 
 
 def prediction_of(
@@ -56,6 +80,8 @@ def prediction_of(
     context = context_bytes(workload, simulation)
     links, nccl = workload.parallel.links(gpu), nccl_bytes_of(workload, simulation)
     analysis = analysis or analysis_of(workload, simulation)
+    if (executed := _EXECUTED.get()) is not None:
+        executed.append(Executed(workload, simulation, analysis))
     memory = analysis.memory
     time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline, paces) if timed else None
     return Prediction(

@@ -64,6 +64,7 @@ def replay(
     *,
     device_bytes: int | None = None,
     addresses: AddressPolicy | None = None,
+    on_event: Callable[[CachingAllocator, int], None] | None = None,
 ) -> Replay:
     """Replay all events in order on a new allocator, up to the first OutOfMemory.
 
@@ -76,6 +77,7 @@ def replay(
         capacity_bytes: Limit of the reserved bytes, None for no limit.
         device_bytes: Memory of the GPU, by default the capacity.
         addresses: Placement of segments, by default as the driver's.
+        on_event: Called after each event with the allocator and the handle of the allocation (0 after other events).
 
     Raises:
         ValueError: The trace frees an unallocated number, or allocates one twice.
@@ -94,12 +96,19 @@ def replay(
     handles: dict[int, int] = {}
     failure: OutOfMemory | None = None
     done = 0
+
+    def feed(events: Sequence[Event]) -> None:
+        for some in [events] if on_event is None else [[event] for event in events]:
+            _feed(allocator, choices, some, handles, sizes, allocated, reserved)
+            if on_event is not None:
+                on_event(allocator, handles.get(some[0].allocation, 0))
+
     try:
         for event, notify in _library_moments(trace, allocator):
-            _feed(allocator, choices, trace.events[done:event], handles, sizes, allocated, reserved)
+            feed(trace.events[done:event])
             notify()
             done = event
-        _feed(allocator, choices, trace.events[done:], handles, sizes, allocated, reserved)
+        feed(trace.events[done:])
     except OutOfMemory as error:
         failure = error
         allocated.append(allocator.allocated_bytes)

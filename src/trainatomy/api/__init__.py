@@ -7,6 +7,7 @@ The functions with keywords are for users.  Those that take one value of options
 from __future__ import annotations
 
 from trainatomy.api.comparing import compare, measure_comparison, predict_comparison
+from trainatomy.api.detailing import detail_of_executed, predict_in_detail
 from trainatomy.api.fitting import fit, fit_gpus, measure_fit, why_out_of_memory
 from trainatomy.api.keywords import Batch
 from trainatomy.api.measuring import calibrate, measure, measure_and_record, this_gpu
@@ -19,6 +20,7 @@ __all__ = [
     "SearchRequest",
     "calibrate",
     "compare",
+    "detail_of_executed",
     "fit",
     "fit_gpus",
     "measure",
@@ -28,6 +30,7 @@ __all__ = [
     "ops",
     "predict",
     "predict_comparison",
+    "predict_in_detail",
     "search_gpus",
     "search_remedies",
     "search_settings",

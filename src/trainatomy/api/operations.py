@@ -58,11 +58,11 @@ def ops(
         require_gpu()
     simulation = simulate(workload, workload.resolve_gpu(), trust_remote_code=trust_remote_code)
     profile = _profile(workload, simulation.operations) if measured else None
-    return _breakdown(workload, simulation, loaded, profile, top)
+    return breakdown_of(workload, simulation, loaded, profile, top)
 
 
-def _breakdown(
-    workload: Workload, simulation: Simulation, calibration: Calibration | None, profile: Any, top: int
+def breakdown_of(
+    workload: Workload, simulation: Simulation, calibration: Calibration | None, profile: Any = None, top: int = 15
 ) -> OperationBreakdown:
     """Return the breakdown of a simulated step, beside a profile of it if there is one."""
     from trainatomy.analysis.operations import analyze_operations, bytes_by_group

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.files import read_yaml
@@ -115,15 +115,19 @@ def replayed(
     driver_calls: Sequence[DriverCall],
     at_once: Collection[str] = (),
     pace: float = 1.0,
+    on_launch: Callable[[int, float, float, float], None] | None = None,
 ) -> StepTimeline:
-    """Replay a rank's step; operations named in ``at_once`` take no time, the CPU ``pace`` times as long."""
+    """Replay a rank's step; operations named in ``at_once`` take no time, the CPU ``pace`` times as long.
+
+    ``on_launch``: see ``replay_streams``.
+    """
     costs = _cpu_costs(calibration, pace)[0]
     kernels = [
         KernelCost(0.0, 0.0, 0.0, 0) if call.name in at_once else kernel_cost(call, cost_model)
         for call in operations.calls
     ]
     driver = driver_work(operations, driver_calls, driver_costs(gpu, calibration))
-    return _replay(operations, kernels, cost_model, costs, loop, driver)
+    return _replay(operations, kernels, cost_model, costs, loop, driver, on_launch)
 
 
 def _communication(
@@ -158,6 +162,7 @@ def _replay(
     costs: CPUCosts,
     loop: str,
     driver: Mapping[int, DriverWork],
+    on_launch: Callable[[int, float, float, float], None] | None = None,
 ) -> StepTimeline:
     """Replay the step with the driver's work added to the launches that cause it."""
     launches = list(launch_seconds(operations, costs, loop))
@@ -170,6 +175,7 @@ def _replay(
         costs,
         loop_seconds(operations, costs, loop),
         {index for index, work in driver.items() if work.waits},
+        on_launch,
     )
 
 

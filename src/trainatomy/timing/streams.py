@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainatomy.results.operations import Operations
@@ -17,11 +17,22 @@ def replay_streams(
     rows: Sequence[Row],
     work: Mapping[int, Sequence[float]],
     costs: CPUCosts,
+    on_launch: Callable[[int, float, float, float], None] | None = None,
 ) -> StepTimeline:
-    """Replay a step with any number of streams."""
+    """Replay a step with any number of streams.
+
+    Args:
+        operations: The operations of one rank's step.
+        order: Indices into them, in the order of the step.
+        rows: The costs of each.
+        work: CPU time of the loop before operations, by their places in ``order``.
+        costs: CPU costs.
+        on_launch: Called in the step that counts with each operation's index, and when its launch began and ended and
+            its kernels began, in seconds from the begin of that step.
+    """
     timelines = _Timelines(operations, costs.launch_delay)
     bounds = [run.begin for run in operations.stage_runs[:1]] + [run.end for run in operations.stage_runs]
-    for _ in range(2):
+    for is_second in (False, True):
         began, passed = timelines.end, list[float]()
         timelines.start_recording()
         for place, index in enumerate(order):
@@ -33,8 +44,13 @@ def replay_streams(
             if row.waits:
                 timelines.wait_for(timelines.streams.values())
             timelines.await_operations(index)
+            launched = timelines.cpu
             timelines.run_on_cpu(row.launch)
+            launch_end = timelines.cpu
             timelines.launch(index, row)
+            if is_second and on_launch is not None:
+                begin = timelines.streams[row.stream].end - (row.seconds if row.kernels else 0.0)
+                on_launch(index, launched - began, launch_end - began, begin - began)
             if row.blocks:
                 timelines.wait_for([timelines.streams[row.stream]])
                 timelines.run_on_cpu(costs.read)

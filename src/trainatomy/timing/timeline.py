@@ -17,7 +17,7 @@ The step ends when the CPU and every stream are done.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from trainatomy.operators.registry import find
 from trainatomy.operators.traffic import is_asynchronous
@@ -56,6 +56,7 @@ def replay_step(
     costs: CPUCosts,
     loop_seconds: Mapping[str, float],
     synchronized: Collection[int] = (),
+    on_launch: Callable[[int, float, float, float], None] | None = None,
 ) -> StepTimeline:
     """Replay the step twice, so that it starts as in the middle of a training, and return the second timeline.
 
@@ -66,6 +67,7 @@ def replay_step(
         costs: CPU costs; ``read`` and ``launch_delay`` are used here.
         loop_seconds: CPU time that the training loop adds to each ``step`` and ``micro_step``.
         synchronized: Indices of operations before which the CPU waits for all streams, because memory is freed.
+        on_launch: See ``replay_streams``.
     """
     order = operations.unrolled()
     blocking = [blocks_cpu(call) for call in operations.calls]
@@ -77,9 +79,9 @@ def replay_step(
     ]
     communicates = any(call.name.startswith(COLLECTIVES) for call in operations.calls)
     is_alone = len({one.stream for one in operations.operations}) == 1 and not operations.dependencies
-    is_alone = is_alone and not communicates
-    replay = replay_one_stream if is_alone else replay_streams
-    return replay(operations, order, rows, work, costs)
+    if is_alone and not communicates and on_launch is None:
+        return replay_one_stream(operations, order, rows, work, costs)
+    return replay_streams(operations, order, rows, work, costs, on_launch)
 
 
 def _work_of_loop(
