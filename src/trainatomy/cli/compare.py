@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import typer
 
@@ -26,6 +26,7 @@ from trainatomy.cli.options import (
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
 from trainatomy.cli.plots import check_plots, write_default_plots, write_plots
 from trainatomy.cli.progress import ComparisonProgress
+from trainatomy.cli.report import Html, Open, check_report, write_report
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import note_many_steps, samples_of, several_workloads, skip_unused_imports
 from trainatomy.errors import MissingLibrary
@@ -106,6 +107,19 @@ class _Where(TypedDict):
     keep: str | None
 
 
+class Charts(NamedTuple):
+    """The files that show a comparison: charts, and a report that may be opened."""
+
+    plots: tuple[Path, ...]
+    page: Path | None
+    is_opened: bool
+
+    def write(self, comparison: Comparison) -> None:
+        """Write all of them."""
+        write_report(self.page, comparison, is_opened=self.is_opened)
+        write_plots(comparison, self.plots)
+
+
 @with_workload_options
 def compare(
     files: Files,
@@ -114,6 +128,8 @@ def compare(
     sweep: Sweep = None,
     effective_batch_size: EffectiveBatchSize = None,
     plot: Plot = None,
+    html: Html = None,
+    open_report: Open = False,
     records: Records = None,
     group: Group = None,
     fresh: Fresh = False,
@@ -142,7 +158,7 @@ def compare(
 
     With `--measure` every run is recorded when it ends; an interrupted comparison continues where it stopped.
     """
-    plots = check_plots(plot or ())
+    charts = Charts(check_plots(plot or ()), check_report(html, open_report), open_report)
     workloads = sweep_workloads(several_workloads(files, flags, today=measure), sweep or ())
     if effective_batch_size is not None:
         workloads = with_effective_batch_size(workloads, effective_batch_size)
@@ -161,7 +177,7 @@ def compare(
     )
     where: _Where = {"jobs": jobs if executor else jobs_for(len(workloads), jobs), "executor": executor, "keep": keep}
     if measure:
-        _measure(workloads, predict_options, run_options, plots, where, records=records, json=json, debug=debug)
+        _measure(workloads, predict_options, run_options, charts, where, records=records, json=json, debug=debug)
         return
     _refuse_run_options(run_options)
     hidden = skip_unused_imports(workloads, trust_remote_code=trust_remote_code)
@@ -172,7 +188,7 @@ def compare(
             comparison = api.predict_comparison(workloads, predict_options, **where)
     _show(comparison, json=json)
     _note_falling_memory(comparison)
-    write_plots(comparison, plots)
+    charts.write(comparison)
 
 
 def _refuse_run_options(options: RunOptions) -> None:
@@ -186,7 +202,7 @@ def _measure(
     workloads: Sequence[Workload],
     predict_options: PredictOptions,
     run_options: RunOptions,
-    plots: tuple[Path, ...],
+    charts: Charts,
     where: _Where,
     *,
     records: str | None,
@@ -211,7 +227,7 @@ def _measure(
         note(_how_to_continue(comparison, observer, run_options, folder))
         raise KeyboardInterrupt
     _show(comparison, json=json)
-    write_plots(comparison, plots)
+    charts.write(comparison)
     try:
         write_default_plots(comparison, folder)
     except MissingLibrary as error:

@@ -25,6 +25,7 @@ from trainatomy.cli.output import note, quiet_libraries, show, show_json
 from trainatomy.cli.plots import check_plots, draw_into
 from trainatomy.cli.predict import MANY_CANDIDATES
 from trainatomy.cli.progress import ComparisonProgress, SearchProgress
+from trainatomy.cli.report import Html, Open, check_report, write_report
 from trainatomy.cli.values import keys, names, prices, refuse_together, several_gpus, share
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload
@@ -132,6 +133,8 @@ def fit(
     jobs: Jobs = None,
     executor: Executor = None,
     plot: Plot = None,
+    html: Html = None,
+    open_report: Open = False,
     output: Output = None,
     records: Records = None,
     check: Check = False,
@@ -147,7 +150,7 @@ def fit(
     changes what is trained is touched unless `--allow` names it. `--gpu all`, or several names with commas, searches on
     each GPU.
     """
-    plots = check_plots(plot or ())
+    plots, page = check_plots(plot or ()), check_report(html, open_report)
     gpus = several_gpus(flags, price)
     _refuse_contradictions(
         {
@@ -178,6 +181,7 @@ def fit(
         found = _search(request, maximize, gpus, prices(price), why_oom=why_oom)
     if measure and isinstance(found, Fit):
         found = _measure(found, measure, records, predict_options, debug=debug)
+    write_report(page, found, is_opened=open_report)
     if json:
         show_json(to_json(found))
     else:

@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from trainatomy.cli.options import Debug, Json, Records
+from trainatomy.cli.options import Debug, Json, Records, in_output
 from trainatomy.cli.output import show, show_json
+from trainatomy.cli.values import refuse_together
 from trainatomy.errors import TrainatomyError
 from trainatomy.records.query import Query
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import history_to_json
+from trainatomy.reporters.openmetrics import openmetrics as openmetrics_text
 from trainatomy.reporters.text.history import history_page
 
 
@@ -35,6 +37,9 @@ Where = Annotated[
         metavar="KEY=VALUE",
     ),
 ]
+OpenMetrics = Annotated[
+    bool, in_output("--openmetrics", "Print the records as OpenMetrics text, for Prometheus; excludes --json.")
+]
 
 
 def history(
@@ -46,6 +51,7 @@ def history(
     group: Group = None,
     last: Last = None,
     where: Where = None,
+    openmetrics: OpenMetrics = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -53,6 +59,7 @@ def history(
 
     Files that are not records are named below the table, with the reason.
     """
+    refuse_together({"--openmetrics": openmetrics, "--json": json})
     try:
         query = Query(gpu, name, status, since, group, last, tuple(where or ()))
     except TrainatomyError as error:
@@ -61,7 +68,9 @@ def history(
     if records is not None and not store.exists():
         raise TrainatomyError(f"There is no folder {records}; `trainatomy measure` creates it with the first record.")
     found = store.history(query)
-    if json:
+    if openmetrics:
+        print(openmetrics_text(found), end="")
+    elif json:
         show_json(history_to_json(found))
     else:
         show(history_page(found))

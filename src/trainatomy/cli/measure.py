@@ -19,6 +19,7 @@ from trainatomy.cli.options import (
 )
 from trainatomy.cli.output import note, quiet_libraries, show, show_json
 from trainatomy.cli.progress import follow_measurement
+from trainatomy.cli.report import Html, Open, check_report, write_report
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload
 from trainatomy.errors import DeviceError, TrainatomyError
@@ -46,6 +47,8 @@ def measure(
     components: Components = True,
     trace: AllocationTrace = None,
     time_limit: TimeLimit = None,
+    html: Html = None,
+    open_report: Open = False,
     records: Records = None,
     calibration: CalibrationFile = None,
     json: Json = False,
@@ -60,6 +63,7 @@ def measure(
     """
     workload = one_workload(file, flags)
     refuse_era([workload])
+    page = check_report(html, open_report)
     with quiet_libraries(debug=debug), follow_measurement() as progress:
         from trainatomy import api
 
@@ -80,6 +84,7 @@ def measure(
         note(f"there is no prediction beside: {run.prediction_error}")
     if run.record is not None:
         note(f"recorded in {run.record}")
+    write_report(page, run.measurement, is_opened=open_report, prediction=run.prediction)
     if json:
         show_json(measurement_to_json(run.measurement, run.prediction))
     else:

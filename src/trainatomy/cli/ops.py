@@ -8,6 +8,7 @@ import typer
 
 from trainatomy.cli.options import CalibrationFile, Debug, Json, TrustRemoteCode, in_output, in_run
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
+from trainatomy.cli.report import Html, Open, check_report, write_report
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload, skip_unused_imports
 from trainatomy.reporters.json import operations_to_json
@@ -35,6 +36,8 @@ def ops(
     file: File = None,
     top: Top = 15,
     measure: Measure = False,
+    html: Html = None,
+    open_report: Open = False,
     calibration: CalibrationFile = None,
     json: Json = False,
     trust_remote_code: TrustRemoteCode = False,
@@ -50,12 +53,14 @@ def ops(
     workload = merge(encoder_layer(), flags) if file == ENCODER_LAYER else one_workload(file, flags)
     if not measure:
         skip_unused_imports([workload], trust_remote_code=trust_remote_code)
+    page = check_report(html, open_report)
     with progress(f"simulating {workload.display_name}"), quiet_libraries(debug=debug):
         from trainatomy import api
 
         anatomy = api.ops(
             workload, top=top, measured=measure, trust_remote_code=trust_remote_code, calibration=calibration
         )
+    write_report(page, anatomy, is_opened=open_report)
     if json:
         show_json(operations_to_json(anatomy))
     else:

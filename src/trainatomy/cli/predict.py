@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from trainatomy.cli.options import CalibrationFile, Debug, File, Json, TrustRemoteCode, check_option, in_output, in_run
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
 from trainatomy.cli.plots import check_plots, draw_lengths
+from trainatomy.cli.report import Html, Open, check_folder, check_report, write, write_report
 from trainatomy.cli.values import whole_numbers
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload, skip_unused_imports
@@ -18,7 +19,9 @@ from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
 
 if TYPE_CHECKING:
+    from trainatomy.results.detail import Detail
     from trainatomy.results.fit import Shortage
+    from trainatomy.results.prediction import Prediction
     from trainatomy.workload.schema import Workload
 
 MANY_CANDIDATES = 100
@@ -38,6 +41,18 @@ Plot = Annotated[
     Path | None,
     in_output("--plot", "With data.lengths: draw reserved memory over the steps of some orders.", metavar="FILE"),
 ]
+Trace = Annotated[
+    Path | None,
+    in_output("--trace", "Write the predicted step as a trace for Perfetto (ui.perfetto.dev).", metavar="FILE.json"),
+]
+Snapshot = Annotated[
+    Path | None,
+    in_output(
+        "--snapshot",
+        "Write every allocation as a memory snapshot of PyTorch (for pytorch.org/memory_viz).",
+        metavar="FILE.pickle",
+    ),
+]
 JsonVersion = Annotated[
     int, in_output("--json-version", "Version of the JSON; 2 is a draft.", min=1, max=2, hidden=True)
 ]
@@ -51,6 +66,10 @@ def predict(
     timeline: Timeline = False,
     ranks: Ranks = None,
     plot: Plot = None,
+    html: Html = None,
+    open_report: Open = False,
+    trace: Trace = None,
+    snapshot: Snapshot = None,
     calibration: CalibrationFile = None,
     json: Json = False,
     json_version: JsonVersion = 1,
@@ -66,20 +85,28 @@ def predict(
     workload = one_workload(file, flags)
     if not why_oom:
         skip_unused_imports([workload], trust_remote_code=trust_remote_code)
-    files = check_plots([plot] if plot is not None else [])
+    files, page = check_plots([plot] if plot is not None else []), check_report(html, open_report)
+    check_folder("--trace", trace)
+    check_folder("--snapshot", snapshot)
     with progress(f"simulating {workload.display_name}") as tell, quiet_libraries(debug=debug):
         from trainatomy import api
 
-        prediction = api.predict(
-            workload,
-            timeline=timeline,
-            trust_remote_code=trust_remote_code,
-            calibration=calibration,
-            ranks=whole_numbers("--ranks", ranks) or _of_another_gpu(workload),
-            on_progress=tell,
-        )
+        keywords: dict[str, Any] = {
+            "timeline": timeline,
+            "trust_remote_code": trust_remote_code,
+            "calibration": calibration,
+            "ranks": whole_numbers("--ranks", ranks) or _of_another_gpu(workload),
+            "on_progress": tell,
+        }
+        if page or trace or snapshot:
+            prediction, detail = api.predict_in_detail(workload, **keywords)
+        else:
+            prediction, detail = api.predict(workload, **keywords), None
     for chart in files:
         draw_lengths(chart, prediction)
+    write_report(page, prediction, is_opened=open_report, detail=detail)
+    if detail is not None:
+        _export(prediction, detail, trace, snapshot)
     shortage = _shortage(workload, calibration, trust_remote_code, debug) if why_oom and not prediction.fits else None
     if json:
         found = to_json(prediction, version=json_version)
@@ -92,6 +119,18 @@ def predict(
             note("`trainatomy fit` finds settings that fit; --why-oom lists every change that would make this one fit")
     if check and not all(rank.fits for rank in prediction.ranks.values()):
         raise DoesNotFit(render(verdict_line(prediction), width=1000).strip())
+
+
+def _export(prediction: Prediction, detail: Detail, trace: Path | None, snapshot: Path | None) -> None:
+    """Write the predicted step in the formats of other tools."""
+    if trace is not None:
+        from trainatomy.reporters.step_trace import step_trace
+
+        write(trace, step_trace(prediction, detail), "trace")
+    if snapshot is not None:
+        from trainatomy.reporters.memory_snapshot import memory_snapshot
+
+        write(snapshot, memory_snapshot(detail), "memory snapshot")
 
 
 def _of_another_gpu(workload: Workload) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def _entry(
 def _segment(
     segment: Segment, allocations: Sequence[Allocation], frames: Sequence[list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    blocks = []
+    blocks: list[dict[str, Any]] = []
     for block in segment.blocks:
         held = allocations[block.allocation] if block.allocation >= 0 else None
         blocks.append(

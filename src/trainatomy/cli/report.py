@@ -1,0 +1,82 @@
+"""``--html`` and ``--open``: a result as one HTML file."""
+
+from __future__ import annotations
+
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainatomy.cli.options import command_line, in_output
+from trainatomy.cli.output import note
+from trainatomy.errors import TrainatomyError
+
+if TYPE_CHECKING:
+    from trainatomy.reporters.html import Reported
+    from trainatomy.results.detail import Detail
+    from trainatomy.results.prediction import Prediction
+
+_SUFFIXES = (".html", ".htm")
+
+Html = Annotated[
+    Path | None,
+    in_output("--html", "Write a report to this file: charts and tables, without a network.", metavar="FILE.html"),
+]
+Open = Annotated[bool, in_output("--open", "Open the report in the browser; without --html, a temporary file.")]
+
+
+def check_report(html: Path | None, is_opened: bool) -> Path | None:
+    """Return the file to write, None for none, after checking before a long run that it can be written.
+
+    Raises:
+        typer.BadParameter: The suffix is not that of HTML, or the folder does not exist.
+    """
+    if html is None:
+        return Path(tempfile.mkdtemp(prefix="trainatomy-")) / "report.html" if is_opened else None
+    if html.suffix.lower() not in _SUFFIXES:
+        raise typer.BadParameter(f"--html {html}: the suffix must be .html")
+    check_folder("--html", html)
+    return html
+
+
+def check_folder(option: str, file: Path | None) -> None:
+    """Raise ``BadParameter`` if the folder of a file that is to be written does not exist."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{option} {file}: there is no folder {file.parent}")
+
+
+def write_report(
+    file: Path | None,
+    value: Reported,
+    *,
+    is_opened: bool,
+    detail: Detail | None = None,
+    prediction: Prediction | None = None,
+) -> None:
+    """Write the report of a result into ``file``, unless that is None, and open it if that was asked for.
+
+    Raises:
+        TrainatomyError: The file cannot be written.
+    """
+    if file is None:
+        return
+    from trainatomy.reporters.html import report
+
+    write(file, report(value, detail=detail, prediction=prediction, command=command_line()).encode(), "report")
+    if is_opened and not webbrowser.open(file.absolute().as_uri()):
+        note(f"no browser was found; open {file} in one")
+
+
+def write(file: Path, content: bytes, what: str) -> None:
+    """Write a file and say so.
+
+    Raises:
+        TrainatomyError: It cannot be written.
+    """
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise TrainatomyError(f"{file}: the {what} cannot be written: {error.strerror or error}") from None
+    note(f"{what} written to {file}")

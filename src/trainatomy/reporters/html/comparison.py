@@ -1,0 +1,94 @@
+"""The report of several trainings side by side."""
+
+from __future__ import annotations
+
+from trainatomy.reporters.html.charts import bars, component_bars
+from trainatomy.reporters.html.from_text import sections_of
+from trainatomy.reporters.html.labels import REPORT
+from trainatomy.reporters.html.prediction import bill_table
+from trainatomy.reporters.html.values import Block, KeyFigure, Page, Section
+from trainatomy.reporters.labels import COLUMNS, COMPONENTS, SECTIONS, THROUGHPUT
+from trainatomy.reporters.text.comparison import comparison_page
+from trainatomy.results.comparison import Comparison
+from trainatomy.results.memory import Components
+from trainatomy.results.plan import total_rate
+from trainatomy.results.prediction import Prediction
+from trainatomy.units import human_bytes, many, rate
+
+_MEASURED_COLOUR = COMPONENTS["activations"].colour
+
+
+def comparison_report(comparison: Comparison) -> Page:
+    """Return the report of a comparison."""
+    others = sections_of(comparison_page(comparison))
+    tables = [block for section in others[:1] for block in section.blocks]
+    memory = _memory(comparison)
+    sections = [Section(SECTIONS["peak"], (*memory, *tables)), *_speeds(comparison), *others[1:]]
+    sections += [
+        Section(f"{row.name or row.prediction.name}: {SECTIONS['peak']}", (bill_table(row.prediction.memory),), True)
+        for row in comparison.rows
+        if row.prediction is not None
+    ]
+    count = many(len(comparison.rows), "training")
+    fitting = sum(each.fits for each in comparison.predictions)
+    return Page(
+        title=comparison.group or f"{count} side by side",
+        kind=REPORT["comparison"],
+        verdict="",
+        tone="",
+        answer=[REPORT["fitting"].format(fitting, len(comparison.predictions)), *_remarks(comparison)],
+        figures=_figures(comparison),
+        sections=[section for section in sections if section.blocks],
+    )
+
+
+def _remarks(comparison: Comparison) -> list[str]:
+    return [text for text in (comparison.source, comparison.remark) if text]
+
+
+def _memory(comparison: Comparison) -> tuple[Block, ...]:
+    """Return the components of each row, predicted and measured below each other."""
+    rows: dict[str, Components] = {}
+    for number, row in enumerate(comparison.rows, 1):
+        name = row.name or (row.prediction.name if row.prediction else f"{number}")
+        if name in rows:
+            name = f"{name} ({number})"
+        if row.prediction is not None:
+            title = f"{name}, {COLUMNS['predicted']}" if row.typical else name
+            rows[title] = row.prediction.memory.components
+        if row.typical is not None and row.typical.memory is not None:
+            rows[f"{name}, {COLUMNS['measured']}"] = row.typical.memory.components
+    gpus = {each.gpu.name: each.gpu.memory_bytes for each in comparison.predictions}
+    limits = list(gpus.items()) if len(gpus) == 1 else []
+    return (component_bars("memory", rows, REPORT["comparison_summary"], limits),) if rows else ()
+
+
+def _speeds(comparison: Comparison) -> list[Section]:
+    """Return the throughput of each row, predicted and measured side by side."""
+    predicted = [row.prediction and total_rate(row.prediction) for row in comparison.rows]
+    measured = [row.total_rate.median if row.total_rate else None for row in comparison.rows]
+    if not any(predicted) and not any(measured):
+        return []
+    names = [row.name or (row.prediction.name if row.prediction else "") for row in comparison.rows]
+    series = [{"name": COLUMNS["predicted"], "colour": THROUGHPUT, "values": predicted}]
+    if any(measured):
+        series.append({"name": COLUMNS["measured"], "colour": _MEASURED_COLOUR, "values": measured})
+    chart = bars("speed", names, series, REPORT["speed_summary"], unit="rate", is_stacked=False)
+    return [Section(REPORT["speeds"], (chart,))]
+
+
+def _figures(comparison: Comparison) -> list[KeyFigure]:
+    """Return the smallest, the largest and the fastest training."""
+    predictions = comparison.predictions
+    if not predictions:
+        return []
+    ranked = sorted(predictions, key=lambda each: each.memory.device_bytes)
+    found = [_held(REPORT["least_memory"], ranked[0]), _held(REPORT["most_memory"], ranked[-1])]
+    rates = [(total_rate(each) or 0.0, each) for each in predictions if each.fits]
+    if rates and (fastest := max(rates, key=lambda pair: pair[0]))[0]:
+        found.append(KeyFigure(REPORT["fastest"], f"{rate(fastest[0])} samples/s", fastest[1].name))
+    return found
+
+
+def _held(title: str, prediction: Prediction) -> KeyFigure:
+    return KeyFigure(title, human_bytes(prediction.memory.device_bytes), prediction.name)
