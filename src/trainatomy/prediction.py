@@ -13,6 +13,7 @@ from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
 from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
+from trainatomy.catalog.cudnn import is_measured
 from trainatomy.libraries import installed_versions
 from trainatomy.results.checkpoint import Checkpoint
 from trainatomy.results.evaluation import Evaluation
@@ -316,13 +317,23 @@ def _facts(workload: Workload, software: EmulatedSoftware, simulation: Simulatio
     allocator = f"PyTorch {'.'.join(map(str, simulation.torch_version))}"
     memory_source = gpu.source("memory_bytes")
     context_source = gpu.source(f"contexts.{software.context}.first_tensor_bytes")
+    chosen_by = () if "convolution" not in simulation.libraries else (_cudnn_fact(workload, simulation),)
     return (
         Fact("simulated_steps", "", "computed", "meta tensors", simulation.steps, "steps"),
         Fact("allocations", "", "computed", "meta tensors", len(simulation.trace.origins), "allocations"),
         Fact("allocator", workload.allocator or "default settings", "computed", allocator),
         Fact("gpu_memory", "", _basis(memory_source), _citation(memory_source), gpu.memory_bytes, "bytes"),
         Fact("context", "", _basis(context_source), _citation(context_source), context, "bytes"),
+        *chosen_by,
     )
+
+
+def _cudnn_fact(workload: Workload, simulation: Simulation) -> Fact:
+    """Return who chose the algorithms of convolutions and their workspaces."""
+    if simulation.cudnn is None:
+        return Fact("convolutions", "rules", "assumed", "random calls on an H200, cuDNN 9.19")
+    measured = is_measured(workload.resolve_gpu())
+    return Fact("convolutions", "library", "computed" if measured else "assumed", simulation.cudnn)
 
 
 def _link_facts(links: Links | None, nccl: int) -> tuple[Fact, ...]:

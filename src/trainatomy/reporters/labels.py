@@ -216,6 +216,7 @@ FACTS = {
     "allocator": "allocator settings",
     "gpu_memory": "GPU memory",
     "context": "context and kernels",
+    "convolutions": "workspaces of convolutions",
     "link": "link between GPUs",
     "network": "link between machines",
     "nccl": "NCCL's memory",

@@ -276,7 +276,17 @@ def fact_source(fact: Fact) -> str:
         return "the real step, run on meta tensors (no data)"
     if fact.name == "allocator" and fact.source.startswith("PyTorch "):
         return f"simulation of the caching allocator of {fact.source}"
+    if fact.name == "convolutions":
+        return _convolutions(fact)
     return fact.source
+
+
+def _convolutions(fact: Fact) -> str:
+    """Return who chose the algorithms of convolutions."""
+    if fact.value == "rules":
+        return f"rules derived from {fact.source}"
+    described = "" if fact.basis == "computed" else ", for a GPU described from its data sheet"
+    return f"heuristics of cuDNN {fact.source}, asked without a GPU{described}"
 
 
 def reasons(prediction: Prediction) -> list[str]:

@@ -21,6 +21,7 @@ from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
+from trainatomy.simulator.cudnn import heuristics_of
 from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
 from trainatomy.simulator.failures import explained_failures
@@ -69,6 +70,7 @@ class Simulation:
         layers: Number of layers that a pipeline divides; 0 without one.
         generation: The last call of ``generate()``.
         saving: The last checkpoint that was saved.
+        cudnn: Version of cuDNN's library that chose for convolutions; None: rules did.
     """
 
     trace: AllocationTrace
@@ -87,6 +89,7 @@ class Simulation:
     layers: int = 0
     generation: ExecutedGeneration | None = None
     saving: ExecutedSaving | None = None
+    cudnn: str | None = None
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -149,7 +152,8 @@ def simulate(
         TrainatomyError: What building the model and the step raises.
     """
     version = torch_version(workload)
-    processor = Processor(gpu.capability, gpu.multiprocessors, version)
+    cudnn = heuristics_of(workload, gpu)
+    processor = Processor(gpu.capability, gpu.multiprocessors, version, cudnn)
     with isolated():
         preload(workload)
         if workload.mode == "training":
@@ -296,6 +300,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int) -> S
         layers=described.layers,
         generation=recorder.generation,
         saving=recorder.saving,
+        cudnn=None if process.processor.cudnn is None else process.processor.cudnn.version,
     )
 
 

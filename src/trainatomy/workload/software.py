@@ -1,9 +1,9 @@
-"""The software of a workload: PyTorch's version and the settings of its allocator."""
+"""The software of a workload: PyTorch's version, the settings of its allocator, the source of cuDNN's workspaces."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -44,9 +44,14 @@ AllocatorSettings = Annotated[str, AfterValidator(_settings)]
 
 
 class SoftwareSpec(Section):
-    """The versions of libraries whose rules are simulated."""
+    """The software that is simulated: PyTorch's version, and where cuDNN's choices come from."""
 
     torch: Annotated[str, BeforeValidator(_version)] | None = Field(
         default=None,
         description='version of PyTorch to simulate, such as `"2.11"` (default: the installed one)',
+    )
+    cudnn: Literal["auto", "library", "rules"] = Field(
+        default="auto",
+        description="workspaces of convolutions: `library`: as cuDNN's own library chooses (9.8 or newer, it needs no "
+        "GPU), `rules`: by rules, `auto`: `library` where it is installed",
     )

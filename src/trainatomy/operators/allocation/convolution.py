@@ -4,7 +4,8 @@ Sources: aten/src/ATen/native/Convolution.cpp (``_convolution``, ``convolution_b
 (``cudnn_conv_suggest_memory_format``), cudnn/ConvShared.cpp and cudnn/Conv_v8.cpp, torch 2.9-2.13, ``cudnn.benchmark``
 off.
 
-The sizes of cuDNN's own workspaces are in ``cudnn``. Depthwise convolutions of contiguous images run ATen's kernel
+The sizes of cuDNN's own workspaces are what its library answers where it is installed (``Processor.cudnn``), else those
+of the rules in ``cudnn``. Depthwise convolutions of contiguous images run ATen's kernel
 (native/cuda/DepthwiseConv2d.cu), which allocates nothing; those of channels-last images, and some in fp16, run in
 cuDNN.
 
@@ -23,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.catalog.versions import behaviour
-from trainatomy.operators.allocation.arguments import bound, dense_bytes, is_half, layout_of
+from trainatomy.operators.allocation.arguments import HALF_TYPES, bound, dense_bytes, layout_of
 from trainatomy.operators.allocation.cudnn import workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.grouped import is_cudnn_depthwise
+from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 from trainatomy.operators.allocation.reduction import SUM
 
@@ -71,9 +73,9 @@ def _gradients(
     grad: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], call: KernelCall
 ) -> list[Out | Scratch | Free]:
     """Plan the gradient of the input, then of the weight, each with a workspace of its own."""
-    if _is_depthwise(named) and wanted is torch.contiguous_format:
-        cudnn_call = _cudnn_convolution(named["input"], named["weight"], grad, False, named, call.processor)
-        if not is_cudnn_depthwise(cudnn_call):
+    if _is_depthwise(named):
+        one = _cudnn_convolution(named["input"], named["weight"], grad, False, named, call.processor)
+        if _runs_in_aten(one, wanted, named):
             return _depthwise_gradients(named)
     plan: list[Out | Scratch | Free] = []
     kinds: tuple[Kind, Kind] = ("input gradient", "weight gradient")
@@ -102,14 +104,29 @@ def _workspace(
 ) -> list[Scratch]:
     """Plan cuDNN's workspace for ``kind``, if it needs any."""
     data, weight = named["input"], named["weight"]
-    if not _has_tensor_cores(data, processor):
+    if processor.cudnn is None and not _has_tensor_cores(data.dtype, processor):
         return []
     if named["transposed"]:  # the gradient of the input of a convolution from ``output`` to ``data``
         swapped: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}
         kind, data, output = swapped.get(kind, kind), output, data
     one = _cudnn_convolution(data, weight, output, wanted is not torch.contiguous_format, named, processor)
-    size = workspace(kind, one)
+    size = 0 if _runs_in_aten(one, wanted, named) else _workspace_bytes(kind, one, processor)
     return [Scratch(size, "cudnn_workspace", (kind, one.key))] if size else []
+
+
+def _workspace_bytes(kind: Kind, one: Convolution, processor: Processor) -> int:
+    """Return the bytes of a workspace: as cuDNN answers where it can be asked and has a plan, else by the rules."""
+    if processor.cudnn is not None and not is_unanswered(kind, one):
+        exact = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+        found = processor.cudnn.workspace(kind, one, tf32=_allows_tf32(processor), deterministic=exact)
+        if found is not None:
+            return found
+    return workspace(kind, one) if _has_tensor_cores(one.dtype, processor) else 0
+
+
+def _runs_in_aten(one: Convolution, wanted: torch.memory_format, named: dict[str, Any]) -> bool:
+    """Return whether ATen's depthwise kernel runs the convolution, instead of cuDNN."""
+    return _is_depthwise(named) and wanted is torch.contiguous_format and not is_cudnn_depthwise(one)
 
 
 def _cudnn_convolution(
@@ -136,15 +153,15 @@ def _cudnn_convolution(
     )
 
 
-def _has_tensor_cores(tensor: torch.Tensor, processor: Processor) -> bool:
+def _has_tensor_cores(dtype: torch.dtype, processor: Processor) -> bool:
     """Return whether tensor cores may run the type.
 
     16-bit types from Volta on (bfloat16 from Ampere); fp32 from Ampere on, where cuDNN may use TF32 by default.
     """
-    if tensor.dtype == torch.float16:
+    if dtype == torch.float16:
         return processor.capability >= (7, 0)
     return processor.capability >= (8, 0) and (
-        is_half(tensor) or (tensor.dtype == torch.float32 and _allows_tf32(processor))
+        dtype in HALF_TYPES or (dtype == torch.float32 and _allows_tf32(processor))
     )
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
+    from trainatomy.operators.allocation.cudnn.heuristics import Heuristics
+
 
 class Out(NamedTuple):
     """Allocation of one of the call's flattened results; ``bytes`` overrides its size where CUDA pads it."""
@@ -51,11 +53,13 @@ class Processor:
         capability: compute capability, (9, 0).
         multiprocessors: number of multiprocessors.
         torch_version: the version of PyTorch that is simulated, (2, 11).
+        cudnn: cuDNN's own heuristics for the GPU; None: the rules in ``cudnn`` stand for them.
     """
 
     capability: tuple[int, int]
     multiprocessors: int
     torch_version: tuple[int, int]
+    cudnn: Heuristics | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,11 @@ KNOBS = 44
 _INTEGERS = {Type.INT64: ctypes.c_int64, Type.INT32: ctypes.c_int32}
 
 
+def version_text(version: int) -> str:
+    """Return a version as it is written: 91900 is 9.19.0."""
+    return f"{version // 10_000}.{version // 100 % 100}.{version % 100}"
+
+
 class BackendError(Exception):
     """An error that cuDNN returned."""
 
@@ -145,6 +150,9 @@ class Backend:
         self._library.cudnnGetErrorString.restype = ctypes.c_char_p
         self.version = int(self._library.cudnnGetVersion())
         """Ten thousands: major, hundreds: minor, rest: patch."""
+        self._library.cudnnGetCudartVersion.restype = ctypes.c_size_t
+        self.cuda_version = int(self._library.cudnnGetCudartVersion())
+        """Version of CUDA that it was built for; thousands: major, tens: minor."""
 
     def descriptor(self, kind: Kind) -> Descriptor:
         """Return a new descriptor without attributes."""
@@ -165,6 +173,14 @@ class Backend:
     def destroy(self, pointer: ctypes.c_void_p) -> None:
         """Free a descriptor."""
         self._library.cudnnBackendDestroyDescriptor(pointer)
+
+    def device(self, text: str) -> Descriptor:
+        """Return a GPU from the JSON text that cuDNN describes one with.
+
+        Raises:
+            BackendError: cuDNN does not understand the text, or does not run on the GPU.
+        """
+        return self.descriptor(Kind.DEVICE).set_text(Attribute.DEVICE_JSON, text).finalize()
 
     def check(self, status: int) -> None:
         """Raise an error if a call did not succeed."""

@@ -15,11 +15,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainatomy.operators.allocation.cudnn import backend
-from trainatomy.operators.allocation.cudnn.backend import Attribute, BackendError, Mode, Note, Operand, Type
+from trainatomy.operators.allocation.cudnn.backend import (
+    Attribute,
+    BackendError,
+    Mode,
+    Note,
+    Operand,
+    Type,
+    version_text,
+)
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from trainatomy.operators.allocation.cudnn.backend import Backend, Descriptor
     from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
@@ -179,3 +187,43 @@ def _strides(shape: Sequence[int], last: bool) -> list[int]:
         strides[dimension] = step
         step *= shape[dimension]
     return strides
+
+
+class Heuristics:
+    """What cuDNN chooses on a GPU, asked without it.
+
+    Attributes:
+        version: cuDNN's version, "9.19.0".
+    """
+
+    def __init__(self, library: Backend, text: str, mode: Mode = Mode.INSTANT) -> None:
+        """Describe the GPU to cuDNN.
+
+        Args:
+            library: cuDNN.
+            text: The GPU (see ``catalog.cudnn.device_text``).
+            mode: The heuristics that PyTorch asks first.
+
+        Raises:
+            BackendError: cuDNN does not run on the GPU.
+        """
+        self.version = version_text(library.version)
+        self._library, self._mode, self._device = library, mode, library.device(text)
+        self._known: dict[object, int | None] = {}
+
+    def workspace(self, kind: Kind, one: Convolution, *, tf32: bool, deterministic: bool) -> int | None:
+        """Return the bytes of workspace of an operation of a convolution; None where cuDNN offers no plan."""
+        key = kind, one.key, tf32, deterministic
+        if key not in self._known:
+            choice = Choice(tf32, deterministic, self._mode)
+            try:
+                first = next(plans(kind, one, self._library, self._device, choice), None)
+            except BackendError:
+                first = None
+            self._known[key] = None if first is None else first.workspace
+        return self._known[key]
+
+
+def mode_of(environment: Mapping[str, str]) -> Mode:
+    """Return the heuristics that PyTorch asks first, by its environment variable (``cudnnv8_use_heur_mode_b``)."""
+    return Mode.B if environment.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1" else Mode.INSTANT

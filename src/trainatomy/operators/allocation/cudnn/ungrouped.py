@@ -38,7 +38,7 @@ _STEM_FILTERS, _STEM_PRODUCTS, _OVERLAPPING_STEM = 384, 200_000_000, 5
 
 def forward(one: Convolution) -> int:
     """Return the bytes of workspace."""
-    if one.is_plain_product and not _is_uneven(one):
+    if is_product(one):
         return _product(one)
     if one.is_stem and len(one.data) < 5 and not one.channels_last:
         return _stem(one)
@@ -59,7 +59,7 @@ def forward(one: Convolution) -> int:
 
 def input_gradient(one: Convolution) -> int:
     """Return the bytes of workspace."""
-    if one.is_plain_product and not _is_uneven(one):
+    if is_product(one):
         return _product(one)
     if not one.channels_last and not one.is_half and _is_direct_gradient(one):
         return 0
@@ -72,6 +72,11 @@ def input_gradient(one: Convolution) -> int:
             return weight + output + HEADER
         return data + weight + output + HEADER if one.is_stem else wide
     return data + weight + output + HEADER + wide
+
+
+def is_product(one: Convolution) -> bool:
+    """Return whether forward and the input gradient are matrix products of cuBLAS."""
+    return one.is_plain_product and not _is_uneven(one)
 
 
 def _product(one: Convolution) -> int:

@@ -39,7 +39,7 @@ def weight_gradient(one: Convolution) -> int:
             return 0
         moved = _both(one) + HEADER if turned else 0
     else:
-        if one.is_plain_product and _is_by_image(one):
+        if one.is_plain_product and is_by_image(one):
             return one.data[0] * sums
         if not one.is_half and _is_winograds(one) and not _is_known(one):
             tiles = one.data[0] * math.prod(ceil_div(size, 4) for size in one.output[2:])
@@ -63,7 +63,7 @@ def _both(one: Convolution) -> int:
     return (math.prod(one.data) + math.prod(one.output)) * one.itemsize
 
 
-def _is_by_image(one: Convolution) -> bool:
+def is_by_image(one: Convolution) -> bool:
     """Return whether a contiguous product is one per image, with fp32 sums, unless that is wasteful."""
     places = math.prod(one.data[2:])
     images, inside, outside = one.data[0], one.channels, one.weight[0]

@@ -1,0 +1,50 @@
+"""A GPU as cuDNN describes it: the JSON text that stands for a device in its deviceless API.
+
+Properties of cards that were read on the card itself are in ``cudnn.yaml``. Those of others follow from the
+catalog's figures and from what CUDA documents for their compute capability.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.gpus import GPU
+
+_KILOHERTZ = 1000
+_FLOP_PER_LANE = 2
+
+
+def device_text(gpu: GPU) -> str | None:
+    """Return the description of a GPU, None for those that cuDNN 9.8 and newer do not run on."""
+    catalog = read_yaml("cudnn.yaml")
+    limits = catalog["capabilities"].get(".".join(map(str, gpu.capability)))
+    if limits is None:
+        return None
+    measured: dict[str, Any] = catalog["devices"].get(gpu.device_name, {}).get("properties", {})
+    return json.dumps({**_assumed(gpu, limits), **measured, **_given(gpu)})
+
+
+def is_measured(gpu: GPU) -> bool:
+    """Return whether the properties were read on a card of this kind."""
+    return gpu.device_name in read_yaml("cudnn.yaml")["devices"]
+
+
+def _given(gpu: GPU) -> dict[str, Any]:
+    """Return the properties that the catalog, or the user's changes of it, hold."""
+    major, minor = gpu.capability
+    return {
+        "multiProcessorCount": gpu.multiprocessors,
+        "totalGlobalMem": gpu.memory_bytes,
+        "deviceVer": 100 * major + 10 * minor,
+        "deviceName": gpu.device_name,
+        **({"l2CacheSize": gpu.l2_bytes} if gpu.l2_bytes else {}),
+    }
+
+
+def _assumed(gpu: GPU, limits: dict[str, Any]) -> dict[str, Any]:
+    """Return the properties that follow from the compute capability, and clocks from rate and bandwidth."""
+    lanes = gpu.multiprocessors * limits["fp32_lanes"] * _FLOP_PER_LANE
+    clock = gpu.rates.get("fp32", 0.0) / lanes / _KILOHERTZ
+    return {**limits["properties"], "l2CacheSize": 0, "smClockRateKHz": round(clock)}

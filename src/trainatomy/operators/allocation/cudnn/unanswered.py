@@ -1,0 +1,33 @@
+"""Convolutions for which cuDNN's library gives another answer without a driver than on a GPU.
+
+Engines that ask the driver or cuBLAS whether they can run are missing from the answers without one: those that hand a
+product to cuBLASLt, and those of depthwise convolutions in 16 bits. They are the first choice wherever they can run
+(H200, cuDNN 9.19: benchmarks/cudnn/probe.py, 617 calls), so the rules decide there. Where no such engine is chosen, the
+answer without a driver names the engine that runs on the GPU in all but 17 of 1,580 calls. Those 17 are Winograd and
+FFT (engines 17, 18, 3 and 7), which are missing too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from trainatomy.operators.allocation.cudnn.ungrouped import is_product
+from trainatomy.operators.allocation.cudnn.weight_gradient import is_by_image
+
+if TYPE_CHECKING:
+    from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
+
+
+def is_unanswered(kind: Kind, one: Convolution) -> bool:
+    """Return whether the engine that runs on a GPU is missing from the answers without a driver."""
+    if one.groups > 1:
+        return one.channels == 1 and one.weight[0] == one.groups and one.is_half and not one.transposed
+    return one.is_plain_product and _runs_in_cublas(kind, one)
+
+
+def _runs_in_cublas(kind: Kind, one: Convolution) -> bool:
+    """Return whether cuBLASLt computes a product; it sums a weight gradient image by image if all rows are aligned."""
+    if kind != "weight gradient":
+        return is_product(one)
+    return one.channels_last or (math.prod(one.data[2:]) % 2 == 0 and is_by_image(one))

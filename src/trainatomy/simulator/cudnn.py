@@ -1,0 +1,49 @@
+"""Choose the source of the workspaces of convolutions: cuDNN's library or the rules."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from trainatomy.catalog.cudnn import device_text
+from trainatomy.catalog.gpus import GPU
+from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.operators.allocation.cudnn.backend import BackendError, Mode
+from trainatomy.operators.allocation.cudnn.heuristics import Heuristics, mode_of
+from trainatomy.operators.allocation.cudnn.library import cudnn_library
+from trainatomy.workload.schema import Workload
+
+
+def heuristics_of(workload: Workload, gpu: GPU) -> Heuristics | None:
+    """Return cuDNN's heuristics for a GPU as the workload wants them; None: the rules choose.
+
+    The software of 2022 called convolutions by cuDNN's older interface, which needs a GPU.
+
+    Raises:
+        MissingLibrary: ``software.cudnn: library``, and the library is not installed or too old.
+        WorkloadError: ``software.cudnn: library``, and the library cannot answer for this GPU or this software.
+    """
+    wanted = workload.software.cudnn
+    if wanted == "rules":
+        return None
+    text = device_text(gpu)
+    try:
+        if workload.era is not None:
+            raise BackendError("the software of 2022 calls cuDNN by its older interface")
+        if text is None:
+            raise BackendError(f"it does not run on compute capability {'.'.join(map(str, gpu.capability))}")
+        return _heuristics(text, mode_of(os.environ))
+    except (BackendError, MissingLibrary) as error:
+        if wanted == "auto":
+            return None
+        if isinstance(error, MissingLibrary):
+            raise
+        where = workload.where("software", "cudnn")
+        message = f"{where}: cuDNN's library cannot choose for {gpu.name}: {error}; software.cudnn: rules can"
+        raise WorkloadError(message, key="software.cudnn") from None
+
+
+@cache
+def _heuristics(text: str, mode: Mode) -> Heuristics:
+    """Return the heuristics for a GPU, with the answers that they gave before."""
+    return Heuristics(cudnn_library(), text, mode)
