@@ -94,7 +94,7 @@ check: $(DEV_SETUP)
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/mypy
-	for folder in accuracy timing context everyday fit parallel; do $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/$$folder; done
+	for folder in accuracy timing context cudnn everyday fit parallel; do $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/$$folder; done
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 

@@ -1,4 +1,4 @@
-"""The twenty networks of torchvision whose workspaces are predicted and measured, with the batches that they train on."""
+"""Twenty networks of torchvision whose memory is predicted and measured, with the batches that they train on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEGMENTS = 21
 CLASSIFIERS = (
     "alexnet", "vgg16", "resnet18", "resnet50", "resnet101", "resnext50_32x4d", "wide_resnet50_2", "densenet121",
     "inception_v3", "googlenet", "squeezenet1_1", "mobilenet_v2", "mobilenet_v3_large", "shufflenet_v2_x1_0",
-    "efficientnet_b0", "regnet_y_400mf", "convnext_tiny",
+    "efficientnet_b0", "mnasnet1_0", "convnext_tiny",
 )  # fmt: skip
 SEGMENTERS = ("deeplabv3_resnet50", "fcn_resnet50")
 VIDEOS = ("r3d_18",)

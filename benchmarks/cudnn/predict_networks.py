@@ -1,12 +1,10 @@
 """Predict the networks with cuDNN's library and with the rules, before they are measured.
 
-python benchmarks/cudnn/predict.py --gpu h200 --torch 2.11.0
+python benchmarks/cudnn/predict_networks.py --gpu h200 --torch 2.11.0
 
 Each prediction becomes a line of ``predictions/GPU-library.jsonl`` or ``predictions/GPU-rules.jsonl`` at once; a second
-call continues. To measure them:
-
-python benchmarks/everyday/measure.py --cases benchmarks/cudnn/cases --predictions benchmarks/cudnn/predictions/h200-library.jsonl --out benchmarks/cudnn/records/h200.jsonl
-"""  # noqa: E501
+call continues. ``README.md`` says how they are measured.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "everyday"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "everyday"))
 
 import everyday_cases
 import predict as everyday
@@ -25,6 +22,7 @@ from trainatomy.api import predict
 from trainatomy.errors import TrainatomyError
 from trainatomy.results.prediction import Prediction
 
+HERE = Path(__file__).parent
 SOURCES = ("library", "rules")
 
 

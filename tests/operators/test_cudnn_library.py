@@ -1,0 +1,231 @@
+"""cuDNN's own answers: where its library is found, what PyTorch tries of them, and what uses them.
+
+Tests that ask the library are skipped where it is not installed (``pip install "trainatomy[cudnn]"``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainatomy.api import predict
+from trainatomy.catalog.cudnn import device_text, is_measured
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.operators.allocation.convolution import convolution as plan_of
+from trainatomy.operators.allocation.cudnn import library, workspace
+from trainatomy.operators.allocation.cudnn.backend import Backend, BackendError, Mode, Note
+from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
+from trainatomy.operators.allocation.cudnn.heuristics import Choice, Heuristics, mode_of, plans
+from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered
+from trainatomy.operators.allocation.plan import KernelCall, Processor, Scratch
+from trainatomy.results.prediction import Fact, Prediction
+from trainatomy.simulator import cudnn
+from trainatomy.workload.schema import Workload
+
+NETWORK = """
+import torch
+from torch import nn
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 64, 7, 2, 3), nn.Linear(64, 10)
+
+    def forward(self, images, labels):
+        return nn.functional.cross_entropy(self.head(self.stem(images).mean((2, 3))), labels)
+
+
+def network():
+    return Network()
+
+
+def images(batch_size):
+    return {"images": torch.rand(batch_size, 3, 64, 64), "labels": torch.zeros(batch_size, dtype=torch.long)}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    library.cudnn_library.cache_clear()
+    cudnn._heuristics.cache_clear()
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """Return the library, or skip the test."""
+    monkeypatch.delenv(library.VARIABLE)
+    library.cudnn_library.cache_clear()
+    try:
+        return library.cudnn_library()
+    except MissingLibrary as missing:
+        pytest.skip(str(missing))
+
+
+def convolution(
+    data: tuple[int, ...], weight: tuple[int, ...], stride: int = 1, padding: int = 0, **how: Any
+) -> Convolution:
+    """Return a convolution of images."""
+    groups, dtype, last = how.get("groups", 1), how.get("dtype", torch.float16), how.get("last", False)
+    places = [(size + 2 * padding - filter_) // stride + 1 for size, filter_ in zip(data[2:], weight[2:], strict=True)]
+    shapes = torch.Size(data), torch.Size(weight), torch.Size((data[0], weight[0], *places))
+    return Convolution(*shapes, dtype, [stride] * 2, [padding] * 2, [1, 1], groups, False, last, 132)
+
+
+STEM = convolution((8, 3, 224, 224), (64, 3, 7, 7), 2, 3)
+
+
+def test_without_the_library_rules_are_used_and_the_reason_is_given_where_it_was_asked_for() -> None:
+    gpu, workload = find_gpu("h200"), Workload.from_mapping({"model": {"id": "gpt2"}})
+    assert cudnn.heuristics_of(workload, gpu) is None
+    with pytest.raises(MissingLibrary, match=library.VARIABLE):
+        cudnn.heuristics_of(workload.replace("software.cudnn", "library"), gpu)
+
+
+def test_a_file_that_is_no_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "libcudnn.so.9"
+    file.write_text("no library")
+    monkeypatch.setenv(library.VARIABLE, str(file))
+    library.cudnn_library.cache_clear()
+    with pytest.raises(MissingLibrary, match="cannot be loaded"):
+        library.cudnn_library()
+
+
+def test_an_old_library_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        version, cuda_version = 90501, 12060
+
+        def __init__(self, path: Path) -> None:
+            pass
+
+    monkeypatch.setenv(library.VARIABLE, "libcudnn.so.9")
+    monkeypatch.setattr(library, "Backend", Old)
+    library.cudnn_library.cache_clear()
+    with pytest.raises(MissingLibrary, match=r"cuDNN 9\.5\.1 .* 9\.8\.0 and newer do"):
+        library.cudnn_library()
+
+
+def test_a_gpu_that_cudnn_does_not_run_on_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload.from_mapping({"model": {"id": "gpt2"}, "gpu": "p100", "software": {"cudnn": "library"}})
+    with pytest.raises(WorkloadError, match=r"software\.cudnn: .* compute capability 6\.0"):
+        cudnn.heuristics_of(workload, workload.resolve_gpu())
+    workload = workload.replace({"gpu": "v100", "era": "2022"})
+    with pytest.raises(WorkloadError, match="older interface"):
+        cudnn.heuristics_of(workload, workload.resolve_gpu())
+
+
+def test_pytorch_leaves_out_what_its_settings_forbid() -> None:
+    assert Choice().allows([Note.TENSOR_CORE, Note.NONDETERMINISTIC], torch.float32)
+    assert not Choice().allows([Note.DOWN_CONVERTS_INPUTS], torch.float32)
+    assert not Choice(tf32=False).allows([Note.TENSOR_CORE], torch.float32)
+    assert Choice(tf32=False).allows([Note.TENSOR_CORE], torch.float16)
+    assert not Choice(deterministic=True).allows([Note.NONDETERMINISTIC], torch.float32)
+    assert mode_of({}) is Mode.INSTANT
+    assert mode_of({"TORCH_CUDNN_USE_HEURISTIC_MODE_B": "1"}) is Mode.B
+
+
+class Answers:
+    """A library that gives one answer."""
+
+    version = "9.19.0"
+
+    def __init__(self, answer: int | None) -> None:
+        self.answer, self.asked = answer, 0
+
+    def workspace(self, kind: Kind, one: Convolution, **settings: bool) -> int | None:
+        self.asked += 1
+        return self.answer
+
+
+def scratch(weight: tuple[int, ...], answers: Any, groups: int = 1) -> list[int]:
+    """Return the workspaces of a convolution of 64 channels."""
+    data, filters = (torch.empty(shape, device="meta", dtype=torch.float16) for shape in ((8, 64, 56, 56), weight))
+    output = torch.nn.functional.conv2d(data, filters, padding=weight[-1] // 2, groups=groups)
+    sides = [1, 1], [weight[-1] // 2] * 2, [1, 1]
+    call = KernelCall(
+        torch.ops.aten.convolution.default, (data, filters, None, *sides, False, [0, 0], groups), {}, (output,),
+        Processor((9, 0), 132, (2, 11), answers),
+    )  # fmt: skip
+    return [item.bytes for item in plan_of(call) if isinstance(item, Scratch)]
+
+
+def test_the_library_answers_and_rules_stand_in_where_it_has_no_plan() -> None:
+    assert scratch((64, 64, 3, 3), Answers(12345)) == [12345]
+    assert scratch((64, 64, 3, 3), Answers(0)) == []
+    assert scratch((64, 64, 3, 3), Answers(None)) == scratch((64, 64, 3, 3), None) != []
+
+
+def test_products_and_depthwise_convolutions_are_not_asked_for() -> None:
+    for weight, groups in (((64, 64, 1, 1), 1), ((64, 1, 3, 3), 64)):
+        answers = Answers(12345)
+        assert scratch(weight, answers, groups) == scratch(weight, None, groups)
+        assert answers.asked == 0
+    assert is_unanswered("weight gradient", convolution((16, 64, 56, 56), (256, 64, 1, 1)))
+    assert not is_unanswered("weight gradient", convolution((16, 512, 7, 7), (2048, 512, 1, 1)))
+    assert not is_unanswered("forward", STEM)
+
+
+def fact(found: Prediction) -> Fact:
+    """Return the fact on convolutions."""
+    return next(fact for fact in found.facts if fact.name == "convolutions")
+
+
+def test_the_bill_names_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "network.py"
+    file.write_text(NETWORK)
+    workload = Workload.from_mapping(
+        {"model": {"factory": f"{file}:network"}, "data": {"factory": f"{file}:images"}, "loop": "pytorch"}
+    )
+    by_rules = predict(workload)
+    assert fact(by_rules).value == "rules"
+    large = Answers(10**9)
+    monkeypatch.setattr("trainatomy.simulator.simulate.heuristics_of", lambda workload, gpu: large)
+    by_library = predict(workload)
+    assert (fact(by_library).value, fact(by_library).source) == ("library", "9.19.0")
+    assert by_library.memory.peak_allocated_bytes > 10**9 > by_rules.memory.peak_allocated_bytes
+
+
+def test_cards_are_described_from_the_catalog() -> None:
+    text = device_text(find_gpu("rtx-4090"))
+    assert text is not None
+    assert '"deviceVer": 890' in text
+    assert '"multiProcessorCount": 128' in text
+    assert '"smClockRateKHz": 25' in text  # 2.52 GHz
+    assert is_measured(find_gpu("h200"))
+    assert not is_measured(find_gpu("rtx-4090"))
+
+
+def test_the_stem_of_a_resnet_is_as_measured(installed: Backend) -> None:
+    text = device_text(find_gpu("h200"))
+    assert text is not None
+    asked = Heuristics(installed, text)
+    assert asked.workspace("forward", STEM, tf32=True, deterministic=False) == workspace("forward", STEM) == 16081424
+
+
+def test_every_card_of_the_catalog_is_understood(installed: Backend) -> None:
+    for name in ("t4", "a100-80gb", "rtx-3090", "rtx-4090", "h100-sxm"):
+        text = device_text(find_gpu(name))
+        assert text is not None
+        assert Heuristics(installed, text).workspace("forward", STEM, tf32=True, deterministic=False) is not None
+
+
+def test_deterministic_plans_are_deterministic(installed: Backend) -> None:
+    text = device_text(find_gpu("h200"))
+    assert text is not None
+    device = installed.device(text)
+    one = convolution((8, 64, 56, 56), (64, 64, 3, 3), 1, 1)
+    found = list(plans("weight gradient", one, installed, device, Choice(deterministic=True)))
+    assert found
+    assert all(Note.NONDETERMINISTIC not in plan.notes for plan in found)
+    assert len(found) < len(list(plans("weight gradient", one, installed, device, Choice())))
+
+
+def test_a_description_that_is_none_is_refused(installed: Backend) -> None:
+    with pytest.raises(BackendError):
+        installed.device("no JSON")
