@@ -8,6 +8,7 @@ docs/workload.md         every key of a workload file, from its schema
 docs/versions.md         supported releases of torch and transformers, from catalog/versions.yaml
 docs/schema/*.json       the format of --json, from the dataclasses
 README.md                the output of the commands that it shows
+docs/doctor.md           from docs/concepts/doctor.md, the catalogue of findings and their wording
 docs/context.md, .svg    from docs/concepts/context.md, the GPU catalog and measured runs
 docs/time.md, *.svg      from docs/concepts/time.md, command output and the data of the timing model
 """
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from concepts import context, context_figure, readme, step, step_figures
+from concepts import context, context_figure, doctor, readme, step, step_figures
 
 from trainatomy import errors
 from trainatomy.catalog.files import read_yaml
@@ -88,8 +89,9 @@ def exit_codes_page() -> str:
 
 
 _ABOUT_EXITS = """
-An unknown command or option, or one without its value, also exits with 2. With any code except 0 and 8, stdout is
-empty: even with `--json`, an error is text on stderr. With 8 (`--check`), the prediction was made and is on stdout.
+An unknown command or option, or one without its value, also exits with 2. With any code except 0, 8 and 9, stdout is
+empty: even with `--json`, an error is text on stderr. With 8 (`--check`), the prediction was made and is on stdout;
+with 9 (`doctor`), the findings are.
 `measure` exits with 0 if the training ran out of memory, because that is a result; see `status` in its output.
 """
 
@@ -136,6 +138,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "exit-codes.md": exit_codes_page,
     "workload.md": workload_page,
     "versions.md": versions_page,
+    "doctor.md": doctor.doctor_page,
     "context.md": context.context_page,
     "context.svg": context_figure.context_picture,
     "time.md": step.time_page,
@@ -150,6 +153,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "schema/fit.schema.json": _json(schema.fit_schema),
     "schema/fit-across.schema.json": _json(schema.fit_across_schema),
     "schema/shortage.schema.json": _json(schema.shortage_schema),
+    "schema/diagnosis.schema.json": _json(schema.diagnosis_schema),
 }
 
 

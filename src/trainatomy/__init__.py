@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainatomy.api import calibrate, compare, fit, fit_gpus, measure, ops, predict, why_out_of_memory
+    from trainatomy.api import calibrate, compare, diagnose, fit, fit_gpus, measure, ops, predict, why_out_of_memory
     from trainatomy.catalog.architectures import ArchitectureEntry, architectures
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.catalog.gpus import GPU, find_gpu, gpus
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         NetworkError,
         SimulationError,
         TrainatomyError,
+        UnhealthyMachine,
         WorkloadError,
     )
     from trainatomy.integrations.callback import AnatomyCallback
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from trainatomy.records.reading import diff, history, read_record
     from trainatomy.reporters.json import to_json
     from trainatomy.results.comparison import Comparison, ComparisonRow
+    from trainatomy.results.diagnosis import Diagnosis, Finding
     from trainatomy.results.difference import Difference
     from trainatomy.results.fit import Candidate, Fit, FitAcross, Shortage
     from trainatomy.results.measurement import Measurement
@@ -56,10 +58,12 @@ __all__ = [
     "ComparisonRow",
     "Components",
     "DeviceError",
+    "Diagnosis",
     "Difference",
     "DoesNotFit",
     "Fact",
     "FactoryError",
+    "Finding",
     "Fit",
     "FitAcross",
     "History",
@@ -74,6 +78,7 @@ __all__ = [
     "SimulationError",
     "Time",
     "TrainatomyError",
+    "UnhealthyMachine",
     "Watch",
     "Workload",
     "WorkloadError",
@@ -81,6 +86,7 @@ __all__ = [
     "architectures",
     "calibrate",
     "compare",
+    "diagnose",
     "diff",
     "find_gpu",
     "fit",
@@ -101,17 +107,23 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
-    "api": ("calibrate", "compare", "fit", "fit_gpus", "measure", "ops", "predict", "why_out_of_memory"),
+    "api": ("calibrate", "compare", "diagnose", "fit", "fit_gpus", "measure", "ops", "predict", "why_out_of_memory"),
     "catalog.architectures": ("ArchitectureEntry", "architectures"),
     "catalog.calibrations": ("Calibration",),
     "catalog.gpus": ("GPU", "find_gpu", "gpus"),
-    "errors": ("DoesNotFit", "MissingLibrary", *(name for name in __all__ if name.endswith("Error"))),
+    "errors": (
+        "DoesNotFit",
+        "MissingLibrary",
+        "UnhealthyMachine",
+        *(name for name in __all__ if name.endswith("Error")),
+    ),
     "integrations.callback": ("AnatomyCallback",),
     "integrations.printing": ("print_gpu_utilization", "print_summary"),
     "integrations.watch": ("Watch", "watch"),
     "records.reading": ("diff", "history", "read_record"),
     "reporters.json": ("to_json",),
     "results.comparison": ("Comparison", "ComparisonRow"),
+    "results.diagnosis": ("Diagnosis", "Finding"),
     "results.difference": ("Difference",),
     "results.fit": ("Candidate", "Fit", "FitAcross", "Shortage"),
     "results.measurement": ("Measurement",),

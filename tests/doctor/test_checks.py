@@ -30,6 +30,7 @@ def no_driver(error: str) -> MachineState:
     return without_gpus(software=replace(SOFTWARE, driver=None, driver_error=error))
 
 
+NO_BINDING = "Reading a GPU's memory needs NVML's Python binding: pip install nvidia-ml-py"
 CASES: dict[str, list[MachineState]] = {
     "nvlink_down": [with_gpu(nvlinks={"active": tuple(range(16)), "inactive": (16, 17)})],
     "nvlink_errors": [with_gpu(nvlinks={"errors": {kind: 3}}) for kind in ("replay", "recovery", "crc")],
@@ -67,10 +68,10 @@ CASES: dict[str, list[MachineState]] = {
     "compute_exclusive": [with_gpu(compute_mode="exclusive process")],
     "mig": [with_gpu(mig=True)],
     "gpu_in_use": [with_gpu(processes=(Process(99, "python", 3 * GIB),))],
-    "no_gpu": [without_gpus()],
+    "no_gpu": [without_gpus(), no_driver(NO_BINDING)],
     "driver_missing": [without_gpus(host=HOST)],
     "driver_mismatch": [no_driver("RM has detected an NVML/RM version mismatch.")],
-    "binding_missing": [no_driver("Reading a GPU's memory needs NVML's Python binding: pip install nvidia-ml-py")],
+    "binding_missing": [replace(no_driver(NO_BINDING), host=HOST)],
     "torch_without_cuda": [with_software(torch="2.11.0+cpu", torch_cuda=None)],
     "cuda_fails": [with_software(cuda_error="CUDA driver initialization failed")],
     "driver_too_old": [with_software(**OLD_DRIVER, cuda_error="The NVIDIA driver on your system is too old")],

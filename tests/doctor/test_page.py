@@ -13,6 +13,7 @@ from trainatomy.catalog.machine import findings
 from trainatomy.doctor.diagnosing import diagnose
 from trainatomy.reporters import doctor_sentences as sentences
 from trainatomy.reporters.doctor_json import DIAGNOSIS, diagnosis_to_json
+from trainatomy.reporters.schema import diagnosis_schema
 from trainatomy.reporters.text.doctor import doctor_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.machine import MachineState
@@ -50,6 +51,7 @@ def test_a_page() -> None:
     assert "warning  GPU 0: PCIe with 8 of 16 lanes" in head
     assert "measured elsewhere: a training takes 29 % longer" in " ".join(head.split())
     assert "fix: unset NCCL_P2P_DISABLE" in head
+    assert "takes 11 times as long" in " ".join(head.split())
     assert "NV#: bonded NVLinks" in page
     assert "1700 1980" in page and "55" in page
 
@@ -68,3 +70,16 @@ def test_json_has_facts_and_sentences() -> None:
     assert finding["fix"] == "unset NCCL_P2P_DISABLE" and finding["costs"][0]["percent"] == 29
     assert found["machine"]["gpus"][0]["copies"]["rates"]["pinned_to_device"] == 55e9
     assert found["machine"]["pairs"] == [{"first": 0, "second": 1, "connection": "NV18", "peer_access": True}]
+
+
+def test_a_setting_that_is_fine_is_not_to_be_undone() -> None:
+    found = diagnosis_to_json(diagnose(with_software(environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"})))
+    assert [(each["severity"], each["fix"]) for each in found["findings"]] == [("note", "")]
+
+
+def test_json_follows_its_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = diagnosis_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for machine in (HEALTHY, MachineState(), *(cases[-1] for cases in CASES.values())):
+        jsonschema.validate(diagnosis_to_json(diagnose(machine)), schema)

@@ -1,4 +1,4 @@
-"""The library's functions: predict, fit, compare, measure, ops, calibrate. They take workloads and return values.
+"""The library's functions: predict, fit, compare, measure, ops, calibrate, diagnose. They return values.
 
 The functions with keywords are for users.  Those that take one value of options (``predict_comparison``,
 ``search_settings`` and others) are for the command line, which has checked its own.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from trainatomy.api.comparing import compare, measure_comparison, predict_comparison
 from trainatomy.api.detailing import detail_of_executed, predict_in_detail
+from trainatomy.api.diagnosing import diagnose
 from trainatomy.api.fitting import fit, fit_gpus, measure_fit, why_out_of_memory
 from trainatomy.api.keywords import Batch
 from trainatomy.api.measuring import calibrate, measure, measure_and_record, this_gpu
@@ -21,6 +22,7 @@ __all__ = [
     "calibrate",
     "compare",
     "detail_of_executed",
+    "diagnose",
     "fit",
     "fit_gpus",
     "measure",

@@ -181,7 +181,7 @@ WORDINGS: Mapping[str, Wording] = {
     "torch_without_cuda": Wording(
         "torch {torch} was built without CUDA",
         "trainings run on the CPU",
-        "pip install torch --index-url https://download.pytorch.org/whl/cu130",
+        "pip install torch --index-url https://download.pytorch.org/whl/{build}",
     ),
     "cuda_fails": Wording("CUDA does not start: {error}", "trainings fail", "nvidia-smi; dmesg | grep -i nvrm"),
     "driver_too_old": Wording(
@@ -242,7 +242,7 @@ WORDINGS: Mapping[str, Wording] = {
         "float32 trainings do not use tensor cores; trainings in bf16 or fp16 are not concerned",
         "tf32=True in TrainingArguments, or torch.set_float32_matmul_precision('high')",
     ),
-    "environment": Wording("{variable}={value}", "{effect}", "unset {variable}"),
+    "environment": Wording("{variable}={value}", "{effect}", "{undo}"),
     "two_allocator_settings": Wording(
         "PYTORCH_ALLOC_CONF={current} and PYTORCH_CUDA_ALLOC_CONF={older}",
         "two names of one setting, with different values",
@@ -329,12 +329,15 @@ UNMEASURED = {
 """Why copies were not measured."""
 
 COSTS = {
-    "training": "a training takes {percent} % longer",
-    "all_reduce": "an all-reduce takes {percent} % longer",
+    "training": "a training takes {longer}",
+    "all_reduce": "an all-reduce takes {longer}",
     "slower": "{percent} % less throughput",
-    "launches": "launches take up to {percent} % longer",
+    "launches": "launches take up to {longer}",
 }
 """What a measured cost is about."""
+
+_SEVERAL = 200
+"""Per cent from which on a cost is told as a multiple."""
 
 _UNKNOWN = "?"
 
@@ -356,7 +359,10 @@ def fix_sentence(finding: Finding) -> str:
 
 def cost_sentence(cost: Cost) -> str:
     """Return a measured cost with its case: ``a training takes 29 % longer (GPT-2 with DDP on ...)``."""
-    return f"{COSTS[cost.what].format(percent=f'{cost.percent:,.0f}')} ({cost.where})"
+    longer = (
+        f"{1 + cost.percent / 100:.0f} times as long" if cost.percent >= _SEVERAL else f"{cost.percent:.0f} % longer"
+    )
+    return f"{COSTS[cost.what].format(longer=longer, percent=f'{cost.percent:.0f}')} ({cost.where})"
 
 
 def place(finding: Finding) -> str:

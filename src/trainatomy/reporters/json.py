@@ -8,12 +8,14 @@ from typing import Any
 from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
 from trainatomy.records.document import SCHEMA, to_plain
+from trainatomy.reporters.doctor_json import diagnosis_to_json
 from trainatomy.reporters.export import command_line_flags, launch_command, training_arguments_code, workload_yaml
 from trainatomy.reporters.prediction_v2 import PREDICTION_2, PredictionV2, renamed_v2
 from trainatomy.reporters.search_sentences import fit_note
 from trainatomy.reporters.sentences import claim_sentence, fact_source, fact_value, padding_advice, reasons
 from trainatomy.reporters.settings import may_change, plan_name
 from trainatomy.results.comparison import Comparison, ComparisonRow
+from trainatomy.results.diagnosis import Diagnosis
 from trainatomy.results.difference import Difference
 from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, GPUOption, Price, Remedy, Shortage
 from trainatomy.results.measurement import Measurement, RankMeasurement
@@ -43,12 +45,13 @@ SPREADS = (*COMPARED, "step_seconds", "samples_per_second", "tokens_per_second")
 
 
 def to_json(
-    value: Prediction | Measurement | Comparison | Fit | FitAcross | Shortage, *, version: int = 1
+    value: Prediction | Measurement | Comparison | Fit | FitAcross | Shortage | Diagnosis, *, version: int = 1
 ) -> dict[str, Any]:
     """Return a result as an object of plain JSON types.
 
     Args:
-        value: A prediction, a measurement, a comparison of several trainings, or the outcome of a search.
+        value: A prediction, a measurement, a comparison of several trainings, the outcome of a search, or a
+            diagnosis of a machine.
         version: Version of the form.  Version 2 is a draft for predictions, whose keys may still change.
 
     Raises:
@@ -58,6 +61,8 @@ def to_json(
         return {"schema": PREDICTION_2, **renamed_v2(to_plain(PredictionV2.of(value)))}
     if version != 1:
         raise ValueError(f"there is no version {version} of the JSON of a {type(value).__name__}")
+    if isinstance(value, Diagnosis):
+        return diagnosis_to_json(value)
     if isinstance(value, Comparison):
         return comparison_to_json(value)
     if isinstance(value, Fit):

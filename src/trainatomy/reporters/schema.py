@@ -13,6 +13,7 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from trainatomy.reporters.doctor_json import DIAGNOSIS
 from trainatomy.reporters.json import (
     COMPARED,
     COMPARISON,
@@ -27,6 +28,7 @@ from trainatomy.reporters.json import (
 )
 from trainatomy.reporters.prediction_v2 import PREDICTION_2, PredictionV2, renamed_v2
 from trainatomy.results.comparison import RowStatus, Spread
+from trainatomy.results.diagnosis import Diagnosis
 from trainatomy.results.fit import Change, Goal, Maximum, Permission, RemedyKind, SearchCounts
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import STANDARD_COMPONENTS, Components, Memory, OutOfMemoryPoint, Verdict
@@ -137,6 +139,18 @@ def operations_schema() -> Schema:
         definitions[name]["properties"][key] = {"type": "string"}
         definitions[name]["required"].append(key)
     return _document("The operations of a step", body, definitions)
+
+
+def diagnosis_schema() -> Schema:
+    """Return the schema of ``doctor --json``."""
+    definitions: Schema = {}
+    body = _tagged(Diagnosis, DIAGNOSIS, definitions)
+    body["properties"]["healthy"] = _BOOLEAN
+    body["required"].append("healthy")
+    for name, keys in (("Cost", ("sentence",)), ("Finding", ("found", "means", "fix"))):
+        definitions[name]["properties"] |= dict.fromkeys(keys, _STRING)
+        definitions[name]["required"] += keys
+    return _document("What is wrong with a machine", body, definitions)
 
 
 def fit_schema() -> Schema:

@@ -14,6 +14,9 @@ from trainatomy.results.machine import MachineState, Software
 _ARCHITECTURE = re.compile(r"^(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)(?P<suffix>[af]?)$")
 _AMPERE = (8, 0)
 _PACKAGES = {"cudnn": "nvidia-cudnn-cu", "nccl": "nvidia-nccl-cu"}
+_BUILDS = (((13, 0), "cu130"), ((12, 0), "cu126"))
+"""Builds of torch 2.11 by the oldest CUDA of their driver (pytorch.org/get-started/locally)."""
+
 _MISMATCH = "version mismatch"
 
 
@@ -37,7 +40,7 @@ def _driver(machine: MachineState) -> Iterator[Finding]:
         return
     if _MISMATCH in software.driver_error.lower():
         yield finding("driver_mismatch", error=software.driver_error)
-    elif "nvidia-ml-py" in software.driver_error:
+    elif machine.host.nvidia_devices and "nvidia-ml-py" in software.driver_error:
         yield finding("binding_missing")
     elif machine.host.nvidia_devices:
         yield finding("driver_missing", devices=machine.host.nvidia_devices, error=software.driver_error)
@@ -47,7 +50,7 @@ def _driver(machine: MachineState) -> Iterator[Finding]:
 
 def _torch(software: Software) -> Iterator[Finding]:
     if software.torch and software.torch_cuda is None:
-        yield finding("torch_without_cuda", torch=software.torch)
+        yield finding("torch_without_cuda", torch=software.torch, build=_build_for(software))
         return
     cuda = version(software.torch_cuda)
     driver = version(software.driver)
@@ -59,6 +62,12 @@ def _torch(software: Software) -> Iterator[Finding]:
     elif cuda and software.driver_cuda and cuda[:2] > software.driver_cuda:
         knows = ".".join(map(str, software.driver_cuda))
         yield finding("driver_older", driver=software.driver, knows=knows, cuda=software.torch_cuda)
+
+
+def _build_for(software: Software) -> str:
+    """Return the build of torch that the driver runs."""
+    newest = software.driver_cuda or (0, 0)
+    return next((build for oldest, build in _BUILDS if newest >= oldest), _BUILDS[-1][1])
 
 
 def _kernels(machine: MachineState) -> Iterator[Finding]:
@@ -166,7 +175,8 @@ def _environment(software: Software) -> Iterator[Finding]:
     for name, value in software.environment.items():
         known = variable(name, value)
         if known is not None:
-            found = finding("environment", variable=name, value=value, effect=known.effect)
+            undo = "" if known.severity == "note" else f"unset {name}"  # notes are mostly set on purpose
+            found = finding("environment", variable=name, value=value, effect=known.effect, undo=undo)
             yield replace(found, severity=known.severity, costs=known.costs)
     current, older = software.environment.get("PYTORCH_ALLOC_CONF"), software.environment.get("PYTORCH_CUDA_ALLOC_CONF")
     if current and older and current != older:
