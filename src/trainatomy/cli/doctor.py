@@ -9,7 +9,8 @@ from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.errors import UnhealthyMachine
 
 Gpu = Annotated[
-    list[int] | None, in_run("--gpu", "Look at this GPU only, numbered as in nvidia-smi; repeatable.", min=0)
+    list[int] | None,
+    in_run("--gpu", "Look at this GPU only, numbered as in nvidia-smi; repeatable.", min=0, metavar="N"),
 ]
 Bandwidth = Annotated[
     bool,
