@@ -130,8 +130,8 @@ def lines(options: argparse.Namespace) -> Any:
     device = None
     if text:
         device = cudnn.descriptor(backend.Kind.DEVICE).set_text(backend.Attribute.DEVICE_JSON, text).finalize()
-    stored = sampled()
-    fresh = measured.convolutions(1500, random.Random(1316))
+    stored = [] if options.fresh else sampled()
+    fresh = measured.convolutions(1500, random.Random(options.seed))
     for number, case in enumerate([*stored, *fresh]):
         if time.monotonic() - begin > options.seconds:
             break
@@ -145,6 +145,8 @@ def lines(options: argparse.Namespace) -> Any:
             line["error"] = f"{type(error).__name__}: {str(error)[:200]}"
             torch.cuda.empty_cache()
         yield line
+    if options.fresh:
+        return
     chosen = [case for case in stored if len(case["places"]) == 2 and not case["transposed"]][:LOGGED]
     try:
         yield {"log": log_of(chosen)}
@@ -156,6 +158,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--library", type=Path, help="the file of cuDNN (default: the one that PyTorch loads)")
+    parser.add_argument("--seed", type=int, default=1316, help="of the random calls")
+    parser.add_argument("--fresh", action="store_true", help="leave out the stored calls and the log")
     parser.add_argument("--seconds", type=float, default=120, help="after which no case starts (default: 120)")
     options = parser.parse_args()
     opened = gzip.open if options.out.suffix == ".gz" else open
