@@ -34,6 +34,7 @@ COMMANDS = (
         "Trainings",
         "Predict the GPU memory and the time of a training step.",
     ),
+    Entry("run", "Trainings", "Run your own training script without a GPU, and predict its memory and time."),
     Entry("fit", "Trainings", "Find the settings that fit a GPU and train fastest."),
     Entry("compare", "Trainings", "Compare several trainings, predicted or measured."),
     Entry("measure", "Trainings", "Measure a training step on this machine's GPU, beside the prediction."),
@@ -104,8 +105,8 @@ def _meant(option: str | None, known: Collection[str]) -> str | None:
 def load(name: str) -> Any:
     """Return the command ``name`` with all its options."""
     single = typer.Typer(add_completion=False, rich_markup_mode="rich", context_settings=CONTEXT)
-    function = getattr(import_module(f"trainatomy.cli.{name}"), name)
-    single.command(name, cls=Command, context_settings=CONTEXT)(function)
+    module = import_module(f"trainatomy.cli.{name}")
+    single.command(name, cls=getattr(module, "COMMAND", Command), context_settings=CONTEXT)(getattr(module, name))
     return typer.main.get_command(single)
 
 

@@ -64,6 +64,7 @@ SECTIONS = {
     "measured_failure": "Measured GPU memory at the failure",
     "predicted_peak": "Predicted GPU memory at the peak (not both records have a measured breakdown)",
     "ranks": "GPU memory by rank",
+    "script": "The script",
     "measured_ranks": "Ranks",
     "counters": "PyTorch's own counters",
     "modules": "Activations at the peak, by module",

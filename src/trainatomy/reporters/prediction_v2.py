@@ -12,6 +12,7 @@ from trainatomy.results.generation import Generation
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Verdict
 from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction, RankPrediction
+from trainatomy.results.script import ScriptRun
 from trainatomy.results.time import Time
 
 PREDICTION_2 = "trainatomy/prediction/2-draft"
@@ -44,6 +45,7 @@ class PredictionV2:
     generation: Generation | None = None
     checkpoint: Checkpoint | None = None
     lengths: LengthsPrediction | None = None
+    script: ScriptRun | None = None
 
     @classmethod
     def of(cls, prediction: Prediction) -> PredictionV2:

@@ -10,6 +10,7 @@ from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint, TimelinePoint, Verdict
+from trainatomy.results.script import ScriptRun
 from trainatomy.results.time import Time
 
 Basis = Literal["measured", "computed", "assumed"]
@@ -99,7 +100,7 @@ class Prediction:
     there is one.
 
     With ``data.lengths``, ``lengths`` describes the epochs, memory is that of the worst one, and time that of the mean
-    step.
+    step.  ``script`` is the script that was run, of ``trainatomy run``; ``workload`` then says what was seen of it.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Prediction:
     lengths: LengthsPrediction | None = None
     generation: Generation | None = None
     checkpoint: Checkpoint | None = None
+    script: ScriptRun | None = None
 
     @property
     def gpu(self) -> GPUSummary:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -80,20 +82,26 @@ def _model(prediction: Prediction) -> str:
     return next((str(name) for name in names if name), prediction.name)
 
 
-def gpus_for_page(comparison: Comparison) -> Group:
-    """Return the same training, as it is, on several GPUs: verdict, headroom, step time and throughput."""
-    predictions = sorted(comparison.predictions, key=_fastest_first)
-    name = _model(predictions[0]) if predictions else "The training"
-    fitting = sum(prediction.fits for prediction in predictions)
+def gpus_table(predictions: Sequence[Prediction]) -> AdaptiveTable:
+    """Return a table of the same training on several GPUs, the fastest first."""
     columns = [Column("\nverdict", justify="left"), Column("\nneeds"), Column("\nheadroom")]
     columns += [Column("time\nper step"), Column("samples\nper s"), Column("\nid", 1, "left")]
     table = AdaptiveTable("\nGPU", columns, name_width=20)
-    for each in predictions:
+    for each in sorted(predictions, key=_fastest_first):
         needed, room = human_bytes(each.memory.device_bytes), human_bytes(each.room_bytes)
         total = total_rate(each) if each.fits else None
         step = seconds(each.time.step_seconds) if each.time and each.fits else "-"
         pace = "-" if total is None else rate(total)
         table.add_row(each.gpu.name, verdict_cell(each), needed, room, step, pace, each.gpu.id)
+    return table
+
+
+def gpus_for_page(comparison: Comparison) -> Group:
+    """Return the same training, as it is, on several GPUs: verdict, headroom, step time and throughput."""
+    predictions = sorted(comparison.predictions, key=_fastest_first)
+    name = _model(predictions[0]) if predictions else "The training"
+    fitting = sum(prediction.fits for prediction in predictions)
+    table = gpus_table(predictions)
     answer = f"{name} as it is fits on {fitting} of {many(len(predictions), 'GPU')}."
     parts: list[RenderableType] = [Text(answer, style="bold"), Text(), table]
     if failed := [f"{row.name}: {row.prediction_error}" for row in comparison.rows if row.prediction is None]:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from trainatomy.reporters import sentences
 from trainatomy.reporters.labels import BASIS_STYLES, PHASES, SECTIONS, TIMES, VERDICT_STYLES, component
+from trainatomy.reporters.script_sentences import script_sentences
 from trainatomy.reporters.settings import rank_name
 from trainatomy.reporters.text.lengths import lengths_section
 from trainatomy.reporters.text.memory import Breakdown, Timeline, counters, modules_table
@@ -30,6 +31,8 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(Text(sentences.step_time(prediction.time, fits=prediction.fits, varies=_varies(prediction))))
         if prediction.time.communication is not None:
             parts.append(Text(sentences.all_ranks(prediction.time.communication)))
+    if prediction.script is not None:
+        parts.append(section(SECTIONS["script"], bullets(script_sentences(prediction.script))))
     parts.append(section(f"{prediction.name}: {SECTIONS['peak']}", Breakdown(memory)))
     parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
     if prediction.checkpoint is not None:

@@ -1,0 +1,170 @@
+"""``trainatomy run``: run the user's own training script without a GPU, and predict its memory and time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainatomy.cli.app import Command
+from trainatomy.cli.options import CalibrationFile, Debug, Json, check_option, in_output, in_run, time_limit_option
+from trainatomy.cli.output import note, progress, show, show_json
+from trainatomy.cli.values import several_gpus
+from trainatomy.errors import DoesNotFit, TrainatomyError
+from trainatomy.reporters.json import to_json
+from trainatomy.reporters.text.prediction import prediction_page, verdict_line
+from trainatomy.reporters.text.rendering import render
+from trainatomy.reporters.text.script import scripts_page
+from trainatomy.results.prediction import Prediction
+from trainatomy.scripts.command import read_command, with_gpus
+from trainatomy.scripts.job import Job, Outcome
+
+DEFAULT_GPU = "h200"
+
+
+class RunCommand(Command):
+    """A command whose own options end where the script begins; the script's are passed on as they are."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        switches = {
+            name for option in self.params for name in (*option.opts, *option.secondary_opts) if _is_switch(option)
+        }
+        position = 0
+        while position < len(args) and args[position].startswith("-") and args[position] not in ("-m", "--"):
+            word = args[position]
+            alone = "=" in word or word.replace("_", "-") in switches or word in ("-h", "--help")
+            position += 1 if alone else 2
+        script = args[position:]
+        script = script[1:] if script[:1] == ["--"] else script
+        rest: list[str] = super().parse_args(ctx, [*args[:position], "--", *script])
+        return rest
+
+
+def _is_switch(option: Any) -> bool:
+    return bool(getattr(option, "is_flag", False))
+
+
+COMMAND = RunCommand
+
+Script = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SCRIPT ARGUMENTS…",
+        help="The script with its arguments, `-m module`, `torchrun …` or `accelerate launch …`, as they are typed.",
+        show_default=False,
+    ),
+]
+GPU = Annotated[
+    str, in_run("--gpu", f"The GPU to simulate (default: {DEFAULT_GPU}); several with commas, or `all`.", metavar="GPU")
+]
+GPUs = Annotated[
+    int | None,
+    in_run("--gpus", "Simulate rank 0 of a training on so many GPUs, as torchrun starts it.", metavar="N", min=1),
+]
+Steps = Annotated[
+    int, in_run("--steps", "Optimizer steps after which the script is stopped (default: 3).", metavar="N", min=1)
+]
+TimeLimit = Annotated[float, time_limit_option("Stop the script after so many seconds (default: 300).", min=1)]
+Network = Annotated[bool, in_run("--network", "Let the script use the network, such as to download a data set.")]
+Data = Annotated[
+    Path | None,
+    in_run(
+        "--data",
+        "Use the rows of this file (jsonl, csv, parquet, txt) for data sets of a hub.",
+        metavar="FILE",
+        exists=True,
+    ),
+]
+Samples = Annotated[int, in_run("--samples", "Rows of data sets that are made up (default: 512).", metavar="N", min=1)]
+Lengths = Annotated[int, in_run("--lengths", "Words of texts that are made up (default: 256).", metavar="N", min=1)]
+Timeline = Annotated[bool, in_output("--timeline", "Show memory by component over the step.")]
+Check = Annotated[bool, check_option("the training does not fit")]
+ScriptOutput = Annotated[
+    Path | None,
+    in_output("--script-output", "File for what the script prints (default: stderr).", metavar="FILE", dir_okay=False),
+]
+
+
+def run(
+    script: Script,
+    gpu: GPU = DEFAULT_GPU,
+    gpus: GPUs = None,
+    steps: Steps = 3,
+    time_limit: TimeLimit = 300.0,
+    network: Network = False,
+    data: Data = None,
+    samples: Samples = 512,
+    lengths: Lengths = 256,
+    timeline: Timeline = False,
+    check: Check = False,
+    json: Json = False,
+    script_output: ScriptOutput = None,
+    calibration: CalibrationFile = None,
+    debug: Debug = False,
+) -> None:
+    """Run a training script, unmodified, without a GPU: its memory at the peak, whether it fits, how long a step takes.
+
+    This executes the script's own code, in a process of its own, on tensors without data, and stops it after a few
+    optimizer steps. Files that it writes go nowhere and are listed, and the network is off.
+    """
+    job = Job(
+        with_gpus(read_command(script), gpus),
+        _gpus(gpu),
+        steps,
+        time_limit,
+        network,
+        samples,
+        lengths,
+        None if data is None else str(data),
+        timeline=timeline,
+        calibration=calibration,
+    )
+    with progress(f"running {job.command.name} without a GPU"):
+        from trainatomy.scripts.launch import run_script
+
+        outcomes = run_script(job, script_output)
+    _show(outcomes, json=json)
+    _raise(outcomes, check=check)
+
+
+def _gpus(text: str) -> tuple[str, ...]:
+    """Return the ids of the GPUs in ``--gpu``."""
+    from trainatomy.catalog.gpus import find_gpu
+    from trainatomy.catalog.gpus import gpus as all_gpus
+
+    names = several_gpus({"gpu": text}, None)
+    if names is None:
+        return (find_gpu(text).id,)
+    return tuple(find_gpu(name).id for name in names) or tuple(each.id for each in all_gpus())
+
+
+def _show(outcomes: tuple[Outcome, ...], *, json: bool) -> None:
+    found = [outcome.prediction for outcome in outcomes if outcome.prediction is not None]
+    if json and len(outcomes) == 1 and found:
+        show_json(to_json(found[0]))
+    elif json and found:
+        show_json({"predictions": [to_json(each) for each in found]})
+    elif found:
+        show(prediction_page(found[0]) if len(outcomes) == 1 else scripts_page(found))
+        if any(not each.fits for each in found) and len(outcomes) == 1:
+            note("`trainatomy fit --script` searches over the script's own flags for settings that fit")
+
+
+def _raise(outcomes: tuple[Outcome, ...], *, check: bool) -> None:
+    """Raise the error of a script that failed, or of one that does not fit if that is asked for."""
+    for outcome in outcomes:
+        if outcome.exit_code:
+            error = TrainatomyError(outcome.message)
+            error.exit_code = outcome.exit_code
+            raise error
+        run = None if outcome.prediction is None else outcome.prediction.script
+        if run is not None and run.ending == "interrupted":
+            raise KeyboardInterrupt
+    predictions = [each.prediction for each in outcomes if each.prediction is not None]
+    if check and not all(each.fits for each in predictions):
+        raise DoesNotFit(_verdicts(predictions))
+
+
+def _verdicts(predictions: list[Prediction]) -> str:
+    return "\n".join(render(verdict_line(each), width=1000).strip() for each in predictions if not each.fits)

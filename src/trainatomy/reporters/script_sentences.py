@@ -1,0 +1,75 @@
+"""Sentences on a script that ran without a GPU: how it ended, what it trains, what stood in for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainatomy.results.script import Ending, ScriptRun, StandIn, StandInKind
+from trainatomy.units import human_bytes, many
+
+_ENDINGS: dict[Ending, str] = {
+    "steps": "was stopped after {steps}",
+    "finished": "ended by itself after {steps}",
+    "exit": "ended by sys.exit after {steps}",
+    "error": "failed after {steps}; what it held until then is below",
+    "interrupted": "was interrupted after {steps}; what it held until then is below",
+    "time limit": "reached the time limit after {steps}; what it held until then is below",
+}
+_MOST_WRITES = 5
+
+_STAND_INS: dict[StandInKind, str] = {
+    "computed values": "{times} of computed {name} by Python: they were taken as 0, and conditions as in a healthy "
+    "training (no overflow, no NaN); another value may change what the script does",
+    "compiled": "torch.compile of {name} was left out: the step was simulated eagerly, which usually holds more memory "
+    "and takes longer than compiled code",
+    "configuration": "the configuration of {name} comes from trainatomy's data: it is not in the cache on this machine",
+    "data loader": "data are loaded in the script's own process",
+    "data set": "the data set {name} is not on this machine: rows of its columns were made up, with texts of one "
+    "length (--lengths), which decides the size of a batch that is padded to its longest",
+    "images": "the images of {name} are not on this machine: black ones of its size were made up",
+    "launch": "{name}",
+    "metric": "the metric {name} is not on this machine and computes nothing",
+    "pretrained weights": "{name} was built from its configuration, without pretrained weights",
+    "sample lengths": "samples have {name} tokens",
+    "tokenizer": "the tokenizer of {name} is not in the cache: one token for each word stands in",
+    "tracker": "{name} records nothing",
+    "triton": "Triton kernels of {name} do nothing; their time is that of moving their tensors once",
+}
+
+
+def script_sentences(run: ScriptRun) -> list[str]:
+    """Return everything there is to say about a script that ran."""
+    return [*_what_ran(run), *map(stand_in, run.stand_ins), *_writes(run)]
+
+
+def ending(run: ScriptRun) -> str:
+    """Return ``train.py --epochs 1 was stopped after 3 optimizer steps``."""
+    said = _ENDINGS[run.ending].format(steps=many(run.steps, "optimizer step"))
+    return f"`{' '.join(run.command)}` {said}"
+
+
+def _what_ran(run: ScriptRun) -> Iterator[str]:
+    yield ending(run)
+    if run.message:
+        yield run.message
+    for model in run.models:
+        frozen = "" if model.trainable_parameters == model.parameters else f", {model.trainable_parameters:,} trained"
+        yield f"model {model.name}: {model.parameters:,} parameters{frozen}, {human_bytes(model.bytes)} on the GPU"
+    for optimizer in run.optimizers:
+        steps = many(optimizer.steps, "step")
+        yield f"optimizer {optimizer.name}: {steps}, states of {human_bytes(optimizer.state_bytes)}"
+
+
+def stand_in(one: StandIn) -> str:
+    """Return what stood in for something, with the script's line."""
+    times = many(one.times, "read")
+    said = _STAND_INS[one.kind].format(name=one.name, times=times)
+    return f"{said} ({one.place})" if one.place else said
+
+
+def _writes(run: ScriptRun) -> Iterator[str]:
+    if run.writes:
+        shown = ", ".join(run.writes[:_MOST_WRITES])
+        more = len(run.writes) - _MOST_WRITES
+        rest = f" and {many(more, 'other path')}" if more > 0 else ""
+        yield f"not written: {shown}{rest}"

@@ -1,0 +1,107 @@
+"""Start the process of a script and wait for its outcomes.
+
+The script runs in a process of its own: its output stays apart, ``sys.exit`` and crashes end that process only, and it
+can be ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from trainatomy.errors import SimulationError
+from trainatomy.scripts.job import Job, Outcome
+
+_ENVIRONMENT = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "BITSANDBYTES_NOWELCOME": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "WANDB_MODE": "disabled",
+    "WANDB_DISABLED": "true",
+    "COMET_MODE": "disabled",
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+    "CUDA_VISIBLE_DEVICES": "0",
+}
+"""Nothing is compiled, no tracker records."""
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+_GRACE = 60.0
+"""Seconds that a process has to end after its time limit, and after Ctrl-C."""
+_LIBRARIES = 120.0
+"""Seconds for importing the libraries, which the limit of the script does not count."""
+
+
+def run_script(job: Job, output: Path | None = None) -> tuple[Outcome, ...]:
+    """Run a script in a process of its own, once for each GPU, and return what came of it.
+
+    Args:
+        job: The script and the GPUs.
+        output: File for what the script prints; None for stderr.
+    """
+    job.command.file()  # a missing file is reported at once
+    with tempfile.TemporaryDirectory(prefix="trainatomy-run-") as folder, _target(output) as target:
+        file = Path(folder, "job.pickle")
+        file.write_bytes(pickle.dumps(job))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trainatomy.scripts.child", str(file), folder],
+            stdin=subprocess.DEVNULL,
+            stdout=target,
+            stderr=target,
+            env=environment(os.environ, folder, network=job.network),
+        )
+        code = _wait(process, _LIBRARIES + (job.time_limit + _GRACE) * len(job.gpus))
+        return tuple(_outcome(folder, gpu, code) for gpu in job.gpus)
+
+
+def environment(given: Mapping[str, str], folder: str, *, network: bool) -> dict[str, str]:
+    """Return the variables of the script's process; caches of data sets go to ``folder``."""
+    own = {} if network else _OFFLINE
+    return {**given, **_ENVIRONMENT, **own, "HF_DATASETS_CACHE": str(Path(folder, "datasets"))}
+
+
+@contextlib.contextmanager
+def _target(output: Path | None) -> Iterator[IO[Any] | int]:
+    """Yield where the script's output goes."""
+    if output is not None:
+        with output.open("wb") as file:
+            yield file
+        return
+    try:
+        yield sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):  # stderr is no file, as under pytest
+        yield subprocess.DEVNULL
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """Wait for a process; Ctrl-C, which it gets too, lets it report what it has."""
+    limit = seconds
+    while True:
+        try:
+            return process.wait(limit)
+        except KeyboardInterrupt:
+            limit = _GRACE
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return -9
+
+
+def _outcome(folder: str, gpu: str, code: int) -> Outcome:
+    file = Path(folder, f"{gpu}.pickle")
+    if file.is_file():
+        found: Outcome = pickle.loads(file.read_bytes())
+        return found
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    message = f"the script's process {how} before it reported anything; its output says more"
+    return Outcome(gpu, None, message, SimulationError.exit_code)

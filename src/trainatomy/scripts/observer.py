@@ -1,0 +1,263 @@
+"""Observer of a script's loop in a simulated process: labels tensors, and writes the operations of the last step.
+
+It is to a script what ``simulator.watcher.Watcher`` is to a workload, for any number of models and optimizers, which it
+gets to know one by one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from trainatomy.errors import SimulationError
+from trainatomy.results.operations import Operations
+from trainatomy.results.script import TrainedModel, UsedOptimizer
+from trainatomy.results.trace import Mark
+from trainatomy.scripts.places import current_place
+from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.training.observer import Silent
+from trainatomy.training.optimizer import tensors_in
+from trainatomy.training.parallel.deepspeed import part_of
+from trainatomy.training.quantization import parameter_count, scales
+
+
+class ScriptObserver(Silent):
+    """Observer of a script of at most ``steps`` optimizer steps.
+
+    Attributes:
+        samples: Samples of the first micro-batch of a step.
+        tokens: Tokens of each of them; None where they are no text.
+        micro_steps: Micro-batches of the last step.
+        called_models: Classes of all models that were called.
+        models, optimizers: Those that train, as they were after the last step.
+        optimizer_class: The class of all of them, None if there are several.
+        dtype: The dtype of most weights.
+        autocast: The dtype in which modules computed under autocast.
+        steps: Steps that are complete.
+    """
+
+    def __init__(self, process: SimulatedProcess, steps: int, script: str = "") -> None:
+        self._script = script
+        self._process, self._recorder = process, process.recorder
+        self._operations = process.recorder.operations
+        self._last = steps - 1
+        self._models: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+        self._trained: dict[int, None] = {}
+        self._made: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._used: dict[int, int] = {}
+        self._complete = Operations()
+        self._loaded = False
+        self.called_models: list[str] = []
+        self.models: tuple[TrainedModel, ...] = ()
+        self.optimizers: tuple[UsedOptimizer, ...] = ()
+        self.optimizer_class: type[torch.optim.Optimizer] | None = None
+        self.dtype = torch.float32
+        self.samples = 0
+        self.tokens: int | None = None
+        self.micro_steps = self._micro_step = 0
+        self.autocast: torch.dtype | None = None
+        self.steps = 0
+
+    # -- models and optimizers -----------------------------------------------------------------------------------------
+
+    def called(self, model: nn.Module) -> None:
+        """Label the tensors of a model that is called for the first time."""
+        if id(model) not in self._models:
+            self._models[id(model)] = model
+            self.called_models.append(type(model).__name__)
+            self._process.modules.learn(model)
+            self._relabel(map(part_of, model.parameters()), "weight")
+            self._relabel(model.buffers(), "buffer")
+            self._relabel(scales(model), "scale")
+        if not self._loaded:
+            self._loaded = True
+            self._label_states()
+            self._mark_loaded(model)
+            self._set_stage("other")
+            if self._last == 0:
+                self._operations.start(0)
+
+    def made(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remember an optimizer."""
+        self._made.append(weakref.ref(optimizer))
+
+    def uses(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count a step of an optimizer."""
+        if all(optimizer is not one for one in self._optimizers()):
+            self.made(optimizer)
+        self._used[id(optimizer)] = self._used.get(id(optimizer), 0) + 1
+
+    def look(self) -> None:
+        """Describe the models and optimizers as they are now; when the script has ended, they may be gone."""
+        trained = [model for key in self._trained if (model := self._models.get(key)) is not None]
+        self.models = tuple(map(self._model, trained)) or self.models
+        used = [one for one in self._optimizers() if id(one) in self._used]
+        self.optimizers = (
+            tuple(
+                UsedOptimizer(
+                    type(one).__name__, self._used[id(one)], self._bytes(tensors_in(list(one.state.values())))
+                )
+                for one in used
+            )
+            or self.optimizers
+        )
+        if used:
+            kinds = {type(one) for one in used}
+            self.optimizer_class = kinds.pop() if len(kinds) == 1 else None
+        dtypes = Counter[torch.dtype]()
+        for model in trained:
+            for one in model.parameters():
+                dtypes[one.dtype] += one.numel()
+        if dtypes:
+            self.dtype = dtypes.most_common(1)[0][0]
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [one for made in self._made if (one := made()) is not None]
+
+    def _model(self, model: nn.Module) -> TrainedModel:
+        counts = [(parameter_count(one), one.requires_grad) for one in model.parameters()]
+        return TrainedModel(
+            type(model).__name__,
+            sum(count for count, _ in counts),
+            sum(count for count, trained in counts if trained),
+            self._bytes(map(part_of, model.parameters())),
+        )
+
+    def _bytes(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Return the bytes of tensors on the GPU."""
+        with torch._C.DisableTorchFunction():
+            known = {number: one.untyped_storage().nbytes() for one in tensors if (number := self._number(one)) >= 0}
+        return sum(known.values())
+
+    # -- events of the loop --------------------------------------------------------------------------------------------
+
+    def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        """Label the inputs of a model, and count the samples of a step's first one."""
+        tensors = [one for one in tree_leaves((arguments, dict(keywords))) if isinstance(one, torch.Tensor)]
+        self._label(tensors, "input")
+        if self.samples or not tensors:
+            return
+        first = keywords.get("input_ids", tensors[0])
+        if isinstance(first, torch.Tensor) and first.dim() > 0:
+            self.samples = first.shape[0]
+            if first.dim() == 2 and not first.is_floating_point():
+                self.tokens = first.shape[1]
+
+    def _mark_loaded(self, model: nn.Module) -> None:
+        """Mark when the last tensor of the first model came to the GPU; its first batch came after it."""
+        trace = self._recorder.trace
+        last = max(map(self._number, [*model.parameters(), *model.buffers()]), default=-1)
+        event = next(
+            (at for at, one in enumerate(trace.events) if one.action == "alloc" and one.allocation == last), -1
+        )
+        trace.marks.append(Mark(event + 1, "loaded", -1))
+
+    def trains(self, model: nn.Module) -> None:
+        """Note that a model is called with gradients.
+
+        Raises:
+            SimulationError: It is not on the GPU.
+        """
+        if id(model) not in self._trained and not any(self._number(part_of(one)) >= 0 for one in model.parameters()):
+            raise SimulationError(
+                f"{current_place(self._script)}: {type(model).__name__} is trained on the CPU: none of its parameters "
+                "was moved to the GPU.\nA dry run predicts GPU memory; move the model there (model.to('cuda')), or "
+                "check the option of the script that chooses the device"
+            )
+        self._trained.setdefault(id(model))
+
+    def tick(self) -> None:
+        """Do nothing: no time passes here."""
+
+    def step_begin(self, step: int) -> None:
+        self._recorder.step = step
+        self._recorder.mark("step")
+        self._set_stage("other")
+        self._micro_step = 0
+
+    def micro_step_begin(self, micro_step: int) -> None:
+        self._recorder.mark("forward")
+        self._operations.micro_step = self._micro_step = micro_step
+        self._set_stage("forward")
+
+    def forward_end(self) -> None:
+        self._recorder.mark("forward end")
+        self._set_stage("other")
+
+    def micro_step_end(self, micro_step: int) -> None:
+        self._label_gradients()
+        self._recorder.mark("backward end")
+
+    def optimizer_begin(self) -> None:
+        self._label_gradients()
+        self._recorder.mark("optimizer")
+        self._set_stage("optimizer")
+
+    def optimizer_end(self) -> None:
+        self._label_states()
+        self._recorder.mark("optimizer end")
+        self._set_stage("other")
+
+    def zero_grad_begin(self) -> None:
+        self._recorder.mark("zero_grad")
+        self._operations.stage = "zero_grad"
+
+    def zero_grad_end(self) -> None:
+        self._recorder.mark("zero_grad end")
+        self._operations.stage = self._recorder.stage
+
+    def step_end(self, step: int) -> None:
+        """End a step; the operations of each but the first are written, as any may be the script's last."""
+        self._recorder.mark("step end")
+        self.look()
+        self.steps = step + 1
+        self.micro_steps = self._micro_step + 1
+        if self._operations.recording:
+            self._complete = self._operations.operations
+        self._operations.stop()
+        if step < self._last:
+            self._operations.start(step + 1)
+
+    def end(self) -> Operations:
+        """Return the operations of the last complete step."""
+        self._operations.stop()
+        return self._complete if self.steps else self._operations.operations
+
+    # -- labels --------------------------------------------------------------------------------------------------------
+
+    def _set_stage(self, name: str) -> None:
+        self._recorder.stage = self._operations.stage = name
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        for model in list(self._models.values()):
+            yield from model.parameters()
+        for optimizer in self._optimizers():
+            for group in optimizer.param_groups:
+                yield from group["params"]
+
+    def _label_gradients(self) -> None:
+        self._label((one.grad for one in self._parameters() if one.grad is not None), "gradient")
+
+    def _label_states(self) -> None:
+        for optimizer in self._optimizers():
+            self._label(tensors_in(list(getattr(optimizer, "state", {}).values())), "optimizer_state")
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        number = self._recorder.number_of(tensor)
+        return -1 if number is None else number
+
+    def _label(self, tensors: Iterable[torch.Tensor], label: str) -> None:
+        for tensor in tensors:
+            self._recorder.label(tensor, label)
+
+    def _relabel(self, tensors: Iterable[torch.Tensor], label: str) -> None:
+        """Label tensors, also those that counted as inputs when they came to the GPU."""
+        for tensor in tensors:
+            if (number := self._number(tensor)) >= 0:
+                self._recorder.trace.labels[number] = label

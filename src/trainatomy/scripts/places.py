@@ -1,0 +1,56 @@
+"""Lines of a user's script, for messages and notes."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_INSTALLED = tuple({*map(sysconfig.get_path, _LIBRARIES), str(Path(torch.__path__[0]).parent)})
+_known: dict[str, bool] = {}
+
+
+def is_users(filename: str) -> bool:
+    """Return whether a file belongs to the user: neither to this package nor to an installed one."""
+    found = _known.get(filename)
+    if found is None:
+        path = str(Path(filename).resolve())
+        installed = any(path.startswith(folder) for folder in (_OURS, *_INSTALLED))
+        found = _known[filename] = not (filename.startswith("<") or installed or "site-packages" in path)
+    return found
+
+
+def add_libraries(folders: list[str]) -> None:
+    """Let folders (those of PYTHONPATH) count as installed libraries; the script's own folder does not."""
+    global _INSTALLED
+    _INSTALLED = (*_INSTALLED, *(str(Path(folder).resolve()) for folder in folders))
+    _known.clear()
+
+
+def current_place(script: str = "") -> str:
+    """Return ``train.py:31`` for the user's innermost frame, of ``script`` if it has one; "" if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    first = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if is_users(name):
+            place = f"{Path(name).name}:{frame.f_lineno}"
+            if not script or name == script:
+                return place
+            first = first or place
+        frame = frame.f_back
+    return first
+
+
+def place_of(error: BaseException) -> str:
+    """Return the user's innermost line in the traceback of an exception, ``train.py:31``; "" if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno or 0}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

@@ -1,0 +1,105 @@
+"""The prediction of a script: what was seen of it as a workload, and the same analysis."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.errors import WorkloadError
+from trainatomy.prediction import prediction_of
+from trainatomy.results.script import Ending, ScriptRun
+from trainatomy.simulator.notes import version_notes
+from trainatomy.simulator.simulate import Simulation
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from trainatomy.results.prediction import Prediction
+    from trainatomy.scripts.session import Session
+
+_PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def run_of(session: Session, command: tuple[str, ...], ending: Ending, message: str = "", place: str = "") -> ScriptRun:
+    """Return what a dry run saw of a script."""
+    seen = session.observer
+    return ScriptRun(
+        command=command,
+        ending=ending,
+        steps=seen.steps,
+        models=seen.models,
+        optimizers=seen.optimizers,
+        stand_ins=session.stand_ins.listed(),
+        writes=tuple(session.files.writes),
+        message=message,
+        place=place,
+    )
+
+
+def workload_of(session: Session, name: str) -> Workload:
+    """Return a workload that says what was seen of a script: the basis of its times and of its rule of thumb."""
+    seen, train = session.observer, dict[str, Any]()
+    train["per_device_train_batch_size"] = max(1, seen.samples)
+    train["gradient_accumulation_steps"] = max(1, seen.micro_steps)
+    if seen.autocast in _PRECISIONS:
+        train[_PRECISIONS[seen.autocast]] = True
+    if session.tf32 is not None:
+        train["tf32"] = session.tf32
+    if seen.optimizer_class is not None:
+        train["optim"] = f"{seen.optimizer_class.__module__}.{seen.optimizer_class.__qualname__}"
+    model = {"class": seen.models[0].name if seen.models else "model", "dtype": _dtype(seen.dtype)}
+    topology = session.settings.topology
+    mapping: dict[str, Any] = {
+        "name": name,
+        "loop": "trainer" if session.uses_trainer else "pytorch",
+        "model": model,
+        "gpu": session.gpu.id,
+        "train": train,
+    }
+    if session.allocator:
+        mapping["allocator"] = session.allocator
+    if topology.world_size > 1:
+        mapping["parallel"] = {"gpus": topology.gpus_per_node, "nodes": topology.world_size // topology.gpus_per_node}
+    for key in ("optim", "tf32", None):  # a class that cannot be named, a setting that the GPU does not have
+        with contextlib.suppress(WorkloadError):
+            return Workload.from_mapping(mapping)
+        if key is not None:
+            train.pop(key, None)
+    return Workload.from_mapping({**mapping, "train": {}})
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return name if name in ("float16", "bfloat16") else "float32"
+
+
+def prediction_of_script(
+    session: Session, run: ScriptRun, name: str, *, timeline: bool, calibration: Any, started: float
+) -> Prediction:
+    """Return the prediction for what a script did until it ended."""
+    seen, recorder = session.observer, session.process.recorder
+    operations = seen.end()
+    recorder.end_run()
+    workload = workload_of(session, name)
+    timed = session.settings.timed and bool(operations.operations) and seen.steps > 0
+    simulation = Simulation(
+        trace=recorder.trace,
+        parameters=sum(model.parameters for model in run.models),
+        trainable_parameters=sum(model.trainable_parameters for model in run.models),
+        steps=seen.steps,
+        torch_version=session.version,
+        libraries=frozenset({"kernels", "training"}) | recorder.libraries,
+        notes=tuple(version_notes(session.version)),
+        operations=operations,
+        tokens_per_sample=seen.tokens,
+        weights_dtype=_dtype(seen.dtype),
+        communicators={ranks: frozenset(kinds) for ranks, kinds in recorder.groups.items()},
+        communicator_copies={ranks: len(names) for ranks, names in recorder.group_names.items() if len(names) > 1},
+    )
+    found = prediction_of(
+        workload, simulation, calibration=calibration, timed=timed, timeline=timeline, started=started
+    )
+    return replace(found, script=run, seconds_taken=time.perf_counter() - started)

@@ -1,0 +1,191 @@
+"""Run a script in a simulated process until its steps are done, and say what came of it."""
+
+from __future__ import annotations
+
+import gc
+import runpy
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+from trainatomy.catalog.calibrations import resolve_calibration
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, TrainatomyError, WorkloadError
+from trainatomy.results.script import Ending
+from trainatomy.scripts.job import Job, Outcome
+from trainatomy.scripts.places import place_of
+from trainatomy.scripts.prediction import prediction_of_script, run_of
+from trainatomy.scripts.session import Session, Settings, TimeIsUp
+from trainatomy.scripts.signals import StepsDone
+from trainatomy.simulator.topology import Topology
+
+if TYPE_CHECKING:
+    from trainatomy.scripts.command import Command
+
+_LONGEST = 600
+"""Characters of a message that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a script ended: the ending, the error to report if there is one, and its line in the script."""
+
+    ending: Ending
+    error: TrainatomyError | None = None
+    place: str = ""
+
+
+def run_job(job: Job, gpu_id: str) -> Outcome:
+    """Run a job's script on one of its GPUs, in this process."""
+    started = time.perf_counter()
+    gpu = find_gpu(gpu_id)
+    file = job.command.file()
+    settings = Settings(
+        steps=job.steps,
+        time_limit=job.time_limit,
+        network=job.network,
+        samples=job.samples,
+        lengths=job.lengths,
+        data=None if job.data is None else str(Path(job.data).resolve()),
+        timed=job.timed,
+        topology=topology_of(job.command),
+    )
+    session = Session(gpu, settings, str(file))
+    with session.open():
+        end = _end(session, job.command, file)
+    message = "" if end.error is None else str(end.error)
+    code = 0 if end.error is None else end.error.exit_code
+    if session.observer.steps == 0:
+        return Outcome(gpu_id, None, message or _nothing(session, job, end), code or WorkloadError.exit_code)
+    run = run_of(session, job.command.typed, end.ending, message, end.place)
+    prediction = prediction_of_script(
+        session,
+        run,
+        job.command.name,
+        timeline=job.timeline,
+        calibration=resolve_calibration(job.calibration),
+        started=started,
+    )
+    return Outcome(gpu_id, prediction, message, code)
+
+
+def topology_of(command: Command) -> Topology:
+    """Return the place of the simulated process: rank 0 of those that the launcher starts."""
+    launch = command.launch
+    if launch is None or launch.gpus * launch.nodes == 1:
+        return Topology()
+    return Topology(0, launch.gpus * launch.nodes, launch.gpus)
+
+
+def _end(session: Session, command: Command, file: Path) -> _End:
+    """Run the script, and return how it ended."""
+    try:
+        with _limited(session.settings.time_limit):
+            _run(command, file)
+    except StepsDone:
+        return _End("steps")
+    except TimeIsUp:
+        return _End("time limit")
+    except KeyboardInterrupt:
+        return _End("interrupted")
+    except SystemExit as error:
+        return _exit(session, error)
+    except TrainatomyError as error:
+        return _End("error", error, place_of(error))
+    except BaseException as error:
+        return _End("error", explained(error, command.name), place_of(error))
+    finally:
+        gc.collect()
+    return _End("finished")
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise ``TimeIsUp`` in the block after so many seconds, wherever the script is."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def time_is_up(*_: object) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, time_is_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _run(command: Command, file: Path) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sys, "argv", [str(file), *command.arguments]))
+        if command.is_module:
+            runpy.run_module(command.target, run_name="__main__", alter_sys=True)
+        else:
+            stack.enter_context(mock.patch.object(sys, "path", [str(file.parent), *sys.path]))
+            runpy.run_path(str(file), run_name="__main__")
+
+
+def _exit(session: Session, error: SystemExit) -> _End:
+    """Return how a script ended by ``sys.exit``; before any step, or with a code, that is an error."""
+    failed = error.code not in (None, 0)
+    if not failed and session.observer.steps:
+        return _End("exit")
+    place = place_of(error)
+    said = f": {error.code}" if failed else ""
+    where = f" at {place}" if place else ""
+    steps = session.observer.steps
+    after = f"after {steps} step{'s' if steps > 1 else ''}" if steps else "before its first step"
+    return _End("exit", FactoryError(f"the script called sys.exit{where} {after}{said}"), place)
+
+
+def explained(error: BaseException, name: str) -> TrainatomyError:
+    """Return the error to report for an exception of a script."""
+    place, text = place_of(error) or name, (str(error).strip() or "no message")[:_LONGEST]
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        top = error.name.partition(".")[0]
+        return MissingLibrary(f"{place} needs {top}, which is not installed: pip install {top}", library=top)
+    if "device" in text and ("same device" in text or "meta" in text) and isinstance(error, RuntimeError):
+        return SimulationError(
+            f"{place} computes with tensors of the CPU and of the GPU (or with a model's weights on the CPU): {text}\n"
+            "On a GPU this fails if one of them is there; weights have no values in a dry run, so nothing can be "
+            "computed with them on the CPU"
+        )
+    if isinstance(error, NotImplementedError) and "meta" in text:
+        return SimulationError(f"{place} needs values that do not exist without a GPU: {text}")
+    if isinstance(error, EOFError):
+        return SimulationError(f"{place} asks for input, and nobody answers in a dry run; pass it as an argument")
+    if isinstance(error, ConnectionError | TimeoutError) or "network is off" in text or "offline" in text.lower():
+        return WorkloadError(
+            f"{place} needs the network: {type(error).__name__}: {text}\n"
+            "Switch it on with --network, or load what it asks for into the cache before"
+        )
+    return FactoryError(f"{place} raised {type(error).__name__}: {text}")
+
+
+def _nothing(session: Session, job: Job, end: _End) -> str:
+    """Return why there is nothing to predict."""
+    name = job.command.name
+    if end.ending == "time limit":
+        return f"{name} did not complete an optimizer step within {job.time_limit:g} s (--time-limit)"
+    if end.ending == "interrupted":
+        return f"{name} was interrupted before its first optimizer step was complete"
+    seen = session.observer
+    if seen.called_models:
+        return (
+            f"{name} ended without an optimizer step, though it called {', '.join(seen.called_models[:3])}: it trains "
+            "nothing, or only with other arguments.\nPass the arguments with which it trains"
+        )
+    return (
+        f"{name} ended without training: no module with parameters was called.\n"
+        "Name the script that trains, with the arguments with which it trains"
+    )

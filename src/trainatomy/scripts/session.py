@@ -1,0 +1,190 @@
+"""A dry run: a simulated process with stand-ins, in which any code trains for a few steps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.catalog.versions import parse_version
+from trainatomy.operators.allocation import allocation_rules
+from trainatomy.operators.allocation.plan import Processor
+from trainatomy.operators.allocation.workspaces import WorkspaceTracker
+from trainatomy.scripts.files import RedirectedFiles
+from trainatomy.scripts.observer import ScriptObserver
+from trainatomy.scripts.signals import ScriptSignals
+from trainatomy.scripts.standins import data, pretrained, processes, savers, tensors
+from trainatomy.scripts.standins.notes import StandIns
+from trainatomy.simulator.isolation import isolated
+from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.simulator.topology import Topology
+from trainatomy.training.process import forget_device
+
+if TYPE_CHECKING:
+    from trainatomy.catalog.gpus import GPU
+
+STEPS = 3
+"""Optimizer steps of a dry run: states exist from the second on, and the allocator's cache is stable in the third."""
+
+
+class TimeIsUp(BaseException):
+    """The time limit has passed; no ``except Exception`` of the script catches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a script is run.
+
+    Attributes:
+        steps: Optimizer steps after which it is stopped.
+        time_limit: Seconds after which it is stopped.
+        network: Whether it may use the network.
+        samples: Rows of a data set that is made up.
+        lengths: Words of a text that is made up.
+        data: A local file that takes the place of data sets of a hub.
+        timed: Whether operations are written, for the time of a step.
+        topology: The place of the process in a training on several GPUs.
+    """
+
+    steps: int = STEPS
+    time_limit: float = 300.0
+    network: bool = False
+    samples: int = 512
+    lengths: int = 256
+    data: str | None = None
+    timed: bool = True
+    topology: Topology = field(default_factory=Topology)
+
+
+class Session:
+    """One dry run.
+
+    Attributes:
+        process: The simulated process.
+        observer: What was seen of the loop.
+        stand_ins: What stood in for something else.
+        files: What the script would have written.
+        signals: The signals of the loop.
+        tf32: Whether fp32 matrix products used tensor cores at the end; None where nothing was set.
+        uses_trainer: Whether transformers' Trainer runs the loop.
+        allocator: Settings of PyTorch's allocator that the script or the environment set.
+    """
+
+    def __init__(self, gpu: GPU, settings: Settings, script: str = "") -> None:
+        self.gpu, self.settings, self.script = gpu, settings, script
+        self.version = parse_version(torch.__version__)
+        processor = Processor(gpu.capability, gpu.multiprocessors, self.version)
+        self.process = SimulatedProcess(
+            gpu.device_name,
+            gpu.memory_bytes,
+            processor,
+            allocation_rules(),
+            WorkspaceTracker(processor),
+            settings.topology,
+        )
+        self.process.recorder.operations.wanted = settings.timed
+        self.observer = ScriptObserver(self.process, settings.steps, script)
+        self.signals = ScriptSignals(self.observer, settings.steps, check=self._check)
+        self.tf32: bool | None = None
+        self.allocator = ""
+        self.uses_trainer = False
+        self._began = time.monotonic()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Session]:
+        """Run the block in the simulated process."""
+        folder = tempfile.mkdtemp(prefix="trainatomy-run-")
+        try:
+            with isolated(), contextlib.ExitStack() as stack:
+                forget_device()
+                stack.callback(forget_device)
+                self.files = RedirectedFiles(folder)
+                stack.enter_context(self.process.open())
+                torch.ones((1, 1)).to("cuda")  # a measurement begins so: with the context and the first segment
+                self._install(stack, folder)
+                stack.enter_context(self.signals.attached())
+                self._began = time.monotonic()
+                try:
+                    yield self
+                finally:
+                    self._look()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _install(self, stack: contextlib.ExitStack, folder: str) -> None:
+        settings = self.settings
+        self.stand_ins = StandIns(
+            self.process,
+            self.files,
+            stack,
+            self.script,
+            settings.network,
+            settings.samples,
+            settings.lengths,
+            settings.data,
+        )
+        temporary = os.path.join(folder, "tmp")  # noqa: PTH118
+        os.mkdir(temporary)  # noqa: PTH102
+        stack.enter_context(_temporary_folder(temporary))
+        for part in (tensors, pretrained, data, processes, savers):
+            part.install(self.stand_ins)
+        self._follow_autocast()
+        self._follow_trainer()
+        self.files.install(stack)
+
+    def _follow_autocast(self) -> None:
+        """Remember the dtype of autocast when a module's operations are cast."""
+        autocast, original = self.process.autocast, self.process.autocast.cast
+
+        def cast(*arguments: Any) -> Any:
+            self.observer.autocast = torch.get_autocast_dtype("cuda")
+            return original(*arguments)
+
+        self.stand_ins.put(autocast, "cast", cast)
+
+    def _follow_trainer(self) -> None:
+        """Remember whether transformers' Trainer runs the loop."""
+        trainer: Any = sys.modules.get("transformers.trainer")
+        if trainer is None:
+            return
+        original = trainer.Trainer.training_step
+
+        def training_step(*arguments: Any, **keywords: Any) -> Any:
+            self.uses_trainer = True
+            return original(*arguments, **keywords)
+
+        self.stand_ins.put(trainer.Trainer, "training_step", training_step)
+
+    def _look(self) -> None:
+        """Note the state of the process at the end, before it is put back."""
+        self.observer.look()
+        with contextlib.suppress(RuntimeError):
+            self.tf32 = bool(torch.backends.cuda.matmul.allow_tf32) or None
+        self.allocator = next((os.environ[name] for name in _ALLOCATOR if os.environ.get(name)), "")
+
+    def _check(self) -> None:
+        """End the run when its time is up."""
+        if time.monotonic() - self._began > self.settings.time_limit:
+            raise TimeIsUp
+
+
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+@contextlib.contextmanager
+def _temporary_folder(folder: str) -> Iterator[None]:
+    """Let temporary files of the block be made in ``folder``."""
+    before = tempfile.tempdir
+    tempfile.tempdir = folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before

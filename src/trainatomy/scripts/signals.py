@@ -1,0 +1,160 @@
+"""The signals of a training loop in a process whose models and optimizers are not known beforehand.
+
+A step is over when every optimizer that was made has stepped.  If one steps twice before the others, those do not
+belong to every step (a GAN that trains its critic five times as often).  In a loop that updates its weights by hand,
+each backward is a step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from trainatomy.training.signals import LoopListener, LoopSignals, removed, wrapped
+
+if TYPE_CHECKING:
+    from trainatomy.simulator.modules import ModuleTracker
+
+_WRAPPERS = frozenset({"AcceleratedOptimizer", "DeepSpeedOptimizerWrapper", "DummyOptim"})
+"""Subclasses of ``Optimizer`` that only hold another one."""
+
+
+class StepsDone(BaseException):
+    """The steps that were asked for are over; no ``except Exception`` of the script catches it."""
+
+
+class ScriptListener(LoopListener, Protocol):
+    """A listener that is told about models and optimizers when they are first seen."""
+
+    def called(self, model: nn.Module) -> None:
+        """An outermost model is about to be called, with or without gradients."""
+
+    def trains(self, model: nn.Module) -> None:
+        """It is about to be called with gradients."""
+
+    def made(self, optimizer: Optimizer) -> None:
+        """An optimizer was made."""
+
+    def uses(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step."""
+
+
+class ScriptSignals(LoopSignals):
+    """Reports the events of a script's loop, and ends it after ``steps`` steps.
+
+    Args:
+        listener: What is told.
+        steps: Steps after which ``StepsDone`` is raised.
+        modules: Modules that are being called.
+        check: Called before each forward with gradients; may raise (a time limit).
+    """
+
+    def __init__(
+        self,
+        listener: ScriptListener,
+        steps: int,
+        modules: ModuleTracker | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(listener)
+        self._script: ScriptListener = listener
+        self._steps, self._modules, self._check = steps, modules, check
+        self._expected: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._stepped: set[int] = set()
+        self._depth = 0
+
+    @property
+    def completed(self) -> int:
+        """Steps that are over."""
+        return self._step if self._in_step else self._step + 1
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Listen to the whole process in the block."""
+        enter = self._attached.enter_context
+        enter(mock.patch.object(nn.Module, "__call__", self._calling(nn.Module.__call__)))
+        enter(wrapped(torch.autograd, "backward", self.around_backward))
+        enter(wrapped(nn.Module, "zero_grad", self.around_zero_grad))
+        enter(wrapped(Optimizer, "zero_grad", self.around_zero_grad))
+        enter(wrapped(Optimizer, "__init__", self._around_making))
+        enter(removed(register_optimizer_step_pre_hook(self._on_step)))
+        enter(removed(register_optimizer_step_post_hook(self._on_step_end)))
+        try:
+            yield
+        finally:
+            self.detach()
+
+    def is_over(self) -> bool:
+        """Return whether all optimizers of a step have stepped; without any, whether there are gradients."""
+        expected = {id(optimizer) for optimizer in self._expected}
+        return expected <= self._stepped if expected else self._has_gradients
+
+    def is_over_once_zeroed(self) -> bool:
+        return self._has_gradients and self.is_over()
+
+    def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``Module.__call__`` that sees which calls are outermost."""
+
+        def call(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+            if self._depth or torch._C._current_graph_task_id() != -1:
+                return original(module, *arguments, **keywords)
+            self._depth += 1
+            try:
+                self._outermost(module, arguments, keywords)
+                return original(module, *arguments, **keywords)
+            finally:
+                self._depth -= 1
+
+        return call
+
+    def _outermost(self, module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        if next(module.parameters(), None) is None:
+            return
+        self._check()
+        self._script.called(module)
+        if torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+            self._script.trains(module)
+            self.forward(arguments, keywords)
+
+    def _begin_step(self) -> None:
+        if not self._in_step and self._step + 1 >= self._steps:
+            raise StepsDone
+        super()._begin_step()
+
+    def _end_step(self) -> None:
+        self._stepped.clear()
+        super()._end_step()
+
+    def _around_making(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        if type(optimizer).__name__ not in _WRAPPERS:
+            self._expected.add(optimizer)
+            self._script.made(optimizer)
+
+    def _on_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if type(optimizer).__name__ in _WRAPPERS:
+            return
+        if id(optimizer) in self._stepped:  # again before the others: they do not belong to every step
+            self._expected = weakref.WeakSet([optimizer])
+            if self._in_step:
+                self._end_step()
+        self._expected.add(optimizer)
+        self._script.uses(optimizer)
+        self.optimizer_begins()
+
+    def _on_step_end(self, optimizer: Optimizer, *_: Any) -> None:
+        if type(optimizer).__name__ in _WRAPPERS:
+            return
+        self._stepped.add(id(optimizer))
+        self.optimizer_ends()

@@ -1,0 +1,264 @@
+"""``from_pretrained`` of transformers, diffusers and timm: models are built from their configuration, without weights.
+
+Configurations and tokenizers come from the hub's cache on this machine (or the hub, with the network on); else from the
+architectures that ship with trainatomy, with a tokenizer of the right size whose words mean nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainatomy.catalog.architectures import architecture
+from trainatomy.errors import SimulationError
+from trainatomy.scripts.places import current_place
+from trainatomy.scripts.standins.notes import StandIns
+
+_UNREAD = (OSError, ValueError)
+"""What transformers raises where the hub has no file, or cannot be reached."""
+
+
+def install(stand_ins: StandIns) -> None:
+    """Put them in place, for the libraries that are imported."""
+    if "transformers.modeling_utils" in sys.modules:
+        _install_transformers(stand_ins)
+    if "diffusers.models.modeling_utils" in sys.modules:
+        _install_diffusers(stand_ins)
+    if "timm.models._builder" in sys.modules:
+        builder = sys.modules["timm.models._builder"]
+        stand_ins.put(builder, "load_pretrained", lambda *_, **__: stand_ins.note("pretrained weights", "timm"))
+    if "torchvision.models._api" in sys.modules:
+        _install_torchvision(stand_ins)
+
+
+def _install_torchvision(stand_ins: StandIns) -> None:
+    """Let torchvision's models start from random weights."""
+    api: Any = sys.modules["torchvision.models._api"]
+
+    def get(weights: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        stand_ins.note("pretrained weights", str(weights))
+        return {}
+
+    stand_ins.put(api.WeightsEnum, "get_state_dict", get)
+    original = torch.nn.Module.load_state_dict
+
+    def load(self: torch.nn.Module, state: Any, *rest: Any, **more: Any) -> Any:
+        return original(self, state, *rest, **more) if state else original(self, {}, strict=False)
+
+    stand_ins.put(torch.nn.Module, "load_state_dict", load)
+
+
+# -- transformers ------------------------------------------------------------------------------------------------------
+
+
+def _install_transformers(stand_ins: StandIns) -> None:
+    from transformers import AutoConfig, PreTrainedConfig, modeling_utils
+
+    stand_ins.put(modeling_utils.PreTrainedModel, "from_pretrained", classmethod(_from_pretrained(stand_ins)))
+    for owner in (AutoConfig, PreTrainedConfig):
+        shipped = _shipped_configuration(stand_ins, vars(owner)["from_pretrained"].__func__)
+        stand_ins.put(owner, "from_pretrained", classmethod(shipped))
+    tokenizers: Any = sys.modules.get("transformers.models.auto.tokenization_auto")
+    if tokenizers is not None:
+        original = vars(tokenizers.AutoTokenizer)["from_pretrained"].__func__
+        stand_ins.put(tokenizers.AutoTokenizer, "from_pretrained", classmethod(_tokenizer(stand_ins, original)))
+    base: Any = sys.modules.get("transformers.tokenization_utils_base")
+    if base is not None:
+        stand_ins.put(base.PreTrainedTokenizerBase, "save_pretrained", _left_out(stand_ins))
+    generation: Any = sys.modules.get("transformers.generation.configuration_utils")
+    if generation is not None:
+        stand_ins.put(generation.GenerationConfig, "from_pretrained", _no_generation_configuration(generation))
+    stand_ins.put(modeling_utils.PreTrainedModel, "save_pretrained", _left_out(stand_ins))
+    peft: Any = sys.modules.get("peft.peft_model")
+    if peft is not None:
+        stand_ins.put(peft.PeftModel, "save_pretrained", _left_out(stand_ins))
+    initialization: Any = sys.modules.get("transformers.initialization")
+    if initialization is not None:
+        _skip_drawing(stand_ins, initialization)
+    import transformers.utils as utilities
+
+    if not hasattr(utilities, "send_example_telemetry"):  # examples of releases before 5 import it
+        stand_ins.stack.callback(delattr, utilities, "send_example_telemetry")
+        utilities.send_example_telemetry = lambda *_, **__: None
+
+
+def _skip_drawing(stand_ins: StandIns, initialization: Any) -> None:
+    """Let ``trunc_normal_`` draw nothing: without values its rejection sampling does not end."""
+
+    def nothing(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return tensor
+
+    stand_ins.put(initialization, "trunc_normal_", nothing)
+    functions = {**initialization.TORCH_INIT_FUNCTIONS, "trunc_normal_": nothing}
+    stand_ins.put(initialization, "TORCH_INIT_FUNCTIONS", functions)
+
+
+def _no_generation_configuration(generation: Any) -> classmethod[Any, Any, Any]:
+    def make(cls: Any, *_: Any, **__: Any) -> Any:
+        return cls()
+
+    return classmethod(make)
+
+
+def _left_out(stand_ins: StandIns) -> Callable[..., Any]:
+    """Return a ``save_pretrained`` that only lists its folder."""
+
+    def save(self: Any, save_directory: Any, *_: Any, **__: Any) -> tuple[()]:
+        stand_ins.files.note(save_directory)
+        return ()
+
+    return save
+
+
+_CONFIGURED = ("num_labels", "id2label", "label2id", "use_cache", "hidden_dropout_prob", "problem_type")
+
+
+def _from_pretrained(stand_ins: StandIns) -> Callable[..., Any]:
+    """Return ``PreTrainedModel.from_pretrained`` that builds a model from its configuration."""
+
+    def build(cls: Any, name: Any, *_: Any, config: Any = None, **options: Any) -> Any:
+        from transformers import PreTrainedConfig
+
+        if (options.get("quantization_config") or getattr(config, "quantization_config", None)) is not None:
+            raise SimulationError(
+                f"{current_place(stand_ins.script)}: {cls.__name__}.from_pretrained with quantization_config is not "
+                "simulated in scripts.\nDescribe the training by a workload (model.quantization): trainatomy predict"
+            )
+        stand_ins.note("pretrained weights", f"{cls.__name__} {name}")
+        if not isinstance(config, PreTrainedConfig):
+            known = {
+                key: value for key, value in options.items() if key in _CONFIGURED or hasattr(cls.config_class, key)
+            }
+            config = cls.config_class.from_pretrained(config or name, **{**_place(options), **known})
+        attention = options.get("attn_implementation")
+        more = {} if attention is None else {"attn_implementation": attention}
+        with stand_ins.process.on_host():
+            model = cls._from_config(config, dtype=_dtype(config, options), **more)
+        model.name_or_path = model.config._name_or_path = str(name)
+        model.eval()
+        if options.get("device_map") not in (None, "cpu"):
+            model.to("cuda")
+        if options.get("output_loading_info"):
+            return model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
+        return model
+
+    return build
+
+
+def _place(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: options[key] for key in ("subfolder", "revision", "trust_remote_code") if options.get(key)}
+
+
+def _dtype(config: Any, options: dict[str, Any]) -> torch.dtype:
+    """Return the dtype of the weights: as asked for, else the checkpoint's (transformers 5)."""
+    asked = options.get("dtype", options.get("torch_dtype"))
+    if isinstance(asked, torch.dtype):
+        return asked
+    if isinstance(asked, str) and asked != "auto":
+        found: torch.dtype = getattr(torch, asked)
+        return found
+    stored = getattr(config, "dtype", None) or torch.float32
+    return stored if isinstance(stored, torch.dtype) else getattr(torch, str(stored).removeprefix("torch."))
+
+
+def _shipped_configuration(stand_ins: StandIns, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``from_pretrained`` of a configuration that falls back to those that ship."""
+
+    def read(cls: Any, name: Any, *rest: Any, **options: Any) -> Any:
+        try:
+            return original(cls, name, *rest, **options)
+        except _UNREAD:
+            known = architecture(str(name))
+            if known is None:
+                raise
+        from transformers import AutoConfig
+
+        stand_ins.note("configuration", str(name))
+        fields = {key: value for key, value in known.config.items() if key != "model_type"}
+        wants_rest = options.pop("return_unused_kwargs", False)
+        config = AutoConfig.for_model(known.entry.model_type, **fields)
+        config._name_or_path = str(name)
+        config.architectures = [known.class_name]
+        unused = {key: value for key, value in options.items() if not _set(config, key, value)}
+        return (config, unused) if wants_rest else config
+
+    return read
+
+
+def _set(config: Any, key: str, value: Any) -> bool:
+    """Set a field of a configuration that it has; return whether it has it."""
+    if not hasattr(config, key) or key in ("revision", "trust_remote_code", "cache_dir", "token"):
+        return False
+    setattr(config, key, value)
+    return True
+
+
+def _tokenizer(stand_ins: StandIns, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``AutoTokenizer.from_pretrained`` that falls back to a tokenizer of the right size."""
+
+    def read(cls: Any, name: Any, *rest: Any, **options: Any) -> Any:
+        try:
+            return original(cls, name, *rest, **options)
+        except (*_UNREAD, KeyError):
+            known = architecture(str(name))
+            if known is None:
+                raise
+        stand_ins.note("tokenizer", str(name))
+        return made_tokenizer(known.config, str(name))
+
+    return read
+
+
+_SPECIAL = ("[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<|endoftext|>")
+_CHAT = (
+    "{% for m in messages %}<s> {{ m['role'] }} {{ m['content'] }} </s> {% endfor %}"
+    "{% if add_generation_prompt %}<s> assistant {% endif %}"
+)
+
+
+def made_tokenizer(config: Any, name: str) -> Any:
+    """Return a tokenizer whose words are the vocabulary's numbers (``w17``), one token for each word of a text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    size = int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 32000)
+    letters = [chr(code) for code in range(33, 127)]
+    names = list(dict.fromkeys([*_SPECIAL, *letters, *(f"w{number}" for number in range(size))]))[:size]
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(names)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    is_encoder = "mask" in str(config.get("architectures", "")).lower() or config.get("type_vocab_size")
+    if is_encoder:
+        made.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+    end = "[SEP]" if is_encoder else "<|endoftext|>"
+    longest = int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
+        bos_token="<s>", eos_token=end, model_max_length=longest, name_or_path=name,
+        **({"pad_token": "[PAD]"} if is_encoder or config.get("pad_token_id") is not None else {}),
+    )  # fmt: skip
+    tokenizer.chat_template = _CHAT
+    return tokenizer
+
+
+# -- diffusers ---------------------------------------------------------------------------------------------------------
+
+
+def _install_diffusers(stand_ins: StandIns) -> None:
+    modeling: Any = sys.modules["diffusers.models.modeling_utils"]
+
+    def build(cls: Any, name: Any, *_: Any, subfolder: str | None = None, **options: Any) -> Any:
+        stand_ins.note("pretrained weights", f"{cls.__name__} {name}")
+        config = cls.load_config(name, **({"subfolder": subfolder} if subfolder else {}))
+        with stand_ins.process.on_host():
+            model = cls.from_config(config)
+        if (dtype := options.get("torch_dtype")) is not None:
+            model.to(dtype)
+        return model.eval()
+
+    stand_ins.put(modeling.ModelMixin, "from_pretrained", classmethod(build))
+    stand_ins.put(modeling.ModelMixin, "save_pretrained", _left_out(stand_ins))

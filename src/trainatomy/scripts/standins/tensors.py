@@ -1,0 +1,94 @@
+"""Parameters without data, values that only a GPU would compute, and loaders that stay in this process."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import DataLoader
+
+from trainatomy.scripts.standins.notes import StandIns
+from trainatomy.simulator import placement, recorder
+
+_IN_ANOTHER_PROCESS: dict[str, Any] = {
+    "num_workers": 0,
+    "persistent_workers": False,
+    "pin_memory": False,
+    "prefetch_factor": None,
+    "multiprocessing_context": None,
+    "timeout": 0,
+    "worker_init_fn": None,
+}
+"""Settings of a loader that start processes or threads, with the values that do not; none changes GPU memory."""
+
+
+def install(stand_ins: StandIns) -> None:
+    """Put them in place."""
+    stand_ins.put(nn.Parameter, "__new__", staticmethod(_parameter(stand_ins, nn.Parameter.__new__)))
+    stand_ins.put(DataLoader, "__init__", _loader(DataLoader.__init__))
+    stand_ins.put(torch, "Generator", _Generator)
+    stand_ins.process.functions.host_factories = frozenset({"meta"})
+    _install_values(stand_ins)
+
+
+def _parameter(stand_ins: StandIns, original: Any) -> Any:
+    """Return ``Parameter.__new__`` that makes tensors without data, in host memory.
+
+    They keep their identity when a model moves to the GPU, which parameters with data would not.
+    """
+    storages = stand_ins.process.storages
+
+    def make(cls: Any, data: Any = None, requires_grad: bool = True, **more: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            if isinstance(data, torch.Tensor) and not data.is_meta and data.device.type == "cpu":
+                with _disable_current_modes():
+                    data = torch.empty_like(data.detach(), device="meta")
+                    storages.mark_host([data])
+                    return original(cls, data, requires_grad, **more)
+            return original(cls, data, requires_grad, **more)
+
+    return make
+
+
+def _loader(original: Any) -> Any:
+    """Return ``DataLoader.__init__`` without workers and without pinned memory."""
+    signature = inspect.signature(original)
+
+    def make(self: Any, *arguments: Any, **keywords: Any) -> None:
+        bound = signature.bind(self, *arguments, **keywords)
+        for name, value in _IN_ANOTHER_PROCESS.items():
+            if name in bound.arguments:
+                bound.arguments[name] = value
+        original(*bound.args, **bound.kwargs)
+
+    return make
+
+
+class _Generator(torch.Generator):
+    """A generator of random numbers; one of the GPU is one of the CPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return super().__new__(cls, "cpu")
+
+
+def _install_values(stand_ins: StandIns) -> None:
+    """Let computed values that Python reads be 0, and note it."""
+
+    def assumed(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        stand_ins.note("computed values", "tensors")
+        return torch.zeros((), dtype=dtype or tensor.dtype, device="cpu").expand(tensor.shape).clone()
+
+    stand_ins.put(placement, "assumed_values", assumed)
+    stand_ins.put(recorder, "assumed_values", assumed)
+    reads = stand_ins.process.recorder.scalar_reads
+    original = reads._scalar
+
+    def scalar(tensor: torch.Tensor) -> bool | int | float:
+        if stand_ins.process.recorder.values.of(tensor) is None:
+            stand_ins.note("computed values", "bools" if tensor.dtype == torch.bool else "numbers")
+        return original(tensor)
+
+    stand_ins.put(reads, "_scalar", scalar)

@@ -1,0 +1,34 @@
+"""Fixtures: run the text of a script in this process, on a simulated H100."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from script_types import RunScript
+
+from trainatomy.scripts.command import read_command, with_gpus
+from trainatomy.scripts.job import Job, Outcome
+from trainatomy.scripts.preload import libraries_of, preload
+from trainatomy.scripts.run import run_job
+
+GPU = "h100-sxm"
+
+
+@pytest.fixture
+def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunScript:
+    """Run the text of a script, with arguments and keywords of ``Job``; ``before`` are the words of a launcher."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(
+        text: str, *arguments: str, before: tuple[str, ...] = (), gpus: int | None = None, **options: Any
+    ) -> Outcome:
+        file = tmp_path / "train.py"
+        file.write_text(dedent(text))
+        preload(libraries_of(file))
+        command = with_gpus(read_command([*before, "train.py", *arguments]), gpus)
+        return run_job(Job(command, (GPU,), **options), GPU)
+
+    return run

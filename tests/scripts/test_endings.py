@@ -1,0 +1,153 @@
+"""How scripts end: after their steps, by themselves, and by errors that name the script's line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from script_types import RunScript
+
+from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, WorkloadError
+
+LOOP = """
+import torch
+from torch import nn
+
+def train(model, optimizer, steps):
+    for step in range(steps):
+        loss = model(torch.randn(8, 16, device="cuda")).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+"""
+MODEL = "model = nn.Linear(16, 16)\noptimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)\nmodel.cuda()\n"
+
+
+def test_a_script_is_stopped_after_its_steps(run_script: RunScript) -> None:
+    found = run_script(LOOP + MODEL + "train(model, optimizer, 1000)\n", steps=2).prediction
+    assert found is not None
+    assert found.script is not None
+    assert (found.script.ending, found.script.steps) == ("steps", 2)
+    assert [(one.name, one.parameters) for one in found.script.models] == [("Linear", 272)]
+    assert [(one.name, one.steps, one.state_bytes) for one in found.script.optimizers] == [("SGD", 2, 1088)]
+    assert found.memory.components.weights == found.memory.components.optimizer_states == 1024 + 512
+
+
+def test_an_optimizer_made_before_the_move_updates_what_moved(run_script: RunScript) -> None:
+    found = run_script(LOOP + MODEL + "train(model, optimizer, 5)\n").prediction
+    assert found is not None
+    assert found.memory.components.optimizer_states == found.memory.components.weights
+    assert found.memory.components.gradients >= 1024
+
+
+def test_a_script_that_ends_early_keeps_what_ran(run_script: RunScript) -> None:
+    found = run_script(LOOP + MODEL + "train(model, optimizer, 1)\n")
+    assert found.exit_code == 0
+    assert found.prediction is not None
+    assert found.prediction.script is not None
+    assert (found.prediction.script.ending, found.prediction.script.steps) == ("finished", 1)
+
+
+def test_a_failure_keeps_what_ran_and_names_the_line(run_script: RunScript) -> None:
+    found = run_script(LOOP + MODEL + "train(model, optimizer, 1)\n{}['missing']\n")
+    assert found.exit_code == FactoryError.exit_code
+    assert "train.py:16 raised KeyError: 'missing'" in found.message
+    assert found.prediction is not None
+    assert found.prediction.script is not None
+    assert found.prediction.script.ending == "error"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "error"),
+    [
+        ("print(1)\n", "train.py ended without training", WorkloadError),
+        (
+            "import nothing_of_that_name\n",
+            "train.py:1 needs nothing_of_that_name, which is not installed",
+            MissingLibrary,
+        ),
+        ("\nname = input('name? ')\n", "train.py:2 asks for input (name?)", SimulationError),
+        ("import sys\nsys.exit(3)\n", "called sys.exit at train.py:2 before its first step: 3", FactoryError),
+        ("import os\nos.fork()\n", "train.py:2 starts another process", SimulationError),
+        (
+            "import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2))\n",
+            "train.py:2: Linear is trained on the CPU",
+            SimulationError,
+        ),
+        (
+            "from torch.utils.cpp_extension import load\nload('mine', ['mine.cu'])\n",
+            "train.py:2 compiles an extension of its own (mine)",
+            SimulationError,
+        ),
+        (
+            "import urllib.request\nurllib.request.urlopen('http://example.com')\n",
+            "the network is off in a dry run",
+            WorkloadError,
+        ),
+        ("import torch\ntorch.ones(3, device='cuda').long().nonzero()\nx = (\n", "SyntaxError", FactoryError),
+    ],
+)
+def test_bad_scripts_are_explained(run_script: RunScript, text: str, message: str, error: type[WorkloadError]) -> None:
+    found = run_script(text)
+    assert found.prediction is None
+    assert message in found.message
+    assert found.exit_code == error.exit_code
+
+
+def test_writes_go_nowhere_and_are_listed(run_script: RunScript, tmp_path: Path) -> None:
+    text = """
+import os, torch
+os.makedirs("out/deep", exist_ok=True)
+with open("out/deep/log.txt", "w") as file:
+    file.write("hello")
+assert open("out/deep/log.txt").read() == "hello" and os.listdir("out") == ["deep"]
+torch.save({"a": torch.ones(2)}, "model.pt")
+os.remove("keep.txt")
+"""
+    (tmp_path / "keep.txt").write_text("mine")
+    found = run_script(text + LOOP + MODEL + "train(model, optimizer, 5)\n").prediction
+    assert found is not None
+    assert found.script is not None
+    assert sorted(Path(one).name for one in found.script.writes) == ["keep.txt", "log.txt", "model.pt"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["keep.txt", "train.py"]
+    assert (tmp_path / "keep.txt").read_text() == "mine"
+
+
+def test_values_that_decide_are_noted_with_their_line(run_script: RunScript) -> None:
+    text = LOOP + MODEL + "train(model, optimizer, 1)\nif model.weight.sum() < 3:\n    train(model, optimizer, 5)\n"
+    found = run_script(text).prediction
+    assert found is not None
+    assert found.script is not None
+    assert [(one.kind, one.name, one.place) for one in found.script.stand_ins] == [
+        ("computed values", "bools", "train.py:16")
+    ]
+
+
+def test_two_optimizers_make_one_step(run_script: RunScript) -> None:
+    text = """
+import torch
+from torch import nn
+one, other = nn.Linear(8, 8).cuda(), nn.Linear(8, 8).cuda()
+first, second = torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())
+for step in range(10):
+    first.zero_grad()
+    one(torch.ones(4, 8, device="cuda")).sum().backward()
+    first.step()
+    second.zero_grad()
+    other(one(torch.ones(4, 8, device="cuda"))).sum().backward()
+    second.step()
+"""
+    found = run_script(text).prediction
+    assert found is not None
+    assert found.script is not None
+    assert [one.steps for one in found.script.optimizers] == [3, 3]
+    assert len(found.script.models) == 2
+
+
+def test_the_time_limit_ends_a_script(run_script: RunScript) -> None:
+    text = LOOP + MODEL + "train(model, optimizer, 1)\nimport time\ntime.sleep(20)\n"
+    found = run_script(text, time_limit=1.0).prediction
+    assert found is not None
+    assert found.script is not None
+    assert found.script.ending == "time limit"
