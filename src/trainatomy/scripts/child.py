@@ -46,7 +46,7 @@ def main(job_file: str, folder: str) -> None:
 def _outcome(job: Job, gpu: str, run_job: object) -> Outcome:
     """Run the job on one GPU; an error of ours is an outcome, too."""
     try:
-        return run_job(job, gpu)  # type: ignore[operator, no-any-return]
+        return run_job(job, gpu)  # type: ignore[operator]
     except TrainatomyError as error:
         return Outcome(gpu, None, str(error), error.exit_code)
     except Exception as error:

@@ -251,7 +251,7 @@ def made_tokenizer(config: Any, name: str) -> Any:
 def _install_diffusers(stand_ins: StandIns) -> None:
     modeling: Any = sys.modules["diffusers.models.modeling_utils"]
 
-    def build(cls: Any, name: Any, *_: Any, subfolder: str | None = None, **options: Any) -> Any:
+    def build(cls: Any, /, name: Any, *_: Any, subfolder: str | None = None, **options: Any) -> Any:
         stand_ins.note("pretrained weights", f"{cls.__name__} {name}")
         config = cls.load_config(name, **({"subfolder": subfolder} if subfolder else {}))
         with stand_ins.process.on_host():

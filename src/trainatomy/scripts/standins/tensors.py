@@ -71,7 +71,7 @@ class _Generator(torch.Generator):
     """A generator of random numbers; one of the GPU is one of the CPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return super().__new__(cls, "cpu")
+        return torch._C.Generator.__new__(cls, "cpu")  # type: ignore[call-arg]
 
 
 def _install_values(stand_ins: StandIns) -> None:
