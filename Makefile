@@ -15,6 +15,7 @@
 #   make regret    compare what the search chose with what an H200 measured, and rewrite docs/fit-accuracy.md
 #   make times     predict published step times of GPUs without a calibration (many minutes)
 #   make several-gpus GPUS=8   measure collectives and trainings on GPUs of this machine (ten minutes)
+#   make scripts   run scripts that nobody here wrote without a GPU (fetches them; many minutes)
 #   make speed     time the command line and compare it with importing the libraries
 #
 # PIP_ARGS is passed to every pip install. On Linux, torch without CUDA is a much smaller download:
@@ -38,7 +39,7 @@ DEV_SETUP := $(VENV)/.dev-setup-done
 DOCS_SETUP := $(VENV)/.docs-setup-done
 TORCHVISION := build/torchvision
 
-.PHONY: help setup demo test check coverage format docs site accuracy rivals walls regret times several-gpus speed clean
+.PHONY: help setup demo test check coverage format docs site accuracy rivals walls regret times several-gpus scripts speed clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -128,6 +129,9 @@ times: $(TORCHVISION)/.done
 several-gpus:
 	PYTHONPATH=src $(PYTHON) -m trainatomy calibrate --gpus $(GPUS) --output benchmarks/parallel/records/collectives-h200x$(GPUS).json
 	$(PYTHON) benchmarks/parallel/measure.py --gpus $(GPUS) --time-limit 420
+
+scripts: $(TEST_SETUP) $(TORCHVISION)/.done
+	$(BIN)/python benchmarks/scripts/run.py
 
 speed: $(SETUP)
 	$(BIN)/python benchmarks/speed.py

@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from trainatomy.cli.app import Command
-from trainatomy.cli.options import CalibrationFile, Debug, Json, check_option, in_output, in_run, time_limit_option
+from trainatomy.cli.options import (
+    CalibrationFile,
+    Debug,
+    Json,
+    Records,
+    check_option,
+    command_line,
+    in_output,
+    in_run,
+    time_limit_option,
+)
 from trainatomy.cli.output import note, progress, show, show_json
 from trainatomy.cli.values import several_gpus
 from trainatomy.errors import DoesNotFit, TrainatomyError
@@ -56,7 +66,8 @@ Script = Annotated[
     ),
 ]
 GPU = Annotated[
-    str, in_run("--gpu", f"The GPU to simulate (default: {DEFAULT_GPU}); several with commas, or `all`.", metavar="GPU")
+    str | None,
+    in_run("--gpu", f"The GPU to simulate (default: {DEFAULT_GPU}); several with commas, or `all`.", metavar="GPU"),
 ]
 GPUs = Annotated[
     int | None,
@@ -86,9 +97,15 @@ ScriptOutput = Annotated[
 ]
 
 
+Measure = Annotated[bool, in_run("--measure", "Run the script for real as well, on this machine's GPU, and compare.")]
+Torch = Annotated[
+    str | None, in_run("--torch", "Version of PyTorch to simulate (default: the installed one).", metavar="VERSION")
+]
+
+
 def run(
     script: Script,
-    gpu: GPU = DEFAULT_GPU,
+    gpu: GPU = None,
     gpus: GPUs = None,
     steps: Steps = 3,
     time_limit: TimeLimit = 300.0,
@@ -96,9 +113,12 @@ def run(
     data: Data = None,
     samples: Samples = 512,
     lengths: Lengths = 256,
+    torch: Torch = None,
     timeline: Timeline = False,
     check: Check = False,
     json: Json = False,
+    measure: Measure = False,
+    records: Records = None,
     script_output: ScriptOutput = None,
     calibration: CalibrationFile = None,
     debug: Debug = False,
@@ -110,7 +130,7 @@ def run(
     """
     job = Job(
         with_gpus(read_command(script), gpus),
-        _gpus(gpu),
+        _gpus(gpu or (this_gpu() if measure else DEFAULT_GPU)),
         steps,
         time_limit,
         network,
@@ -119,11 +139,15 @@ def run(
         None if data is None else str(data),
         timeline=timeline,
         calibration=calibration,
+        torch=torch,
     )
     with progress(f"running {job.command.name} without a GPU"):
         from trainatomy.scripts.launch import run_script
 
         outcomes = run_script(job, script_output)
+    if measure:
+        _measure(job, outcomes[0], records, script_output, json=json)
+        return
     _show(outcomes, json=json)
     _raise(outcomes, check=check)
 
@@ -137,6 +161,34 @@ def _gpus(text: str) -> tuple[str, ...]:
     if names is None:
         return (find_gpu(text).id,)
     return tuple(find_gpu(name).id for name in names) or tuple(each.id for each in all_gpus())
+
+
+def this_gpu() -> str:
+    """Return the id of this machine's GPU; the default if there are no data for it."""
+    from trainatomy.catalog.gpus import gpus as all_gpus
+    from trainatomy.measurement.device.visible import require_gpu
+
+    name = require_gpu().partition(" (driver")[0]
+    return next((each.id for each in all_gpus() if each.device_name == name), DEFAULT_GPU)
+
+
+def _measure(job: Job, outcome: Outcome, records: str | None, output: Path | None, *, json: bool) -> None:
+    """Run the script for real, and show and record it beside the prediction."""
+    from trainatomy.integrations.measured_script import compared
+    from trainatomy.records.create import make_record
+    from trainatomy.records.store import Store
+    from trainatomy.reporters.json import measurement_to_json
+    from trainatomy.reporters.text.measurement import measurement_page
+    from trainatomy.scripts.launch import measure_script
+
+    if outcome.message:
+        note(f"the dry run ended by an error: {outcome.message}")
+    measured = compared(measure_script(job, output), outcome.prediction)
+    note(f"recorded in {Store(records).write(make_record(measured, outcome.prediction, command_line()))}")
+    if json:
+        show_json(measurement_to_json(measured, outcome.prediction))
+    else:
+        show(measurement_page(measured, outcome.prediction))
 
 
 def _show(outcomes: tuple[Outcome, ...], *, json: bool) -> None:

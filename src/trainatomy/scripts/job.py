@@ -19,6 +19,7 @@ class Job:
         command: The script, its arguments, and its launcher.
         gpus: Ids of GPUs; the script is run once for each.
         steps, time_limit, network, samples, lengths, data: See ``session.Settings``.
+        torch: Version of PyTorch to simulate; None for the installed one.
         timed, timeline, calibration: See ``runs.options.PredictOptions``.
     """
 
@@ -33,6 +34,7 @@ class Job:
     timed: bool = True
     timeline: bool = False
     calibration: Any = None
+    torch: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from trainatomy.errors import SimulationError
+from trainatomy.errors import DeviceError, SimulationError
+from trainatomy.results.measurement import Measurement
 from trainatomy.scripts.job import Job, Outcome
 
 _ENVIRONMENT = {
@@ -62,6 +63,28 @@ def run_script(job: Job, output: Path | None = None) -> tuple[Outcome, ...]:
         )
         code = _wait(process, _LIBRARIES + (job.time_limit + _GRACE) * len(job.gpus))
         return tuple(_outcome(folder, gpu, code) for gpu in job.gpus)
+
+
+def measure_script(job: Job, output: Path | None = None) -> Measurement:
+    """Run a script for real in a process of its own, until its steps are done.
+
+    Raises:
+        DeviceError: It did not reach its first step, or its process ended without a word.
+    """
+    job.command.file()
+    with tempfile.TemporaryDirectory(prefix="trainatomy-run-") as folder, _target(output) as target:
+        file = Path(folder, "job.pickle")
+        file.write_bytes(pickle.dumps(job))
+        command = [sys.executable, "-m", "trainatomy.integrations.measured_script", str(file), folder]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=target, stderr=target)
+        code = _wait(process, _LIBRARIES + job.time_limit)
+        result = Path(folder, "measured.pickle")
+        if not result.is_file():
+            raise DeviceError(f"the script's process ended with code {code} and measured nothing; its output says more")
+        found: Measurement | str = pickle.loads(result.read_bytes())
+        if isinstance(found, str):
+            raise DeviceError(found)
+        return found
 
 
 def environment(given: Mapping[str, str], folder: str, *, network: bool) -> dict[str, str]:

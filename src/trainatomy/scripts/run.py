@@ -56,6 +56,7 @@ def run_job(job: Job, gpu_id: str) -> Outcome:
         data=None if job.data is None else str(Path(job.data).resolve()),
         timed=job.timed,
         topology=topology_of(job.command),
+        torch=job.torch,
     )
     session = Session(gpu, settings, str(file))
     with session.open():

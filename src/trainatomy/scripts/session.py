@@ -52,6 +52,7 @@ class Settings:
         data: A local file that takes the place of data sets of a hub.
         timed: Whether operations are written, for the time of a step.
         topology: The place of the process in a training on several GPUs.
+        torch: Version of PyTorch to simulate; None for the installed one.
     """
 
     steps: int = STEPS
@@ -62,6 +63,7 @@ class Settings:
     data: str | None = None
     timed: bool = True
     topology: Topology = field(default_factory=Topology)
+    torch: str | None = None
 
 
 class Session:
@@ -80,7 +82,7 @@ class Session:
 
     def __init__(self, gpu: GPU, settings: Settings, script: str = "") -> None:
         self.gpu, self.settings, self.script = gpu, settings, script
-        self.version = parse_version(torch.__version__)
+        self.version = parse_version(settings.torch or torch.__version__)
         processor = Processor(gpu.capability, gpu.multiprocessors, self.version)
         self.process = SimulatedProcess(
             gpu.device_name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -87,8 +88,15 @@ def _install_datasets(stand_ins: StandIns, datasets: Any) -> None:
     module: Any = sys.modules.get("datasets.load")
     if module is not None:
         stand_ins.put(module, "load_dataset", load)
+    fingerprint: Any = sys.modules.get("datasets.fingerprint")
+    if fingerprint is not None:  # nothing is cached, and a hash would pickle the stand-ins
+        stand_ins.put(fingerprint.Hasher, "hash", classmethod(_random_hash))
     one_process = _in_one_process(datasets.Dataset.map)
     stand_ins.put(datasets.Dataset, "map", one_process)
+
+
+def _random_hash(cls: Any, value: Any, /) -> str:
+    return uuid4().hex[:16]
 
 
 def _in_one_process(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,156 @@
+"""Run a script for real on this machine's GPU, stop it at the step where a dry run stops, and measure it.
+
+``python -m trainatomy.integrations.measured_script JOB FOLDER`` is the script's process.  Only counters are read: the
+step hooks wait for the GPU at the end of each step, and nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import pickle
+import runpy
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainatomy.errors import DeviceError
+from trainatomy.integrations.utilization import utilization
+from trainatomy.measurement.step.environment import driver_version, is_out_of_memory, versions
+from trainatomy.results.measurement import Measurement, Status
+from trainatomy.scripts.job import Job
+from trainatomy.scripts.places import place_of
+from trainatomy.scripts.signals import ScriptSignals, StepsDone
+from trainatomy.training.observer import Silent
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainatomy.results.prediction import Prediction
+
+
+class StepClock(Silent):
+    """Listener that takes the time of each step, with the GPU's work done.
+
+    Attributes:
+        seconds: Seconds of each step.
+        samples: Samples of a step's first micro-batch.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.samples = 0
+        self._began = 0.0
+
+    def step_begin(self, step: int) -> None:
+        if not self.seconds:
+            torch.cuda.synchronize()
+            self._began = time.perf_counter()
+
+    def step_end(self, step: int) -> None:
+        torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.seconds.append(now - self._began)
+        self._began = now
+
+    def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        """Count samples."""
+        first = next((one for one in (*arguments, *keywords.values()) if isinstance(one, torch.Tensor)), None)
+        if not self.samples and first is not None and first.dim():
+            self.samples = len(first)
+
+    def tick(self) -> None: ...
+    def called(self, model: nn.Module) -> None: ...
+    def trains(self, model: nn.Module) -> None: ...
+    def made(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def uses(self, optimizer: torch.optim.Optimizer) -> None: ...
+
+
+def measure_here(job: Job) -> Measurement:
+    """Run a job's script in this process until its steps are done.
+
+    Raises:
+        DeviceError: It ended before the first step, or PyTorch finds no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise DeviceError("PyTorch finds no GPU on this machine; `trainatomy run` without --measure needs none")
+    idle = utilization(0).used_bytes
+    file, clock = job.command.file(), StepClock()
+    status, message = _run(job, file, clock)
+    if not clock.seconds and status == "completed":
+        raise DeviceError(
+            f"{job.command.name} ended before its first optimizer step{f': {message}' if message else ''}"
+        )
+    after = utilization(torch.cuda.current_device())
+    seconds = clock.seconds[-1] if clock.seconds else None
+    device = None if after.context_bytes is None else torch.cuda.max_memory_reserved() + after.context_bytes
+    return Measurement(
+        name=job.command.name,
+        workload={"name": job.command.name, "script": list(job.command.typed)},
+        status=status,
+        gpu=after.gpu,
+        driver=driver_version(),
+        versions=versions(),
+        date=datetime.now(UTC).date().isoformat(),
+        peak_allocated_bytes=torch.cuda.max_memory_allocated(),
+        peak_reserved_bytes=torch.cuda.max_memory_reserved(),
+        device_bytes=device,
+        process_bytes=after.process_bytes,
+        nvml_used_bytes=after.used_bytes,
+        idle_bytes=idle,
+        context_bytes=after.context_bytes,
+        model_bytes=None,
+        num_alloc_retries=int(torch.cuda.memory_stats().get("num_alloc_retries", 0)),
+        step_seconds=seconds,
+        steps=len(clock.seconds),
+        message=message,
+        tape_file=None,
+        timed_step_seconds=tuple(clock.seconds),
+        samples_per_second=clock.samples / seconds if seconds and clock.samples else None,
+    )
+
+
+def _run(job: Job, file: Path, clock: StepClock) -> tuple[Status, str]:
+    """Run the script; return whether it ran out of memory, and the message of an error."""
+    sys.argv = [str(file), *job.command.arguments]
+    sys.path.insert(0, str(file.parent))
+    try:
+        with ScriptSignals(clock, job.steps).attached():
+            if job.command.is_module:
+                runpy.run_module(job.command.target, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(str(file), run_name="__main__")
+    except StepsDone:
+        pass
+    except SystemExit as error:
+        return "completed", f"the script called sys.exit({error.code or ''})"
+    except Exception as error:
+        if is_out_of_memory(error):
+            return "out of memory", str(error).splitlines()[0]
+        return "completed", f"{place_of(error)} raised {type(error).__name__}: {error}"
+    return "completed", ""
+
+
+def compared(measurement: Measurement, prediction: Prediction | None) -> Measurement:
+    """Return the measurement as one of the workload that was predicted."""
+    if prediction is None:
+        return measurement
+    return replace(measurement, workload={**prediction.workload, "script": measurement.workload["script"]})
+
+
+def main(job_file: str, folder: str) -> None:
+    """Run the job in a file, and write its measurement, or the message of an error, into a folder."""
+    job: Job = pickle.loads(Path(job_file).read_bytes())
+    try:
+        found: Measurement | str = measure_here(job)
+    except DeviceError as error:
+        found = str(error)
+    Path(folder, "measured.pickle").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
