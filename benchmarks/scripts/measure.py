@@ -1,0 +1,113 @@
+"""Run scripts on this machine's GPU, beside predictions that were stored before, and write a line of JSON for each.
+
+``measure.py --predict`` (no GPU) stores the predictions in ``predicted.json``; ``measure.py --folder FOLDER --out
+FILE`` measures. FOLDER holds the scripts as ``run.py`` fetched them; scripts written here are in ``own/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from run import BUILD, HERE, fetch
+
+PREDICTED = HERE / "predicted.json"
+GPU = "h200"
+TORCH = "2.11"
+"""The release on the machine that measures."""
+OWN = {
+    "own-plain": "own/plain.py",
+    "own-trainer": "own/trainer.py",
+    "own-trainer-checkpointing": "own/trainer.py --gradient_checkpointing",
+    "own-accelerate": "own/accelerated.py",
+    "own-gan": "own/gan.py",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--predict", action="store_true")
+    parser.add_argument("--names")
+    parser.add_argument("--mirror", type=Path)
+    parser.add_argument("--folder", type=Path, default=BUILD)
+    parser.add_argument("--out", type=Path, default=Path("run.jsonl"))
+    parser.add_argument("--seconds", type=float, default=190.0)
+    given = parser.parse_args()
+    began = time.monotonic()
+    known: dict[str, Any] = json.loads(PREDICTED.read_text()) if PREDICTED.is_file() else {}
+    for name, (folder, command) in commands(given.folder, given.mirror, fetches=given.predict).items():
+        if given.names and name not in given.names.split(","):
+            continue
+        if given.predict:
+            known[name] = predicted(folder, command)
+            PREDICTED.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+            print(name, known[name], flush=True)
+        elif time.monotonic() - began < given.seconds:
+            line = {"name": name, "predicted": known.get(name), **measured(folder, command)}
+            with given.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line)[:400], flush=True)
+
+
+def commands(build: Path, mirror: Path | None, *, fetches: bool) -> dict[str, tuple[Path, str]]:
+    """Return the folder and the command of each script."""
+    listed = yaml.safe_load((HERE / "scripts.yaml").read_text())
+    found: dict[str, tuple[Path, str]] = {}
+    for name, entry in listed["scripts"].items():
+        if not entry.get("gpu"):
+            continue
+        source = listed["repositories"][entry["from"]]
+        if fetches:
+            folder = fetch(entry, source, build, mirror)
+        else:
+            folder = build / source["repo"].replace("/", "+") / entry.get("folder", ".")
+        found[name] = folder, entry["run"]
+    return {**{name: (HERE, command) for name, command in OWN.items()}, **found}
+
+
+def predicted(folder: Path, command: str) -> dict[str, Any]:
+    """Predict a script with the release that is measured."""
+    words = [sys.executable, "-m", "trainatomy", "run", "--gpu", GPU, "--torch", TORCH, "--json", *shlex.split(command)]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+    if not done.stdout.startswith("{"):
+        return {"error": done.stderr[-400:]}
+    said = json.loads(done.stdout)
+    keys = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
+    found = {key: said["memory"][key] for key in keys}
+    return {**found, "steps": said["script"]["steps"], "step_seconds": said["time"] and said["time"]["step_seconds"]}
+
+
+def measured(folder: Path, command: str) -> dict[str, Any]:
+    """Measure a script in a process of its own."""
+    began = time.monotonic()
+    code = (
+        "import json, sys\n"
+        "from trainatomy.scripts.command import read_command\n"
+        "from trainatomy.scripts.job import Job\n"
+        "from trainatomy.integrations.measured_script import measure_here\n"
+        "found = measure_here(Job(read_command(sys.argv[1:]), ('h200',)))\n"
+        "keys = ('status', 'gpu', 'peak_allocated_bytes', 'peak_reserved_bytes', 'device_bytes', 'steps',\n"
+        "        'timed_step_seconds', 'message', 'versions')\n"
+        "print('RESULT ' + json.dumps({key: getattr(found, key) for key in keys}))\n"
+    )
+    words = [sys.executable, "-c", code, *shlex.split(command)]
+    try:
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    except subprocess.TimeoutExpired:
+        return {"error": "60 s are over"}
+    taken = round(time.monotonic() - began, 1)
+    line = next((one for one in done.stdout.splitlines() if one.startswith("RESULT ")), None)
+    if line is None:
+        return {"error": done.stderr[-600:], "taken": taken}
+    return {"measured": json.loads(line.removeprefix("RESULT ")), "taken": taken}
+
+
+if __name__ == "__main__":
+    main()
