@@ -96,6 +96,19 @@ def test_running_out_of_memory_is_a_result(
     assert found.peak_allocated_bytes == 40 * MIB
 
 
+def test_memory_is_read_before_the_cache_is_emptied(nvml_library: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = lambda: setattr(nvml_library, "used", 529 * MIB)  # noqa: E731
+
+    def run(*_: object, **__: object) -> None:
+        nvml_library.used = 900 * MIB
+        torch.cuda.empty_cache()
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", release)
+    monkeypatch.setattr(steps, "run", run)
+    assert runner.run(Job(TINY)).device_bytes == 900 * MIB
+    assert torch.cuda.empty_cache is release
+
+
 def test_other_errors_are_not_out_of_memory(nvml_library: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: misaligned address")

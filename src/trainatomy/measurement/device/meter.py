@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ from trainatomy.measurement.device.nvml import NoAnswer
 from trainatomy.results.measurement import OtherProcess, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from trainatomy.measurement.device.nvml import Driver, NvmlDevice, Reading
 
@@ -75,6 +75,21 @@ class Meter:
             return None
         self._readings.append(self._device.read())
         return self._held(self._readings[-1])
+
+    @contextmanager
+    def reading_before_release(self) -> Iterator[None]:
+        """Take a reading before each ``torch.cuda.empty_cache``, after which the peak could not be read any more."""
+        release = torch.cuda.empty_cache
+
+        def read_and_release() -> None:
+            self.read()
+            release()
+
+        torch.cuda.empty_cache = read_and_release
+        try:
+            yield
+        finally:
+            torch.cuda.empty_cache = release
 
     def stage(self, name: str) -> int | None:
         """Take a reading and keep it as that of stage ``name``."""

@@ -209,7 +209,7 @@ def _execute(workload: Workload, timer: StepTimer, recorder: RunRecorder | None,
     tokens = tokens_per_sample(workload, model)
     observer = timer if recorder is None else _Observers(recorder, timer)
     try:
-        with contextlib.suppress(EnoughSteps):
+        with contextlib.suppress(EnoughSteps), timer.meter.reading_before_release():
             model = load_on_device(workload, model, "cuda")
             steps.run(workload, model, device="cuda", steps=max_steps, observer=observer)
         torch.cuda.synchronize()

@@ -96,7 +96,7 @@ class StepTimer(Silent):
         group: RankGroup | None = None,
         monitors: Monitors | None = None,
     ) -> None:
-        self._meter = meter
+        self.meter = meter
         self.monitors = monitors or Monitors()
         self._group = None if group is None or group.size == 1 else group
         self._asynchronous_steps: int | None = None
@@ -139,7 +139,7 @@ class StepTimer(Silent):
     def loaded(self, model: nn.Module) -> None:
         self.monitors.prepare()
         self.model_bytes = torch.cuda.memory_allocated()
-        self._reporter.stage("model loaded", self._meter.stage("model loaded"))
+        self._reporter.stage("model loaded", self.meter.stage("model loaded"))
         self.phase = "other"
 
     def step_begin(self, step: int) -> None:
@@ -173,7 +173,7 @@ class StepTimer(Silent):
         self.phase = "other"
         assert self._evaluation is not None
         batches, allocated, reserved, began = self._evaluation
-        self._meter.read()
+        self.meter.read()
         self.evaluation = EvaluationFigures(
             batches, allocated, reserved, *_peaks(), seconds=time.perf_counter() - began
         )
@@ -229,7 +229,7 @@ class StepTimer(Silent):
         if self.steps == self.warm_up and self._group is not None and self._limit is not None:
             self._agree(self._group, self._limit, now - self._timed_since)
         self._timed_since = time.perf_counter()
-        return self._meter.read()
+        return self.meter.read()
 
     def _tick(self) -> None:
         """Take the time at the end of a step; the one that ends the warm-up begins the first timed step."""
