@@ -10,7 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainatomy.api import calibrate, compare, diagnose, fit, fit_gpus, measure, ops, predict, why_out_of_memory
+    from trainatomy.api import (
+        calibrate,
+        compare,
+        compare_gpus,
+        diagnose,
+        fit,
+        fit_gpus,
+        measure,
+        ops,
+        predict,
+        why_out_of_memory,
+    )
     from trainatomy.catalog.architectures import ArchitectureEntry, architectures
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.catalog.gpus import GPU, find_gpu, gpus
@@ -86,6 +97,7 @@ __all__ = [
     "architectures",
     "calibrate",
     "compare",
+    "compare_gpus",
     "diagnose",
     "diff",
     "find_gpu",
@@ -107,7 +119,18 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
-    "api": ("calibrate", "compare", "diagnose", "fit", "fit_gpus", "measure", "ops", "predict", "why_out_of_memory"),
+    "api": (
+        "calibrate",
+        "compare",
+        "compare_gpus",
+        "diagnose",
+        "fit",
+        "fit_gpus",
+        "measure",
+        "ops",
+        "predict",
+        "why_out_of_memory",
+    ),
     "catalog.architectures": ("ArchitectureEntry", "architectures"),
     "catalog.calibrations": ("Calibration",),
     "catalog.gpus": ("GPU", "find_gpu", "gpus"),

@@ -6,7 +6,7 @@ The functions with keywords are for users.  Those that take one value of options
 
 from __future__ import annotations
 
-from trainatomy.api.comparing import compare, measure_comparison, predict_comparison
+from trainatomy.api.comparing import compare, compare_gpus, measure_comparison, predict_comparison, predict_gpus
 from trainatomy.api.detailing import detail_of_executed, predict_in_detail
 from trainatomy.api.diagnosing import diagnose
 from trainatomy.api.fitting import fit, fit_gpus, measure_fit, why_out_of_memory
@@ -21,6 +21,7 @@ __all__ = [
     "SearchRequest",
     "calibrate",
     "compare",
+    "compare_gpus",
     "detail_of_executed",
     "diagnose",
     "fit",
@@ -32,6 +33,7 @@ __all__ = [
     "ops",
     "predict",
     "predict_comparison",
+    "predict_gpus",
     "predict_in_detail",
     "search_gpus",
     "search_remedies",

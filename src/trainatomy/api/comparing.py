@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -92,6 +92,69 @@ def compare(
     if names := run_options.changed():
         raise WorkloadError(f"{', '.join(names)}: needs measure=True; a prediction is the same every time")
     return predict_comparison(changed, predict_options, jobs=jobs, executor=executor, keep=keep)
+
+
+def compare_gpus(
+    workload: Workload,
+    gpus: Sequence[str] | None = None,
+    *,
+    costs_per_hour: Mapping[str, float] | None = None,
+    calibration: Calibration | Path | str | None = None,
+    trust_remote_code: bool = False,
+    jobs: int | None = None,
+    executor: object = None,
+    keep: Path | str | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Compare one training, as it is, on GPUs of several kinds: memory, time of a step and, with prices, cost.
+
+    A GPU for which it cannot be predicted (one without bf16, for example) is a row that says so.  ``fit_gpus`` finds
+    the best settings for each GPU.
+
+    Args:
+        workload: The training; its own GPU does not matter.
+        gpus: Names of GPUs; all known ones by default.
+        costs_per_hour: Prices per hour by the GPU's name, in any currency.
+        calibration: See ``predict``.  GPUs that it does not apply to are not predicted.
+        trust_remote_code: See ``predict``.
+        jobs: See ``compare``.
+        executor: See ``compare``.
+        keep: See ``compare``.
+        **settings: Settings of the workload, as in ``predict``.
+
+    Raises:
+        TrainatomyError: The errors of ``predict``, if it cannot be predicted for any of the GPUs.
+    """
+    options = PredictOptions(False, True, trust_remote_code, calibration)
+    return predict_gpus(
+        with_settings(workload, settings), gpus, options, costs_per_hour, jobs=jobs, executor=executor, keep=keep
+    )
+
+
+def predict_gpus(
+    workload: Workload,
+    gpus: Sequence[str] | None,
+    options: PredictOptions,
+    costs_per_hour: Mapping[str, float] | None = None,
+    *,
+    jobs: int | None = None,
+    executor: object = None,
+    keep: Path | str | None = None,
+) -> Comparison:
+    """Predict a training on several GPUs (see ``compare_gpus``)."""
+    from trainatomy.catalog.calibrations import resolve_calibration
+    from trainatomy.catalog.gpus import find_gpu
+    from trainatomy.catalog.gpus import gpus as all_gpus
+    from trainatomy.runs.comparison import gather
+
+    chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
+    costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}
+    workloads = [workload.replace({"gpu": each.id, "name": each.name}) for each in chosen]
+    loaded = replace(options, calibration=resolve_calibration(options.calibration))
+    predictions = _predict_rows(workloads, loaded, jobs, executor, keep)
+    if all(isinstance(each, TrainatomyError) for each in predictions):
+        raise next(each for each in predictions if isinstance(each, TrainatomyError))
+    return replace(gather(workloads, predictions), is_across_gpus=True, costs_per_hour=costs)
 
 
 def predict_comparison(

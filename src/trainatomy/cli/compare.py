@@ -15,6 +15,7 @@ from trainatomy.cli.options import (
     Executor,
     Jobs,
     Json,
+    Price,
     Records,
     TrustRemoteCode,
     command_line,
@@ -27,6 +28,7 @@ from trainatomy.cli.output import note, progress, quiet_libraries, show, show_js
 from trainatomy.cli.plots import check_plots, write_default_plots, write_plots
 from trainatomy.cli.progress import ComparisonProgress
 from trainatomy.cli.report import Html, Open, check_report, write_report
+from trainatomy.cli.values import prices, refuse_together, several_gpus
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import note_many_steps, samples_of, several_workloads, skip_unused_imports
 from trainatomy.errors import MissingLibrary
@@ -101,6 +103,10 @@ Keep = Annotated[
 ]
 
 
+MANY_GPUS = 16
+"""More trainings than a process should predict alone, where the number of GPUs is not counted yet."""
+
+
 class _Where(TypedDict):
     jobs: int | None
     executor: str | None
@@ -140,6 +146,7 @@ def compare(
     jobs: Jobs = None,
     executor: Executor = None,
     keep: Keep = None,
+    price: Price = None,
     debug: Debug = False,
     **flags: Any,
 ) -> None:
@@ -150,6 +157,9 @@ def compare(
     Trainings on several GPUs (`--sweep gpus=1,2,4,8`, `--sweep strategy=ddp,fsdp2`) are compared by their total
     throughput and by how it scales; `--effective-batch-size` keeps the samples of an optimizer step constant.
 
+    `--gpu all`, or several names with commas, compares one training as it is on GPUs of several kinds: memory, time
+    and, with `--price`, cost. `trainatomy fit --gpu all` also searches the best settings for each.
+
     `notebook` stands for the nine trainings of BERT-large in Hugging Face's guide of January 2022: with the libraries
     and the GPU of that time, beside the published figures, or with today's libraries on the GPU that `--gpu` names.
     `notebook-fp16` is the guide's second table: fp16 against fp32 at batch sizes 8 to 64 on BERT-base.
@@ -159,6 +169,10 @@ def compare(
     With `--measure` every run is recorded when it ends; an interrupted comparison continues where it stopped.
     """
     charts = Charts(check_plots(plot or ()), check_report(html, open_report), open_report)
+    gpus = several_gpus(flags, price)
+    if gpus is not None:
+        flags.pop("gpu", None)
+        refuse_together({"several GPUs or --price": True, "--measure": measure, "--sweep": bool(sweep)})
     workloads = sweep_workloads(several_workloads(files, flags, today=measure), sweep or ())
     if effective_batch_size is not None:
         workloads = with_effective_batch_size(workloads, effective_batch_size)
@@ -175,7 +189,12 @@ def compare(
         samples=samples_of(files),
         command=command_line(),
     )
-    where: _Where = {"jobs": jobs if executor else jobs_for(len(workloads), jobs), "executor": executor, "keep": keep}
+    count = jobs if executor else jobs_for(len(workloads) if gpus is None else MANY_GPUS, jobs)
+    where: _Where = {"jobs": count, "executor": executor, "keep": keep}
+    if gpus is not None:
+        _refuse_run_options(run_options)
+        _across_gpus(workloads, gpus, predict_options, price, charts, where, json=json, debug=debug)
+        return
     if measure:
         _measure(workloads, predict_options, run_options, charts, where, records=records, json=json, debug=debug)
         return
@@ -188,6 +207,30 @@ def compare(
             comparison = api.predict_comparison(workloads, predict_options, **where)
     _show(comparison, json=json)
     _note_falling_memory(comparison)
+    charts.write(comparison)
+
+
+def _across_gpus(
+    workloads: Sequence[Workload],
+    gpus: Sequence[str],
+    options: PredictOptions,
+    price: Sequence[str] | None,
+    charts: Charts,
+    where: _Where,
+    *,
+    json: bool,
+    debug: bool,
+) -> None:
+    """Show one training on GPUs of several kinds; an empty list stands for all."""
+    if len(workloads) != 1:
+        raise typer.BadParameter(
+            f"several GPUs or --price: found {len(workloads)} trainings; GPUs are compared for one training"
+        )
+    with quiet_libraries(debug=debug), progress(f"simulating {workloads[0].display_name} on several GPUs"):
+        from trainatomy import api
+
+        comparison = api.predict_gpus(workloads[0], gpus or None, options, prices(price), **where)
+    _show(comparison, json=json)
     charts.write(comparison)
 
 

@@ -13,6 +13,7 @@ from trainatomy.cli.options import (
     File,
     Jobs,
     Json,
+    Price,
     Records,
     TrustRemoteCode,
     check_option,
@@ -79,14 +80,6 @@ Maximize = Annotated[
         "--maximize",
         "Find the largest one that fits instead of the fastest.",
         metavar="batch|sequence-length|model-size",
-    ),
-]
-Price = Annotated[
-    list[str] | None,
-    in_run(
-        "--price",
-        "Price of a GPU per hour, such as h100=2.9; repeatable. Adds the cost of training.",
-        metavar="GPU=PRICE",
     ),
 ]
 Measure = Annotated[

@@ -60,6 +60,14 @@ Records = Annotated[
     ),
 ]
 
+Price = Annotated[
+    list[str] | None,
+    in_run(
+        "--price",
+        "Price of a GPU per hour, such as h100=2.9; repeatable. Adds the cost of training.",
+        metavar="GPU=PRICE",
+    ),
+]
 Jobs = Annotated[
     int | None,
     in_run("--jobs", "Processes that predict in parallel (default: one per core, up to 8).", metavar="N", min=1),

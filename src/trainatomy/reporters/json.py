@@ -92,6 +92,9 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
         {**_row(row, measured=comparison.measured), "plan": _plan(row.plan), "scaling": _scaling(scaling)}
         for row, scaling in zip(comparison.rows, comparison.scaling(), strict=True)
     ]
+    if comparison.costs_per_hour:
+        for row, made in zip(comparison.rows, rows, strict=True):
+            made["cost_per_million_samples"] = comparison.cost_per_million_samples(row)
     value = {"schema": COMPARISON, "rows": rows, "published": published if known else None}
     return {**value, "group": comparison.group, "repeats": comparison.repeats} if comparison.measured else value
 
@@ -100,7 +103,7 @@ def _row(row: ComparisonRow, *, measured: bool) -> dict[str, Any]:
     """Return a prediction (or name and workload without one), and the measured figures in a measured comparison."""
     made = to_json(row.prediction) if row.prediction else {"name": row.name, "workload": to_plain(row.workload)}
     if not measured:
-        return made
+        return made if row.prediction else {**made, "prediction_error": row.prediction_error}
     return {
         **made,
         "name": row.name,

@@ -278,6 +278,7 @@ AXES = {
     "gpus": "GPUs",
     "fullest_rank": "GiB of device memory, fullest GPU",
     "cost": "cost per million samples",
+    "step_time": "ms per step",
     "steps": "step",
     "reserved": "GiB reserved",
 }

@@ -76,10 +76,11 @@ def comparison_schema() -> Schema:
         "errors": {"type": "array", "items": {"type": "string"}},
         "prediction_error": {"type": "string"},
     }
-    more |= _spreading(definitions)
+    more |= {**_spreading(definitions), "cost_per_million_samples": {"type": ["number", "null"]}}
     row = _tagged(Prediction, PREDICTION, definitions)
     row["properties"] |= more
-    unpredicted = _object({"name": {"type": "string"}, "workload": {"type": "object"}, **more})
+    unpredicted = _object({"name": _STRING, "workload": {"type": "object"}, "prediction_error": _STRING})
+    unpredicted["properties"] |= more
     definitions |= {"Row": row, "UnpredictedRow": unpredicted}
     rows = {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Row"}, {"$ref": "#/$defs/UnpredictedRow"}]}}
     sizes, times = ({"type": "array", "items": {"type": [kind, "null"]}} for kind in ("integer", "number"))

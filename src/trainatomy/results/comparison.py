@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
@@ -135,7 +135,8 @@ class Comparison:
 
     ``source`` is where the published figures come from, and ``remark`` what is known of their setup; ``samples`` is the
     number of samples the published times are for; ``group`` is the name that the runs' records share; ``repeats`` is
-    the number of runs requested of each training.
+    the number of runs requested of each training.  ``is_across_gpus`` is True for one training on GPUs of several
+    kinds; ``costs_per_hour`` are prices by the GPU's id, in any currency.
     """
 
     rows: tuple[ComparisonRow, ...]
@@ -144,6 +145,8 @@ class Comparison:
     samples: int | None = None
     group: str = ""
     repeats: int = 1
+    is_across_gpus: bool = False
+    costs_per_hour: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def measured(self) -> bool:
@@ -165,11 +168,33 @@ class Comparison:
         """True if any training uses several GPUs."""
         return any(row.plan.world_size > 1 for row in self.rows)
 
+    def cost_per_million_samples(self, row: ComparisonRow) -> float | None:
+        """Return the cost of a million samples on all GPUs of a row.
+
+        ``None`` without a price, or where the training does not fit.
+        """
+        found = row.prediction
+        if found is None or not found.fits or (price := self.costs_per_hour.get(found.gpu.id)) is None:
+            return None
+        rate = total_rate(found)
+        return None if rate is None else price * row.plan.world_size / 3600 / rate * 1e6
+
+    def fastest_first(self) -> tuple[ComparisonRow, ...]:
+        """Return the rows that were predicted: those that fit by throughput, then the others by the GPU's memory."""
+        return tuple(sorted((row for row in self.rows if row.prediction is not None), key=_slowness))
+
     def scaling(self) -> tuple[Scaling | None, ...]:
         """Return the predicted throughput of each row; ``None`` for one that does not fit or has no predicted time."""
         found = [_scaling(row) for row in self.rows]
         pairs = zip(self.rows, found, strict=True)
         return tuple(scaling and _with_efficiency(scaling, row, self.rows, found) for row, scaling in pairs)
+
+
+def _slowness(row: ComparisonRow) -> tuple[bool, float, int]:
+    found = row.prediction
+    assert found is not None
+    rate = total_rate(found) if found.fits else None
+    return not found.fits, -(rate or 0.0), -found.gpu.memory_bytes
 
 
 def _scaling(row: ComparisonRow) -> Scaling | None:

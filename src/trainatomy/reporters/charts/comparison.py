@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from trainatomy.reporters.charts import scaling
+from trainatomy.reporters.charts import across_gpus, scaling
 from trainatomy.reporters.charts.style import as_bytes, drawing
 from trainatomy.reporters.labels import ALARM, AXES, INK, MARKS, MUTED, PAPER, THROUGHPUT, component
 from trainatomy.results.comparison import Comparison, ComparisonRow
@@ -33,8 +33,13 @@ BAR = 0.56
 def draw(comparison: Comparison, ending: str) -> bytes:
     """Return the chart as a file of the format ``ending``: svg, png or pdf."""
     with drawing():
-        page = scaling.figure(comparison) if scaling.is_by_gpus(comparison) else figure(comparison)
-        return as_bytes(page, ending)
+        return as_bytes(_page(comparison), ending)
+
+
+def _page(comparison: Comparison) -> Figure:
+    if comparison.is_across_gpus and not comparison.measured:
+        return across_gpus.figure(comparison)
+    return scaling.figure(comparison) if scaling.is_by_gpus(comparison) else figure(comparison)
 
 
 def figure(comparison: Comparison) -> Figure:

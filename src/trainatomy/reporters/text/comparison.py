@@ -11,6 +11,7 @@ from rich.text import Text
 from trainatomy.reporters import sentences
 from trainatomy.reporters.labels import SECTIONS, STATUS_STYLES, VERDICT_STYLES
 from trainatomy.reporters.text.experiment import experiment_page
+from trainatomy.reporters.text.gpus import gpus_for_page
 from trainatomy.reporters.text.prediction import verdict_cell
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, section
 from trainatomy.reporters.text.scaling import EXPLANATION, scaling_table
@@ -22,7 +23,9 @@ from trainatomy.units import difference, human_bytes, mebibytes, rate, seconds, 
 
 def comparison_page(comparison: Comparison) -> Group:
     """Return a page with one row for each training."""
-    return _measured_page(comparison) if comparison.measured else _predicted_page(comparison)
+    if comparison.measured:
+        return _measured_page(comparison)
+    return gpus_for_page(comparison) if comparison.is_across_gpus else _predicted_page(comparison)
 
 
 def run_line(name: str, measurement: Measurement | None, error: Exception | None, from_record: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -82,29 +82,49 @@ def _model(prediction: Prediction) -> str:
     return next((str(name) for name in names if name), prediction.name)
 
 
-def gpus_table(predictions: Sequence[Prediction]) -> AdaptiveTable:
-    """Return a table of the same training on several GPUs, the fastest first."""
+def gpus_table(predictions: Sequence[Prediction], costs: Mapping[str, float | None] | None = None) -> AdaptiveTable:
+    """Return a table of the same training on several GPUs, the fastest first.
+
+    ``costs`` are those of a million samples by the GPU's id; without any there is no such column.
+    """
     columns = [Column("\nverdict", justify="left"), Column("\nneeds"), Column("\nheadroom")]
-    columns += [Column("time\nper step"), Column("samples\nper s"), Column("\nid", 1, "left")]
-    table = AdaptiveTable("\nGPU", columns, name_width=20)
+    columns += [Column("time\nper step"), Column("samples\nper s")]
+    columns += [Column("cost per\nM samples")] if costs else []
+    table = AdaptiveTable("\nGPU", [*columns, Column("\nid", 1, "left")], name_width=20)
     for each in sorted(predictions, key=_fastest_first):
         needed, room = human_bytes(each.memory.device_bytes), human_bytes(each.room_bytes)
         total = total_rate(each) if each.fits else None
         step = seconds(each.time.step_seconds) if each.time and each.fits else "-"
         pace = "-" if total is None else rate(total)
-        table.add_row(each.gpu.name, verdict_cell(each), needed, room, step, pace, each.gpu.id)
+        cost = (costs or {}).get(each.gpu.id)
+        priced = ["-" if cost is None else f"{cost:,.2f}"] if costs else []
+        table.add_row(each.gpu.name, verdict_cell(each), needed, room, step, pace, *priced, each.gpu.id)
     return table
 
 
 def gpus_for_page(comparison: Comparison) -> Group:
-    """Return the same training, as it is, on several GPUs: verdict, headroom, step time and throughput."""
+    """Return the same training, as it is, on several GPUs: verdict, headroom, step time, throughput and cost."""
     predictions = sorted(comparison.predictions, key=_fastest_first)
     name = _model(predictions[0]) if predictions else "The training"
     fitting = sum(prediction.fits for prediction in predictions)
-    table = gpus_table(predictions)
-    answer = f"{name} as it is fits on {fitting} of {many(len(predictions), 'GPU')}."
+    rows = comparison.fastest_first() if comparison.costs_per_hour else ()
+    costs = {row.prediction.gpu.id: comparison.cost_per_million_samples(row) for row in rows if row.prediction}
+    table = gpus_table(predictions, costs)
+    answer = f"{name} as it is fits on {fitting} of {many(len(predictions), 'GPU')}{_cheapest(comparison)}."
     parts: list[RenderableType] = [Text(answer, style="bold"), Text(), table]
     if failed := [f"{row.name}: {row.prediction_error}" for row in comparison.rows if row.prediction is None]:
         parts += [Text(), Text("Not predicted", style="bold"), bullets(failed)]
     parts += [Text(), Text("For the fastest settings that fit each GPU: trainatomy fit --gpu all.", style="dim")]
     return Group(*parts)
+
+
+def _cheapest(comparison: Comparison) -> str:
+    """Return which GPU is the fastest and which is the cheapest per sample, if there are prices."""
+    rows = comparison.fastest_first()
+    costs = {row.name: cost for row in rows if (cost := comparison.cost_per_million_samples(row)) is not None}
+    if not costs:
+        return ""
+    cheapest, fastest = min(costs, key=lambda name: costs[name]), rows[0].name
+    if cheapest == fastest:
+        return f"; the fastest and the cheapest per sample is the {fastest}"
+    return f"; the fastest is the {fastest}, the cheapest per sample the {cheapest}"
