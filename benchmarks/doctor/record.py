@@ -1,4 +1,6 @@
-"""Record what a machine with a GPU answers, raw: ``python benchmarks/doctor/record.py FILE`` (about 15 s).
+"""Record what a machine with a GPU answers, raw: ``python benchmarks/doctor/record.py FILE`` (15 s).
+
+With ``--nvml`` only NVML's answers of idle GPUs, in a second.
 
 NVML's answers are kept by call, idle and under load, beside the text of ``nvidia-smi``, files of the host and torch's
 own facts. ``tests/doctor`` replays them, so that the readers of ``trainatomy doctor`` meet real answers without a GPU.
@@ -290,7 +292,7 @@ def under_load(nvml: Nvml, seconds: float = 4.0) -> dict[str, Any]:
     return found
 
 
-def main(file: Path) -> None:
+def main(file: Path, *, only_nvml: bool) -> None:
     """Write all answers, part by part, so that an error in one loses no other."""
     kept: dict[str, Any] = {"host": answer(host)}
     began = time.monotonic()
@@ -302,6 +304,9 @@ def main(file: Path) -> None:
         kept["nvml"] = {"system": answer(nvml.system), "once": answer(nvml.once), "idle": answer(nvml.often)}
         kept["nvml_seconds"] = time.monotonic() - began
         kept["pynvml"] = answer(importlib.metadata.version, "nvidia-ml-py")
+    if only_nvml:
+        file.write_text(json.dumps(kept))
+        return
     kept["torch"] = answer(torch_facts)
     if isinstance(kept["torch"], dict) and kept["torch"].get("available"):
         kept["copies"] = answer(copies)
@@ -312,4 +317,4 @@ def main(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), only_nvml="--nvml" in sys.argv)

@@ -99,17 +99,14 @@ def _tried() -> str:
     if not RECORDS.exists():
         return "Not measured yet."
     lines = [json.loads(line) for line in RECORDS.read_text("utf-8").splitlines()]
-    rows = [
-        (
-            line["case"],
-            f"`{line['expected']}`" if line["expected"] else "",
-            ", ".join(f"`{name}`" for name in line["found"]),
-        )
-        for line in lines
-    ]
+    rows = [(line["case"], _names(line["expected"]), _names(line["found"])) for line in lines]
     about = (
         "`benchmarks/doctor/causes.py` makes causes that need no changed setting on a machine with an H200; the "
         "finding that each must have was written down before. Several GPUs, NVLink's counters and repairs of memory "
         "have been seen only in tests with made-up answers of NVML."
     )
     return f"{about}\n\n{table(('cause', 'expected', 'found'), rows)}"
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -84,7 +84,7 @@ HOST = Host(
 
 HEALTHY = MachineState(
     gpus=(GPU, replace(GPU, index=1, uuid="GPU-one", near_cpus=tuple(range(16, 32)))),
-    pairs=(GPUPair(0, 1, "NV18", True),),
+    pairs=(GPUPair(0, 1, "NV18", True, 370e9),),
     software=SOFTWARE,
     host=HOST,
 )

@@ -36,6 +36,10 @@ CASES: dict[str, list[MachineState]] = {
     "nvlink_errors": [with_gpu(nvlinks={"errors": {kind: 3}}) for kind in ("replay", "recovery", "crc")],
     "fabric_not_ready": [with_gpu(nvlinks={"fabric": "in progress"})],
     "no_peer_access": [paired("NV18", peer_access=False)],
+    "slow_pair": [
+        replace(HEALTHY, pairs=(GPUPair(0, 1, "NV18", True, 48e9),)),
+        replace(with_gpu(capability=(8, 6)), pairs=(GPUPair(0, 1, "NV4", True, 20e9),), software=SOFTWARE),
+    ],
     "far_gpus": [paired("SYS"), paired("NODE")],
     "pcie_only": [paired("PHB"), paired("PIX")],
     "pcie_narrow": [with_gpu(copies={"pcie": {"width": 8}}), with_gpu(copies=None, pcie={"width": 8})],

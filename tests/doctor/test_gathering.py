@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from trainatomy.doctor.gathering import copy_rates, merged
 from trainatomy.doctor.gpus import DriverState, read_driver
 from trainatomy.doctor.host import read_host
 from trainatomy.doctor.software import bitsandbytes_libraries, environment, read_software
-from trainatomy.errors import TrainatomyError
-from trainatomy.results.machine import GPUState, MachineState, Process
+from trainatomy.doctor.watching import watch
+from trainatomy.errors import DeviceError, TrainatomyError
+from trainatomy.results.machine import GPUPair, GPUState, MachineState, Process
 
 MEMINFO = "MemTotal: 1000 kB\nMemAvailable: 400 kB\nSwapTotal: 200 kB\nSwapFree: 50 kB\nHugePages_Total: 0\n"
 
@@ -159,14 +161,29 @@ def test_a_gpu_in_use_is_not_measured(
     assert asked == [[] if reason else [gpu.uuid]]
 
 
+def test_rates_between_gpus_are_found_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = DriverState(
+        "580", gpus=(GPUState(0, "H200", "a"), GPUState(1, "H200", "b")), pairs=(GPUPair(0, 1, "NV18"),)
+    )
+    monkeypatch.setattr(gathering, "read_driver", lambda wanted: driver)
+    monkeypatch.setattr(gathering, "probe", lambda uuids: {"copies": {"a": {}}, "between": {"a b": 3e11}})
+    monkeypatch.setattr(gathering, "read_host", lambda: HEALTHY.host)
+    assert gathering.gather().pairs == (GPUPair(0, 1, "NV18", None, 3e11),)
+
+
 def test_no_driver_is_a_fact() -> None:
     state = read_driver()
     assert state.gpus == () or state.version
 
 
-def test_a_process_that_is_not_there() -> None:
-    from trainatomy.doctor.watching import watch
+@pytest.mark.parametrize("options", [{"pid": 1}, {"seconds": 1.0}, {"gpus": (0,)}])
+def test_what_needs_a_gpu_is_refused_without_one(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(DeviceError, match="pip install nvidia-ml-py"):
+        gathering.gather(**options)
 
+
+def test_a_process_that_is_not_there() -> None:
     with pytest.raises(TrainatomyError, match="--watch-pid 999999999: there is no such process"):
         watch(0.1, pid=999_999_999)
 

@@ -69,7 +69,9 @@ def test_json_has_facts_and_sentences() -> None:
     assert (found["schema"], found["healthy"], finding["name"]) == (DIAGNOSIS, False, "environment")
     assert finding["fix"] == "unset NCCL_P2P_DISABLE" and finding["costs"][0]["percent"] == 29
     assert found["machine"]["gpus"][0]["copies"]["rates"]["pinned_to_device"] == 55e9
-    assert found["machine"]["pairs"] == [{"first": 0, "second": 1, "connection": "NV18", "peer_access": True}]
+    assert found["machine"]["pairs"] == [
+        {"first": 0, "second": 1, "connection": "NV18", "peer_access": True, "copy_rate": 370e9}
+    ]
 
 
 def test_a_setting_that_is_fine_is_not_to_be_undone() -> None:

@@ -24,12 +24,12 @@ def diagnose(
     Args:
         gpus: Numbers of the GPUs to look at, as in nvidia-smi; all if empty.
         bandwidth: Measure copies, and clocks under load (about a second for each GPU); not on GPUs that are in use.
-        seconds: Watch a running training for so long.
+        seconds: Watch a running training for so long; with ``pid`` 5 s if it is left out.
         pid: Process of that training.
         stage: Called with the name of each stage when it begins.
 
     Raises:
-        DeviceError: There is no GPU of a given number.
+        DeviceError: There is no GPU of a given number, or none to watch.
         TrainatomyError: There is no process ``pid``.
     """
     return diagnose_machine(gather(gpus, bandwidth=bandwidth, seconds=seconds, pid=pid, stage=stage))

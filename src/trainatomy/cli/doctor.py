@@ -43,14 +43,13 @@ def doctor(
 
     The exit code is 0 if nothing or only notes were found, and 9 with errors or warnings.
     """
-    watched = seconds if seconds is not None else 5.0 if watch_pid is not None else 0.0
     with progress("looking at this machine") as stage, quiet_libraries(debug=debug):
         from trainatomy.api.diagnosing import diagnose
         from trainatomy.reporters.doctor_json import diagnosis_to_json
         from trainatomy.reporters.doctor_sentences import verdict
         from trainatomy.reporters.text.doctor import doctor_page
 
-        found = diagnose(gpus=gpu or (), bandwidth=bandwidth, seconds=watched, pid=watch_pid, stage=stage)
+        found = diagnose(gpus=gpu or (), bandwidth=bandwidth, seconds=seconds or 0.0, pid=watch_pid, stage=stage)
     if json:
         show_json(diagnosis_to_json(found))
     else:

@@ -14,10 +14,15 @@ from trainatomy.doctor.gpus import DriverState, read_driver
 from trainatomy.doctor.host import read_host
 from trainatomy.doctor.software import read_software
 from trainatomy.doctor.watching import watch
-from trainatomy.results.machine import Clocks, CopyRates, GPUState, MachineState, PCIe, Power
+from trainatomy.errors import DeviceError
+from trainatomy.results.machine import Clocks, CopyRates, GPUPair, GPUState, MachineState, PCIe, Power
 
 PROBE_SECONDS = 90.0
 """A probe that takes longer hangs: importing torch takes seconds, the copies one second for each GPU."""
+
+
+WATCH_SECONDS = 5.0
+"""How long a training is watched where nothing else is said."""
 
 
 def gather(
@@ -36,26 +41,40 @@ def gather(
         seconds: Watch a running training for so long.
         pid: The running training.
         stage: Told what is being done.
+
+    Raises:
+        DeviceError: There is no GPU of a wanted number, or none to watch.
+        TrainatomyError: There is no process ``pid``.
     """
     stage("driver")
     driver = read_driver(gpus)
+    if (seconds or pid) and not driver.gpus:
+        raise DeviceError(f"Watching a training needs a GPU and its driver: {driver.error}.")
     stage("host")
     host = read_host()
     watched = None
-    if seconds and driver.gpus:
+    if seconds or pid:
         stage("running training")
-        watched = watch(seconds, pid, gpus)
+        watched = watch(seconds or WATCH_SECONDS, pid, gpus)
     unmeasured = _unmeasured(driver, bandwidth=bandwidth, watching=watched is not None)
     stage("torch" if unmeasured else "torch and copies")
     probed = probe([] if unmeasured else [gpu.uuid for gpu in driver.gpus])
     copies: Mapping[str, Any] = probed.get("copies", {})
     return MachineState(
         gpus=tuple(replace(gpu, copies=copy_rates(copies.get(gpu.uuid, {}))) for gpu in driver.gpus),
-        pairs=driver.pairs,
+        pairs=_with_rates(driver, probed.get("between", {})),
         software=read_software(driver, probed),
         host=host,
         watched=watched,
         unmeasured=unmeasured or ("" if copies else "failed"),
+    )
+
+
+def _with_rates(driver: DriverState, rates: Mapping[str, float]) -> tuple[GPUPair, ...]:
+    """Return the connections with the rates of copies, which the probe names by UUIDs."""
+    uuids = {gpu.index: gpu.uuid for gpu in driver.gpus}
+    return tuple(
+        replace(pair, copy_rate=rates.get(f"{uuids[pair.first]} {uuids[pair.second]}")) for pair in driver.pairs
     )
 
 

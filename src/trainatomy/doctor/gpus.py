@@ -48,10 +48,11 @@ def read_driver(wanted: Sequence[int] = ()) -> DriverState:
             return DriverState(driver.version, driver.cuda, "", states, pairs)
     except NoSuchGPU:
         raise
-    except NoAnswer as error:
-        return DriverState(error=str(error.__cause__ or error))
     except (DeviceError, MissingLibrary) as error:
-        return DriverState(error=str(error))
+        reason = str(error.__cause__ or error) if isinstance(error, NoAnswer) else str(error)
+        if wanted:
+            raise NoSuchGPU(f"--gpu {wanted[0]}: no GPU can be looked at: {reason}.") from error
+        return DriverState(error=reason)
 
 
 class NoSuchGPU(DeviceError):

@@ -40,6 +40,7 @@ def main() -> None:
     say(torch=_facts(torch))
     if torch.cuda.is_available() and uuids:
         say(copies=_all_copies(torch, uuids))
+        say(between=_between(torch, uuids))
     for extension in extensions():
         if version_of(extension.package) is not None:
             say(importing=extension.package)
@@ -107,6 +108,25 @@ def _all_copies(torch: Any, uuids: list[str]) -> dict[str, Any]:
     return found
 
 
+def _between(torch: Any, uuids: list[str]) -> dict[str, float]:
+    """Return rates of copies from each GPU to those after it, by both UUIDs in one string."""
+    names = {f"GPU-{torch.cuda.get_device_properties(index).uuid}": index for index in range(torch.cuda.device_count())}
+    known = [uuid for uuid in uuids if uuid in names]
+    found = {}
+    for number, first in enumerate(known):
+        for second in known[number + 1 :]:
+            try:
+                found[f"{first} {second}"] = _pair_rate(torch, names[first], names[second])
+            except RuntimeError:  # out of memory, or the link is broken: unknown
+                continue
+    return found
+
+
+def _pair_rate(torch: Any, first: int, second: int) -> float:
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=f"cuda:{first}")
+    return _rate(torch, torch.empty_like(source, device=f"cuda:{second}"), source)
+
+
 def _copies(torch: Any, gpu: NvmlDevice | None) -> dict[str, Any]:
     """Return rates of copies, the PCIe link while they run, and power and clocks while matrices are multiplied."""
     here = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
@@ -136,13 +156,19 @@ def _copies(torch: Any, gpu: NvmlDevice | None) -> dict[str, Any]:
 def _rate(torch: Any, target: Any, source: Any) -> float:
     """Return the best of some copies in bytes per second; the first one maps pages and wakes the link."""
     best = float("inf")
+    devices = [each.device for each in (source, target) if each.is_cuda]
     for _ in range(_REPEATS + 1):
-        torch.cuda.synchronize()
+        _wait(torch, devices)
         started = time.perf_counter()
         target.copy_(source, non_blocking=True)
-        torch.cuda.synchronize()
+        _wait(torch, devices)
         best = min(best, time.perf_counter() - started)
     return COPIED_BYTES / best
+
+
+def _wait(torch: Any, devices: list[Any]) -> None:
+    for device in devices:
+        torch.cuda.synchronize(device)
 
 
 def _multiply(torch: Any) -> None:

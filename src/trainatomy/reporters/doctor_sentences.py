@@ -42,6 +42,11 @@ WORDINGS: Mapping[str, Wording] = {
         "NCCL copies through host memory",
         "enable it: nvidia-smi topo -p2p r; in a VM pass the GPUs through together; turn off ACS and the IOMMU",
     ),
+    "slow_pair": Wording(
+        "copies between GPUs {pairs} reach {rate} of {expected_rate} ({connection})",
+        "collectives take that much longer; data may go another way than the link",
+        "nvidia-smi nvlink -s; nvidia-smi topo -p2p r; stop other work on the GPUs",
+    ),
     "far_gpus": Wording(
         "GPUs {pairs} are connected by {connection}",
         "data crosses the host's bridges or the link between its processors, the slowest way",

@@ -192,12 +192,14 @@ class GPUPair:
     Attributes:
         connection: As ``nvidia-smi topo -m`` writes it: NV#, PIX, PXB, PHB, NODE, SYS.
         peer_access: Whether each can read and write the other's memory.
+        copy_rate: Measured bytes per second of a copy from the first to the second.
     """
 
     first: int
     second: int
     connection: str | None = None
     peer_access: bool | None = None
+    copy_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

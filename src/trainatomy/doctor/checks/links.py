@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from trainatomy.doctor.checks.finding import finding
@@ -24,6 +25,7 @@ def check_links(machine: MachineState) -> Iterator[Finding]:
         yield from _pcie(gpu)
         yield from _copies(gpu)
     yield from _pairs(machine.pairs)
+    yield from _slow_pairs(machine)
     yield from _far_processors(machine)
 
 
@@ -80,6 +82,27 @@ def _pairs(pairs: tuple[GPUPair, ...]) -> Iterator[Finding]:
     near = [pair for pair in pairs if pair.connection in ("PHB", "PXB", "PIX")]
     if near:
         yield finding("pcie_only", *_members(near), pairs=_named(near), connection=_connections(near))
+
+
+def _slow_pairs(machine: MachineState) -> Iterator[Finding]:
+    """Yield pairs with NVLink that copy at less than half of what their links have together."""
+    gpus = {gpu.index: gpu for gpu in machine.gpus}
+    for pair in machine.pairs:
+        links = re.fullmatch(r"NV(\d+)", pair.connection or "")
+        gpu = gpus.get(pair.first)
+        if links is None or gpu is None or pair.copy_rate is None:
+            continue
+        expected = int(links[1]) * _nvlink_rate(gpu)
+        if pair.copy_rate < SLOW_SHARE * expected:
+            shown = {"rate": pair.copy_rate, "expected_rate": expected}
+            yield finding("slow_pair", *_members([pair]), pairs=_named([pair]), connection=pair.connection, **shown)
+
+
+def _nvlink_rate(gpu: GPUState) -> float:
+    """Return bytes per second each way of one NVLink, as the data sheets give it."""
+    if gpu.capability == (8, 6):
+        return 14e9
+    return 50e9 if (gpu.nvlinks.generation or 0) >= 5 else 25e9
 
 
 def _members(pairs: list[GPUPair]) -> tuple[int, ...]:

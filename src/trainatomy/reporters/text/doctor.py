@@ -140,6 +140,9 @@ def _topology(machine: MachineState) -> Table:
 def _legend(machine: MachineState) -> Iterator[Text]:
     """Yield what the connections that occur here mean."""
     found = {"NV" if (pair.connection or "").startswith("NV") else pair.connection for pair in machine.pairs}
+    if rates := [pair.copy_rate for pair in machine.pairs if pair.copy_rate is not None]:
+        least, most = _gigabytes(min(rates)), _gigabytes(max(rates))
+        yield Text(f"Copies between GPUs: {least if least == most else f'{least} to {most}'} GB/s.")
     for name, meaning in sentences.CONNECTIONS.items():
         if name in found:
             yield Text(f"{name}{'#' * (name == 'NV')}: {meaning}", style="dim")
