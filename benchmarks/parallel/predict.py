@@ -1,0 +1,67 @@
+"""Predict the cases that have not been measured yet: ``python benchmarks/parallel/predict.py --gpus 2 --torch 2.11``.
+
+Each prediction becomes a line of ``predictions/h200xN.jsonl`` at once, with the commit that made it, so that a
+measurement can be compared with what was said before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import parallel_cases
+
+from trainatomy.api import predict
+from trainatomy.errors import TrainatomyError
+from trainatomy.results.prediction import Prediction
+
+
+def line_of(name: str, found: Prediction | TrainatomyError) -> dict[str, Any]:
+    """Return what is kept of a prediction: totals of the fullest rank, and the range where there is one."""
+    about = {"name": name, "commit": _commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    if isinstance(found, TrainatomyError):
+        return {**about, "error": str(found)}
+    memory, time = found.memory, found.time
+    totals = {key: getattr(memory, key) for key in ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")}
+    span = memory.range and {"allocated": memory.range.allocated_bytes, "reserved": memory.range.reserved_bytes}
+    return {**about, **totals, "step_seconds": time and time.step_seconds, "range": span}
+
+
+def _commit() -> str:
+    described = ["git", "describe", "--always", "--dirty=+"]
+    return subprocess.run(described, cwd=parallel_cases.HERE, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def main() -> int:
+    """Predict; return 1 where a case cannot be predicted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=parallel_cases.GPUS)
+    parser.add_argument("--torch", default="2.11", help="version of PyTorch on the GPUs' machine")
+    options = parser.parse_args()
+    measured = parallel_cases.records(options.gpus)
+    done = {json.loads(line)["name"] for line in measured.open(encoding="utf-8")} if measured.exists() else set()
+    out = parallel_cases.HERE / "predictions" / measured.name
+    out.parent.mkdir(exist_ok=True)
+    failed = 0
+    with out.open("w", encoding="utf-8") as file:
+        for case in parallel_cases.cases(gpus=options.gpus):
+            if case.name in done:
+                continue
+            found: Prediction | TrainatomyError
+            try:
+                found = predict(case.workload().replace("software.torch", options.torch))
+            except TrainatomyError as error:
+                found, failed = error, failed + 1
+            line = line_of(case.name, found)
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            print(line, flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
