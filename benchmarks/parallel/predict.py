@@ -32,8 +32,8 @@ def line_of(name: str, found: Prediction | TrainatomyError) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    described = ["git", "describe", "--always", "--dirty=+"]
-    return subprocess.run(described, cwd=parallel_cases.HERE, capture_output=True, text=True, check=False).stdout.strip()
+    described = ["git", "-C", str(parallel_cases.HERE), "describe", "--always", "--dirty=+"]
+    return subprocess.run(described, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main() -> int:
