@@ -164,6 +164,21 @@ def test_records_and_prediction(gpu: FakeAllocator, tmp_path: Path) -> None:
     assert run.evaluate(Data())["eval_loss"] > 0  # accelerate's state outlived the prediction
 
 
+def test_the_predicted_memory_reaches_whoever_reports(gpu: FakeAllocator, tmp_path: Path) -> None:
+    reporter, callback = Reporter(), trainatomy.AnatomyCallback(print=False, predict=True)
+    run = trainer(tmp_path, reporter)
+    run.add_callback(callback)
+    run.train()
+    last = reporter.logs[-1]
+    assert "train_runtime" in last and last["predicted_step_seconds"] > 0
+    predicted = {name: value for name, value in last.items() if name.startswith("memory_predicted/")}
+    assert callback.prediction is not None and callback.measurement is not None
+    assert predicted["memory_predicted/device_gib"] == round(callback.prediction.memory.device_bytes / 2**30, 4)
+    assert {name.removeprefix("memory_predicted/") for name in predicted} >= {"weights_gib", "activations_gib"}
+    assert run.state.log_history[-1]["memory_predicted/device_gib"] == predicted["memory_predicted/device_gib"]
+    assert not any("memory_predicted" in name for logs in reporter.logs[:-1] for name in logs)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_thinned_checkpointing_is_measured_and_predicted(gpu: FakeAllocator, tmp_path: Path, first: bool) -> None:
     callback, thin = trainatomy.AnatomyCallback(print=False, predict=True), CheckpointEvery(2)

@@ -7,6 +7,7 @@ import pickle
 import pickletools
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -126,7 +127,7 @@ def test_the_trace_has_the_times_of_the_step(predicted: tuple[Prediction, Detail
     kernels = [one for one in events if one["ph"] == "X" and one["tid"] >= 2]
     assert sum(one["dur"] for one in kernels) / 1e6 == pytest.approx(prediction.time.gpu_seconds, rel=1e-3)
     assert max(one["ts"] + one["dur"] for one in kernels) / 1e6 <= prediction.time.step_seconds * (1 + 1e-6)
-    for before, after in zip(kernels, kernels[1:], strict=False):
+    for before, after in pairwise(kernels):
         assert after["ts"] >= before["ts"] + before["dur"] - 0.01  # one stream: one after the other
     phases = [one["name"] for one in events if one["ph"] == "X" and one["tid"] == 0]
     passes = [name for name in phases if name in ("forward", "backward")]

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction
 
 PREFIX = "memory/"
+PREDICTED_PREFIX = "memory_predicted/"
+FINAL = "train_runtime"
+"""Key of the log that the Trainer writes when the training is over (``Trainer._finalize_training``)."""
 MAX_LOG_SHARE = 0.02
 """Share of the training's time that computing the breakdown for the logs may take, after the first time."""
 
@@ -52,7 +55,8 @@ class AnatomyCallback(TrainerCallback):
             log: Add ``memory/weights_gib`` and so on, in GiB at the peak so far, to the Trainer's logs.
             print: Print the summary when the training ends.
             records: Folder in which to write a record of it.
-            predict: Predict the same training from the live model, for the same GPU, and show both.
+            predict: Predict the same training from the live model, for the same GPU, and show both.  With ``log``, the
+                Trainer's last log has ``memory_predicted/weights_gib`` and so on, and the predicted time of a step.
         """
         self._log, self._print, self._records, self._predict = log, print, records, predict
         self._watch: Watch | None = None
@@ -61,6 +65,7 @@ class AnatomyCallback(TrainerCallback):
         self._logged_peak = -1
         self._began = self._spent = 0.0
         self._settings: dict[str, Any] = {}
+        self._is_closed = self._is_predicted = False
 
     @property
     def measurement(self) -> Measurement | None:
@@ -81,6 +86,7 @@ class AnatomyCallback(TrainerCallback):
         if self._watch.live is None:
             return
         self._logged, self._logged_peak, self._spent = {}, -1, 0.0
+        self._is_closed = self._is_predicted = False
         self._began = time.monotonic()
         if self._log:
             self._wrapping.enter_context(wrapped(CallbackHandler, "on_log", self._add_to_logs))
@@ -103,15 +109,17 @@ class AnatomyCallback(TrainerCallback):
 
     def _close(self, *, unfinished: bool) -> None:
         watch = self._watch
-        if watch is None or watch.live is None or watch.measurement is not None:
+        if watch is None or watch.live is None or self._is_closed:
             return
+        self._is_closed = True
         atexit.unregister(self._close_unfinished)
         self._wrapping.close()
-        watch.end(unfinished=unfinished)
+        if watch.measurement is None:
+            watch.end(unfinished=unfinished)
         if self.measurement is None:
             return
         if self._predict and not unfinished:
-            watch.predict()
+            self._predict_once()
         if self._records is not None:
             watch.write(self._records, "trainatomy.AnatomyCallback")
         if self._print:
@@ -132,7 +140,28 @@ class AnatomyCallback(TrainerCallback):
             logs.update(self._log_values())
             if state.log_history and state.log_history[-1].get("step") == state.global_step:
                 state.log_history[-1].update(self._logged)
+        elif self in handler.callbacks and FINAL in logs and self._predict:
+            predicted = self._predicted_values()
+            logs.update(predicted)
+            if state.log_history and FINAL in state.log_history[-1]:
+                state.log_history[-1].update(predicted)
         return original(handler, args, state, control, logs, **kwargs)
+
+    def _predicted_values(self) -> dict[str, float]:
+        """End the watch and return the predicted values to log; the training is over."""
+        assert self._watch is not None
+        self._watch.end()
+        if self.measurement is None:
+            return {}
+        self._predict_once()
+        return {} if self.prediction is None else predicted_values(self.prediction)
+
+    def _predict_once(self) -> None:
+        """Predict the training, unless that was done or tried before."""
+        assert self._watch is not None
+        if not self._is_predicted:
+            self._is_predicted = True
+            self._watch.predict()
 
     def _log_values(self) -> dict[str, float]:
         """Return GiB by component at the peak so far, recomputed only if the peak rose and not too often."""
@@ -154,6 +183,19 @@ def log_values(measurement: Measurement) -> dict[str, float]:
     if measurement.device_bytes is not None:
         found["device"] = measurement.device_bytes
     return {f"{PREFIX}{name}_gib": round(count / GIB, 4) for name, count in found.items()}
+
+
+def predicted_values(prediction: Prediction) -> dict[str, float]:
+    """Return the predicted values to log: GiB, by component and in total, and the seconds of a step."""
+    memory = prediction.memory
+    found = memory.components.as_dict() | {
+        "peak_allocated": memory.peak_allocated_bytes,
+        "peak_reserved": memory.peak_reserved_bytes,
+        "device": memory.device_bytes,
+    }
+    values = {f"{PREDICTED_PREFIX}{name}_gib": round(count / GIB, 4) for name, count in found.items()}
+    step = {} if prediction.time is None else {"predicted_step_seconds": round(prediction.time.step_seconds, 6)}
+    return values | step
 
 
 def workload_of(args: Any, model: Any) -> dict[str, Any]:
