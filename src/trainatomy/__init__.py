@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         measure,
         ops,
         predict,
+        predict_in_detail,
         why_out_of_memory,
     )
     from trainatomy.catalog.architectures import ArchitectureEntry, architectures
@@ -40,9 +41,11 @@ if TYPE_CHECKING:
     from trainatomy.integrations.printing import print_gpu_utilization, print_summary
     from trainatomy.integrations.watch import Watch, watch
     from trainatomy.records.reading import diff, history, read_record
+    from trainatomy.reporters.html import to_html
     from trainatomy.reporters.json import to_json
     from trainatomy.results.comparison import Comparison, ComparisonRow
     from trainatomy.results.diagnosis import Diagnosis, Finding
+    from trainatomy.results.detail import Detail
     from trainatomy.results.difference import Difference
     from trainatomy.results.fit import Candidate, Fit, FitAcross, Shortage
     from trainatomy.results.measurement import Measurement
@@ -68,6 +71,7 @@ __all__ = [
     "ComparisonInterrupted",
     "ComparisonRow",
     "Components",
+    "Detail",
     "DeviceError",
     "Diagnosis",
     "Difference",
@@ -109,10 +113,12 @@ __all__ = [
     "notebook",
     "ops",
     "predict",
+    "predict_in_detail",
     "print_gpu_utilization",
     "print_summary",
     "read_record",
     "read_workload",
+    "to_html",
     "to_json",
     "watch",
     "why_out_of_memory",
@@ -129,6 +135,7 @@ _NAMES_BY_MODULE = {
         "measure",
         "ops",
         "predict",
+        "predict_in_detail",
         "why_out_of_memory",
     ),
     "catalog.architectures": ("ArchitectureEntry", "architectures"),
@@ -144,9 +151,11 @@ _NAMES_BY_MODULE = {
     "integrations.printing": ("print_gpu_utilization", "print_summary"),
     "integrations.watch": ("Watch", "watch"),
     "records.reading": ("diff", "history", "read_record"),
+    "reporters.html": ("to_html",),
     "reporters.json": ("to_json",),
     "results.comparison": ("Comparison", "ComparisonRow"),
     "results.diagnosis": ("Diagnosis", "Finding"),
+    "results.detail": ("Detail",),
     "results.difference": ("Difference",),
     "results.fit": ("Candidate", "Fit", "FitAcross", "Shortage"),
     "results.measurement": ("Measurement",),

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Group
 from rich.text import Text
 
-from trainatomy.reporters.html import report
+from trainatomy.reporters.html import to_html
 from trainatomy.reporters.html.charts import module_tree
 from trainatomy.reporters.html.from_text import sections_of
 from trainatomy.reporters.html.labels import REPORT
@@ -144,17 +144,17 @@ def reports(
     )
     assert nothing_fits.shortage is not None
     return {
-        "prediction": report(
+        "prediction": to_html(
             prediction, detail=replace(detail, operations=breakdown), command="trainatomy predict a.yaml"
         ),
-        "too big": report(too_big),
-        "measurement": report(measured, prediction=prediction),
-        "comparison": report(Comparison(rows)),
-        "fit": report(fit, command="trainatomy fit a.yaml"),
-        "nothing fits": report(nothing_fits),
-        "across": report(across),
-        "shortage": report(nothing_fits.shortage),
-        "operations": report(breakdown),
+        "too big": to_html(too_big),
+        "measurement": to_html(measured, prediction=prediction),
+        "comparison": to_html(Comparison(rows)),
+        "fit": to_html(fit, command="trainatomy fit a.yaml"),
+        "nothing fits": to_html(nothing_fits),
+        "across": to_html(across),
+        "shortage": to_html(nothing_fits.shortage),
+        "operations": to_html(breakdown),
     }
 
 
@@ -314,7 +314,7 @@ def test_a_timeline_of_100000_events_stays_smooth(visit: Callable[..., Any], pre
         Allocation(2 * number, 2 * number + 1 + 2 * (number % 7), (1 + number % 50) * MIB, MIB, 512, 0, number % 300)
         for number in range(count)
     )
-    page = visit(report(prediction, detail=Detail(2 * count, allocations, sources, 10_000)))
+    page = visit(to_html(prediction, detail=Detail(2 * count, allocations, sources, 10_000)))
     frame = page.evaluate(
         """async () => {
           const chart = echarts.getInstanceByDom(document.querySelector('.canvas.timeline'));

@@ -62,9 +62,9 @@ def write_report(
     """
     if file is None:
         return
-    from trainatomy.reporters.html import report
+    from trainatomy.reporters.html import to_html
 
-    write(file, report(value, detail=detail, prediction=prediction, command=command_line()).encode(), "report")
+    write(file, to_html(value, detail=detail, prediction=prediction, command=command_line()).encode(), "report")
     if is_opened and not webbrowser.open(file.absolute().as_uri()):
         note(f"no browser was found; open {file} in one")
 

@@ -9,6 +9,7 @@ import typer
 from trainatomy.cli.options import Debug, Json, Records
 from trainatomy.cli.output import show as draw
 from trainatomy.cli.output import show_json
+from trainatomy.cli.report import Html, Open, check_report, write_report
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import record_to_json
 from trainatomy.reporters.text.measurement import record_page
@@ -22,9 +23,18 @@ Which = Annotated[
 ]
 
 
-def show(record: Which, records: Records = None, json: Json = False, debug: Debug = False) -> None:
+def show(
+    record: Which,
+    records: Records = None,
+    html: Html = None,
+    open_report: Open = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Show a measured run beside its prediction as it was recorded, with command and date."""
+    page = check_report(html, open_report)
     found = Store(records).read(record)
+    write_report(page, found.measurement, is_opened=open_report, prediction=found.prediction)
     if json:
         show_json(record_to_json(found))
     else:

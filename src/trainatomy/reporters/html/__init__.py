@@ -1,5 +1,5 @@
 """Reports: a result as one HTML file that needs no network."""
 
-from trainatomy.reporters.html.page import Reported, report
+from trainatomy.reporters.html.page import Reported, to_html
 
-__all__ = ["Reported", "report"]
+__all__ = ["Reported", "to_html"]

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 Reported = Prediction | Measurement | Comparison | Fit | FitAcross | Shortage | OperationBreakdown
 
 
-def report(
-    value: Reported,
+def to_html(
+    value: Prediction | Measurement | Comparison | Fit | FitAcross | Shortage | OperationBreakdown,
     *,
     detail: Detail | None = None,
     prediction: Prediction | None = None,
     command: str = "",
 ) -> str:
-    """Return the report of a result as a whole HTML document.
+    """Return the report of a result: a whole HTML document that needs no network.
 
     Args:
-        value: The result.
-        detail: Of a prediction: its allocations and operations (``api.predict_in_detail``), for the timeline.
+        value: A prediction, a measurement, a comparison, the outcome of a search, or an operation breakdown.
+        detail: Of a prediction: its allocations and operations (``predict_in_detail``), for the timeline.
         prediction: Of a measurement: the prediction of the same workload.
         command: The command line that made it.
     """
@@ -51,7 +51,7 @@ def report(
 def page_of(
     value: Reported, *, detail: Detail | None = None, prediction: Prediction | None = None, command: str = ""
 ) -> Page:
-    """Return what the report of a result shows; the arguments are those of ``report``."""
+    """Return what the report of a result shows; the arguments are those of ``to_html``."""
     if isinstance(value, Prediction):
         return prediction_report(value, detail)
     if isinstance(value, Measurement):
