@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from trainatomy.reporters.html import to_html
     from trainatomy.reporters.json import to_json
     from trainatomy.results.comparison import Comparison, ComparisonRow
-    from trainatomy.results.diagnosis import Diagnosis, Finding
     from trainatomy.results.detail import Detail
+    from trainatomy.results.diagnosis import Diagnosis, Finding
     from trainatomy.results.difference import Difference
     from trainatomy.results.fit import Candidate, Fit, FitAcross, Shortage
     from trainatomy.results.measurement import Measurement

@@ -84,7 +84,7 @@ def test_the_json_keys_that_the_page_names_are_in_the_schema(generate: ModuleTyp
 
 
 def written_commands() -> list[str]:
-    """Return every ``trainatomy …`` command of the Makefile, of console blocks and of examples for CI, with continuation lines joined."""
+    """Return every ``trainatomy …`` command of the Makefile, console blocks and examples for CI, with lines joined."""
     found = re.findall(r"^\t@?\$\(BIN\)/(trainatomy .+)$", joined(ROOT / "Makefile"), re.MULTILINE)
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for block in re.findall(r"```console\n(.*?)```", joined(page), re.DOTALL):

@@ -46,13 +46,19 @@ def note(message: str) -> None:
 
 @contextmanager
 def progress(message: str) -> Iterator[Callable[[str], None]]:
-    """Show on stderr that work is going on, if stderr is a terminal; yield a function that changes the message."""
-    paper = Console(stderr=True)
+    """Show on stderr what is being done, for how long, and the memory of this process, if stderr is a terminal.
+
+    Yields a function that tells the stage.
+    """
+    paper = Console(stderr=True, highlight=False)
     if not paper.is_terminal:
         yield lambda stage: None
         return
-    with paper.status(message) as status:
-        yield lambda stage: status.update(f"{message}: {stage}")
+    from trainatomy.cli.live import live_line
+
+    with live_line(paper) as line:
+        task = line.add_task(message, total=None)
+        yield lambda stage: line.update(task, description=f"{message}: {stage}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Progress of measurements on stderr: bars on a terminal, lines elsewhere."""
+"""Live views of long work on stderr: bars with stage, memory and time left on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
+from trainatomy.cli.live import live_line
 from trainatomy.cli.output import note
 from trainatomy.reporters.text.comparison import run_line
 from trainatomy.results.plan import total_rate
@@ -36,6 +45,7 @@ def follow_measurement() -> Iterator[Tell]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         TextColumn("{task.fields[held]}"),
     )
     with Progress(*columns, console=paper, transient=True) as bars:
@@ -80,27 +90,29 @@ class SearchProgress(Observer):
 
     def __init__(self, name: str) -> None:
         self._paper = Console(stderr=True, highlight=False)
-        self._status = self._paper.status(f"{name}: starting") if self._paper.is_terminal else None
+        self._line = live_line(self._paper) if self._paper.is_terminal else None
+        self._task = TaskID(0)
         self._name = name
 
     def __enter__(self) -> SearchProgress:
-        if self._status is not None:
-            self._status.start()
+        if self._line is not None:
+            self._task = self._line.add_task(f"{self._name}: starting", total=None)
+            self._line.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
+        if self._line is not None:
+            self._line.stop()
 
     def executed(self, count: int, best: Outcome | None) -> None:
         """Show the number of executed candidates and the best one."""
-        if self._status is None:
+        if self._line is None:
             return
         text = f"{self._name}: {many(count, 'candidate')} executed"
         rate = total_rate(best.prediction) if best is not None else None
         if best is not None and rate is not None:
             text += f", best so far batch {best.point[0]} with {rate:.3g} samples/s (Ctrl-C stops and shows it)"
-        self._status.update(text)
+        self._line.update(self._task, description=text)
 
 
 class ComparisonProgress(RunObserver):
@@ -132,6 +144,7 @@ class ComparisonProgress(RunObserver):
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
+                TimeRemainingColumn(),
                 TextColumn("{task.description}", markup=False),
             )
             self._bar = Progress(*columns, console=self._paper, transient=True)

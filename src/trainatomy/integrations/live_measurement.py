@@ -33,7 +33,7 @@ from trainatomy.results.measurement import Measurement, Stage
 from trainatomy.training.checkpointing import checkpointed_every
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import nn
 
@@ -46,7 +46,10 @@ _UNFINISHED = "the training did not finish"
 
 
 class LiveMeasurement:
-    """A watched training: ``start``, run the loop, ``stop``; ``result`` at any time after ``start``."""
+    """A watched training: ``start``, run the loop, ``stop``; ``result`` at any time after ``start``.
+
+    ``on_step`` is called after each step with the number of steps so far and the allocator's counters.
+    """
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class LiveMeasurement:
             keep_batch: Keep the first batch on the CPU.
         """
         self.name = name or type(model).__name__
+        self.on_step: Callable[[int, AllocatorCounters], None] | None = None
         self._workload = workload or {"model": {"class": type(model).__name__}}
         self.model, self._optimizer, self._keep_batch = model, unwrap_optimizer(optimizer), keep_batch
         self._status: Literal["completed", "out of memory"] = "completed"
@@ -88,7 +92,7 @@ class LiveMeasurement:
             self._optimizer,
             self._stopwatch,
             self._counters,
-            self._begin_new_window_if_full,
+            self._step_ended,
             keep_batch=self._keep_batch,
             monitors=self._monitors,
         )
@@ -177,6 +181,11 @@ class LiveMeasurement:
 
     def _counters(self) -> AllocatorCounters:
         return read_counters(self._device)
+
+    def _step_ended(self, now: AllocatorCounters) -> None:
+        self._begin_new_window_if_full(now)
+        if self.on_step is not None:
+            self.on_step(self.recorder.steps, now)
 
     def _begin_new_window_if_full(self, now: AllocatorCounters) -> None:
         if self._history.is_full(now):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.integrations.live_measurement import LiveMeasurement
+from trainatomy.integrations.live_view import LiveView
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,19 +42,24 @@ class Watch:
         name: str = "",
         predictable: bool = False,
         workload: Mapping[str, Any] | None = None,
+        view: LiveView | None = None,
     ) -> None:
         """Prepare to watch; see ``watch`` for the arguments.
 
-        ``workload``: the training as the mapping of a workload file, as far as it is known.
+        ``workload``: the training as the mapping of a workload file, as far as it is known.  ``view`` shows its steps.
         """
         self.measurement: Measurement | None = None
         self.prediction: Prediction | None = None
         self.live: LiveMeasurement | None = None
         if has_gpu():
             self.live = LiveMeasurement(model, optimizer, name, workload, keep_batch=predictable)
+        self._view = view
 
     def __enter__(self) -> Watch:
         if self.live is not None:
+            if self._view is not None:
+                self.live.on_step = self._view.step_ended
+                self._view.start()
             self.live.start()
         return self
 
@@ -71,6 +77,8 @@ class Watch:
             error: The exception that ended the loop.
             unfinished: The loop did not finish, for an unknown reason.
         """
+        if self._view is not None:
+            self._view.stop()
         if self.live is not None:
             try:
                 self.measurement = self.live.stop(error, unfinished=unfinished)
@@ -119,7 +127,15 @@ class Watch:
         return Store(folder).write(make_record(measurement, self.prediction, command))
 
 
-def watch(model: nn.Module, optimizer: Any = None, *, name: str = "", predictable: bool = False) -> Watch:
+def watch(
+    model: nn.Module,
+    optimizer: Any = None,
+    *,
+    name: str = "",
+    predictable: bool = False,
+    show: bool = False,
+    steps: int | None = None,
+) -> Watch:
     """Watch a training loop of ``model`` and ``optimizer``: return a context manager to put around it.
 
     The loop itself does not change; model and optimizer may be wrapped by ``accelerator.prepare``.  On a machine
@@ -130,8 +146,11 @@ def watch(model: nn.Module, optimizer: Any = None, *, name: str = "", predictabl
         optimizer: The optimizer; ``None`` for inference.
         name: Name of the measurement (default: the model's class).
         predictable: Keep the first batch on the CPU, so that ``Watch.predict`` can predict the same training.
+        show: Show step, peak of memory and time of a step while it runs, if stderr is a terminal.
+        steps: Optimizer steps in total, for the time left that ``show`` shows.
     """
-    return Watch(model, optimizer, name=name, predictable=predictable)
+    view = LiveView(name or type(model).__name__, steps) if show else None
+    return Watch(model, optimizer, name=name, predictable=predictable, view=view)
 
 
 def has_gpu() -> bool:

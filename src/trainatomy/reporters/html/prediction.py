@@ -20,7 +20,9 @@ from trainatomy.results.prediction import Prediction
 from trainatomy.units import exact_bytes, human_bytes, percent, rate, seconds
 
 TONES: dict[str, Tone] = {"fits": "good", "tight": "warn", "does not fit": "bad"}
-_FOLDED = frozenset(SECTIONS[name] for name in ("facts", "notes", "counters", "heavy_modules", "shapes", "left_out"))
+_FOLDED = frozenset(
+    SECTIONS[name] for name in ("facts", "notes", "counters", "operations", "heavy_modules", "shapes", "left_out")
+)
 """Sections that are opened by those who want them."""
 
 

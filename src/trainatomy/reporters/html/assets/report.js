@@ -110,8 +110,8 @@
         ...(place === 0 && limits.length ? {
           markLine: {
             symbol: "none", silent: true, lineStyle: limitLine(),
-            label: { color: css("--bad"), formatter: (mark) => mark.name, position: "insideEndTop", fontSize: 12 },
-            data: limits.map((limit) => ({ name: `${limit.name}: ${format(limit.value)}`, xAxis: limit.value })),
+            label: { color: css("--bad"), formatter: (mark) => mark.name, position: "end", rotate: 0, fontSize: 12 },
+            data: limits.map((limit) => ({ name: `${limit.name}: ${format(limit.value)}`, xAxis: limit.value, label: { align: limit.value > 0.6 * end ? "right" : "center" } })),
           },
         } : {}),
       })),
