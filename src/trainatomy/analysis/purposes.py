@@ -18,6 +18,7 @@ _NEVER = 1 << 62
 LABELLED = {
     "weight": ("weights", "parameters"),
     "buffer": ("weights", "buffers"),
+    "reference_weight": ("weights", "reference model"),
     "replica_weight": ("weights", "replica of this step"),
     "scale": ("weights", "scales of quantised weights"),
     "weight_copy": ("weights", "16-bit copies kept by autocast"),

@@ -218,11 +218,11 @@ class Recorder(TorchDispatchMode):
     def end_run(self) -> None:
         """Complete the labels when the run is over."""
 
-    def label(self, tensor: torch.Tensor, label: str) -> None:
-        """Label the allocation behind a tensor, unless it has a label."""
+    def label(self, tensor: torch.Tensor, label: str, *, again: bool = False) -> None:
+        """Label the allocation behind a tensor, unless it has a label; with ``again`` also if it has one."""
         number = self.number_of(tensor)
-        if number is not None and number >= 0:
-            self.trace.labels.setdefault(number, label)
+        if number is not None and number >= 0 and (again or number not in self.trace.labels):
+            self.trace.labels[number] = label
 
     # -- operations ----------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from trainatomy.training.quantization import has_quantised_layers, is_quantised,
 from trainatomy.training.run import run
 from trainatomy.training.throughput import tokens_per_sample
 from trainatomy.workload.arguments import arguments
+from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
 
 _MAX_MICRO_STEPS_IN_THREE = 6
@@ -340,8 +341,15 @@ def _optimizer_library(workload: Workload, process: SimulatedProcess) -> context
 
 
 def _kernels(workload: Workload) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which Liger's layers run without a GPU, where the workload uses them."""
-    return simulated_liger() if uses_liger(workload) else contextlib.nullcontext()
+    """Return a context in which Triton kernels of libraries run without a GPU: Liger's and TRL's."""
+    stack = contextlib.ExitStack()
+    if uses_liger(workload):
+        stack.enter_context(simulated_liger())
+    if workload.mode == "training" and loop_of(workload).settings is not None:
+        from trainatomy.simulator.trl_kernels import simulated_trl
+
+        stack.enter_context(simulated_trl())
+    return stack
 
 
 def _engine(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:

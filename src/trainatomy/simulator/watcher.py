@@ -60,6 +60,11 @@ class Watcher:
         self._recorder.mark("loaded")
         self._set_stage("other")
 
+    def reference_loaded(self, model: nn.Module) -> None:
+        """Label the tensors of a model that the loss compares the trained one with; they arrived as inputs do."""
+        for tensor in (*model.parameters(), *model.buffers(), *scales(model)):
+            self._recorder.label(tensor, "reference_weight", again=True)
+
     def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Label the optimizer's states; some optimizers make them at once."""
         self._optimizer = optimizer

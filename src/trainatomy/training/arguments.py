@@ -10,6 +10,9 @@ from trainatomy.errors import WorkloadError
 from trainatomy.libraries import import_library
 from trainatomy.workload.arguments import is_class_path
 from trainatomy.workload.deepspeed import REPORTS
+from trainatomy.workload.loops import loop_of
+from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.trl import applied_settings
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -47,11 +50,13 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
         MissingLibrary: accelerate is not installed.
     """
     import_library("accelerate", "the Trainer")
-    from transformers import Seq2SeqTrainingArguments, TrainingArguments
-
-    kind = Seq2SeqTrainingArguments if workload.train.predict_with_generate else TrainingArguments
+    kind = _kind(workload)
     known = {field.name for field in dataclasses.fields(kind)}
     settings = {name: value for name, value in (_settings(workload) | _LOADING).items() if name in known}
+    for name in (own := applied_settings(workload)).keys() - known:
+        message = f"trl.{name}: {kind.__name__} has no such setting{suggestion(name, known)}"
+        raise WorkloadError(message, key=f"trl.{name}")
+    settings |= own
     try:
         made = kind(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **settings)
     except ValueError as error:
@@ -61,6 +66,16 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
     # With several GPUs, the Trainer wraps the model in DataParallel.
     made._n_gpu = min(made.n_gpu, workload.parallel.devices)
     return made
+
+
+def _kind(workload: Workload) -> Any:
+    """Return the class of the arguments: that of the loop's trainer."""
+    import transformers
+
+    if (own := loop_of(workload).settings) is not None:
+        return getattr(import_library("trl", f"loop: {workload.loop}", install="'trainatomy[trl]'"), own)
+    with_generate = workload.train.predict_with_generate
+    return transformers.Seq2SeqTrainingArguments if with_generate else transformers.TrainingArguments
 
 
 def _settings(workload: Workload) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from trainatomy.workload.quantization import quantised_problems
 from trainatomy.workload.section import Problem
 from trainatomy.workload.spreading import spreading_problems
 from trainatomy.workload.train import TrainSpec
+from trainatomy.workload.trl import trl_problems
 
 if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
@@ -30,6 +31,7 @@ def contradictions(workload: Workload) -> list[Problem]:
         *quantised_problems(workload, is_quantised=workload.model.quantization is not None),
         *_lengths(workload),
         *_generation(workload),
+        *trl_problems(workload),
     ]
 
 

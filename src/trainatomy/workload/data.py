@@ -24,6 +24,11 @@ class DataSpec(Section):
     target_length: Count | None = Field(
         default=None, description="tokens on the decoder side of an encoder-decoder (default: `sequence_length`)"
     )
+    prompt_length: Count | None = Field(
+        default=None,
+        description="with `loop: sft` and `dpo`: tokens of each sample that are its prompt and outside the loss "
+        "(default of `sft`: none, a text without a prompt)",
+    )
     attention_mask: bool = Field(
         default=False, description="include an attention mask of ones in the batch, as tokenizers do"
     )

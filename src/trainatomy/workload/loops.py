@@ -35,6 +35,9 @@ class Loop:
         refused: Settings that the loop cannot apply, with the reason: an error if they differ from their default.
         unused: Settings that have no meaning in this loop and are ignored.
         needs_process_group: Whether ``torch.distributed`` has to be initialised.
+        by_trainer: Whether the steps are those of the Hugging Face Trainer, or of a class that derives from it.
+        defaults: Settings of ``train`` whose defaults differ from ``TrainingArguments``.
+        settings: Name of the configuration whose further settings the section ``trl`` holds, None without one.
     """
 
     name: str
@@ -47,6 +50,9 @@ class Loop:
     refused: Mapping[str, str] = field(default_factory=dict)
     unused: frozenset[str] = frozenset()
     needs_process_group: bool = False
+    by_trainer: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    settings: str | None = None
 
     @property
     def module(self) -> str:
@@ -126,6 +132,28 @@ _OF_TRAINING = _HOST_ONLY | {
 }
 """Settings without meaning where nothing is trained."""
 
+_NOT_WITH_TRL = "is not simulated with TRL's trainers: predict `loop: trainer` for it"
+
+_REFUSED_BY_TRL = dict.fromkeys((*_EVALUATION, *_SAVING, "deepspeed", "fsdp", "fsdp_config"), _NOT_WITH_TRL)
+
+
+def _of_trl(name: str, settings: str, description: str, learning_rate: float = 1e-6) -> Loop:
+    """Return the row of one of TRL's trainers, whose configurations change three defaults of ``TrainingArguments``."""
+    return Loop(
+        name=name,
+        run=f"trainatomy.training.loops.{name}:train",
+        description=description,
+        cpu_costs="trainer",
+        libraries={"accelerate": "the Trainer", "trl": f"loop: {name}", "datasets": f"loop: {name}"},
+        imports=("transformers.trainer",),
+        refused=_REFUSED_BY_TRL,
+        unused=_HOST_ONLY | _EVALUATION_ONLY,
+        by_trainer=True,
+        defaults={"gradient_checkpointing": True, "bf16": True, "learning_rate": learning_rate},
+        settings=settings,
+    )
+
+
 LOOPS: Mapping[str, Loop] = {
     loop.name: loop
     for loop in (
@@ -137,7 +165,11 @@ LOOPS: Mapping[str, Loop] = {
             libraries={"accelerate": "the Trainer"},
             imports=("transformers.trainer", "trainatomy.training.loops.observed_trainer"),
             unused=_HOST_ONLY | _EVALUATION_ONLY,
+            by_trainer=True,
         ),
+        _of_trl("sft", "SFTConfig", "the step of TRL's `SFTTrainer`: supervised fine-tuning", learning_rate=2e-5),
+        _of_trl("dpo", "DPOConfig", "the step of TRL's `DPOTrainer`: pairs of answers, with a reference model"),
+        _of_trl("grpo", "GRPOConfig", "the step of TRL's `GRPOTrainer`, which generates what it trains on"),
         Loop(
             name="pytorch",
             run="trainatomy.training.loops.pytorch:train",
@@ -187,11 +219,8 @@ LOOPS: Mapping[str, Loop] = {
 }
 """The loops by its name."""
 
-_TRL = "TRL's trainers are not run; "
+_TRL = "TRL's trainer is not run; "
 OTHER_LOOPS: Mapping[str, str] = {
-    "sft": _TRL + "an SFT step is that of loop: trainer with the same lengths (data.lengths, data.packing)",
-    "dpo": _TRL + "a DPO step also holds a reference model and the logits of two answers for each prompt",
-    "grpo": _TRL + "GRPO also generates (mode: generation predicts that by itself) and holds a reference model",
     "ppo": _TRL + "PPO also generates, and holds a reference, a reward and a value model",
     "reward": _TRL + "a reward model's step is that of loop: trainer with twice the batch and num_labels: 1",
     "sentencetransformer": "sentence-transformers' trainer is not run; give its model as a factory with loop: pytorch",
@@ -201,8 +230,9 @@ OTHER_LOOPS: Mapping[str, str] = {
 
 
 def other_loop(name: object) -> str | None:
-    """Return why a loop of another library, such as ``SFTTrainer``, is refused; None if it is none of those known."""
-    return OTHER_LOOPS.get(str(name).lower().rpartition(".")[2].removesuffix("trainer").rstrip("-_"))
+    """Return what to write for the name of another library's trainer, such as ``SFTTrainer``; None for other names."""
+    short = str(name).lower().rpartition(".")[2].removesuffix("trainer").rstrip("-_")
+    return f"write loop: {short}" if short in LOOPS and LOOPS[short].settings else OTHER_LOOPS.get(short)
 
 
 if TYPE_CHECKING:

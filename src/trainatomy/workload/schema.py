@@ -10,20 +10,21 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from trainatomy.workload.contradictions import contradictions
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
 from trainatomy.workload.explain import explain, workload_error
 from trainatomy.workload.generation import GenerationSpec
 from trainatomy.workload.gpu import GPUChoice, GPUOverride, resolve_gpu
-from trainatomy.workload.loops import LoopName, describe_loops
+from trainatomy.workload.loops import LOOPS, LoopName, describe_loops
 from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
 from trainatomy.workload.overlay import overlay, remove_replaced, set_key
 from trainatomy.workload.parallel import ParallelSpec
-from trainatomy.workload.section import Count, Path, Problem, Section, Text, number_as_text
+from trainatomy.workload.section import Count, Path, Problem, Section, Settings, Text, number_as_text
 from trainatomy.workload.software import AllocatorSettings, SoftwareSpec
 from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
+from trainatomy.workload.trl import with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +44,7 @@ __all__ = [
     "Workload",
 ]
 
-_SECTIONS = ("data", "train", "generation", "parallel", "software")
+_SECTIONS = ("data", "train", "trl", "generation", "parallel", "software")
 """Sections that may be empty."""
 _LINE_BREAKS = frozenset("\x85\u2028\u2029")
 
@@ -66,6 +67,11 @@ class Workload(Section):
         default=True, description="release gradients after a step instead of filling them with zeros"
     )
     train: TrainSpec = Field(default_factory=TrainSpec, description="the settings of the training")
+    trl: Settings = Field(
+        default_factory=dict,
+        description="with `loop: sft`, `dpo` or `grpo`: settings of TRL's `SFTConfig`, `DPOConfig` or `GRPOConfig` that "
+        "`TrainingArguments` does not have, such as `{packing: true}`",
+    )
     generation: GenerationSpec = Field(default_factory=GenerationSpec, description="what `mode: generation` generates")
     parallel: ParallelSpec = Field(default_factory=ParallelSpec, description="the GPUs of the training")
     gpu: GPUChoice = Field(
@@ -90,6 +96,12 @@ class Workload(Section):
     def _empty_section(cls, section: Any) -> Any:
         """Return an empty section (``train:`` with nothing under it) as one without keys."""
         return {} if section is None else section
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_loop(cls, raw: Any) -> Any:
+        """Fill in the defaults that the configuration of the loop has in place of ``TrainingArguments``'."""
+        return with_defaults(raw) if isinstance(raw, dict) else raw
 
     @property
     def batch_size(self) -> int:
@@ -202,6 +214,8 @@ class Workload(Section):
     def to_mapping(self) -> dict[str, Any]:
         """Return the values that differ from the defaults, with the keys of the YAML file (see ``from_mapping``)."""
         mapping = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        if stated := {name: getattr(self.train, name) for name in LOOPS[self.loop].defaults}:
+            mapping["train"] = {**mapping.get("train", {}), **stated}
         return {key: value for key, value in mapping.items() if value != {} or key not in _SECTIONS}
 
     def to_raw_mapping(self) -> dict[str, Any]:

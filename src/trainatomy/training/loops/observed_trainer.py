@@ -99,12 +99,7 @@ class ObservedTrainer(Trainer):
         optimizer: torch.optim.Optimizer | None,
         evaluation: Evaluation | None = None,
     ) -> None:
-        self._workload = workload
-        self._observer = observer
-        self._micro_step = 0
-        self._is_evaluating = False
-        steps = Steps(observer, workload)
-        self._engine: EngineSteps | None = None
+        steps = self.observe(workload, observer)
         every = workload.train.gradient_checkpointing_every
         super().__init__(
             model=model,
@@ -119,6 +114,15 @@ class ObservedTrainer(Trainer):
             observer.loaded(model)
         if arguments.deepspeed:
             self.add_callback(EngineBegins(self))
+
+    def observe(self, workload: Workload, observer: Observer) -> Steps:
+        """Notify ``observer`` from now on, as soon as the callback that is returned is added to the Trainer's."""
+        self._workload = workload
+        self._observer = observer
+        self._micro_step = 0
+        self._is_evaluating = False
+        self._engine: EngineSteps | None = None
+        return Steps(observer, workload)
 
     def follow_engine(self) -> None:
         """Notify the observer of the steps of DeepSpeed's engine from now on."""

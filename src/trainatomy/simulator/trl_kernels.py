@@ -1,0 +1,65 @@
+"""TRL's Triton kernels on meta tensors: launches are operations, and the Python around them runs as it is.
+
+TRL computes the log-probabilities of tokens from tiles of the logits, by matrix products of PyTorch and a Triton kernel
+for each tile.  Without Triton it folds the tiles by operators of PyTorch, which allocate; on Linux every CUDA build of
+PyTorch brings Triton, so a simulation takes it as installed whether it is here or not.
+
+Source: trl 1.16, kernels/chunked_logprob.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import torch
+
+from trainatomy.errors import SimulationError
+from trainatomy.libraries import version_of
+from trainatomy.operators.allocation.whole import one_operation
+
+_MODULE = "trl.kernels.chunked_logprob"
+_KERNELS = ("_forward_kernel", "_backward_kernel")
+
+
+class _Kernel:
+    """A kernel whose launch, ``kernel[grid](...)``, does nothing but write an operation."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return self._launch
+
+    def _launch(self, *arguments: Any, **keywords: Any) -> None:
+        tensors = [each for each in (*arguments, *keywords.values()) if isinstance(each, torch.Tensor)]
+        with one_operation("triton::kernel", *tensors):
+            pass
+
+
+class _Triton:
+    """The part of Triton's module that the Python around the kernels calls."""
+
+    @staticmethod
+    def cdiv(numerator: int, denominator: int) -> int:
+        return -(-numerator // denominator)
+
+
+@contextlib.contextmanager
+def simulated_trl() -> Iterator[None]:
+    """Replace TRL's kernels.
+
+    Raises:
+        SimulationError: The installed release has other kernels.
+    """
+    try:
+        module = import_module(_MODULE)
+        found = {name: getattr(module, name) for name in (*_KERNELS, "_TRITON_AVAILABLE")}
+    except (ImportError, AttributeError):
+        message = f"trl {version_of('trl')} computes its losses otherwise than trl 1.16, which is simulated"
+        raise SimulationError(f"{message}: pip install 'trl>=1.16'") from None
+    with contextlib.ExitStack() as stack:
+        for name in found:
+            stack.enter_context(mock.patch.object(module, name, _Kernel() if name in _KERNELS else True))
+        stack.enter_context(mock.patch.object(module, "triton", _Triton, create=True))
+        yield

@@ -1,0 +1,79 @@
+"""What the loops of TRL's trainers share: a reference model, adapters, and TRL's side effects switched off."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from trainatomy.errors import WorkloadError
+from trainatomy.training.model import unwrap
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from torch import nn
+
+
+def check_model(loop: str, model: nn.Module) -> None:
+    """Raise ``WorkloadError`` for a model that TRL's trainers do not train: they need a causal language model."""
+    inner: Any = unwrap(model)
+    head = getattr(inner, "get_output_embeddings", lambda: None)()
+    if head is None or getattr(inner.config, "is_encoder_decoder", False) or not hasattr(inner, "generation_config"):
+        name = type(inner).__name__
+        raise WorkloadError(f"loop: {loop} trains causal language models, and {name} is none", key="loop")
+
+
+def reference_of(model: nn.Module) -> nn.Module:
+    """Return a copy of the model, which stands for the same checkpoint loaded once more."""
+    reference = copy.deepcopy(model)
+    for parameter in reference.parameters():
+        parameter.requires_grad_(True)  # as `from_pretrained` leaves it; TRL runs it without gradients
+    return reference
+
+
+@contextmanager
+def adapters_of_this_training(module: ModuleType) -> Iterator[None]:
+    """Let a trainer treat an adapter that the model has as one that it made itself, by ``peft_config``.
+
+    A trainer that gets a model with an adapter takes it for a trained one and keeps a copy of it as the reference.
+    With ``peft_config`` the reference is the model without its adapter.  The trainer asks for the first of these before
+    anything else about adapters.
+
+    Args:
+        module: The module of the trainer, for as long as it is constructed.
+    """
+    original, asked = module.is_peft_model, False
+
+    def is_peft_model(model: nn.Module) -> bool:
+        nonlocal asked
+        first, asked = not asked, True
+        return False if first else bool(original(model))
+
+    with mock.patch.object(module, "is_peft_model", is_peft_model):
+        yield
+
+
+@contextmanager
+def quiet_trl() -> Iterator[None]:
+    """Switch off TRL's telemetry and warnings, and the progress bars of datasets."""
+    import datasets
+    from trl.trainer.base_trainer import _BaseTrainer
+
+    shown = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", FutureWarning)
+        stack.enter_context(mock.patch.dict(os.environ, {"HF_HUB_DISABLE_TELEMETRY": "1", "TQDM_DISABLE": "1"}))
+        if hasattr(_BaseTrainer, "_send_telemetry"):
+            stack.enter_context(mock.patch.object(_BaseTrainer, "_send_telemetry", lambda trainer: None))
+        try:
+            yield
+        finally:
+            if shown:
+                datasets.enable_progress_bars()
