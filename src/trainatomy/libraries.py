@@ -8,7 +8,17 @@ from typing import Any
 
 from trainatomy.errors import MissingLibrary
 
-LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed", "torchvision", "trainatomy")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "bitsandbytes",
+    "deepspeed",
+    "trl",
+    "torchvision",
+    "trainatomy",
+)
 
 
 def version_of(name: str) -> str | None:

@@ -60,14 +60,17 @@ def test_settings_that_a_plain_loop_cannot_apply_are_refused_by_name(name: str, 
     Workload.from_mapping({**MODEL, "train": {name: value}})
 
 
-@pytest.mark.parametrize("name", ["sft", "SFTTrainer", "trl.SFTTrainer", "sft_trainer"])
-def test_the_trainers_of_trl_are_refused_by_name_with_what_to_write_instead(name: str) -> None:
-    with pytest.raises(
-        WorkloadError, match=r"loop: must be 'trainer' or 'pytorch': TRL's .* step is that of loop: trainer"
-    ):
+@pytest.mark.parametrize("name", ["SFTTrainer", "trl.SFTTrainer", "sft_trainer"])
+def test_the_trainers_of_trl_are_named_by_their_loops(name: str) -> None:
+    with pytest.raises(WorkloadError, match=r"loop: must be 'trainer', .*: write loop: sft"):
         Workload.from_mapping({**MODEL, "loop": name})
 
 
+def test_trainers_that_are_not_run_are_refused_by_name() -> None:
+    with pytest.raises(WorkloadError, match=r"loop: must be .*: TRL's trainer is not run; PPO also generates"):
+        Workload.from_mapping({**MODEL, "loop": "PPOTrainer"})
+
+
 def test_other_unknown_loops_are_refused_as_before() -> None:
-    with pytest.raises(WorkloadError, match=r"loop: must be 'trainer' or 'pytorch', found 'trainr'"):
+    with pytest.raises(WorkloadError, match=r"loop: must be 'trainer', .*, found 'trainr'; did you mean trainer"):
         Workload.from_mapping({**MODEL, "loop": "trainr"})

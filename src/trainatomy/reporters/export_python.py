@@ -15,9 +15,11 @@ from trainatomy.reporters.export_parallel import SpreadCode, spread_code
 from trainatomy.results.fit import Candidate
 from trainatomy.results.plan import Plan
 from trainatomy.workload.arguments import is_class_path
+from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.model import LoraSpec
 from trainatomy.workload.quantization import QuantizationSpec
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.trl import applied_settings
 
 OF_TORCH = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
 """Optimizers of ``torch.optim``, to which the Trainer does not pass ``optim_args`` (trainer_optimizer.py, 5.17)."""
@@ -43,12 +45,18 @@ def training_arguments_code(candidate: Candidate, name: str) -> str:
     allocator = _allocator(workload)
     if workload.loop == "pytorch":
         return allocator + plain_loop(workload)
-    head = "from transformers import TrainingArguments\n\n"
-    if _trainer_settings(workload):
-        head = "from transformers import Trainer, TrainingArguments\n\n"
+    own = LOOPS[workload.loop].settings
+    library, kind = ("transformers", "TrainingArguments") if own is None else ("trl", own)
+    imported = ", ".join(sorted([kind, *([_trainer_name(workload)] if _trainer_settings(workload) else [])]))
+    head = f"from {library} import {imported}\n\n"
     settings = {"output_dir": re.sub(r"[^\w.-]+", "-", name).strip("-.") or "output", **_settings(candidate, workload)}
-    lines = _call("args = TrainingArguments", _keywords(settings), width=0)
+    lines = _call(f"args = {kind}", _keywords(settings | applied_settings(workload)), width=0)
     return f"{allocator}{head}{_text(lines)}{_comments(_model(workload) + _trainer(workload))}"
+
+
+def _trainer_name(workload: Workload) -> str:
+    own = LOOPS[workload.loop].settings
+    return "Trainer" if own is None else own.replace("Config", "Trainer")
 
 
 def _allocator(workload: Workload) -> str:
@@ -169,7 +177,7 @@ def _trainer(workload: Workload) -> list[Section]:
     if found:
         imports = [line for lines, _ in found for line in lines]
         keywords = ["model=model", "args=args", "train_dataset=dataset", *(keyword for _, keyword in found)]
-        call = _call("trainer = Trainer", keywords, WIDTH - len(_INDENT))
+        call = _call(f"trainer = {_trainer_name(workload)}", keywords, WIDTH - len(_INDENT))
         sections.append(("what only the Trainer takes", [*imports, *call]))
     plan = Plan.of(workload.to_mapping())
     if plan.replicas > 1:

@@ -15,6 +15,7 @@ from trainatomy.search.axis import Axis, Option, axis_of
 from trainatomy.search.plans import plan_axis
 from trainatomy.workload.arguments import is_class_path
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
+from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.schema import Workload
 
 PERMISSIONS: tuple[Permission, ...] = ("precision", "optimizer", "lora", "quantization", "sequence-length")
@@ -190,7 +191,7 @@ def _empty_cache(workload: Workload) -> Axis:
     steps = workload.train.torch_empty_cache_steps
     given = "never" if steps is None else "every_step" if steps == 1 else f"every_{steps}_steps"
     options = [Option("never", {"train.torch_empty_cache_steps": None})]
-    if workload.loop == "trainer":
+    if LOOPS[workload.loop].by_trainer:
         options.append(Option("every_step", {"train.torch_empty_cache_steps": 1}))
     return axis_of("torch_empty_cache_steps", options, given)
 

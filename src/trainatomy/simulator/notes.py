@@ -10,8 +10,10 @@ from trainatomy.catalog.versions import parse_version, version_note
 from trainatomy.libraries import version_of
 from trainatomy.simulator.triton import has_liger_kernels, uses_liger
 from trainatomy.training.model import unwrap
-from trainatomy.training.positions import sequence_note
+from trainatomy.training.positions import lengths, sequence_note
+from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.trl import MAX_LENGTH, steps_per_generation
 
 
 def version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
@@ -35,7 +37,25 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_sampling(workload),
         *_evaluation_notes(workload),
         *_liger_notes(workload, model),
+        *_trl_notes(workload, model),
     )
+
+
+def _trl_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
+    """Yield notes on the samples of TRL's trainers, and on what of them was never measured."""
+    if workload.mode != "training" or loop_of(workload).settings is None:
+        return
+    yield f"the trainers of TRL (here {version_of('trl')}) have not been measured yet"
+    length, longest = lengths(workload.data, unwrap(model)).sequence, workload.trl.get("max_length", MAX_LENGTH)
+    if workload.loop == "grpo":
+        yield (
+            "every completion gets all its tokens (trl.max_completion_length); rewards come from a function on the "
+            "host that takes no time"
+        )
+        if (period := steps_per_generation(workload)) > 1:
+            yield f"one of {period} steps generates; memory and time are those of a step that does"
+    elif longest is not None and length > longest and not workload.trl.get("packing"):
+        yield f"TRL cuts samples of {length} tokens to {longest}: raise trl.max_length to train on all of them"
 
 
 def _liger_notes(workload: Workload, model: nn.Module) -> Iterator[str]:

@@ -30,6 +30,9 @@ from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.topology import Topology
 from trainatomy.training.quantization import scales
 
+_FEW = 1024
+"""Numbers of a tensor such as a metric of each sample."""
+
 _REJECTION_ROUNDS = 3
 """Rounds of ``trunc_normal_``'s rejection sampling that are executed; more allocate nothing new."""
 
@@ -180,6 +183,7 @@ class SimulatedProcess:
             **self._flagged((t.__setitem__,), "scalars_on_host"),
             torch.ctc_loss: self._ctc_loss,
             torch.isfinite: self._is_finite,
+            torch.isnan: self._is_nan,
         }
 
     def _placement_handlers(self) -> dict[Any, Handler]:
@@ -212,6 +216,14 @@ class SimulatedProcess:
         with torch._C.DisableTorchFunction():
             if result.is_meta and result.numel() == 1:
                 self.recorder.values.learn(result, torch.ones(result.shape, dtype=torch.bool))
+        return result
+
+    def _is_nan(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Let no number be NaN in a tensor of a few, whose numbers may be chosen by it: ``x[~torch.isnan(x)]``."""
+        result: torch.Tensor = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            if result.is_meta and result.numel() <= _FEW and self.recorder.values.of(result) is None:
+                self.recorder.values.learn(result, torch.zeros(result.shape, dtype=torch.bool, device="cpu"))
         return result
 
     def _ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

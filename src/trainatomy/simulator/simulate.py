@@ -45,6 +45,7 @@ from trainatomy.training.throughput import tokens_per_sample
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.trl import steps_per_generation
 
 _MAX_MICRO_STEPS_IN_THREE = 6
 """Micro-batches that three steps may have in all; with more, two steps run, as states and gradients exist from the
@@ -114,6 +115,8 @@ def steps_needed(workload: Workload) -> int:
         return workload.steps
     if workload.mode != "training":
         return 2
+    if workload.loop == "grpo":  # the last one generates, as the first one does
+        return steps_per_generation(workload) + 1
     counted = workload.microbatches if workload.parallel.pp_size > 1 else workload.train.gradient_accumulation_steps
     micro_steps = min(counted, EXECUTED_MICRO_STEPS)
     steps = 3 if 3 * micro_steps <= _MAX_MICRO_STEPS_IN_THREE else 2

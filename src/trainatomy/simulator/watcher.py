@@ -264,6 +264,12 @@ class Watcher:
             self._operations.resume()
         self._recorder.generation = self._call.executed()
 
+    def generated(self, tokens: torch.Tensor, word: int) -> None:
+        """Let all tokens be ``word``, so that none of them ends a sequence."""
+        with torch._C.DisableTorchFunction():
+            words = torch.full(tokens.shape, word, dtype=tokens.dtype, device="cpu")
+            self._recorder.values.learn(tokens, words)
+
     def repeat_generation(self, step: int) -> bool:
         """Write the call of the step before once more, as step ``step``; return False if it has to be executed."""
         operations = repeat_step(self._recorder.trace, self._begins, self._executed, step)

@@ -56,6 +56,8 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
     for name in (own := applied_settings(workload)).keys() - known:
         message = f"trl.{name}: {kind.__name__} has no such setting{suggestion(name, known)}"
         raise WorkloadError(message, key=f"trl.{name}")
+    if workload.loop == "sft" and workload.data.prompt_length is not None:  # samples with prompts, as TRL calls them
+        own.setdefault("completion_only_loss", True)
     settings |= own
     try:
         made = kind(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **settings)

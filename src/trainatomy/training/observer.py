@@ -141,6 +141,12 @@ class Observer(Protocol):
     def generation_end(self) -> None:
         """``generate()`` has returned."""
 
+    def generated(self, tokens: torch.Tensor, word: int) -> None:
+        """A training is about to use these tokens: its prompts, each followed by what was generated for it.
+
+        ``word`` is a token that ends no sequence.
+        """
+
 
 class Silent:
     """Observer that does nothing; a base class for those that need only some of the hooks."""
@@ -185,3 +191,4 @@ class Silent:
     def token_begin(self, token: int) -> None: ...
     def cached(self, tensors: list[torch.Tensor]) -> None: ...
     def generation_end(self) -> None: ...
+    def generated(self, tokens: torch.Tensor, word: int) -> None: ...

@@ -80,7 +80,7 @@ def preload(workload: Workload) -> None:
         import_library("peft", "model.lora")
     loop = loop_of(workload)
     for library, purpose in loop.libraries.items():
-        import_library(library, purpose)
+        import_library(library, purpose, install=loop.extra)
     for module in (*loop.imports, loop.module):
         import_module(module)
     if not loop.trains:

@@ -16,6 +16,7 @@ from trainatomy.libraries import import_library, version_of
 from trainatomy.training.model import adapt_and_freeze, add_notes, model_notes, unwrap
 from trainatomy.training.process import isolated_process_settings
 from trainatomy.training.stored_weights import stored_quantization
+from trainatomy.workload.loops import loop_of
 from trainatomy.workload.quantization import quantised_problems
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
         raise WorkloadError("\n".join(map(str, problems)), key=".".join(map(str, problems[0].path)))
     with isolated_process_settings(), _without_progress_bars():
         quantised = _load(workload, model, device)
-    spec = workload.model.quantization
-    if workload.model.lora is not None and (spec is None or spec.prepare_model_for_kbit_training):
+    if workload.model.lora is not None and _is_prepared(workload):
         _prepare(workload, quantised)
     adapted = adapt_and_freeze(quantised, workload.model)
     add_notes(adapted, (*model_notes(model), *_notes(quantised)))
@@ -180,6 +180,13 @@ def _from_pretrained(
     except (ValueError, TypeError) as error:
         raise WorkloadError(f"{_PURPOSE}: transformers refuses: {error}", key=_PURPOSE) from error
     return loaded
+
+
+def _is_prepared(workload: Workload) -> bool:
+    """Return whether peft prepares the model before it adds adapters; TRL's trainers do not let it (trl 1.16)."""
+    spec = workload.model.quantization
+    by_trl = workload.mode == "training" and loop_of(workload).settings is not None
+    return not by_trl and (spec is None or spec.prepare_model_for_kbit_training)
 
 
 def _prepare(workload: Workload, model: nn.Module) -> None:

@@ -59,6 +59,18 @@ def adapters_of_this_training(module: ModuleType) -> Iterator[None]:
 
 
 @contextmanager
+def loaded_as(module: ModuleType, reference: nn.Module | None) -> Iterator[None]:
+    """Let a trainer that loads its reference model from a checkpoint get ``reference`` instead.
+
+    Args:
+        module: The module of the trainer, for as long as it is constructed.
+        reference: The model; None where the trainer loads none.
+    """
+    with mock.patch.object(module, "create_model_from_path", lambda *arguments, **keywords: reference):
+        yield
+
+
+@contextmanager
 def quiet_trl() -> Iterator[None]:
     """Switch off TRL's telemetry and warnings, and the progress bars of datasets."""
     import datasets

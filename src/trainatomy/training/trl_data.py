@@ -43,7 +43,7 @@ def make_tokenizer(model: nn.Module) -> Any:
 
 
 def tokenised_samples(workload: Workload, model: nn.Module, size: int) -> Any:
-    """Return ``size`` samples of token ids for ``SFTTrainer``, with a mask of the completion where there is a prompt."""
+    """Return ``size`` samples of token ids for ``SFTTrainer``, with a mask of what follows the prompt."""
     from datasets import Dataset
 
     length, prompt = sequence_length(workload, model), workload.data.prompt_length

@@ -30,6 +30,7 @@ class Loop:
         description: One sentence for the reference page.
         cpu_costs: Key of the loop's costs in ``catalog/hosts.yaml``.
         libraries: Optional libraries that must be installed, each with what needs it, for the error message.
+        extra: What pip installs for them, where one name does for all.
         imports: Further modules to import before the simulated GPU appears or the process is forked.
         trains: Whether the loop runs backward passes and an optimizer.
         refused: Settings that the loop cannot apply, with the reason: an error if they differ from their default.
@@ -45,6 +46,7 @@ class Loop:
     description: str
     cpu_costs: str
     libraries: Mapping[str, str] = field(default_factory=dict)
+    extra: str | None = None
     imports: tuple[str, ...] = ()
     trains: bool = True
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -145,6 +147,7 @@ def _of_trl(name: str, settings: str, description: str, learning_rate: float = 1
         description=description,
         cpu_costs="trainer",
         libraries={"accelerate": "the Trainer", "trl": f"loop: {name}", "datasets": f"loop: {name}"},
+        extra="'trainatomy[trl]'",
         imports=("transformers.trainer",),
         refused=_REFUSED_BY_TRL,
         unused=_HOST_ONLY | _EVALUATION_ONLY,

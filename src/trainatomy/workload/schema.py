@@ -69,8 +69,8 @@ class Workload(Section):
     train: TrainSpec = Field(default_factory=TrainSpec, description="the settings of the training")
     trl: Settings = Field(
         default_factory=dict,
-        description="with `loop: sft`, `dpo` or `grpo`: settings of TRL's `SFTConfig`, `DPOConfig` or `GRPOConfig` that "
-        "`TrainingArguments` does not have, such as `{packing: true}`",
+        description="with `loop: sft`, `dpo` or `grpo`: settings that TRL's `SFTConfig`, `DPOConfig` or `GRPOConfig` "
+        "has and `TrainingArguments` does not, such as `{packing: true}`",
     )
     generation: GenerationSpec = Field(default_factory=GenerationSpec, description="what `mode: generation` generates")
     parallel: ParallelSpec = Field(default_factory=ParallelSpec, description="the GPUs of the training")
@@ -214,7 +214,8 @@ class Workload(Section):
     def to_mapping(self) -> dict[str, Any]:
         """Return the values that differ from the defaults, with the keys of the YAML file (see ``from_mapping``)."""
         mapping = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        if stated := {name: getattr(self.train, name) for name in LOOPS[self.loop].defaults}:
+        stated = {name: getattr(self.train, name) for name in LOOPS[self.loop].defaults}
+        if stated and self.mode == "training":
             mapping["train"] = {**mapping.get("train", {}), **stated}
         return {key: value for key, value in mapping.items() if value != {} or key not in _SECTIONS}
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 
+MAX_LENGTH = 1024
+"""Tokens to which TRL cuts a sample unless ``max_length`` says otherwise."""
+
+
 @dataclass(frozen=True)
 class TrlSettings:
     """The content of ``trl.yaml``.
@@ -63,6 +67,16 @@ def applied_settings(workload: Workload) -> dict[str, Any]:
     return {name: value for name, value in workload.trl.items() if name in trl_settings().applied}
 
 
+def steps_per_generation(workload: Workload) -> int:
+    """Return after how many optimizer steps ``loop: grpo`` generates again, as ``GRPOConfig`` computes it."""
+    train, settings = workload.train, applied_settings(workload)
+    rounds = settings.get("steps_per_generation")
+    if rounds is None and (size := settings.get("generation_batch_size")):
+        rounds = size // train.per_device_train_batch_size
+    every: int = (rounds or train.gradient_accumulation_steps) * settings.get("num_iterations", 1)
+    return max(1, every // train.gradient_accumulation_steps)
+
+
 def with_defaults(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the mapping of a workload with the defaults of its loop's configuration in the section ``train``.
 
@@ -70,7 +84,7 @@ def with_defaults(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     loop = LOOPS.get(str(raw.get("loop")))
     train = raw.get("train") or {}
-    if loop is None or not loop.defaults or not isinstance(train, Mapping):
+    if loop is None or raw.get("mode", "training") != "training" or not isinstance(train, Mapping):
         return raw
     defaults = dict(loop.defaults)
     if train.get("fp16"):

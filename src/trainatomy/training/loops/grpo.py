@@ -1,0 +1,123 @@
+"""``loop: grpo``: TRL's ``GRPOTrainer`` with an observer.  Importing this module imports TRL, which takes seconds.
+
+Every completion gets ``max_completion_length`` tokens: where a real one ends depends on values.  The reward is a number
+for each completion, from a function on the host.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from transformers import PrinterCallback
+from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
+
+from trainatomy.training.arguments import training_arguments
+from trainatomy.training.checkpointing import check_checkpointing
+from trainatomy.training.loops.generation import generating
+from trainatomy.training.loops.observed_trainer import ObservedTrainer
+from trainatomy.training.loops.trainer import watched_zero_grad
+from trainatomy.training.model import unwrap
+from trainatomy.training.optimizer import create_custom
+from trainatomy.training.trl import adapters_of_this_training, check_model, loaded_as, quiet_trl, reference_of
+from trainatomy.training.trl_data import make_tokenizer, prompts
+from trainatomy.workload.arguments import is_class_path
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from trainatomy.training.batch import BatchesOfLengths, MakeBatch
+    from trainatomy.training.observer import Observer
+    from trainatomy.workload.schema import Workload
+
+
+class ObservedGRPOTrainer(ObservedTrainer, GRPOTrainer):
+    """TRL's trainer that notifies an observer of every phase of a step, and of the generation before it."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        observer: Observer,
+        model: nn.Module,
+        reference: nn.Module | None,
+        **keywords: Any,
+    ) -> None:
+        steps = self.observe(workload, observer)
+        with adapters_of_this_training(grpo_trainer), loaded_as(grpo_trainer, reference):
+            GRPOTrainer.__init__(self, model=model, callbacks=[steps], **keywords)
+        if self._is_loaded_by_bitsandbytes(model):
+            observer.loaded(model)
+        if self.ref_model is not None:
+            observer.reference_loaded(self.ref_model)
+
+    def training_step(self, model: nn.Module, inputs: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        """Run a micro-batch; none may repeat the one before, because the first of several generates for all of them."""
+        loss: torch.Tensor = GRPOTrainer.training_step(self, model, inputs, *arguments, **keywords)
+        self._observer.loss_kept(loss)
+        self._observer.micro_step_end(self._micro_step)
+        self._micro_step = (self._micro_step + 1) % self.args.gradient_accumulation_steps
+        return loss
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        prepared = super()._prepare_inputs(inputs)
+        self._observer.micro_step_begin(self._micro_step)
+        return prepared
+
+    def _generate_single_turn(self, *arguments: Any, **keywords: Any) -> Any:
+        inner: Any = unwrap(self.model)
+        original, new = inner.generate, self.max_completion_length
+        special = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        word = next(token for token in range(len(special) + 1) if token not in special)
+
+        def generate(*given: Any, **named: Any) -> Any:
+            with generating(inner, self._observer, new):
+                tokens = original(*given, **named)
+            self._observer.generated(tokens, word)
+            return tokens
+
+        inner.generate = generate
+        try:
+            return super()._generate_single_turn(*arguments, **keywords)
+        finally:
+            del inner.generate
+
+
+def reward(completions: list[Any], **keywords: Any) -> list[float]:
+    """Return a number for each completion; all alike would make all advantages 0."""
+    drawn = random.Random(0)
+    return [drawn.random() for _ in completions]
+
+
+def train(
+    workload: Workload,
+    model: nn.Module,
+    *,
+    device: str,
+    steps: int,
+    observer: Observer,
+    make_batch: MakeBatch | BatchesOfLengths | None = None,
+) -> None:
+    """Train ``model`` for ``steps`` optimizer steps; the arguments are those of ``trainatomy.training.run.run``."""
+    check_model("grpo", model)
+    check_checkpointing(model, workload.train)
+    optimizer = create_custom(workload.train, model) if is_class_path(workload.train.optim) else None
+    with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder, quiet_trl():
+        arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=device == "cpu")
+        has_reference = workload.model.lora is None and arguments.beta != 0
+        with watched_zero_grad(model, observer, set_to_none=workload.zero_grad_set_to_none):
+            trainer = ObservedGRPOTrainer(
+                workload,
+                observer,
+                model,
+                reference_of(model) if has_reference else None,
+                args=arguments,
+                reward_funcs=reward,
+                train_dataset=prompts(workload, model, arguments.generation_batch_size * steps),
+                processing_class=make_tokenizer(model),
+                optimizers=(optimizer, None),
+            )
+            trainer.remove_callback(PrinterCallback)
+            trainer.train()

@@ -1,0 +1,99 @@
+"""TRL's trainers without a GPU: what their losses, reference models and generation hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainatomy.errors import WorkloadError
+from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.workload import Workload
+
+pytest.importorskip("trl")
+pytest.importorskip("datasets")
+
+LLAMA = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 1000,
+}  # fmt: skip
+TILE = 32768
+"""Logits of a token that TRL computes at a time."""
+
+
+def describe(loop: str, lora: bool = False, **sections: Any) -> Workload:
+    model = {"class": "LlamaForCausalLM", "config": LLAMA, **({"lora": {"r": 4}} if lora else {})}
+    data = {"sequence_length": 32, **sections.pop("data", {})}
+    train = {"per_device_train_batch_size": 2, **sections.pop("train", {})}
+    return Workload.from_mapping({"model": model, "loop": loop, "data": data, "train": train, **sections})
+
+
+def run(loop: str, lora: bool = False, **sections: Any) -> Simulation:
+    workload = describe(loop, lora, **sections)
+    return simulate(workload, workload.resolve_gpu())
+
+
+def sizes(simulation: Simulation) -> set[int]:
+    return {event.bytes for event in simulation.trace.events if event.action == "alloc"}
+
+
+def bytes_labelled(simulation: Simulation, label: str) -> int:
+    size = {event.allocation: event.bytes for event in simulation.trace.events if event.action == "alloc"}
+    return sum(size[number] for number, found in simulation.trace.labels.items() if found == label)
+
+
+@pytest.mark.parametrize(("prompt", "tokens"), [(None, 31), (10, 22)])
+def test_only_tokens_of_the_loss_have_logits(prompt: int | None, tokens: int) -> None:
+    simulation = run("sft", data={} if prompt is None else {"prompt_length": prompt})
+    assert 2 * tokens * TILE * 2 in sizes(simulation)  # bfloat16
+
+
+def test_packs_hold_as_many_samples_as_fit() -> None:
+    simulation = run("sft", trl={"packing": True, "max_length": 100})
+    assert 2 * 3 * 31 * TILE * 2 in sizes(simulation)  # no token follows the last one of a sample
+
+
+def test_the_reference_model_is_held_unless_an_adapter_or_precomputed_values_replace_it() -> None:
+    data = {"prompt_length": 10}
+    plain = run("dpo", data=data)
+    assert bytes_labelled(plain, "reference_weight") == bytes_labelled(plain, "weight") + bytes_labelled(
+        plain, "buffer"
+    )
+    for simulation in (run("dpo", lora=True, data=data), run("dpo", data=data, trl={"precompute_ref_log_probs": True})):
+        assert bytes_labelled(simulation, "reference_weight") == 0
+        assert 2 * 2 * 22 * TILE * 2 in sizes(simulation)  # two answers to each prompt
+
+
+def test_an_adapter_of_a_training_has_no_copy() -> None:
+    assert run("dpo", lora=True, data={"prompt_length": 10}).parameters == run("sft", lora=True).parameters
+
+
+def test_grpo_generates_all_tokens_of_a_completion() -> None:
+    simulation = run("grpo", trl={"num_generations": 2, "max_completion_length": 5})
+    marks = [mark.name for mark in simulation.trace.marks]
+    assert marks.count("token") == simulation.steps * 4
+    assert bytes_labelled(simulation, "key_value_cache") > 0
+    assert 2 * 5 * TILE * 2 in sizes(simulation)
+    assert any("have not been measured yet" in note for note in simulation.notes)
+
+
+def test_grpo_has_a_reference_model_only_with_a_divergence() -> None:
+    settings = {"num_generations": 2, "max_completion_length": 3}
+    assert bytes_labelled(run("grpo", trl=settings), "reference_weight") == 0
+    assert bytes_labelled(run("grpo", trl={**settings, "beta": 0.1}), "reference_weight") > 0
+
+
+def test_samples_that_trl_cuts_are_noted() -> None:
+    notes = run("sft", trl={"max_length": 16}).notes
+    assert any("TRL cuts samples of 32 tokens to 16" in note for note in notes)
+
+
+def test_a_setting_of_another_trainer_is_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"trl\.num_generations: SFTConfig has no such setting"):
+        run("sft", trl={"num_generations": 2})
+
+
+def test_models_that_are_no_language_models_are_refused() -> None:
+    workload = Workload.from_mapping({"model": {"class": "BertForSequenceClassification"}, "loop": "sft"})
+    with pytest.raises(WorkloadError, match="loop: sft trains causal language models"):
+        simulate(workload, workload.resolve_gpu())

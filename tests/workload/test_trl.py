@@ -1,0 +1,88 @@
+"""The section ``trl``: settings of TRL's configurations, their defaults, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from trainatomy.errors import WorkloadError
+from trainatomy.simulator.simulate import steps_needed
+from trainatomy.workload import Workload
+from trainatomy.workload.loops import LOOPS
+from trainatomy.workload.trl import trl_settings
+
+
+def describe(loop: str = "sft", **sections: Any) -> Workload:
+    return Workload.from_mapping({"model": {"id": "gpt2"}, "loop": loop, **sections})
+
+
+def test_the_defaults_are_those_of_trls_configurations() -> None:
+    train = describe().train
+    assert (train.bf16, train.gradient_checkpointing, train.learning_rate) == (True, True, 2e-5)
+    assert describe("grpo").train.learning_rate == 1e-6
+    assert describe("trainer").train.bf16 is False
+    assert describe(mode="inference").train.bf16 is False
+
+
+def test_another_precision_replaces_the_default_one() -> None:
+    train = describe(train={"fp16": True}).train
+    assert (train.fp16, train.bf16) == (True, False)
+
+
+def test_a_default_that_is_switched_off_stays_off_when_the_workload_is_written() -> None:
+    workload = describe(train={"bf16": False, "gradient_checkpointing": False})
+    again = Workload.from_mapping(workload.to_mapping())
+    assert (again.train.bf16, again.train.gradient_checkpointing) == (False, False)
+    assert again == workload
+    assert describe().replace("train.bf16", False).train.bf16 is False
+
+
+@pytest.mark.parametrize(
+    ("loop", "sections", "message"),
+    [
+        ("grpo", {"trl": {"use_vllm": True}}, "trl.use_vllm: not supported: vLLM"),
+        ("sft", {"trl": {"activation_offloading": True}}, "trl.activation_offloading: not supported"),
+        ("sft", {"trl": {"packin": True}}, "trl.packin: unknown key; did you mean packing"),
+        ("trainer", {"trl": {"packing": True}}, "trl: needs a loop of TRL"),
+        ("trainer", {"data": {"prompt_length": 4}}, "data.prompt_length: is of TRL's loops"),
+        ("dpo", {}, "data.prompt_length: loop: dpo scores the tokens after the prompt"),
+        ("sft", {"data": {"prompt_length": 9, "sequence_length": 9}}, "data.prompt_length: must be below"),
+        ("grpo", {"data": {"prompt_length": 9}}, "data.prompt_length: does not apply to loop: grpo"),
+        ("sft", {"data": {"padding": True}}, "data.padding: is not simulated with loop: sft"),
+        ("sft", {"train": {"eval_strategy": "steps"}}, "train.eval_strategy: is not simulated with TRL"),
+        ("sft", {"parallel": {"gpus": 2}}, "parallel: TRL's trainers are simulated on one GPU"),
+    ],
+)
+def test_what_is_not_simulated_is_refused_by_name(loop: str, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        describe(loop, **sections)
+
+
+@pytest.mark.parametrize("loop", ["sft", "dpo", "grpo"])
+def test_every_setting_of_trls_configurations_has_a_decision(loop: str) -> None:
+    trl = pytest.importorskip("trl")
+    from transformers import TrainingArguments
+
+    theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
+    own = {field.name for field in dataclasses.fields(getattr(trl, str(LOOPS[loop].settings)))} - theirs
+    assert own - trl_settings().names() == set()
+
+
+def test_values_that_change_nothing_are_accepted() -> None:
+    describe("grpo", trl={"use_vllm": False, "vllm_mode": "colocate", "log_completions": True})
+
+
+@pytest.mark.parametrize(
+    ("settings", "accumulation", "steps"),
+    [
+        ({}, 4, 2),
+        ({"steps_per_generation": 8}, 2, 5),
+        ({"num_iterations": 2}, 1, 3),
+        ({"generation_batch_size": 32}, 2, 3),
+    ],
+)
+def test_grpo_is_executed_until_it_generates_again(settings: dict[str, Any], accumulation: int, steps: int) -> None:
+    train = {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 8}
+    assert steps_needed(describe("grpo", trl=settings, train=train)) == steps
