@@ -170,6 +170,10 @@ def test_a_power_cap_under_load_is_no_finding() -> None:
     assert names(with_gpu(copies={"power": {"reasons": ("power cap",)}})) == []
 
 
+def test_a_quota_that_was_reached_once_is_no_finding() -> None:
+    assert names(with_host(throttled_share=0.001)) == []
+
+
 @pytest.mark.parametrize("driver", ["intel_pstate", "amd-pstate-epp"])
 def test_powersave_is_fine_where_the_driver_scales_the_clocks(driver: str) -> None:
     assert names(with_host(governor=("powersave", driver))) == []

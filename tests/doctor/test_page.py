@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 from machines import HEALTHY, SOFTWARE, with_gpu, with_software, without_gpus
 from test_checks import CASES
 
-from trainatomy.catalog.machine import findings
+from trainatomy.catalog.machine import findings, variables
+from trainatomy.cli.app import COMMANDS
 from trainatomy.doctor.diagnosing import diagnose
 from trainatomy.reporters import doctor_sentences as sentences
 from trainatomy.reporters.doctor_json import DIAGNOSIS, diagnosis_to_json
@@ -22,6 +24,13 @@ from trainatomy.results.machine import MachineState
 def test_every_finding_has_a_wording() -> None:
     assert set(sentences.WORDINGS) == set(findings())
     assert {cost.what for entry in findings().values() for cost in entry.costs} <= set(sentences.COSTS)
+
+
+def test_commands_in_sentences_exist() -> None:
+    written = " ".join(text for wording in sentences.WORDINGS.values() for text in wording)
+    written += " ".join(one.effect for one in variables())
+    named = set(re.findall(r"trainatomy (\w+)", written))
+    assert "measure" in named and named <= {entry.name for entry in COMMANDS}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -87,3 +87,13 @@ def test_a_watched_training(monkeypatch: pytest.MonkeyPatch) -> None:
     (gpu,) = watched.gpus
     assert (gpu.samples, gpu.utilisation, gpu.sm_clock, gpu.hottest) == (5, 0.99, 1470.0, 59)
     assert gpu.reasons == {"power cap": 1.0}
+
+
+def test_the_driver_is_only_asked_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    binding = RecordedNvml("load")
+    monkeypatch.setattr(nvml, "_library", lambda: binding)
+    read_driver()
+    watch(0.1, sleep=lambda seconds: None)
+    calls = binding.asked - {"nvmlInit", "nvmlShutdown"}
+    assert len(calls) > 20
+    assert {name for name in calls if not name.startswith(("nvmlDeviceGet", "nvmlSystemGet"))} == set()

@@ -10,6 +10,7 @@ from trainatomy.results.machine import Host, MachineState
 
 BUSY_SHARE = 0.5
 SHORT_SHARE = 0.1
+THROTTLED_SHARE = 0.01
 SMALL_SHM_BYTES = 64 * 1024**2
 """Docker's default size of /dev/shm."""
 
@@ -42,7 +43,7 @@ def _processors(machine: MachineState) -> Iterator[Finding]:
     if usable and busy is not None and host.cpus and busy > BUSY_SHARE * host.cpus:
         names = ", ".join(f"{each.name} ({each.pid})" for each in host.busiest)
         yield finding("host_busy", busy=round(busy, 1), cpus=host.cpus, names=names or None)
-    if host.throttled_share:
+    if host.throttled_share and host.throttled_share >= THROTTLED_SHARE:
         yield finding("cpu_throttled", share=host.throttled_share, quota=host.cpu_quota)
     elif host.cpu_quota and host.usable_cpus and host.cpu_quota < len(host.usable_cpus):
         yield finding("cpu_quota", quota=host.cpu_quota, cpus=len(host.usable_cpus))
