@@ -15,51 +15,53 @@ import json
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 FIT, HELD_OUT = "fit", "held out"
-ROUNDS = 6
+BATCH = 9
+"""Cases that are profiled together, and then written."""
 HELD_OUT_SHARE = 0.5
 """Held-out cases of a group for each one that is used."""
 
 
-def measure(out: Path, time_limit: float, rounds: int) -> None:
-    """Measure all groups in rounds, each with a part of the cases of both splits."""
-    from trainatomy.measurement.calibration import calibrate, drawn
+def batches() -> Iterator[tuple[str, list[Any]]]:
+    """Yield batches of cases of one split: one case of each group in turn, until all are drawn."""
+    from trainatomy.measurement.calibration import drawn
 
-    deadline = time.monotonic() + time_limit
-    cases = {
-        (split, name): drawn.cases(name, seed, round(number * share))
-        for split, seed, share in ((FIT, drawn.SEED, 1.0), (HELD_OUT, drawn.HELD_OUT_SEED, HELD_OUT_SHARE))
-        for name, (_, number) in drawn.DRAWS.items()
+    splits = ((FIT, drawn.SEED, 1.0), (HELD_OUT, drawn.HELD_OUT_SEED, HELD_OUT_SHARE))
+    waiting = {
+        split: [drawn.cases(name, seed, round(number * share)) for name, (_, number) in drawn.DRAWS.items()]
+        for split, seed, share in splits
     }
-    counts = {
-        key: -(-round(drawn.DRAWS[key[1]][1] * (1 if key[0] == FIT else HELD_OUT_SHARE)) // rounds) for key in cases
-    }
-    environment = calibrate.environment()
+    while any(waiting.values()):
+        for split, turns in ((FIT, 2), (HELD_OUT, 1)):
+            for _ in range(turns):
+                pairs = [(found, next(found, None)) for found in waiting[split]]
+                waiting[split] = [found for found, case in pairs if case is not None]
+                cases = [case for _, case in pairs if case is not None]
+                yield from ((split, cases[first : first + BATCH]) for first in range(0, len(cases), BATCH))
+
+
+def measure(out: Path, time_limit: float) -> None:
+    """Measure batch after batch until the time is up; each is written at once."""
+    from trainatomy.measurement.calibration import calibrate
+
+    began = time.monotonic()
     with out.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"environment": environment}) + "\n")
-        for number in range(rounds):
-            for split in (FIT, HELD_OUT):
-                taken = {
-                    name: list(islice(found, counts[kind, name]))
-                    for (kind, name), found in cases.items()
-                    if kind == split
-                }
-                groups = {"round": partial(_joined, taken)}
-                points, left_out = calibrate.kernel_points(deadline, True, partial(print, flush=True), groups)
-                file.writelines(json.dumps({"split": split, **point}, separators=(",", ":")) + "\n" for point in points)
-                file.writelines(json.dumps({"round": number, "left_out": line}) + "\n" for line in left_out)
-                file.flush()
-
-
-def _joined(groups: dict[str, list[Any]]) -> Any:
-    for group in groups.values():
-        yield from group
+        file.write(json.dumps({"environment": calibrate.environment()}) + "\n")
+        for split, cases in batches():
+            if time.monotonic() - began > time_limit:
+                break
+            points, left_out = calibrate.kernel_points(
+                began + time_limit, True, partial(print, flush=True), {split: partial(iter, cases)}
+            )
+            file.writelines(json.dumps({"split": split, **point}, separators=(",", ":")) + "\n" for point in points)
+            file.writelines(json.dumps({"left_out": line}) + "\n" for line in left_out)
+            file.flush()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -123,7 +125,6 @@ def main() -> int:
     measuring = commands.add_parser("measure")
     measuring.add_argument("--out", type=Path, required=True)
     measuring.add_argument("--time-limit", type=float, default=140)
-    measuring.add_argument("--rounds", type=int, default=ROUNDS)
     comparing = commands.add_parser("compare")
     comparing.add_argument("file", type=Path)
     comparing.add_argument("--split", choices=(FIT, HELD_OUT), default=FIT)
@@ -135,7 +136,7 @@ def main() -> int:
     adding.add_argument("calibration", type=Path)
     options = parser.parse_args()
     if options.command == "measure":
-        measure(options.out, options.time_limit, options.rounds)
+        measure(options.out, options.time_limit)
     elif options.command == "compare":
         chosen = [point for point in read(options.file) if point["split"] == options.split]
         compare(chosen, options.gpu, options.by, options.worst)

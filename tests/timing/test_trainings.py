@@ -1,0 +1,58 @@
+"""The trainings for the accuracy of time: they are workloads, and each has a prediction of what is written."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainatomy.workload.schema import Workload
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "timing"
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    return importlib.import_module("trainings")
+
+
+def test_every_training_is_predicted_as_it_is_written(trainings: Any) -> None:
+    predicted = {
+        line["name"]: line["workload"] for line in trainings.lines(FOLDER / "predictions/trainings-h200.jsonl")
+    }
+    rows = trainings.rows()
+    assert len(rows) >= 60
+    for row in rows:
+        assert isinstance(row.workload(FOLDER), Workload)
+        assert predicted[row.name] == dict(row.mapping), row.name
+
+
+def test_a_step_at_a_pace_lies_between_those_that_were_predicted(trainings: Any) -> None:
+    line = {"step_seconds": 10.0, "at_paces": {"0.5": 9.0, "2.0": 18.0}}
+    assert [trainings.at_pace(line, pace) for pace in (0.1, 0.5, 0.75, 1.0, 1.5, 9.0)] == [9, 9, 9.5, 10, 14, 18]
+
+
+def test_both_parts_of_a_training_are_joined(trainings: Any, tmp_path: Path) -> None:
+    pace = {"probe": "launches/1", "before_seconds": [1e-4], "after_seconds": [], "during_seconds": []}
+    measured = [
+        {"call": "a kernel"},
+        {"name": "a", "part": "kernels", "gpu_seconds": 0.5},
+        {"name": "a", "part": "steps", "step_seconds": 1.0, "host_pace": {**pace, "reference_seconds": 1e-4}},
+        {"name": "b", "part": "steps", "error": "out of memory"},
+    ]
+    predicted = [
+        {"name": name, "gpu_seconds": 0.6, "step_seconds": 0.9, "at_paces": {"2.0": 1.8}, "bound_by": "host"}
+        for name in "ab"
+    ]
+    paths = tmp_path / "measured.jsonl", tmp_path / "predicted.jsonl"
+    for path, found in zip(paths, (measured, predicted), strict=True):
+        path.write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
+    (one,) = trainings.compared(*paths, None)
+    assert one["bound"] == "host"
+    assert one["gpu_error"] == pytest.approx(0.2)
+    assert one["step_error"] == one["quiet_error"] == pytest.approx(-0.1)
