@@ -5,7 +5,7 @@ Each line of FILE is one result, with its ``case``:
 cost       the same training with nothing watched, the power sampler, the probe of the host's pace, and everything, in
            turns: seconds of a step by CUDA events and by the clock on the wall
 pace       a step that the CPU bounds, on this machine as it is, and with a spinning process on half of the processors
-           and on all, in turns: its time and the probe's.  ``--predict`` stores the predictions at such paces beforehand
+           and on all, in turns: its time and the probe's.  ``--predict`` stores the predictions at such paces first
 probe      200 times of the probe, back to back
 energy     the integral of the sampled power and the GPU's energy counter over the same seconds; how often the counter
            moves; the time of each of NVML's functions
@@ -50,7 +50,7 @@ GPU_BOUND: dict[str, Any] = {
     "train": {"per_device_train_batch_size": 16, "bf16": True, "max_grad_norm": 0.0},
 }
 STEPS = {"host-bound": 60, "gpu-bound": 12}
-ROUNDS = 3
+ROUNDS = 2
 LOADER_SECONDS = 0.03
 
 
@@ -287,14 +287,13 @@ def main() -> int:
         predict()
         return 0
     lines = Lines(options.out)
-    lines.run("host", host)
     import torch
 
     from trainatomy.measurement.device import nvml
 
     with nvml.session() as driver:
         GPUS.append(driver.device(str(torch.cuda.get_device_properties(0).uuid)) or driver.gpus[0])
-        for case in (probe, pace, energy, data, cost):
+        for case in (probe, energy, data, pace, host, cost):
             lines.run(case.__name__, case)
     return 0
 

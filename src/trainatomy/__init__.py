@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ops,
         predict,
         predict_in_detail,
+        time_loader,
         why_out_of_memory,
     )
     from trainatomy.catalog.architectures import ArchitectureEntry, architectures
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from trainatomy.results.diagnosis import Diagnosis, Finding
     from trainatomy.results.difference import Difference
     from trainatomy.results.fit import Candidate, Fit, FitAcross, Shortage
+    from trainatomy.results.loader import LoaderReport
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.memory import Components, Memory
     from trainatomy.results.operation_breakdown import OperationBreakdown
@@ -82,6 +84,7 @@ __all__ = [
     "Fit",
     "FitAcross",
     "History",
+    "LoaderReport",
     "Measurement",
     "Memory",
     "MissingLibrary",
@@ -118,6 +121,7 @@ __all__ = [
     "print_summary",
     "read_record",
     "read_workload",
+    "time_loader",
     "to_html",
     "to_json",
     "watch",
@@ -136,6 +140,7 @@ _NAMES_BY_MODULE = {
         "ops",
         "predict",
         "predict_in_detail",
+        "time_loader",
         "why_out_of_memory",
     ),
     "catalog.architectures": ("ArchitectureEntry", "architectures"),
@@ -158,6 +163,7 @@ _NAMES_BY_MODULE = {
     "results.detail": ("Detail",),
     "results.difference": ("Difference",),
     "results.fit": ("Candidate", "Fit", "FitAcross", "Shortage"),
+    "results.loader": ("LoaderReport",),
     "results.measurement": ("Measurement",),
     "results.memory": ("Components", "Memory"),
     "results.operation_breakdown": ("OperationBreakdown",),

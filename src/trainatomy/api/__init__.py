@@ -11,6 +11,7 @@ from trainatomy.api.detailing import detail_of_executed, predict_in_detail
 from trainatomy.api.diagnosing import diagnose
 from trainatomy.api.fitting import fit, fit_gpus, measure_fit, why_out_of_memory
 from trainatomy.api.keywords import Batch
+from trainatomy.api.loading import time_loader
 from trainatomy.api.measuring import calibrate, measure, measure_and_record, this_gpu
 from trainatomy.api.operations import ops
 from trainatomy.api.predicting import predict
@@ -39,5 +40,6 @@ __all__ = [
     "search_remedies",
     "search_settings",
     "this_gpu",
+    "time_loader",
     "why_out_of_memory",
 ]

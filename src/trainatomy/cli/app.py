@@ -38,6 +38,7 @@ COMMANDS = (
     Entry("fit", "Trainings", "Find the settings that fit a GPU and train fastest."),
     Entry("compare", "Trainings", "Compare several trainings, predicted or measured."),
     Entry("measure", "Trainings", "Measure a training step on this machine's GPU, beside the prediction."),
+    Entry("data", "Trainings", "Time a training's DataLoader: how many workers its step needs."),
     Entry("ops", "Operations", "Break a training step down by operation group, phase and module."),
     Entry("calibrate", "Operations", "Calibrate the timing model on this machine's GPU."),
     Entry("doctor", "Machine", "Look at this machine: what is wrong with it, and what fixes it."),

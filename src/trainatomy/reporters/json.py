@@ -18,6 +18,7 @@ from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.diagnosis import Diagnosis
 from trainatomy.results.difference import Difference
 from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, GPUOption, Price, Remedy, Shortage
+from trainatomy.results.loader import LoaderReport
 from trainatomy.results.measurement import Measurement, RankMeasurement
 from trainatomy.results.operation_breakdown import OperationBreakdown
 from trainatomy.results.plan import Plan, Scaling
@@ -35,6 +36,7 @@ FIT = "trainatomy/fit/1"
 FIT_ACROSS = "trainatomy/fit-across/1"
 SHORTAGE = "trainatomy/shortage/1"
 GPUS = "trainatomy/cards/1"
+LOADER = "trainatomy/loader/1"
 ARCHITECTURES = "trainatomy/architectures/1"
 
 COMPARED = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
@@ -187,6 +189,11 @@ def record_to_json(record: Record) -> dict[str, Any]:
     """Return a record with the keys of its file; values that files keep as codes are sentences here."""
     prediction = record.prediction and _predicted(record.prediction)
     return {"schema": RECORD, **to_plain(record), "prediction": prediction}
+
+
+def loader_to_json(report: LoaderReport) -> dict[str, Any]:
+    """Return a timed DataLoader: ``timings`` by settings, ``best`` a place among them."""
+    return {"schema": LOADER, **to_plain(report)}
 
 
 def history_to_json(history: History) -> dict[str, Any]:

@@ -80,6 +80,7 @@ SECTIONS = {
     "step_time": "Time per step",
     "time": "Time",
     "host_pace": "Pace of the host",
+    "loader": "By number of workers",
     "calibrated_host": "Load of the host meanwhile",
     "data_wait": "Waiting for data",
     "power": "Power and heat",
