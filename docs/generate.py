@@ -150,6 +150,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "schema/measurement.schema.json": _json(schema.measurement_schema),
     "schema/record.schema.json": _json(schema.record_schema),
     "schema/operations.schema.json": _json(schema.operations_schema),
+    "schema/loader.schema.json": _json(schema.loader_schema),
     "schema/fit.schema.json": _json(schema.fit_schema),
     "schema/fit-across.schema.json": _json(schema.fit_across_schema),
     "schema/shortage.schema.json": _json(schema.shortage_schema),

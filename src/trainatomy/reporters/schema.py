@@ -19,6 +19,7 @@ from trainatomy.reporters.json import (
     COMPARISON,
     FIT,
     FIT_ACROSS,
+    LOADER,
     MEASUREMENT,
     OPERATIONS,
     PREDICTION,
@@ -30,6 +31,7 @@ from trainatomy.reporters.prediction_v2 import PREDICTION_2, PredictionV2, renam
 from trainatomy.results.comparison import RowStatus, Spread
 from trainatomy.results.diagnosis import Diagnosis
 from trainatomy.results.fit import Change, Goal, Maximum, Permission, RemedyKind, SearchCounts
+from trainatomy.results.loader import LoaderReport
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import STANDARD_COMPONENTS, Components, Memory, OutOfMemoryPoint, Verdict
 from trainatomy.results.operation_breakdown import OperationBreakdown
@@ -130,6 +132,12 @@ def record_schema() -> Schema:
     """Return the schema of a record's file and of ``show --json``."""
     definitions: Schema = {}
     return _document("A record", _tagged(Record, RECORD, definitions), definitions)
+
+
+def loader_schema() -> Schema:
+    """Return the schema of ``data --json``."""
+    definitions: Schema = {}
+    return _document("A timed loader", _tagged(LoaderReport, LOADER, definitions), definitions)
 
 
 def operations_schema() -> Schema:
