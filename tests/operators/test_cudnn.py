@@ -6,21 +6,15 @@ Single calls, and a random sample of those on which the rules were evaluated bef
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
+from cudnn_sample import KINDS, convolution_of, sample
 
 from trainatomy.operators.allocation.cudnn import workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.recurrence import Recurrent, bias_numbers, dropout_state_bytes
 
 HALF, FLOAT = torch.bfloat16, torch.float32
-SAMPLE = Path(__file__).parents[1] / "data" / "workspaces-h200.json.gz"
-KINDS: tuple[Kind, Kind, Kind] = ("forward", "input gradient", "weight gradient")
 
 
 def convolution(
@@ -80,29 +74,6 @@ def test_one_dimension() -> None:
     whisper = convolution((2, 512, 1, 3000), (512, 512, 1, 3), 2, 1, HALF)
     assert workspace("forward", whisper) == workspace("weight gradient", whisper) == 10788880
     assert workspace("input gradient", whisper) == 10788880 + 131
-
-
-def sample(kind: str) -> list[dict[str, Any]]:
-    """Return the lines of the sample."""
-    with gzip.open(SAMPLE, "rt", encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file][1:]
-    return [line for line in lines if line["kind"] == kind]
-
-
-def convolution_of(line: dict[str, Any]) -> Convolution:
-    """Return the convolution of a line; for a transposed one, the convolution whose gradient it is."""
-    data = (line["batch"], line["inside"], *line["places"])
-    output, ends = tuple(line["output"]), (line["outside"], line["inside"])
-    if line["transposed"]:
-        data, output, ends = output, data, ends[::-1]
-    weight = (ends[0], ends[1] // line["groups"], *line["kernel"])
-    settings = [line["stride"], line["padding"], line["dilation"]]
-    if len(data) == 3:
-        data, weight, output = (torch.Size((*shape[:2], 1, *shape[2:])) for shape in (data, weight, output))
-        settings = [[neutral, *values] for neutral, values in zip((1, 0, 1), settings, strict=True)]
-    shapes = torch.Size(data), torch.Size(weight), torch.Size(output)
-    how = line["groups"], line["transposed"], line["last"]
-    return Convolution(*shapes, getattr(torch, line["dtype"]), settings[0], settings[1], settings[2], *how, 132)
 
 
 def test_random_convolutions_match_as_often_as_documented() -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from cudnn_sample import KINDS, convolution_of, sample
 
 from trainatomy.api import predict
 from trainatomy.catalog.cudnn import device_text, is_measured
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.operators.allocation.convolution import convolution as plan_of
+from trainatomy.operators.allocation.convolution import workspace_bytes
 from trainatomy.operators.allocation.cudnn import library, workspace
 from trainatomy.operators.allocation.cudnn.backend import Backend, BackendError, Mode, Note
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
@@ -27,6 +29,7 @@ from trainatomy.results.prediction import Fact, Prediction
 from trainatomy.simulator import cudnn
 from trainatomy.workload.schema import Workload
 
+SWAPPED: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}
 NETWORK = """
 import torch
 from torch import nn
@@ -206,6 +209,23 @@ def test_the_stem_of_a_resnet_is_as_measured(installed: Backend) -> None:
     assert text is not None
     asked = Heuristics(installed, text)
     assert asked.workspace("forward", STEM, tf32=True, deterministic=False) == workspace("forward", STEM) == 16081424
+
+
+def test_random_convolutions_match_more_often_than_by_the_rules(installed: Backend) -> None:
+    text = device_text(find_gpu("h200"))
+    assert text is not None
+    processor = Processor((9, 0), 132, (2, 11), Heuristics(installed, text))
+    exact = missed = taken = count = 0
+    for line in sample("convolution")[::4]:
+        one = convolution_of(line)
+        if 1 < line["groups"] == line["inside"]:  # many of these run in ATen
+            continue
+        for kind in KINDS:
+            found = workspace_bytes(SWAPPED.get(kind, kind) if line["transposed"] else kind, one, processor)
+            exact, count = exact + (found == line[kind]), count + 1
+            missed, taken = missed + abs(found - line[kind]), taken + line[kind]
+    assert exact / count > 0.7
+    assert missed / taken < 0.05
 
 
 def test_every_card_of_the_catalog_is_understood(installed: Backend) -> None:

@@ -110,11 +110,11 @@ def _workspace(
         swapped: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}
         kind, data, output = swapped.get(kind, kind), output, data
     one = _cudnn_convolution(data, weight, output, wanted is not torch.contiguous_format, named, processor)
-    size = 0 if _runs_in_aten(one, wanted, named) else _workspace_bytes(kind, one, processor)
+    size = 0 if _runs_in_aten(one, wanted, named) else workspace_bytes(kind, one, processor)
     return [Scratch(size, "cudnn_workspace", (kind, one.key))] if size else []
 
 
-def _workspace_bytes(kind: Kind, one: Convolution, processor: Processor) -> int:
+def workspace_bytes(kind: Kind, one: Convolution, processor: Processor) -> int:
     """Return the bytes of a workspace: as cuDNN answers where it can be asked and has a plan, else by the rules."""
     if processor.cudnn is not None and not is_unanswered(kind, one):
         exact = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
