@@ -25,7 +25,7 @@ def comparison_report(comparison: Comparison) -> Page:
     memory = _memory(comparison)
     sections = [Section(SECTIONS["peak"], (*memory, *tables)), *_speeds(comparison), *others[1:]]
     sections += [
-        Section(f"{row.name or row.prediction.name}: {SECTIONS['peak']}", (bill_table(row.prediction.memory),), True)
+        Section(row.name or row.prediction.name, (bill_table(row.prediction.memory),), True)
         for row in comparison.rows
         if row.prediction is not None
     ]

@@ -16,6 +16,7 @@ REPORT = {
     "speeds": "Throughput",
     "device": "device memory",
     "headroom": "headroom",
+    "shortfall": "shortfall",
     "allocator": "reserved by PyTorch",
     "reserved": "peak reserved",
     "allocated": "peak allocated",

@@ -89,7 +89,7 @@ def _breakable(text: str) -> Markup:
     """Return a text as HTML that may break after dots and underscores, as paths of modules are long."""
     from markupsafe import Markup, escape
 
-    return Markup(re.sub(r"(?<=[._])(?=\w)", "<wbr>", str(escape(text))))
+    return Markup(re.sub(r"(?<=[._])(?=[A-Za-z*])", "<wbr>", str(escape(text))))
 
 
 def _asset(name: str) -> str:

@@ -17,7 +17,8 @@ from trainatomy.results.detail import Detail
 from trainatomy.results.memory import Memory
 from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import Prediction
-from trainatomy.units import exact_bytes, human_bytes, percent, rate, seconds
+from trainatomy.results.time import Time
+from trainatomy.units import exact_bytes, human_bytes, many, percent, rate, seconds
 
 TONES: dict[str, Tone] = {"fits": "good", "tight": "warn", "does not fit": "bad"}
 _FOLDED = frozenset(
@@ -134,23 +135,28 @@ def _over_time(prediction: Prediction) -> str:
 
 
 def _figures(prediction: Prediction) -> list[KeyFigure]:
-    memory, gpu, time = prediction.memory, prediction.gpu, prediction.time
+    memory, gpu, time, room = prediction.memory, prediction.gpu, prediction.time, prediction.room_bytes
     share = percent(memory.device_bytes, gpu.memory_bytes, 0)
     allocated = f"{human_bytes(memory.peak_allocated_bytes)} {REPORT['total']}"
     found = [
         KeyFigure(REPORT["device"], human_bytes(memory.device_bytes), f"{share} of {human_bytes(gpu.memory_bytes)}"),
-        KeyFigure(REPORT["headroom"], human_bytes(prediction.room_bytes), gpu.name),
+        KeyFigure(REPORT["headroom" if room >= 0 else "shortfall"], human_bytes(abs(room)), gpu.name),
         KeyFigure(REPORT["allocator"], human_bytes(memory.peak_reserved_bytes), allocated),
     ]
-    if time is None:
-        return found
+    return found if time is None else [*found, *_speed(time)]
+
+
+def _speed(time: Time) -> list[KeyFigure]:
+    """Return the time of a step, the throughput of all GPUs, and what bounds the step."""
     low, high = time.interval_seconds
-    tokens = "" if time.tokens_per_second is None else f"{rate(time.tokens_per_second)} tokens/s"
+    shared = time.communication
+    samples = time.samples_per_second if shared is None else shared.total_samples_per_second
+    tokens = time.tokens_per_second if shared is None else shared.total_tokens_per_second
+    remarks = ["" if tokens is None else f"{rate(tokens)} tokens/s", "" if shared is None else many(shared.gpus, "GPU")]
     used = "" if time.model_flop_utilisation is None else f"MFU {percent(time.model_flop_utilisation, 1)}"
     interval = f"90 % interval: {seconds(low)} to {seconds(high)}"
     return [
-        *found,
         KeyFigure(REPORT["step_time"], seconds(time.step_seconds), interval),
-        KeyFigure(REPORT["throughput"], f"{rate(time.samples_per_second)} samples/s", tokens),
+        KeyFigure(REPORT["throughput"], f"{rate(samples)} samples/s", ", ".join(filter(None, remarks))),
         KeyFigure(REPORT["bound"], LIMITS[time.bound_by], used),
     ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from trainatomy.analysis.memory import fold_layers
 from trainatomy.reporters.html.labels import REPORT
 from trainatomy.reporters.html.values import Block, Cell, ChartBlock, TableBlock, TextBlock
 from trainatomy.reporters.labels import COMPONENTS, PHASES, component
@@ -131,13 +131,19 @@ def _reserved(detail: Detail) -> list[list[int]]:
 
 
 def _held(detail: Detail) -> TableBlock:
-    """Return what most memory goes into at the peak; the page's script shows the same for any event."""
+    """Return what most memory goes into at the peak, layers folded; the page's script shows the same for any event."""
     peak = detail.peak_event
     held = [one for one in detail.allocations if one.born <= peak and (one.died < 0 or one.died > peak)]
     total = sum(one.bytes for one in held)
-    counts = Counter((one.source, one.bytes) for one in held)
-    ranked = sorted(counts.items(), key=lambda each: -each[0][1] * each[1])[:LISTED]
-    rows = tuple(_row(detail.sources[source], size, count, total) for (source, size), count in ranked)
+    alike: dict[tuple[Source, int], list[Source]] = {}
+    for one in held:
+        source = detail.sources[one.source]
+        folded = source._replace(module=fold_layers(source.module))
+        alike.setdefault((folded, one.bytes), []).append(source)
+    ranked = sorted(alike.items(), key=lambda each: -each[0][1] * len(each[1]))[:LISTED]
+    rows = tuple(
+        _row(folded if len(some) > 1 else some[0], size, len(some), total) for (folded, size), some in ranked
+    )
     caption = f"{REPORT['held_at_peak']}: {many(len(held), 'allocation')}, {human_bytes(total)}"
     head = tuple(Cell(REPORT[name], is_number=name in ("size", "share")) for name in _HEAD)
     return TableBlock(rows, head, caption)
@@ -147,7 +153,7 @@ _HEAD = ("holds", "module", "operation", "made_in", "size", "share")
 
 
 def _row(source: Source, size: int, count: int, total: int) -> tuple[Cell, ...]:
-    """Return the row of equal allocations of one source."""
+    """Return the row of allocations of one kind."""
     label = component(source.component)
     phase = PHASES.get(source.phase, source.phase)
     return (

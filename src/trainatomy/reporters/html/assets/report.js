@@ -45,8 +45,9 @@
   }
   const escape = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 
+  const folded = (path) => path.replace(/(?<=\.)\d+(?=\.|$)/g, "*");
   // Paths of modules may break after a dot or an underscore.
-  const breakable = (text) => text.split(/(?<=[._])/).flatMap((part, place) => (place ? [document.createElement("wbr"), part] : [part]));
+  const breakable = (text) => text.split(/(?<=[._])(?=[A-Za-z*])/).flatMap((part, place) => (place ? [document.createElement("wbr"), part] : [part]));
 
   // ---- theme ----
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
@@ -296,6 +297,7 @@
       }
       return null;
     }
+    const kinds = raw.sources.map(([kind, line, operation, module, phase, step]) => [kind, line, operation, folded(raw.texts[module]), phase, step].join(" "));
     function about(i) {
       const [kind, line, operation, module, phase, step] = raw.sources[raw.source[i]];
       const title = raw.components[kind].title, text = raw.texts[line];
@@ -345,11 +347,11 @@
       chart.dispatchAction({ type: "dataZoom", startValue: begin, endValue: begin + span });
     }
     function listing() {
-      const groups = new Map(); // allocations of one source and size are one row
+      const groups = new Map(); // allocations of the same kind, in any layer, are one row
       let sum = 0, count = 0;
       for (let i = 0; i < past.count && past.born[i] <= cursor; i++) {
         if (past.died[i] <= cursor) continue;
-        const key = `${raw.source[i]} ${raw.bytes[i]}`, known = groups.get(key);
+        const key = `${kinds[raw.source[i]]} ${raw.bytes[i]}`, known = groups.get(key);
         if (known) known.count++; else groups.set(key, { i, count: 1 });
         sum += raw.bytes[i];
         count++;
@@ -364,7 +366,7 @@
         head.scope = "row"; head.append(swatch, one.holds);
         row.append(head);
         const size = count > 1 ? `${count} × ${bytes(one.bytes)}` : bytes(one.bytes);
-        for (const [text, number] of [[one.module], [one.operation], [one.made], [size, 1], [`${((100 * together) / sum).toFixed(1)} %`, 1]]) {
+        for (const [text, number] of [[count > 1 ? folded(one.module) : one.module], [one.operation], [one.made], [size, 1], [`${((100 * together) / sum).toFixed(1)} %`, 1]]) {
           const cell = document.createElement("td");
           cell.append(...breakable(text));
           if (number) cell.className = "number";
