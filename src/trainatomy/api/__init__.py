@@ -7,7 +7,7 @@ The functions with keywords are for users.  Those that take one value of options
 from __future__ import annotations
 
 from trainatomy.api.comparing import compare, compare_gpus, measure_comparison, predict_comparison, predict_gpus
-from trainatomy.api.detailing import detail_of_executed, predict_in_detail
+from trainatomy.api.detailing import predict_in_detail
 from trainatomy.api.diagnosing import diagnose
 from trainatomy.api.fitting import fit, fit_gpus, measure_fit, why_out_of_memory
 from trainatomy.api.keywords import Batch
@@ -23,7 +23,6 @@ __all__ = [
     "calibrate",
     "compare",
     "compare_gpus",
-    "detail_of_executed",
     "diagnose",
     "fit",
     "fit_gpus",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from trainatomy.cli.options import CalibrationFile, Debug, File, Json, TrustRemoteCode, check_option, in_output, in_run
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
 from trainatomy.cli.plots import check_plots, draw_lengths
-from trainatomy.cli.report import Html, Open, check_folder, check_report, write, write_report
+from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_folder, check_report, write_exports, write_report
 from trainatomy.cli.values import whole_numbers
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload, skip_unused_imports
@@ -19,9 +19,7 @@ from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
 
 if TYPE_CHECKING:
-    from trainatomy.results.detail import Detail
     from trainatomy.results.fit import Shortage
-    from trainatomy.results.prediction import Prediction
     from trainatomy.workload.schema import Workload
 
 MANY_CANDIDATES = 100
@@ -40,18 +38,6 @@ Ranks = Annotated[
 Plot = Annotated[
     Path | None,
     in_output("--plot", "With data.lengths: draw reserved memory over the steps of some orders.", metavar="FILE"),
-]
-Trace = Annotated[
-    Path | None,
-    in_output("--trace", "Write the predicted step as a trace for Perfetto (ui.perfetto.dev).", metavar="FILE.json"),
-]
-Snapshot = Annotated[
-    Path | None,
-    in_output(
-        "--snapshot",
-        "Write every allocation as a memory snapshot of PyTorch (for pytorch.org/memory_viz).",
-        metavar="FILE.pickle",
-    ),
 ]
 JsonVersion = Annotated[
     int, in_output("--json-version", "Version of the JSON; 2 is a draft.", min=1, max=2, hidden=True)
@@ -106,7 +92,7 @@ def predict(
         draw_lengths(chart, prediction)
     write_report(page, prediction, is_opened=open_report, detail=detail)
     if detail is not None:
-        _export(prediction, detail, trace, snapshot)
+        write_exports(prediction, detail, trace, snapshot)
     shortage = _shortage(workload, calibration, trust_remote_code, debug) if why_oom and not prediction.fits else None
     if json:
         found = to_json(prediction, version=json_version)
@@ -119,18 +105,6 @@ def predict(
             note("`trainatomy fit` finds settings that fit; --why-oom lists every change that would make this one fit")
     if check and not all(rank.fits for rank in prediction.ranks.values()):
         raise DoesNotFit(render(verdict_line(prediction), width=1000).strip())
-
-
-def _export(prediction: Prediction, detail: Detail, trace: Path | None, snapshot: Path | None) -> None:
-    """Write the predicted step in the formats of other tools."""
-    if trace is not None:
-        from trainatomy.reporters.step_trace import step_trace
-
-        write(trace, step_trace(prediction, detail), "trace")
-    if snapshot is not None:
-        from trainatomy.reporters.memory_snapshot import memory_snapshot
-
-        write(snapshot, memory_snapshot(detail), "memory snapshot")
 
 
 def _of_another_gpu(workload: Workload) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""``--html`` and ``--open``: a result as one HTML file."""
+"""``--html``, ``--open``, ``--trace`` and ``--snapshot``: results as files for browsers and other tools."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ if TYPE_CHECKING:
     from trainatomy.results.detail import Detail
     from trainatomy.results.prediction import Prediction
 
+Trace = Annotated[
+    Path | None,
+    in_output("--trace", "Write the predicted step as a trace for Perfetto (ui.perfetto.dev).", metavar="FILE.json"),
+]
+Snapshot = Annotated[
+    Path | None,
+    in_output(
+        "--snapshot",
+        "Write every allocation as a memory snapshot of PyTorch (for pytorch.org/memory_viz).",
+        metavar="FILE.pickle",
+    ),
+]
 _SUFFIXES = (".html", ".htm")
 
 Html = Annotated[
@@ -67,6 +79,18 @@ def write_report(
     write(file, to_html(value, detail=detail, prediction=prediction, command=command_line()).encode(), "report")
     if is_opened and not webbrowser.open(file.absolute().as_uri()):
         note(f"no browser was found; open {file} in one")
+
+
+def write_exports(prediction: Prediction, detail: Detail, trace: Path | None, snapshot: Path | None) -> None:
+    """Write the predicted step in the formats of other tools."""
+    if trace is not None:
+        from trainatomy.reporters.step_trace import step_trace
+
+        write(trace, step_trace(prediction, detail), "trace")
+    if snapshot is not None:
+        from trainatomy.reporters.memory_snapshot import memory_snapshot
+
+        write(snapshot, memory_snapshot(detail), "memory snapshot")
 
 
 def write(file: Path, content: bytes, what: str) -> None:

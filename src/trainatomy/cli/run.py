@@ -20,12 +20,14 @@ from trainatomy.cli.options import (
     time_limit_option,
 )
 from trainatomy.cli.output import note, progress, show, show_json
+from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_folder, check_report, write_exports, write_report
 from trainatomy.cli.values import several_gpus
 from trainatomy.errors import DoesNotFit, TrainatomyError
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
 from trainatomy.reporters.text.script import scripts_page
+from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.prediction import Prediction
 from trainatomy.scripts.command import read_command, with_gpus
 from trainatomy.scripts.job import Job, Outcome
@@ -115,6 +117,10 @@ def run(
     lengths: Lengths = 256,
     torch: Torch = None,
     timeline: Timeline = False,
+    html: Html = None,
+    open_report: Open = False,
+    trace: Trace = None,
+    snapshot: Snapshot = None,
     check: Check = False,
     json: Json = False,
     measure: Measure = False,
@@ -128,6 +134,9 @@ def run(
     This executes the script's own code, in a process of its own, on tensors without data, and stops it after a few
     optimizer steps. Files that it writes go nowhere and are listed, and the network is off.
     """
+    page = check_report(html, open_report)
+    check_folder("--trace", trace)
+    check_folder("--snapshot", snapshot)
     job = Job(
         with_gpus(read_command(script), gpus),
         _gpus(gpu or (this_gpu() if measure else DEFAULT_GPU)),
@@ -140,14 +149,18 @@ def run(
         timeline=timeline,
         calibration=calibration,
         torch=torch,
+        detail=bool(page or trace or snapshot),
     )
     with progress(f"running {job.command.name} without a GPU"):
         from trainatomy.scripts.launch import run_script
 
         outcomes = run_script(job, script_output)
     if measure:
-        _measure(job, outcomes[0], records, script_output, json=json)
+        _measure(job, outcomes[0], records, script_output, page, is_opened=open_report, json=json)
         return
+    _report(outcomes, page, is_opened=open_report)
+    if outcomes[0].prediction is not None and outcomes[0].detail is not None:
+        write_exports(outcomes[0].prediction, outcomes[0].detail, trace, snapshot)
     _show(outcomes, json=json)
     _raise(outcomes, check=check)
 
@@ -172,7 +185,26 @@ def this_gpu() -> str:
     return next((each.id for each in all_gpus() if each.device_name == name), DEFAULT_GPU)
 
 
-def _measure(job: Job, outcome: Outcome, records: str | None, output: Path | None, *, json: bool) -> None:
+def _report(outcomes: tuple[Outcome, ...], page: Path | None, *, is_opened: bool) -> None:
+    """Write the report of a script: on one GPU with every allocation, on several side by side."""
+    found = [outcome.prediction for outcome in outcomes if outcome.prediction is not None]
+    if len(outcomes) == 1 and found:
+        write_report(page, found[0], is_opened=is_opened, detail=outcomes[0].detail)
+    elif found:
+        rows = tuple(ComparisonRow(each.gpu.name, each.workload, each) for each in found)
+        write_report(page, Comparison(rows), is_opened=is_opened)
+
+
+def _measure(
+    job: Job,
+    outcome: Outcome,
+    records: str | None,
+    output: Path | None,
+    page: Path | None,
+    *,
+    is_opened: bool,
+    json: bool,
+) -> None:
     """Run the script for real, and show and record it beside the prediction."""
     from trainatomy.integrations.measured_script import compared
     from trainatomy.records.create import make_record
@@ -185,6 +217,7 @@ def _measure(job: Job, outcome: Outcome, records: str | None, output: Path | Non
         note(f"the dry run ended by an error: {outcome.message}")
     measured = compared(measure_script(job, output), outcome.prediction)
     note(f"recorded in {Store(records).write(make_record(measured, outcome.prediction, command_line()))}")
+    write_report(page, measured, is_opened=is_opened, prediction=outcome.prediction)
     if json:
         show_json(measurement_to_json(measured, outcome.prediction))
     else:

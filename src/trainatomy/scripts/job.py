@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.scripts.command import Command
 
 if TYPE_CHECKING:
+    from trainatomy.results.detail import Detail
     from trainatomy.results.prediction import Prediction
 
 
@@ -20,6 +21,7 @@ class Job:
         gpus: Ids of GPUs; the script is run once for each.
         steps, time_limit, network, samples, lengths, data: See ``session.Settings``.
         torch: Version of PyTorch to simulate; None for the installed one.
+        detail: Also return every allocation and operation.
         timed, timeline, calibration: See ``runs.options.PredictOptions``.
     """
 
@@ -35,6 +37,7 @@ class Job:
     timeline: bool = False
     calibration: Any = None
     torch: str | None = None
+    detail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +52,4 @@ class Outcome:
     message: str = ""
     exit_code: int = 0
     notes: tuple[str, ...] = field(default=())
+    detail: Detail | None = None

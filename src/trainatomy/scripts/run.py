@@ -18,6 +18,7 @@ from unittest import mock
 from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, TrainatomyError, WorkloadError
+from trainatomy.prediction import keep_executed
 from trainatomy.results.script import Ending
 from trainatomy.scripts.job import Job, Outcome
 from trainatomy.scripts.places import place_of
@@ -25,6 +26,7 @@ from trainatomy.scripts.prediction import prediction_of_script, run_of
 from trainatomy.scripts.session import Session, Settings, TimeIsUp
 from trainatomy.scripts.signals import StepsDone
 from trainatomy.simulator.topology import Topology
+from trainatomy.step_detail import detail_of_executed
 
 if TYPE_CHECKING:
     from trainatomy.scripts.command import Command
@@ -66,15 +68,15 @@ def run_job(job: Job, gpu_id: str) -> Outcome:
     if session.observer.steps == 0:
         return Outcome(gpu_id, None, message or _nothing(session, job, end), code or WorkloadError.exit_code)
     run = run_of(session, job.command.typed, end.ending, message, end.place)
-    prediction = prediction_of_script(
-        session,
-        run,
-        job.command.name,
-        timeline=job.timeline,
-        calibration=resolve_calibration(job.calibration),
-        started=started,
-    )
-    return Outcome(gpu_id, prediction, message, code)
+    calibration = resolve_calibration(job.calibration)
+    with keep_executed() as executed:
+        prediction = prediction_of_script(
+            session, run, job.command.name, timeline=job.timeline, calibration=calibration, started=started
+        )
+    detail = None
+    if job.detail:
+        detail = detail_of_executed(executed[-1], calibration, timed=prediction.time is not None)
+    return Outcome(gpu_id, prediction, message, code, detail=detail)
 
 
 def topology_of(command: Command) -> Topology:

@@ -141,9 +141,7 @@ def _held(detail: Detail) -> TableBlock:
         folded = source._replace(module=fold_layers(source.module))
         alike.setdefault((folded, one.bytes), []).append(source)
     ranked = sorted(alike.items(), key=lambda each: -each[0][1] * len(each[1]))[:LISTED]
-    rows = tuple(
-        _row(folded if len(some) > 1 else some[0], size, len(some), total) for (folded, size), some in ranked
-    )
+    rows = tuple(_row(folded if len(some) > 1 else some[0], size, len(some), total) for (folded, size), some in ranked)
     caption = f"{REPORT['held_at_peak']}: {many(len(held), 'allocation')}, {human_bytes(total)}"
     head = tuple(Cell(REPORT[name], is_number=name in ("size", "share")) for name in _HEAD)
     return TableBlock(rows, head, caption)
