@@ -41,9 +41,9 @@ class PowerReading:
 def read_power(device: NvmlDevice) -> PowerReading:
     """Read the GPU now.  What it does not report, as a MIG instance does not, is ``None``."""
     nvml, handle = device.binding, device.handle
-    milliwatts = _answer(device, "nvmlDeviceGetPowerUsage")
-    millijoules = _answer(device, "nvmlDeviceGetTotalEnergyConsumption")
-    clock = _answer(device, "nvmlDeviceGetClockInfo", getattr(nvml, "NVML_CLOCK_SM", 1))
+    milliwatts = device.ask("GetPowerUsage")
+    millijoules = device.ask("GetTotalEnergyConsumption")
+    clock = device.ask("GetClockInfo", getattr(nvml, "NVML_CLOCK_SM", 1))
     return PowerReading(
         at=time.perf_counter(),
         watts=None if milliwatts is None else milliwatts / 1000,
@@ -57,11 +57,11 @@ def read_power(device: NvmlDevice) -> PowerReading:
 def read_limits(device: NvmlDevice) -> PowerLimits:
     """Read the GPU's limits of power, clock and temperature."""
     nvml = device.binding
-    limit = _answer(device, "nvmlDeviceGetEnforcedPowerLimit")
-    default = _answer(device, "nvmlDeviceGetPowerManagementDefaultLimit")
-    clock = _answer(device, "nvmlDeviceGetMaxClockInfo", getattr(nvml, "NVML_CLOCK_SM", 1))
+    limit = device.ask("GetEnforcedPowerLimit")
+    default = device.ask("GetPowerManagementDefaultLimit")
+    clock = device.ask("GetMaxClockInfo", getattr(nvml, "NVML_CLOCK_SM", 1))
     slowdown = getattr(nvml, "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN", 1)
-    celsius = _answer(device, "nvmlDeviceGetTemperatureThreshold", slowdown)
+    celsius = device.ask("GetTemperatureThreshold", slowdown)
     return PowerLimits(
         watts=None if limit is None else limit / 1000,
         default_watts=None if default is None else default / 1000,
@@ -72,23 +72,15 @@ def read_limits(device: NvmlDevice) -> PowerLimits:
 
 def clock_reasons(device: NvmlDevice) -> tuple[ClockReason, ...]:
     """Return why the clock is below its maximum: bit ``n`` of NVML's mask is the ``n``-th of ``ClockReason``."""
-    mask = _answer(device, "nvmlDeviceGetCurrentClocksEventReasons")
+    mask = device.ask("GetCurrentClocksEventReasons")
     if mask is None:  # the name before driver 535
-        mask = _answer(device, "nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        mask = device.ask("GetCurrentClocksThrottleReasons") or 0
     return tuple(reason for bit, reason in enumerate(get_args(ClockReason)) if int(mask) >> bit & 1)
 
 
 def _temperature(device: NvmlDevice) -> int | None:
-    found = _answer(device, "nvmlDeviceGetTemperature", getattr(device.binding, "NVML_TEMPERATURE_GPU", 0))
+    found = device.ask("GetTemperature", getattr(device.binding, "NVML_TEMPERATURE_GPU", 0))
     return None if found is None else int(found)
-
-
-def _answer(device: NvmlDevice, function: str, *arguments: Any) -> Any:
-    """Return what an NVML function says of the GPU; ``None`` where the driver or the binding does not know it."""
-    try:
-        return getattr(device.binding, function)(device.handle, *arguments)
-    except (device.binding.NVMLError, AttributeError):
-        return None
 
 
 class PowerSampler:
