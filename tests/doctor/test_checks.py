@@ -77,7 +77,10 @@ CASES: dict[str, list[MachineState]] = {
     "driver_mismatch": [no_driver("RM has detected an NVML/RM version mismatch.")],
     "binding_missing": [replace(no_driver(NO_BINDING), host=HOST)],
     "torch_without_cuda": [with_software(torch="2.11.0+cpu", torch_cuda=None)],
-    "cuda_fails": [with_software(cuda_error="CUDA driver initialization failed")],
+    "cuda_fails": [
+        with_software(cuda_error="CUDA driver initialization failed"),
+        with_software(torch_cuda=None, cuda_error="torch cannot be imported"),
+    ],
     "driver_too_old": [with_software(**OLD_DRIVER, cuda_error="The NVIDIA driver on your system is too old")],
     "driver_older": [with_software(driver="580.1", driver_cuda=(13, 0), torch_cuda="13.2")],
     "no_kernels": [with_gpu(capability=(7, 5))],

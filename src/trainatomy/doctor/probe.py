@@ -37,7 +37,8 @@ def main() -> None:
     uuids = parser.parse_args().copies
     import torch
 
-    say(torch=_facts(torch))
+    say(torch={"torch": torch.__version__, "torch_cuda": torch.version.cuda}, starting=True)
+    say(torch=_facts(torch), starting=False)
     if torch.cuda.is_available() and uuids:
         say(copies=_all_copies(torch, uuids))
         say(between=_between(torch, uuids))
@@ -61,8 +62,6 @@ def _facts(torch: Any) -> dict[str, Any]:
             cuda_error = " ".join(str(error).split())
     loaded = {"cudnn": torch.backends.cudnn.version(), "nccl": _nccl(torch)}
     return {
-        "torch": torch.__version__,
-        "torch_cuda": torch.version.cuda,
         "cuda_error": cuda_error,
         "architectures": torch.cuda.get_arch_list() if not cuda_error else [],
         "loaded": {name: str(version) for name, version in loaded.items() if version is not None},

@@ -33,7 +33,7 @@ def read_software(driver: DriverState, probed: Mapping[str, Any]) -> Software:
         driver_error=driver.error,
         torch=torch.get("torch") or version_of("torch"),
         torch_cuda=torch.get("torch_cuda"),
-        cuda_error=torch.get("cuda_error", ""),
+        cuda_error=_cuda_error(probed),
         architectures=tuple(torch.get("architectures", ())),
         versions=versions,
         required=required,
@@ -45,6 +45,16 @@ def read_software(driver: DriverState, probed: Mapping[str, Any]) -> Software:
         flash_attention=torch.get("flash_attention"),
         matmul_tf32=torch.get("matmul_tf32"),
     )
+
+
+def _cuda_error(probed: Mapping[str, Any]) -> str:
+    """Return why CUDA does not start; the probe may have hung or died of it."""
+    if "torch" not in probed:
+        return "torch cannot be imported" if version_of("torch") else ""
+    if probed.get("starting"):
+        return "starting it does not end, or ends the process"
+    error: str = probed["torch"].get("cuda_error", "")
+    return error
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -49,7 +49,7 @@ def _driver(machine: MachineState) -> Iterator[Finding]:
 
 
 def _torch(software: Software) -> Iterator[Finding]:
-    if software.torch and software.torch_cuda is None:
+    if software.torch and software.torch_cuda is None and not software.cuda_error:
         yield finding("torch_without_cuda", torch=software.torch, build=_build_for(software))
         return
     cuda = version(software.torch_cuda)
