@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from run import BUILD, HERE, fetch
+from run import BUILD, HERE, fetch, prepare
 
 PREDICTED = HERE / "predicted.json"
 GPU = "h200"
@@ -67,7 +67,10 @@ def commands(build: Path, mirror: Path | None, *, fetches: bool) -> dict[str, tu
         if fetches:
             folder = fetch(entry, source, build, mirror)
         else:
-            folder = build / source["repo"].replace("/", "+") / entry.get("folder", ".")
+            root = build / source["repo"].replace("/", "+")
+            folder = root / entry.get("folder", ".")
+            for path, kind in entry.get("prepare", {}).items():
+                prepare(root / path, kind)
         found[name] = folder, entry["run"]
     return {**{name: (HERE, command) for name, command in OWN.items()}, **found}
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         time_loader,
         why_out_of_memory,
     )
+    from trainatomy.api.scripts import DryRun, dry_run, run_script
     from trainatomy.catalog.architectures import ArchitectureEntry, architectures
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.catalog.gpus import GPU, find_gpu, gpus
@@ -78,6 +79,7 @@ __all__ = [
     "Diagnosis",
     "Difference",
     "DoesNotFit",
+    "DryRun",
     "Fact",
     "FactoryError",
     "Finding",
@@ -107,6 +109,7 @@ __all__ = [
     "compare_gpus",
     "diagnose",
     "diff",
+    "dry_run",
     "find_gpu",
     "fit",
     "fit_gpus",
@@ -121,6 +124,7 @@ __all__ = [
     "print_summary",
     "read_record",
     "read_workload",
+    "run_script",
     "time_loader",
     "to_html",
     "to_json",
@@ -143,6 +147,7 @@ _NAMES_BY_MODULE = {
         "time_loader",
         "why_out_of_memory",
     ),
+    "api.scripts": ("DryRun", "dry_run", "run_script"),
     "catalog.architectures": ("ArchitectureEntry", "architectures"),
     "catalog.calibrations": ("Calibration",),
     "catalog.gpus": ("GPU", "find_gpu", "gpus"),
@@ -190,3 +195,8 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(shell: object) -> None:
+    """Register ``%%trainatomy`` (``%load_ext trainatomy``)."""
+    import_module(f"{__name__}.integrations.notebook").load_ipython_extension(shell)

@@ -1,0 +1,152 @@
+"""Run code without a GPU: a script in a process of its own, or any code in a ``with`` block."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.errors import TrainatomyError, WorkloadError
+
+if TYPE_CHECKING:
+    from trainatomy.results.prediction import Prediction
+
+
+def run_script(
+    command: str | Sequence[str],
+    *,
+    gpu: str = "h200",
+    gpus: int | None = None,
+    steps: int = 3,
+    time_limit: float = 300.0,
+    network: bool = False,
+    data: Path | str | None = None,
+    samples: int = 512,
+    lengths: int = 256,
+    timeline: bool = False,
+    output: Path | str | None = None,
+) -> Prediction:
+    """Run a training script without a GPU, in a process of its own, and predict its memory and time.
+
+    Args:
+        command: The script with its arguments, ``-m module``, ``torchrun …`` or ``accelerate launch …``: words, or one
+            line as in a shell.
+        gpu: The GPU to predict for.
+        gpus: Simulate rank 0 of a training on so many GPUs.
+        steps: Optimizer steps after which the script is stopped.
+        time_limit: Seconds after which it is stopped.
+        network: Let it use the network.
+        data: A local file whose rows take the place of data sets of a hub.
+        samples: Rows of data sets that are made up.
+        lengths: Words of texts that are made up.
+        timeline: Include memory by component over the step.
+        output: File for what the script prints.
+
+    Raises:
+        TrainatomyError: The script failed, or never trained; ``prediction`` of the error holds what ran until then.
+    """
+    import shlex
+
+    from trainatomy.scripts.command import read_command, with_gpus
+    from trainatomy.scripts.job import Job
+    from trainatomy.scripts.launch import run_script as run
+
+    words = shlex.split(command) if isinstance(command, str) else list(command)
+    job = Job(
+        with_gpus(read_command(words), gpus), (find_gpu(gpu).id,), steps, time_limit, network, samples, lengths,
+        None if data is None else str(data), timeline=timeline,
+    )  # fmt: skip
+    outcome = run(job, None if output is None else Path(output))[0]
+    if outcome.exit_code or outcome.prediction is None:
+        error = TrainatomyError(outcome.message)
+        error.exit_code = outcome.exit_code
+        error.prediction = outcome.prediction  # type: ignore[attr-defined]
+        raise error
+    return outcome.prediction
+
+
+class DryRun:
+    """A ``with`` block whose code runs without a GPU; see ``dry_run``.
+
+    Attributes:
+        prediction: The result, once the block has ended.
+    """
+
+    def __init__(self, gpu: str, steps: int, *, network: bool, timeline: bool, name: str) -> None:
+        self._gpu, self._steps, self._network, self._timeline = find_gpu(gpu), steps, network, timeline
+        self._name = name
+        self._stack = contextlib.ExitStack()
+        self.prediction: Prediction | None = None
+
+    def __enter__(self) -> DryRun:
+        from trainatomy.scripts.preload import preload
+        from trainatomy.scripts.session import Session, Settings
+
+        self._started = time.perf_counter()
+        preload(_imported())
+        caller = inspect.stack()[1].filename
+        settings = Settings(steps=self._steps, network=self._network, time_limit=float("inf"))
+        self._session = Session(self._gpu, settings, caller)
+        self._stack.enter_context(self._session.open())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        from trainatomy.scripts.prediction import prediction_of_script, run_of
+        from trainatomy.scripts.signals import StepsDone
+
+        is_done = isinstance(error, StepsDone)
+        self._stack.close()
+        if error is not None and not is_done:
+            return False
+        if self._session.observer.steps == 0:
+            raise WorkloadError(
+                "dry_run: the block ended without an optimizer step: train in it, with a model that was made in it"
+            )
+        run = run_of(self._session, (self._name,), "steps" if is_done else "finished")
+        self.prediction = prediction_of_script(
+            self._session, run, self._name, timeline=self._timeline, calibration=None, started=self._started
+        )
+        return is_done
+
+    @property
+    def fits(self) -> bool:
+        """Whether what ran fits on the GPU."""
+        return self._result.fits
+
+    @property
+    def _result(self) -> Any:
+        if self.prediction is None:
+            raise WorkloadError("dry_run: the block has not ended, so there is no prediction yet")
+        return self.prediction
+
+
+def dry_run(
+    *, gpu: str = "h200", steps: int = 3, network: bool = False, timeline: bool = False, name: str = "dry run"
+) -> DryRun:
+    """Return a context manager whose block runs without a GPU: ``with trainatomy.dry_run(gpu="h100") as dry:``.
+
+    Make the model inside the block: its parameters have no data. The block ends by itself after ``steps`` optimizer
+    steps, and ``dry.prediction`` then holds the result. Import libraries before the block.
+
+    Args:
+        gpu: The GPU to predict for.
+        steps: Optimizer steps after which the block is left.
+        network: Let the code use the network.
+        timeline: Include memory by component over the step.
+        name: Name of the prediction.
+    """
+    return DryRun(gpu, steps, network=network, timeline=timeline, name=name)
+
+
+def _imported() -> set[str]:
+    """Return the libraries that are imported in this process."""
+    import sys
+
+    return {name.partition(".")[0] for name in sys.modules}
