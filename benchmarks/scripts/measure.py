@@ -7,11 +7,17 @@ FILE`` measures. FOLDER holds the scripts as ``run.py`` fetched them; scripts wr
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +47,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=190.0)
     given = parser.parse_args()
     began = time.monotonic()
+    if not given.predict:
+        import_libraries()
     known: dict[str, Any] = json.loads(PREDICTED.read_text()) if PREDICTED.is_file() else {}
-    for name, (folder, command) in commands(given.folder, given.mirror, fetches=given.predict).items():
+    for name, (folder, command) in commands(given.folder.resolve(), given.mirror, fetches=given.predict).items():
         if given.names and name not in given.names.split(","):
             continue
         if given.predict:
@@ -87,29 +95,52 @@ def predicted(folder: Path, command: str) -> dict[str, Any]:
     return {**found, "steps": said["script"]["steps"], "step_seconds": said["time"] and said["time"]["step_seconds"]}
 
 
-def measured(folder: Path, command: str) -> dict[str, Any]:
-    """Measure a script in a process of its own."""
+def measured(folder: Path, command: str, limit: int = 60) -> dict[str, Any]:
+    """Measure a script in a fork of this process, which has imported the libraries and not touched CUDA."""
     began = time.monotonic()
-    code = (
-        "import json, sys\n"
-        "from trainatomy.scripts.command import read_command\n"
-        "from trainatomy.scripts.job import Job\n"
-        "from trainatomy.integrations.measured_script import measure_here\n"
-        "found = measure_here(Job(read_command(sys.argv[1:]), ('h200',)))\n"
-        "keys = ('status', 'gpu', 'peak_allocated_bytes', 'peak_reserved_bytes', 'device_bytes', 'steps',\n"
-        "        'timed_step_seconds', 'message', 'versions')\n"
-        "print('RESULT ' + json.dumps({key: getattr(found, key) for key in keys}))\n"
-    )
-    words = [sys.executable, "-c", code, *shlex.split(command)]
+    with tempfile.TemporaryDirectory() as place:
+        result, output = Path(place, "result.json"), Path(place, "output.txt")
+        if (pid := os.fork()) == 0:
+            _measure(folder, command, result, output, limit)
+        os.waitpid(pid, 0)
+        taken = round(time.monotonic() - began, 1)
+        if not result.is_file():
+            return {"error": output.read_text(errors="replace")[-600:], "taken": taken}
+        return {"measured": json.loads(result.read_text()), "taken": taken}
+
+
+def _measure(folder: Path, command: str, result: Path, output: Path, limit: int) -> None:
+    """Measure a script in this process, and end it."""
+    from trainatomy.integrations.measured_script import measure_here
+    from trainatomy.scripts.command import read_command
+    from trainatomy.scripts.job import Job
+
+    signal.alarm(limit)
+    target = os.open(output, os.O_WRONLY | os.O_CREAT)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
     try:
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
-    except subprocess.TimeoutExpired:
-        return {"error": "60 s are over"}
-    taken = round(time.monotonic() - began, 1)
-    line = next((one for one in done.stdout.splitlines() if one.startswith("RESULT ")), None)
-    if line is None:
-        return {"error": done.stderr[-600:], "taken": taken}
-    return {"measured": json.loads(line.removeprefix("RESULT ")), "taken": taken}
+        os.chdir(folder)
+        found = measure_here(Job(read_command(shlex.split(command)), (GPU,)))
+        result.write_text(json.dumps({key: getattr(found, key) for key in _KEYS}))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
+_KEYS = (
+    "status", "gpu", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "steps", "timed_step_seconds",
+    "message", "versions",
+)  # fmt: skip
+
+
+def import_libraries() -> None:
+    """Import what most scripts import."""
+    for name in ("torch", "torchvision.models", "torchvision.datasets", "accelerate", "transformers.trainer"):
+        with contextlib.suppress(Exception):
+            import_module(name)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ class DryRun:
     @property
     def fits(self) -> bool:
         """Whether what ran fits on the GPU."""
-        return self._result.fits
+        return bool(self._result.fits)
 
     @property
     def _result(self) -> Any:

@@ -111,9 +111,21 @@ _EXCLUSIVE = (
 """Options of which only one can be given."""
 
 
+Script = Annotated[
+    str | None,
+    in_run("--script", "Search over the flags of this script instead of a workload's settings.", metavar="COMMAND"),
+]
+ScriptFlags = Annotated[
+    list[str] | None,
+    in_run("--flag", "With --script: a flag of it with values to try (repeatable); … goes on.", metavar="NAME=1,2,4,…"),
+]
+
+
 @with_workload_options
 def fit(
     file: File = None,
+    script: Script = None,
+    flag: ScriptFlags = None,
     effective_batch_size: EffectiveBatchSize = None,
     allow: Allow = None,
     keep: Keep = None,
@@ -143,6 +155,11 @@ def fit(
     changes what is trained is touched unless `--allow` names it. `--gpu all`, or several names with commas, searches on
     each GPU.
     """
+    if script is not None:
+        from trainatomy.cli.fit_script import fit_script
+
+        fit_script(script, flag or (), flags.get("gpu"), json=json, check=check)
+        return
     plots, page = check_plots(plot or ()), check_report(html, open_report)
     gpus = several_gpus(flags, price)
     _refuse_contradictions(

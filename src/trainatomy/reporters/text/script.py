@@ -10,9 +10,34 @@ from rich.text import Text
 from trainatomy.reporters.labels import SECTIONS
 from trainatomy.reporters.script_sentences import script_sentences
 from trainatomy.reporters.text.gpus import gpus_table
-from trainatomy.reporters.text.rendering import bullets, section
+from trainatomy.reporters.text.prediction import verdict_cell
+from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, section
 from trainatomy.results.prediction import Prediction
-from trainatomy.units import many
+from trainatomy.results.script_fit import ScriptFit
+from trainatomy.units import human_bytes, many, rate, seconds
+
+
+def script_fit_page(found: ScriptFit) -> Group:
+    """Return the candidates of a search over a script's flags, and the best one's command."""
+    best = found.best
+    names = list(dict.fromkeys(name for each in found.candidates for name in each.flags))
+    columns = [*(Column(name) for name in names), Column("verdict", justify="left"), Column("needs")]
+    table = AdaptiveTable("", [*columns, Column("time\nper step"), Column("samples\nper s")], name_width=6)
+    for each in found.candidates:
+        flags = [each.flags.get(name, "") for name in names]
+        mark = "best" if each is best else ""
+        if each.prediction is None:
+            table.add_row(mark, *flags, "failed", "-", "-", "-")
+            continue
+        needed, time = human_bytes(each.prediction.memory.device_bytes), each.prediction.time
+        step = seconds(time.step_seconds) if time and each.fits else "-"
+        pace = rate(time.samples_per_second) if time and each.fits else "-"
+        table.add_row(mark, *flags, verdict_cell(each.prediction), needed, step, pace)
+    answer = "Nothing fits." if best is None else f"Fastest that fits: {' '.join(best.command)}"
+    parts: list[RenderableType] = [Text(f"{found.name} on {found.gpu}. {answer}", style="bold"), Text(), table]
+    if failed := list(dict.fromkeys(each.message for each in found.candidates if each.message)):
+        parts += [Text(), bullets(failed)]
+    return Group(*parts)
 
 
 def scripts_page(predictions: Sequence[Prediction]) -> Group:

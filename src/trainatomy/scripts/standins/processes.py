@@ -41,6 +41,20 @@ def install(stand_ins: StandIns) -> None:
     if not stand_ins.network:
         _install_network(stand_ins)
     _install_kernels(stand_ins)
+    if stand_ins.process.topology.has_group:
+        _install_group(stand_ins)
+
+
+def _install_group(stand_ins: StandIns) -> None:
+    """Let the script find the process group that the simulated rank has already."""
+    import torch.distributed as dist
+
+    def nothing(*_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    stand_ins.put(dist, "init_process_group", nothing)
+    stand_ins.put(dist, "destroy_process_group", nothing)
+    stand_ins.put(dist.distributed_c10d, "init_process_group", nothing)
 
 
 def _at(stand_ins: StandIns) -> str:

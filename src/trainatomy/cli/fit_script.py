@@ -1,0 +1,54 @@
+"""``trainatomy fit --script``: search over the flags of the user's own script."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from trainatomy.cli.output import progress, show, show_json
+from trainatomy.errors import DoesNotFit
+from trainatomy.reporters.json import to_json
+from trainatomy.reporters.text.script import script_fit_page
+from trainatomy.results.script_fit import ScriptFit
+from trainatomy.scripts.command import Command, read_command
+from trainatomy.scripts.fitting import read_flags, search_flags
+from trainatomy.scripts.job import Job, Outcome
+
+SCHEMA = "trainatomy/script-fit/1"
+
+
+def fit_script(script: str, flags: Sequence[str], gpu: str | None, *, json: bool, check: bool) -> None:
+    """Run a script with each combination of the values of its flags, and show which fit."""
+    from trainatomy.catalog.gpus import find_gpu
+    from trainatomy.scripts.launch import run_script
+
+    command, wanted = read_command(shlex.split(script)), read_flags(flags)
+    card = find_gpu(gpu or "h200")
+
+    def run(one: Command) -> Outcome:
+        return run_script(Job(one, (card.id,)))[0]
+
+    with progress(f"running {command.name} without a GPU") as tell:
+        found = search_flags(command, wanted, card.id, run, tell)
+    if json:
+        show_json(script_fit_to_json(found))
+    else:
+        show(script_fit_page(found))
+    if check and found.best is None:
+        raise DoesNotFit(f"nothing fits for {command.name}")
+
+
+def script_fit_to_json(found: ScriptFit) -> dict[str, Any]:
+    """Return a search over flags as JSON."""
+    candidates = [
+        {
+            "flags": dict(each.flags),
+            "command": list(each.command),
+            "message": each.message,
+            "prediction": each.prediction and to_json(each.prediction),
+        }
+        for each in found.candidates
+    ]
+    best = None if found.best is None else found.candidates.index(found.best)
+    return {"schema": SCHEMA, "name": found.name, "gpu": found.gpu, "best": best, "candidates": candidates}

@@ -1,0 +1,113 @@
+"""Search over a script's own flags for values that fit and train fastest: each combination is run without a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from trainatomy.errors import WorkloadError
+from trainatomy.results.script_fit import ScriptCandidate, ScriptFit
+from trainatomy.scripts.command import Command
+from trainatomy.scripts.job import Outcome
+
+MOST_CANDIDATES = 60
+"""Combinations that a search runs; each takes seconds."""
+_GOES_ON = ("…", "...")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag with the values to try; with ``goes_on``, further ones are tried as long as the script fits."""
+
+    name: str
+    values: tuple[str, ...]
+    goes_on: bool = False
+
+    def further(self) -> Iterator[str]:
+        """Yield the values after the listed ones, in their ratio (or their distance, if that is not whole)."""
+        before, last = (int(value) for value in self.values[-2:])
+        ratio = last // before if before and last % before == 0 else 0
+        while True:
+            before, last = last, last * ratio if ratio > 1 else 2 * last - before
+            yield str(last)
+
+
+def read_flags(texts: Sequence[str]) -> tuple[Flag, ...]:
+    """Read ``batch_size=1,2,4,…``.
+
+    Raises:
+        WorkloadError: One is none, or several go on.
+    """
+    flags = tuple(map(_flag, texts))
+    if not flags:
+        raise WorkloadError("--flag: name a flag of the script with values to try, such as --flag batch_size=1,2,4,8,…")
+    if sum(flag.goes_on for flag in flags) > 1:
+        raise WorkloadError("--flag: only one flag can go on (…); list the values of the others")
+    return flags
+
+
+def _flag(text: str) -> Flag:
+    name, _, listed = text.partition("=")
+    values = [value.strip() for value in listed.split(",") if value.strip()]
+    goes_on = bool(values) and values[-1] in _GOES_ON
+    values = values[:-1] if goes_on else values
+    if not re.fullmatch(r"-{0,2}[\w.-]+", name) or not values:
+        raise WorkloadError(f"--flag {text}: must look like batch_size=1,2,4")
+    whole = len(values) >= 2 and all(value.isdigit() for value in values[-2:])
+    if goes_on and not (whole and int(values[-2]) < int(values[-1])):
+        raise WorkloadError(f"--flag {text}: two rising whole numbers must come before …")
+    return Flag(name if name.startswith("-") else f"--{name}", tuple(values), goes_on)
+
+
+def with_flags(command: Command, flags: Mapping[str, str]) -> Command:
+    """Return a command with flags set: in their place where the script has them already, else at the end."""
+    words = list(command.arguments)
+    for name, value in flags.items():
+        place = next((at for at, word in enumerate(words) if word == name or word.startswith(f"{name}=")), None)
+        if place is None:
+            words += [name, value]
+        elif "=" in words[place]:
+            words[place] = f"{name}={value}"
+        else:
+            words[place + 1 : place + 2] = [value]
+    begin = command.typed[: len(command.typed) - len(command.arguments)]
+    return replace(command, arguments=tuple(words), typed=(*begin, *words))
+
+
+def search_flags(
+    command: Command,
+    flags: Sequence[Flag],
+    gpu: str,
+    run: Callable[[Command], Outcome],
+    tell: Callable[[str], None] = lambda message: None,
+) -> ScriptFit:
+    """Run a script with each combination of its flags' values."""
+    found: list[ScriptCandidate] = []
+    rising = next((flag for flag in flags if flag.goes_on), None)
+    others = [flag for flag in flags if flag is not rising]
+    for chosen in product(*(flag.values for flag in others)):
+        fixed = {flag.name: value for flag, value in zip(others, chosen, strict=True)}
+        for setting in _settings(rising):
+            if len(found) >= MOST_CANDIDATES:
+                break
+            wanted = fixed | setting
+            tell(" ".join(f"{name} {value}" for name, value in wanted.items()))
+            one = with_flags(command, wanted)
+            outcome = run(one)
+            found.append(ScriptCandidate(wanted, one.typed, outcome.prediction, outcome.message))
+            if rising is not None and not found[-1].fits:
+                break
+    return ScriptFit(command.name, gpu, tuple(found))
+
+
+def _settings(rising: Flag | None) -> Iterator[dict[str, str]]:
+    """Yield the values of a flag that goes on; nothing to set without one."""
+    if rising is None:
+        yield {}
+        return
+    for value in rising.values:
+        yield {rising.name: value}
+    for value in rising.further():
+        yield {rising.name: value}

@@ -1,0 +1,55 @@
+"""Search over a script's own flags."""
+
+from __future__ import annotations
+
+import pytest
+from script_types import RunScript
+
+from trainatomy.errors import WorkloadError
+from trainatomy.reporters.text.rendering import render
+from trainatomy.reporters.text.script import script_fit_page
+from trainatomy.scripts.command import Command, read_command
+from trainatomy.scripts.fitting import read_flags, search_flags, with_flags
+from trainatomy.scripts.job import Outcome
+
+SCRIPT = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int)
+parser.add_argument("--batch-size", type=int)
+arguments = parser.parse_args()
+model = torch.nn.Linear(arguments.width, arguments.width).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    model(torch.ones(arguments.batch_size, arguments.width, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_flag_goes_on_until_nothing_fits(run_script: RunScript) -> None:
+    def run(command: Command) -> Outcome:
+        return run_script(SCRIPT, *command.arguments)
+
+    found = search_flags(
+        read_command(["train.py", "--batch-size", "4"]), read_flags(["width=20000,40000,…"]), "h100-sxm", run
+    )
+    assert [each.flags["--width"] for each in found.candidates] == ["20000", "40000", "80000"]
+    assert [each.fits for each in found.candidates] == [True, True, False]
+    assert found.best is found.candidates[0]
+    page = render(script_fit_page(found), width=120)
+    assert "Fastest that fits: train.py --batch-size 4 --width 20000" in page
+    assert "does not fit" in page
+
+
+def test_flags_replace_those_of_the_command() -> None:
+    command = read_command(["train.py", "--lr=0.1", "--bs", "4", "data"])
+    found = with_flags(command, {"--bs": "8", "--lr": "1", "--new": "2"})
+    assert found.arguments == ("--lr=1", "--bs", "8", "data", "--new", "2")
+    assert found.typed == ("train.py", *found.arguments)
+
+
+@pytest.mark.parametrize("text", ["batch_size", "batch_size=", "bs=…", "bs=4,2,…", "bs=a,b,…"])
+def test_wrong_flags_are_refused(text: str) -> None:
+    with pytest.raises(WorkloadError, match="--flag"):
+        read_flags([text])
