@@ -34,8 +34,8 @@ def test_a_flag_goes_on_until_nothing_fits(run_script: RunScript) -> None:
     found = search_flags(
         read_command(["train.py", "--batch-size", "4"]), read_flags(["width=20000,40000,…"]), "h100-sxm", run
     )
-    assert [each.flags["--width"] for each in found.candidates] == ["20000", "40000", "80000"]
-    assert [each.fits for each in found.candidates] == [True, True, False]
+    assert [each.flags["--width"] for each in found.candidates] == ["20000", "40000", "80000", "160000"]
+    assert [each.fits for each in found.candidates] == [True, True, True, False]
     assert found.best is found.candidates[0]
     page = render(script_fit_page(found), width=120)
     assert "Fastest that fits: train.py --batch-size 4 --width 20000" in page

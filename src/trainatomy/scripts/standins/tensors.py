@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from math import prod
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.simulator import placement, recorder
+from trainatomy.simulator.placement import CPU
 
 _IN_ANOTHER_PROCESS: dict[str, Any] = {
     "num_workers": 0,
@@ -28,6 +30,7 @@ _IN_ANOTHER_PROCESS: dict[str, Any] = {
 def install(stand_ins: StandIns) -> None:
     """Put them in place."""
     stand_ins.put(nn.Parameter, "__new__", staticmethod(_parameter(stand_ins, nn.Parameter.__new__)))
+    stand_ins.put(torch, "empty", _empty(stand_ins, torch.empty))
     stand_ins.put(DataLoader, "__init__", _loader(DataLoader.__init__))
     stand_ins.put(torch, "Generator", _Generator)
     stand_ins.process.functions.host_factories = frozenset({"meta"})
@@ -49,6 +52,28 @@ def _parameter(stand_ins: StandIns, original: Any) -> Any:
                     storages.mark_host([data])
                     return original(cls, data, requires_grad, **more)
             return original(cls, data, requires_grad, **more)
+
+    return make
+
+
+_LARGE = 2**26
+"""Elements from which on an empty tensor of the CPU takes no memory: this machine may have no room for the weight."""
+
+
+def _empty(stand_ins: StandIns, original: Any) -> Any:
+    """Return ``torch.empty`` that makes large floating-point tensors of the CPU without memory."""
+
+    def make(*size: Any, **options: Any) -> torch.Tensor:
+        shape = size[0] if len(size) == 1 and isinstance(size[0], list | tuple) else size
+        large = all(type(one) is int for one in shape) and prod(shape) >= _LARGE
+        dtype = options.get("dtype") or torch.get_default_dtype()
+        place = torch.device(options.get("device") or torch.get_default_device()) if large else None
+        if place != CPU or not dtype.is_floating_point:
+            return original(*size, **options)
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            made: torch.Tensor = original(*size, **{**options, "device": "meta", "pin_memory": False})
+            stand_ins.process.storages.mark_host([made])
+        return made
 
     return make
 
