@@ -26,6 +26,7 @@ from steps import Line, Step
 import trainatomy
 from trainatomy import api
 from trainatomy.results.memory import Components
+from trainatomy.runs.options import COMPARED_PACES
 
 if TYPE_CHECKING:
     from trainatomy.results.memory import Memory
@@ -143,7 +144,8 @@ def outcome(line: Line, gpu: str = "") -> Outcome:
     """Predict the training of a measured line; ``gpu``: its GPU, where records/cards.yaml lacks it."""
     known = cards().get(line["gpu"], {})
     try:
-        prediction = api.predict(workload_of(line, gpu or known["card"]))
+        paces = {"host_paces": COMPARED_PACES} if line.get("host_pace") else {}
+        prediction = api.predict(workload_of(line, gpu or known["card"]), **paces)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         return Outcome(line["name"], set_of(line), {}, measured(line), problem)
@@ -207,6 +209,9 @@ def write(run: Run, path: Path) -> None:
             del content["parts"], content["same_instant"]
         if one.step is None:
             del content["step"]
+        elif one.step.pace is None:  # most rows were measured before paces were
+            for name in ("pace", "paced_seconds", "paced_occasion"):
+                del content["step"][name]
         rows.append(json.dumps(content))
     head = json.dumps({"predicted_with": run.predicted_with, "records_digest": run.records_digest})
     path.write_text(head[:-1] + ', "outcomes": [\n' + ",\n".join(rows) + "\n]}\n", encoding="utf-8")

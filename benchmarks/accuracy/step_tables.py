@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+import bounds
 import busy
 import steps
 from outcomes import SETS, Line, Outcome, Run, family
@@ -67,6 +68,7 @@ def section(run: Run, lines: Sequence[Line]) -> list[str]:
         return []
     text = ["", "## How long a step takes", "", "![Predicted and measured time of a step](accuracy-time.svg)", "", NOTE]
     text += ["", left_out(run), "", *by_occasion(found, aim=True), "", *about(found), "", *again(run)]
+    text += bounds.section(run, found)
     text += busy.section(run)
     text += ["### By what bounds the step", "", *_by_bound(found), "", "### By family", ""]
     return [*text, *_by_family(found, lines)]

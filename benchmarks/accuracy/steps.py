@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from grid import HERE
 
+from trainatomy.results.host_pace import HostPace
+
 if TYPE_CHECKING:
     from trainatomy.results.time import Time
 
@@ -40,7 +42,11 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Predicted time of a row as ``api.predict`` gives it, and measured times by session; seconds."""
+    """Predicted time of a row as ``api.predict`` gives it, and measured times by session; seconds.
+
+    ``pace`` is the pace of the host that the row's own measurement recorded, ``paced_seconds`` the prediction at it,
+    and ``paced_occasion`` the session of that measurement.
+    """
 
     seconds: float
     interval_seconds: tuple[float, float]
@@ -48,6 +54,14 @@ class Step:
     host_seconds: float
     gpu_seconds: float
     measured: Mapping[str, float]
+    pace: float | None = None
+    paced_seconds: float | None = None
+    paced_occasion: str = ""
+
+    def error_at_pace(self) -> float | None:
+        """Return the relative error at the recorded pace; ``None`` where none was recorded."""
+        measured = self.measured.get(self.paced_occasion)
+        return None if self.paced_seconds is None or measured is None else self.paced_seconds / measured - 1
 
     def error(self, occasion: str) -> float | None:
         """Return the relative error; positive where the prediction is too long."""
@@ -64,9 +78,24 @@ def step_of(time: Time | None, line: Line) -> Step | None:
     """Combine the predicted time with the line's; ``None`` where it has none."""
     if time is None:
         return None
+    pace = None if line.get("host_pace") is None else time.pace_of(_host_pace(line["host_pace"]))
+    at_pace = None if pace is None else time.step_seconds_at(pace)
     return Step(
-        time.step_seconds, time.interval_seconds, time.bound_by, time.host_seconds, time.gpu_seconds, measured(line)
+        time.step_seconds,
+        time.interval_seconds,
+        time.bound_by,
+        time.host_seconds,
+        time.gpu_seconds,
+        measured(line),
+        pace,
+        at_pace,
+        occasion_of(line) if at_pace is not None else "",
     )
+
+
+def _host_pace(content: Mapping[str, Any]) -> HostPace:
+    """Read a pace from its JSON form, whose tuples are lists."""
+    return HostPace(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
 
 
 def read_step(content: dict[str, Any]) -> Step:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import bounds
 import busy
 import outcomes
 import page
@@ -23,7 +24,8 @@ from techniques import PLAIN, techniques
 from test_measure import RESULT
 
 from trainatomy.errors import SimulationError
-from trainatomy.results.time import Time
+from trainatomy.results.host_pace import HostPace
+from trainatomy.results.time import PacedStep, Time
 
 if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
@@ -165,6 +167,34 @@ def test_order_is_checked_for_pairs_that_differ() -> None:
     found = [row.step for row in (timed_row("x", *pair) for pair in pairs) if row.step]
     assert steps.order(found, "a") == (4, 5)
     assert steps.order([replace(step, seconds=1.0) for step in found], "a") == (0, 5)
+
+
+def test_whole_steps_are_compared_by_what_bounds_them_and_at_the_recorded_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(busy, "busy", lambda run: [])
+    slow = timed_row("x", 1.0, 1.5)
+    assert slow.step is not None
+    paced = replace(slow, step=replace(slow.step, pace=1.45, paced_seconds=1.44, paced_occasion="a"))
+    members = [paced, timed_row("y", 2.5, 2.0), timed_row("z", 4.0, 4.4, "arithmetic")]
+    text = bounds.section(Run({}, "", members), step_tables.timed(members))
+    assert [row for row in text if row.startswith("| Held")] == [
+        "| Held out | steps that the GPU bounds | 1 | 9.1 % | 9.1 % | 9.1 % |",
+        "| Held out | steps that the CPU bounds | 2 | 29.2 % | 33.3 % | 33.3 % |",
+        "| Held out | steps that the CPU bounds, at the recorded pace | 1 | 4.0 % | 4.0 % | 4.0 % |",
+    ]
+
+
+def test_a_row_with_a_recorded_pace_is_predicted_at_it() -> None:
+    time = replace(TIME, at_paces=(PacedStep(2.0, 0.19),), probe_seconds={"launches/1": 2e-4})
+    pace = asdict(HostPace("launches/1", during_seconds=(3e-4, 2.9e-4, 9e-4)))
+    row = line("x", allocated=1) | {"alone": True, "step_seconds": 0.15, "occasion": "a", "host_pace": pace}
+    found = steps.step_of(time, row)
+    assert found is not None
+    assert (found.pace, found.paced_seconds) == (pytest.approx(1.5), pytest.approx(0.145))
+    assert found.error_at_pace() == pytest.approx(0.145 / 0.15 - 1)
+    without = steps.step_of(time, row | {"host_pace": None})
+    assert without is not None and without.error_at_pace() is None
 
 
 def test_times_are_listed_by_set_session_bound_family_and_row() -> None:
