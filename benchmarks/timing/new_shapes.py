@@ -2,7 +2,7 @@
 
 Trainings whose batches differ in length meet new shapes at every new length, and libraries look for a kernel then.
 Each line of the file is an operator with a shape that it had not seen: seconds on the host of the first call and of
-the next two, and the same until the GPU has finished.  Shapes are drawn by a seed; other shapes load the kernels before.
+the next two, and the same until the GPU has finished.  Shapes are drawn by a seed; others load the kernels before.
 """
 
 from __future__ import annotations
