@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +58,23 @@ def measure(waiting: list[Case], out: Path, options: argparse.Namespace) -> list
                 continue
             began = time.monotonic()
             try:
-                found = pool.run(job_of(case, options.gpu), TimeLimit(options.case_limit), _ignore, more=True)
+                job = replace(job_of(case, options.gpu), alone=not options.shared)
+                found = pool.run(job, TimeLimit(options.case_limit), _ignore, more=True)
             except TrainatomyError as error:
                 failed.append(case.name)
                 everyday_cases.append(out.with_name(f"{out.name}.failed"), {"name": case.name, "error": str(error)})
                 print(f"{case.name}: FAILED in {time.monotonic() - began:.1f} s: {error}", flush=True)
             else:
-                everyday_cases.append(out, line_of(case, found))
+                everyday_cases.append(out, line_of(case, found, shared=options.shared))
                 sizes = f"{found.peak_allocated_bytes:,} {found.peak_reserved_bytes:,}"
                 print(f"{case.name:40} {found.status}: {sizes} in {time.monotonic() - began:.1f} s", flush=True)
     return failed
 
 
-def line_of(case: Case, found: Measurement) -> dict[str, Any]:
+def line_of(case: Case, found: Measurement, *, shared: bool) -> dict[str, Any]:
     """Return what is kept of a case."""
     about = {"name": case.name, "kind": case.kind, "held_out": case.held_out, "workload": dict(case.mapping)}
+    about |= {"shared": True} if shared else {}
     return asdict(found) | about
 
 
@@ -97,6 +99,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kinds", help="kinds of cases, such as evaluation,generation")
     parser.add_argument("--time-limit", type=float, default=540, help="seconds after which no case starts")
     parser.add_argument("--case-limit", type=float, default=60, help="seconds that a case may take")
+    parser.add_argument("--shared", action="store_true", help="other runs use the GPU: times are not to be compared")
     parser.add_argument("--unpredicted", action="store_true", help="measure cases without a stored prediction too")
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
     return parser.parse_args(arguments)

@@ -32,6 +32,7 @@ FIGURES = {
     "token_seconds": "further token",
     "checkpoint_bytes": "disk",
 }
+TIMES = ("step_seconds", "evaluation_seconds", "first_token_seconds", "token_seconds")
 _EXACT = 5e-5
 
 
@@ -59,13 +60,14 @@ def figures_of(line: Mapping[str, Any]) -> dict[str, float | None]:
     memory, evaluation = line.get("memory") or {}, line.get("evaluation") or {}
     generation, checkpoint = line.get("generation") or {}, line.get("checkpoint") or {}
     totals = {name: line.get(name, memory.get(name)) for name in FIGURES}
-    return totals | {
+    figures = totals | {
         "reserved_before_bytes": evaluation.get("reserved_before_bytes"),
         "evaluation_seconds": evaluation.get("seconds"),
         "first_token_seconds": generation.get("first_token_seconds"),
         "token_seconds": generation.get("token_seconds"),
         "checkpoint_bytes": sum(checkpoint["files"].values()) if checkpoint else None,
     }
+    return figures | dict.fromkeys(TIMES if line.get("shared") else ())
 
 
 def outcomes(records: Iterable[Mapping[str, Any]], predictions: Mapping[str, Mapping[str, Any]]) -> list[Outcome]:
