@@ -36,7 +36,7 @@ ADVICE = (
     ("NVLink: how many links", "`nvlink_down`, `nvlink_errors`, `fabric_not_ready`"),
     (
         "DataLoader: utilisation far from 100 %",
-        "`gpu_waits` (with `--watch-pid`); `shm_small`, `cpu_quota`, `host_busy`",
+        "`gpu_waits` (with `--watch-pid`), `trainatomy data`; `shm_small`, `cpu_quota`, `host_busy`",
     ),
     (
         "Prebuilds: apex, the CUDA toolkit, NGC containers",

@@ -30,7 +30,7 @@ def test_commands_in_sentences_exist() -> None:
     written = " ".join(text for wording in sentences.WORDINGS.values() for text in wording)
     written += " ".join(one.effect for one in variables())
     named = set(re.findall(r"trainatomy (\w+)", written))
-    assert "measure" in named and named <= {entry.name for entry in COMMANDS}
+    assert "data" in named and named <= {entry.name for entry in COMMANDS}
 
 
 @pytest.mark.parametrize("name", CASES)

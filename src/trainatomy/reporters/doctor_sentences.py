@@ -306,8 +306,7 @@ WORDINGS: Mapping[str, Wording] = {
     "gpu_waits": Wording(
         "a kernel ran in {utilisation} of the time ({seconds} s)",
         "the GPU waits for data, launches or other ranks; the training's processes used {cpus} processors",
-        "more DataLoader workers, pin_memory=True; trainatomy measure says how long steps wait for data, trainatomy "
-        "ops what launches bound",
+        "trainatomy data TRAIN.yaml says how many workers the step needs; trainatomy ops shows what launches bound",
     ),
     "power_capped": Wording(
         "at its power limit in {share} of the time: {watts} W, {clock} of {most} MHz",
