@@ -70,7 +70,7 @@ def test_cases_are_predicted_before_they_are_measured(tmp_path: Path, capsys: py
     evaluation = Evaluation(**{**line["evaluation"], "seconds": 2 * line["evaluation"]["seconds"]})
     reserved = line["memory"]["peak_reserved_bytes"] * 2
     case = everyday_cases.Case("tiny-evaluated", "evaluation", line["workload"])
-    record = measure.line_of(case, replace(FULL, evaluation=evaluation, peak_reserved_bytes=reserved))
+    record = measure.line_of(case, replace(FULL, evaluation=evaluation, peak_reserved_bytes=reserved), shared=False)
     (outcome,) = report.outcomes([record], {"tiny-evaluated": line})
     assert outcome.error("peak_reserved_bytes") == outcome.error("evaluation_seconds") == -0.5
     out.write_text(json.dumps(record) + "\n")
@@ -85,3 +85,11 @@ def test_a_generation_is_timed_once_and_an_evaluation_runs_in_the_warm_up() -> N
     jobs = {case.name: measure.job_of(case, "h200") for case in everyday_cases.cases() if case.kind != "quantised"}
     assert jobs["llama-1.1b-greedy"].steps == 3 and jobs["llama-1.1b-greedy"].most_steps == 0
     assert jobs["gpt2-loss-batch-16"].steps == 4 + measure.TIMED_STEPS
+
+
+def test_times_of_a_case_that_shared_its_gpu_are_not_compared() -> None:
+    case = everyday_cases.cases()[0]
+    alone, beside = (report.figures_of(measure.line_of(case, FULL, shared=shared)) for shared in (False, True))
+    assert alone["step_seconds"] == FULL.step_seconds
+    assert beside["step_seconds"] is None
+    assert beside["peak_reserved_bytes"] == alone["peak_reserved_bytes"]
