@@ -50,7 +50,7 @@ def test_depthwise_convolutions_reach_little_of_the_peak():
     deep = kernel_work(
         from_text("aten::convolution(f32[16,96,56,56],f32[96,1,7,7])->f32[16,96,56,56];stride=[1, 1];groups=96"), CHIP
     )
-    assert deep.family == "convolution.forward.fp32.depthwise.2d" and deep.rate == "fp32"
+    assert deep.family == "convolution.forward.fp32.depthwise.2d.first" and deep.rate == "fp32"
     assert deep.flop == 2 * 16 * 96 * 56 * 56 * 49
     assert 130e-6 < deep.seconds < 200e-6
 
@@ -100,3 +100,17 @@ def test_tokens_that_update_one_row_are_serialized():
     text = "aten::embedding_dense_backward(f32[4,512,768],i64[4,512])->f32[{},768]"
     types, words = (kernel_work(from_text(text.format(rows)), CHIP).seconds for rows in (2, 512))
     assert types > 100e-6 > words
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("aten::convolution(f32[8,64,28,28],f32[64,64,3,3])->f32[8,64,28,28];stride=[1, 1]", "first"),
+        ("aten::convolution(f32[8,64,28,28|50176,1,1792,64],f32[64,64,3,3])->f32[8,64,28,28]", "last"),
+        ("aten::convolution(f32[8,64,28,28],f32[64,2,3,3])->f32[8,64,28,28];groups=32", "first grouped"),
+        ("aten::convolution(f32[8,64,28,28],f32[64,64,3,3])->f32[8,64,28,28];dilation=[2, 2]", "first dilated"),
+        ("aten::convolution(f32[8,64,28,28],f32[64,64,2,2])->f32[8,64,56,56];transposed=True", "first transposed"),
+    ],
+)
+def test_layout_groups_and_dilation_are_families_of_their_own(text, form):
+    assert kernel_work(from_text(text), CHIP).family.endswith(f".2d.{form}")

@@ -249,3 +249,19 @@ def test_a_copy_to_the_gpu_moves_each_value_once():
     made = kernel_work(from_text("aten::_to_copy(hf32[1024,1024])->f32[1024,1024]"), H200.chip)
     filled = kernel_work(from_text("aten::copy_(f32[1024,1024]!,hf32[1024,1024])->f32[1024,1024]@0"), H200.chip)
     assert filled.seconds == made.seconds > 0
+
+
+def test_embedding_bags_read_rows_and_sort_indices():
+    few, many = (
+        kernel_work(
+            from_text(f"aten::_embedding_bag(f32[{rows},64],i64[4096],i64[512])->f32[512,64],i64[4096]"), H200.chip
+        )
+        for rows in (1000, 1000000)
+    )
+    assert few.bytes == many.bytes
+    backward = "(f32[512,64],i64[4096],i64[512],i64[4096],i64[512],i64[0])->f32[1000,64];mode="
+    summed, greatest = (
+        kernel_work(from_text(f"aten::_embedding_bag_backward{backward}{mode}"), H200.chip) for mode in (0, 2)
+    )
+    assert summed.family == "table.embedding_backward.sorted"
+    assert summed.launches > 10 * greatest.launches

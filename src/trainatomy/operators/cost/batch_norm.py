@@ -41,11 +41,12 @@ def batch_norm(call: Call, chip: Chip) -> KernelWork:
     crowded = channels / chip.multiprocessors * (form["start_seconds"] + channel_elements * known["crowded"])
     seconds = max(alone, crowded, moved / (chip.bandwidth * form["bandwidth"]))
     by_cudnn = _runs_on_cudnn(call)
+    last = len(x.shape) > 3 and x.strides[1] == 1
     short = name_of(call).replace("cudnn_", "native_") + ("" if by_cudnn else ".own")
     features = (log2(moved / chip.l2_bytes), log2(channels) / 2)
     launches = 1 if by_cudnn or backward else 3
     passes = passes_to(call, moved, "passes over the images alone")
-    family = f"normalisation.{short}.{8 * x.itemsize}"
+    family = f"normalisation.{short}.{8 * x.itemsize}.{'last' if last else 'first'}"
     return KernelWork(family, features, bytes=moved, launches=launches, seconds=seconds, passes=passes)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import ceil, log2
 
 from trainatomy.operators.cost.elementwise import memory_bound
-from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork
+from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of
 from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Call
 
@@ -43,7 +43,10 @@ _INT8_TO_HALF = 2.0
 
 def conversion(call: Call, chip: Chip) -> KernelWork:
     """Return the work of a kernel that quantises or dequantises: traffic of packed and of plain numbers."""
-    return memory_bound("traffic.plain.mixed.bitsandbytes", chip, call) if traffic(call).bytes else NOTHING
+    if not traffic(call).bytes:
+        return NOTHING
+    way = "quantise" if "quant" in name_of(call) and "dequant" not in name_of(call) else "dequantise"
+    return memory_bound(f"traffic.plain.mixed.bitsandbytes.{way}", chip, call)
 
 
 def product_4bit(call: Call, chip: Chip) -> KernelWork:
@@ -68,7 +71,8 @@ def product_8bit(call: Call, chip: Chip) -> KernelWork:
 
 def _product(call: Call) -> tuple[float, int]:
     """Return the FLOP and the bytes of a product of rows (the first input) with packed weights."""
-    columns = call.inputs[call.written[0]].shape[-1]
+    results = [call.inputs[position] for position in call.written] or [*call.outputs]
+    columns = results[0].shape[-1]
     return 2.0 * call.inputs[0].elements * columns, traffic(call).bytes
 
 
@@ -83,7 +87,8 @@ def update_8bit(call: Call, chip: Chip) -> KernelWork:
     rounds = ceil(ceil(gradient.elements / _BLOCK) / (chip.multiprocessors * _BLOCKS_HELD))
     moved = traffic(call).bytes
     seconds = max(rounds * cycles / _CLOCK_HZ, moved / (chip.bandwidth * 0.8))
-    return KernelWork("bitsandbytes.8", (log2(gradient.elements),), bytes=moved, seconds=seconds)
+    family = f"bitsandbytes.8.{states} states.{8 * gradient.itemsize}"
+    return KernelWork(family, (log2(gradient.elements),), bytes=moved, seconds=seconds)
 
 
 def update_32bit(call: Call, chip: Chip) -> KernelWork:

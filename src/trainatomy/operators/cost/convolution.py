@@ -76,11 +76,24 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
             seconds, launches = seconds + more, launches + kernels
     if mask[2]:
         seconds, launches = seconds + _bias_seconds(chip, out, backward), launches + 1
-    family = f"convolution.{'backward' if backward else 'forward'}.{precision}.{kind}.{len(weight.shape) - 2}d"
+    way, form = "backward" if backward else "forward", _form(call, x, groups, depthwise=depthwise)
+    family = f"convolution.{way}.{precision}.{kind}.{len(weight.shape) - 2}d.{form}"
     moved = (out.bytes + x.bytes + weight.bytes) * max(times, 1)
     features = (log2(max(flop, 1)), log2(moved), log2(x.shape[1]), log2(weight.shape[0]))
     passes = passes_to(call, moved, "operands of each product")
     return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes)
+
+
+def _form(call: Call, x: Array, groups: int, *, depthwise: bool) -> str:
+    """Return what else decides the kernel: the order of the images, groups, dilation, transposition."""
+    parts = ["last" if x.strides[1] == 1 and prod(x.shape[2:]) > 1 else "first"]
+    if groups > 1 and not depthwise:
+        parts.append("grouped")
+    if set(whole_numbers(number(call, "dilation", "1"))) - {1}:
+        parts.append("dilated")
+    if number(call, "transposed") == "True":
+        parts.append("transposed")
+    return " ".join(parts)
 
 
 def _bias_seconds(chip: Chip, out: Array, backward: bool) -> float:

@@ -23,6 +23,7 @@ _SMALL_EMBEDDING = 3072
 _SAME_ROW_SECONDS = 6.3e-8
 """Time per token in that kernel, which adds tokens of the same row one after the other; measured on an H200 in a BERT,
 where all tokens share a table of two token types."""
+_SORTED = "table.embedding_backward.sorted"
 _SECTOR_BYTES = 64
 """Traffic of writing one element of a row."""
 
@@ -52,6 +53,31 @@ def embedding_backward(call: Call, chip: Chip) -> KernelWork:
     one_by_one = ids.elements * _SAME_ROW_SECONDS * min(1.0, 2 / rows)
     moving = moved / (chip.bandwidth * efficiency.share)
     return work._replace(seconds=efficiency.kernel_seconds + moving + one_by_one)
+
+
+def embedding_bag(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of reading a row for each index, adding those of a bag, and noting each index's bag."""
+    table, ids = call.inputs[:2]
+    width = table.shape[1] * table.itemsize
+    moved = ids.elements * width + 2 * ids.bytes + call.outputs[0].bytes
+    passes = passes_to(call, moved, "rows that are picked instead of the whole table")
+    return memory_bound("table.embedding_bag", chip, call, log2(max(width, 1)) / 2, launches=2, passes=passes)
+
+
+def embedding_bag_backward(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of sorting the indices and adding a gradient of its bag for each of them to the table.
+
+    These are the kernels of embedding's backward (aten/src/ATen/native/cuda/EmbeddingBag.cu,
+    ``embedding_bag_backward_cuda_sum_avg``); a maximum has one index for each number of a bag, and no sort.
+    """
+    gradient, ids, table = call.inputs[0], call.inputs[1], call.outputs[0]
+    if number(call, "mode", "0") == "2":
+        passes = passes_to(call, table.bytes + 2 * gradient.bytes, "rows added to the table")
+        return memory_bound("table.embedding_bag_backward", chip, call, launches=2, passes=passes)
+    moved = table.bytes + 2 * ids.elements * table.shape[1] * table.itemsize
+    passes = passes_to(call, moved, "zeros of the table, and a row for each index")
+    features = (log2(max(ids.elements, 1)), log2(max(table.shape[0], 1)) / 2)
+    return memory_bound(_SORTED, chip, call, *features, launches=31, passes=passes)
 
 
 def gathered(call: Call, chip: Chip) -> KernelWork:

@@ -54,6 +54,7 @@ GATHERS = family(
     row("_unsafe_index", launch="pointwise", cost=""),
     row("nonzero", sync="shape", reads="all", cost="elementwise:pointwise"),
     row("embedding", cost="indexing:embedding", allocates="embedding:embedding"),
+    row("_embedding_bag", cost="indexing:embedding_bag", reads="all"),
     row("embedding_bag one_hot", group=None, flop=None, why="", reads="all", cost=""),
 )
 
@@ -70,6 +71,7 @@ SCATTERS = family(
         cost="indexing:embedding_backward",
         allocates="embedding:embedding_dense_backward",
     ),
+    row("_embedding_bag_backward _embedding_bag_dense_backward", cost="indexing:embedding_bag_backward"),
     row("index_put _index_put_impl", allocates="indexing:index_put"),
     row("index_add scatter_add scatter_reduce"),
     row("index_copy", launch="pointwise"),

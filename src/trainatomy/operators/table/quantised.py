@@ -14,6 +14,8 @@ _PRODUCTS = family(
 _CONVERSIONS = family(
     Operator("", "elementwise", launch="library", cost="bitsandbytes:conversion"),
     row("bitsandbytes::quantize_blockwise", flop=2, why="magnitude and scaling; the search for the nearest is moves"),
+    row("bitsandbytes::quantize_4bit", flop=2, why="magnitude and scaling; the search for the nearest is moves"),
+    row("bitsandbytes::dequantize_4bit", flop=1, why="scaling"),
     row("bitsandbytes::dequantize_blockwise", flop=1, why="scaling"),
     row("bitsandbytes::int8_vectorwise_quant", flop=2, why="magnitude and scaling"),
     row("bitsandbytes::int8_mm_dequant", flop=2, why="scaling by row and by column"),
