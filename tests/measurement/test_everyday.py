@@ -88,6 +88,7 @@ def test_a_generation_is_timed_once_and_an_evaluation_runs_in_the_warm_up() -> N
 
 
 def test_times_of_a_case_that_shared_its_gpu_are_not_compared() -> None:
+    measure, report = script("measure"), script("report")
     case = everyday_cases.cases()[0]
     alone, beside = (report.figures_of(measure.line_of(case, FULL, shared=shared)) for shared in (False, True))
     assert alone["step_seconds"] == FULL.step_seconds
