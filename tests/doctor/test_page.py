@@ -15,6 +15,7 @@ from trainatomy.cli.app import COMMANDS
 from trainatomy.doctor.diagnosing import diagnose
 from trainatomy.reporters import doctor_sentences as sentences
 from trainatomy.reporters.doctor_json import DIAGNOSIS, diagnosis_to_json
+from trainatomy.reporters.doctor_wordings import WORDINGS
 from trainatomy.reporters.schema import diagnosis_schema
 from trainatomy.reporters.text.doctor import doctor_page
 from trainatomy.reporters.text.rendering import render
@@ -22,12 +23,12 @@ from trainatomy.results.machine import MachineState
 
 
 def test_every_finding_has_a_wording() -> None:
-    assert set(sentences.WORDINGS) == set(findings())
+    assert set(WORDINGS) == set(findings())
     assert {cost.what for entry in findings().values() for cost in entry.costs} <= set(sentences.COSTS)
 
 
 def test_commands_in_sentences_exist() -> None:
-    written = " ".join(text for wording in sentences.WORDINGS.values() for text in wording)
+    written = " ".join(text for wording in WORDINGS.values() for text in wording)
     written += " ".join(one.effect for one in variables())
     named = set(re.findall(r"trainatomy (\w+)", written))
     assert "data" in named and named <= {entry.name for entry in COMMANDS}

@@ -7,7 +7,7 @@ probe.py       what only a process with torch can say, and measured copies: runs
 host.py        processors, memory, limits of the host
 watching.py    a running training over some seconds
 checks/        from facts to findings: pure functions
-catalog.py     severity, costs and sources of each finding (``catalog/findings.yaml``)
+diagnosing.py  all checks of a machine
 
 Facts are values of ``results.machine``, findings of ``results.diagnosis``; their wording is in ``reporters``.
 Nothing here changes a setting.

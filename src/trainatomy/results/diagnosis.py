@@ -36,7 +36,7 @@ class Finding:
     """Something that is wrong, or should be known.
 
     Attributes:
-        name: Which one, a key of ``catalog/findings.yaml``.
+        name: Which one, a key of ``catalog/machine_data/findings.yaml``.
         severity: How bad it is.
         gpus: The GPUs concerned.
         values: What was found, for the sentences.
