@@ -21,6 +21,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "scripts"
 RESULTS = HERE / "results.json"
+PAGE = ROOT / "docs" / "scripts.md"
+BEGIN, END = "<!-- Written by `make scripts`. -->", "<!-- End of what `make scripts` writes. -->"
+GPUS = "predicted for an H200, on a machine with two busy processors"
 LIMIT = 60
 """Seconds that a script may take."""
 
@@ -32,8 +35,12 @@ def main() -> None:
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--build", type=Path, default=BUILD)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="only write the page from the results")
     given = parser.parse_args()
     listed = yaml.safe_load((HERE / "scripts.yaml").read_text())
+    if given.page:
+        write_page(listed, json.loads(given.results.read_text()))
+        return
     names = given.names.split(",") if given.names else list(listed["scripts"])
     known = json.loads(given.results.read_text()) if given.results.is_file() else {}
     for name in names:
@@ -43,6 +50,33 @@ def main() -> None:
         known[name] = found
         print(f"{name:40} {found['ending']:12} {found['seconds']:5.1f} s  {found['message'][:150]}", flush=True)
         given.results.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+    write_page(listed, known)
+
+
+def write_page(listed: dict[str, Any], known: dict[str, Any]) -> None:
+    """Write the table of docs/scripts.md: the scripts that ran, and those that did not with the reason."""
+    ran = [
+        "| script | optimizer steps | models | allocated | reserved | seconds |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    failed: list[str] = []
+    for name, entry in listed["scripts"].items():
+        found = known.get(name)
+        if found is None:
+            continue
+        source = listed["repositories"][entry["from"]]
+        path = "/".join(one for one in (entry.get("folder", ""), shlex.split(entry["run"])[0]) if one)
+        link = f"[{name}](https://github.com/{source['repo']}/blob/{source['commit']}/{path})"
+        if found["ending"] == "failed" or not found.get("steps"):
+            failed.append(f"- {link}: {found['message']}".rstrip(": "))
+            continue
+        sizes = (f"{found[key] / 2**20:,.0f} MiB" for key in ("peak_allocated_bytes", "peak_reserved_bytes"))
+        models = ", ".join(dict.fromkeys(found["models"]))
+        ran.append(f"| {link} | {found['steps']} | {models} | {' | '.join(sizes)} | {found['seconds']:.0f} |")
+    text = PAGE.read_text()
+    begin, rest = text.split(BEGIN)
+    table = "\n".join([f"{len(ran) - 2} scripts ran ({GPUS}):\n", *ran, "", "These did not:\n", *failed])
+    PAGE.write_text(f"{begin}{BEGIN}\n\n{table}\n\n{END}{rest.split(END)[1]}")
 
 
 def fetch(entry: dict[str, Any], source: dict[str, str], build: Path, mirror: Path | None) -> Path:
