@@ -328,5 +328,5 @@ def test_a_timeline_of_100000_events_stays_smooth(visit: Callable[..., Any], pre
           return times.sort((a, b) => a - b)[6];
         }"""
     )
-    assert frame < 250  # 50 ms on a desktop; without a GPU and beside other work it takes some times as long
+    assert frame < 150  # the aim is 50 ms; beside other work on the same processors it takes some times as long
     assert page.problems == []

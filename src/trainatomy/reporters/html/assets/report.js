@@ -111,7 +111,7 @@
         ...(place === 0 && limits.length ? {
           markLine: {
             symbol: "none", silent: true, lineStyle: limitLine(),
-            label: { color: css("--bad"), formatter: (mark) => mark.name, position: "end", rotate: 0, fontSize: 12 },
+            label: { color: css("--bad"), formatter: (mark) => mark.name, position: "start", rotate: 0, fontSize: 12 },
             data: limits.map((limit) => ({ name: `${limit.name}: ${format(limit.value)}`, xAxis: limit.value, label: { align: limit.value > 0.6 * end ? "right" : "center" } })),
           },
         } : {}),
@@ -243,14 +243,12 @@
     const last = past.events - 1;
     const chart = start(box, "canvas");
     const table = box.closest("figure").nextElementSibling.querySelector("table");
-    let view = [0, last], cursor = spec.peak, shown = [], mouse = null, queued = false;
+    let view = [0, last], cursor = spec.peak, shown = [], every = false, mouse = null, queued = 0, refreshed = 0;
     const top = Math.max(...raw.reserved.map((each) => each[1]), past.total[spec.peak]);
     const bandAt = (event) => { let found = raw.bands[0]; for (const band of raw.bands) if (band[0] <= event) found = band; return found; };
     const where = (event) => { const band = bandAt(event); return band ? [band[1], band[2]].filter(Boolean).join(", ") : ""; };
 
-    function reserved() {
-      return [...raw.reserved.map(([event, size]) => [event, size]), [last, raw.reserved.length ? raw.reserved[raw.reserved.length - 1][1] : 0]];
-    }
+    const reserved = raw.reserved.length ? [...raw.reserved, [last, raw.reserved[raw.reserved.length - 1][1]]] : [];
     function bands() {
       const plot = box.clientWidth - 90, span = view[1] - view[0] || 1;
       return raw.bands.map((band, place) => {
@@ -265,8 +263,17 @@
       });
     }
     function areas() {
-      shown = chosen(past.total, view[0], view[1], Math.max(300, Math.min(900, Math.floor(box.clientWidth))));
-      return raw.components.map((_, kind) => shown.map((event) => [event, past.held[kind][event]]));
+      // Two pixels for each point; with a margin, so that a small move needs no new data.
+      const margin = Math.round((view[1] - view[0]) / 8);
+      const from = Math.max(0, view[0] - margin), to = Math.min(last, view[1] + margin);
+      const most = Math.max(200, Math.min(550, Math.floor(box.clientWidth / 2)));
+      shown = chosen(past.total, from, to, most);
+      every = shown.length === to - from + 1;
+      return raw.components.map((_, kind) => {
+        const points = new Float64Array(2 * shown.length);
+        shown.forEach((event, place) => { points[2 * place] = event; points[2 * place + 1] = past.held[kind][event]; });
+        return points;
+      });
     }
     function marks() {
       return { symbol: "none", silent: true, animation: false, data: [{ xAxis: cursor }], lineStyle: { color: css("--ink"), type: "solid", width: 1 }, label: { show: false } };
@@ -275,11 +282,11 @@
       const drawing = areas();
       return [
         ...raw.components.map((each, kind) => ({
-          id: `c${kind}`, name: each.title, type: "line", stack: "held", step: "end", symbol: "none", showSymbol: false, data: drawing[kind],
+          id: `c${kind}`, name: each.title, type: "line", stack: "held", step: every ? "end" : false, symbol: "none", showSymbol: false, data: drawing[kind],
           lineStyle: { width: 0 }, areaStyle: { color: each.colour, opacity: 0.92 }, itemStyle: { color: each.colour }, emphasis: { disabled: true }, silent: true,
         })),
         {
-          id: "reserved", name: labels.reserved_line, type: "line", step: "end", symbol: "none", data: reserved(), silent: true, z: 5,
+          id: "reserved", name: labels.reserved_line, type: "line", step: "end", symbol: "none", data: reserved, silent: true, z: 5,
           lineStyle: { color: css("--muted"), width: 1.2, type: "dashed" }, itemStyle: { color: css("--muted") }, emphasis: { disabled: true },
           markArea: { silent: true, data: bands(), label: { position: "insideTop", color: css("--muted"), fontSize: 11, lineHeight: 14 } }, markLine: marks(),
         },
@@ -336,10 +343,10 @@
         series: series(),
       }, { replaceMerge: ["series"] });
     }
+    // While the view moves, what is drawn already moves with it; new data follow at most ten times a second.
     function refresh() {
       if (queued) return;
-      queued = true;
-      requestAnimationFrame(() => { queued = false; chart.setOption({ series: series() }); });
+      queued = setTimeout(() => { queued = 0; refreshed = performance.now(); chart.setOption({ series: series() }); }, Math.max(0, 100 - (performance.now() - refreshed)));
     }
     function zoom(from, to) {
       const span = Math.max(10, Math.min(last, to - from));
