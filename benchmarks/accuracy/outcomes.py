@@ -144,7 +144,7 @@ def outcome(line: Line, gpu: str = "") -> Outcome:
     """Predict the training of a measured line; ``gpu``: its GPU, where records/cards.yaml lacks it."""
     known = cards().get(line["gpu"], {})
     try:
-        paces = {"host_paces": COMPARED_PACES} if line.get("host_pace") else {}
+        paces: dict[str, Any] = {"host_paces": COMPARED_PACES} if line.get("host_pace") else {}
         prediction = api.predict(workload_of(line, gpu or known["card"]), **paces)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -95,7 +95,10 @@ def step_of(time: Time | None, line: Line) -> Step | None:
 
 def _host_pace(content: Mapping[str, Any]) -> HostPace:
     """Read a pace from its JSON form, whose tuples are lists."""
-    return HostPace(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
+    }
+    return HostPace(**fields)
 
 
 def read_step(content: dict[str, Any]) -> Step:

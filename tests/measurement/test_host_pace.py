@@ -17,7 +17,9 @@ from trainatomy.measurement.device.host_probe import PROBE, HostProbe
 from trainatomy.measurement.step.monitors import Monitors
 from trainatomy.measurement.step.stopwatch import Stopwatch
 from trainatomy.reporters import run_sentences
+from trainatomy.results.comparison import ComparisonRow
 from trainatomy.results.host_pace import HostPace
+from trainatomy.results.power import PowerLimits, PowerUse, Slowdown
 from trainatomy.results.time import PacedStep, Time
 from trainatomy.timing.step import probe_seconds
 from trainatomy.workload.schema import Workload
@@ -142,6 +144,21 @@ def test_a_page_says_what_is_predicted_at_the_pace_and_at_a_quiet_host() -> None
     unknown = run_sentences.host_pace(pace, None, 0.0155)
     assert len(unknown) == 2 and "was not measured" in unknown[1]
     assert "host_pace" in run_sentences.of_run(replace(RESULT, host_pace=pace), None)
+
+
+def test_a_measured_comparison_says_the_pace_of_each_row_and_what_slowed_it() -> None:
+    pace = HostPace(PROBE, during_seconds=(600e-6,))
+    capped = Slowdown("power cap", 1, 3, 0.5, 0.07)
+    power = PowerUse(1.0, None, True, None, None, PowerLimits(clock_mhz=2000), (capped,), (), 0.0, 0.05)
+    measured = replace(RESULT, host_pace=pace, power=power)
+    prediction = replace(trainatomy.predict(Workload.from_mapping(TINY), timed=False), time=_time({PROBE: 400e-6}))
+    row = ComparisonRow("mine", {}, prediction, measurements=(measured,))
+    assert run_sentences.compared_pace(row) == (
+        "the CPU took 1.50 times as long as assumed: 15 ms per step predicted at this pace, 10 ms on a quiet host"
+    )
+    assert run_sentences.compared_slowdowns(row).startswith("power cap in steps 2 to 4, 50.0 % of the time")
+    without = replace(row, measurements=(RESULT,))
+    assert (run_sentences.compared_pace(without), run_sentences.compared_slowdowns(without)) == ("", "")
 
 
 def _time(probe: dict[str, float]) -> Time:

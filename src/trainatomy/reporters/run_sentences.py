@@ -11,6 +11,7 @@ from trainatomy.units import percent, rate, seconds, signed_percent
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trainatomy.results.comparison import ComparisonRow
     from trainatomy.results.data_wait import DataWait
     from trainatomy.results.host_pace import HostPace
     from trainatomy.results.measurement import Measurement
@@ -45,6 +46,31 @@ def host_pace(pace: HostPace, time: Time | None, step_seconds: float | None) -> 
             f"{seconds(time.step_seconds)}"
         )
     return lines
+
+
+def compared_pace(row: ComparisonRow) -> str:
+    """Return the pace of the host in a row's runs with the predictions at it; empty where it is not known."""
+    time = None if row.prediction is None else row.prediction.time
+    if time is None:
+        return ""
+    paces = [time.pace_of(each.host_pace) for each in row.completed if each.host_pace is not None]
+    known = [pace for pace in paces if pace is not None]
+    at_pace = time.step_seconds_at(median(known)) if known else None
+    if at_pace is None:
+        return ""
+    return (
+        f"the CPU took {median(known):.2f} times as long as assumed: {seconds(at_pace)} per step predicted at this "
+        f"pace, {seconds(time.step_seconds)} on a quiet host"
+    )
+
+
+def compared_slowdowns(row: ComparisonRow) -> str:
+    """Return where the driver lowered the clock in the runs of a row; empty where it did not."""
+    found = [(one, each.power.limits) for each in row.completed if each.power for one in each.power.slowdowns]
+    if not found:
+        return ""
+    longest, limits = max(found, key=lambda each: each[0].time_share)
+    return slowdown(longest, limits.clock_mhz)
 
 
 def power(use: PowerUse, steps: int) -> list[str]:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters import sentences
+from trainatomy.reporters import run_sentences, sentences
 from trainatomy.reporters.labels import SECTIONS, STATUS_STYLES, VERDICT_STYLES
 from trainatomy.reporters.text.experiment import experiment_page
 from trainatomy.reporters.text.gpus import gpus_for_page
@@ -142,7 +142,10 @@ def _measured_page(comparison: Comparison) -> Group:
     out_of_memory = [(row.name, _out_of_memory(row)) for row in comparison.rows if row.ran_out]
     failed = [(row.name, row.errors[0]) for row in comparison.rows if row.errors]
     unpredicted = [(row.name, row.prediction_error) for row in comparison.rows if row.prediction is None]
-    for name, entries in (("out_of_memory", out_of_memory), ("failed", failed), ("not_predicted", unpredicted)):
+    paces = [(row.name, pace) for row in comparison.rows if (pace := run_sentences.compared_pace(row))]
+    slowed = [(row.name, lines) for row in comparison.rows if (lines := run_sentences.compared_slowdowns(row))]
+    explained = (("out_of_memory", out_of_memory), ("failed", failed), ("not_predicted", unpredicted))
+    for name, entries in (*explained, ("host_pace", paces), ("power", slowed)):
         if entries:
             parts.append(section(SECTIONS[name], _explanations(entries)))
     return Group(*parts)
