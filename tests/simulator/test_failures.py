@@ -60,12 +60,12 @@ def test_the_advice_fits_the_error(tmp_path: Path) -> None:
         "    return {'labels': ids}\n"
     )
     assert _advice(_bert(data={"factory": f"{made}:make"})).startswith("Check that data.factory returns")
-    advice = _advice(_bert(train={"optim": "torch.optim.LBFGS"}))
+    advice = _advice(_bert(train={"optim": "torch.optim.LBFGS", "optim_args": "line_search_fn=strong_wolfe"}))
     assert "optimizer" in advice and "data.factory" not in advice
 
 
 def test_an_optimizer_with_a_closure_is_refused_before_the_step() -> None:
-    workload = _bert(train={"optim": "torch.optim.LBFGS"})
+    workload = _bert(train={"optim": "torch.optim.LBFGS", "optim_args": "line_search_fn=strong_wolfe"})
     with pytest.raises(SimulationError, match=r"train\.optim: torch\.optim\.LBFGS needs a closure"):
         simulate(workload, workload.resolve_gpu())
 

@@ -19,6 +19,7 @@ LABELLED = {
     "weight": ("weights", "parameters"),
     "buffer": ("weights", "buffers"),
     "reference_weight": ("weights", "reference model"),
+    "average_weight": ("weights", "moving average"),
     "replica_weight": ("weights", "replica of this step"),
     "scale": ("weights", "scales of quantised weights"),
     "weight_copy": ("weights", "16-bit copies kept by autocast"),

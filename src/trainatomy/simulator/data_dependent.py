@@ -12,6 +12,7 @@ repeats, ``masked_select``, indexing with a bool mask) are executed if the value
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -44,7 +45,7 @@ READS = frozenset(
     {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::_nested_tensor_from_mask_left_aligned", *_COMPARISONS}
 )
 """Operators that ``ScalarReads.answer`` may answer."""
-LEARNS = _MAKES_FALSE | _KEEPS_FALSE | {"aten::lt"}
+LEARNS = _MAKES_FALSE | _KEEPS_FALSE | {"aten::lt", "aten::le", "aten::gt"}
 """Operators that ``ScalarReads.learn`` may learn from."""
 SIZED = _INDEXING | _SIZED_BY_VALUES | {"aten::nonzero", "aten::masked_select"}
 """Operators that ``DataDependentSizes.run`` may run."""
@@ -89,7 +90,9 @@ class ScalarReads:
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         stays_false = self._false and name in _KEEPS_FALSE and all(self._is_false(t) for t in tensors)
         below_zero = name == "aten::lt" and isinstance(args[1], (int, float)) and args[1] <= 0
-        if name in _MAKES_FALSE or stays_false or below_zero:
+        beyond = {"aten::le": -math.inf, "aten::gt": math.inf}.get(name)
+        beyond_limits = beyond is not None and isinstance(args[1], float) and args[1] == beyond
+        if name in _MAKES_FALSE or stays_false or below_zero or beyond_limits:
             for tensor in outputs:
                 storage = tensor.untyped_storage()
                 key = storage._cdata

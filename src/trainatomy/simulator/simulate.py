@@ -37,7 +37,7 @@ from trainatomy.simulator.triton import import_liger, simulated_liger, uses_lige
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import BatchesOfLengths, MakeBatch
 from trainatomy.training.model import build_model, model_notes, unwrap, weights_dtype
-from trainatomy.training.optimizer import refuse_closures
+from trainatomy.training.optimizer import needs_closure, refuse_closures, steps_with_closure
 from trainatomy.training.process import preload
 from trainatomy.training.quantization import has_quantised_layers, is_quantised, load_on_device, parameter_count
 from trainatomy.training.run import run
@@ -115,6 +115,8 @@ def steps_needed(workload: Workload) -> int:
         return workload.steps
     if workload.mode != "training":
         return 2
+    if needs_closure(workload.train):
+        return steps_with_closure(workload.train)
     if workload.loop == "grpo":  # the last one generates, as the first one does
         return steps_per_generation(workload) + 1
     counted = workload.microbatches if workload.parallel.pp_size > 1 else workload.train.gradient_accumulation_steps
@@ -161,7 +163,7 @@ def simulate(
     with isolated():
         preload(workload)
         if workload.mode == "training":
-            refuse_closures(workload.train)
+            refuse_closures(workload)
         if uses_liger(workload):
             import_liger()
         process = SimulatedProcess(

@@ -61,9 +61,17 @@ class Watcher:
         self._set_stage("other")
 
     def reference_loaded(self, model: nn.Module) -> None:
-        """Label the tensors of a model that the loss compares the trained one with; they arrived as inputs do."""
+        """Label the tensors of a model that the loss compares the trained one with."""
+        self._label_again(model, "reference_weight")
+
+    def average_kept(self, model: nn.Module) -> None:
+        """Label the tensors of a copy of the model."""
+        self._label_again(model, "average_weight")
+
+    def _label_again(self, model: nn.Module, label: str) -> None:
+        """Label the tensors of a further model, which arrived as inputs do."""
         for tensor in (*model.parameters(), *model.buffers(), *scales(model)):
-            self._recorder.label(tensor, "reference_weight", again=True)
+            self._recorder.label(tensor, label, again=True)
 
     def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Label the optimizer's states; some optimizers make them at once."""

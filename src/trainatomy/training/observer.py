@@ -2,7 +2,7 @@
 
 The order of calls in one run (``n`` optimizer steps of ``m`` micro-batches)::
 
-    loaded, [reference_loaded], ready, n × [ step_begin,
+    loaded, [reference_loaded], [average_kept], ready, n × [ step_begin,
                          m × (micro_step_begin, forward_end, loss_kept, micro_step_end),
                          optimizer_begin, optimizer_end, zero_grad_begin, zero_grad_end,
                          step_end,
@@ -44,6 +44,9 @@ class Observer(Protocol):
 
     def reference_loaded(self, model: nn.Module) -> None:
         """A model that is not trained, with which the loss compares the trained one, is on the device."""
+
+    def average_kept(self, model: nn.Module) -> None:
+        """A moving average of the weights is on the device, as a copy of the model."""
 
     def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """The optimizer exists.  Read ``optimizer.state`` only when it is needed: the Trainer replaces it once."""
@@ -153,6 +156,7 @@ class Silent:
 
     def loaded(self, model: nn.Module) -> None: ...
     def reference_loaded(self, model: nn.Module) -> None: ...
+    def average_kept(self, model: nn.Module) -> None: ...
     def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None: ...
     def step_begin(self, step: int) -> None: ...
     def micro_step_begin(self, micro_step: int) -> None: ...

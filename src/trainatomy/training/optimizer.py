@@ -14,6 +14,7 @@ the parameters at that time.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from trainatomy.workload.nearest import suggestion
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from trainatomy.workload.schema import Workload
     from trainatomy.workload.train import TrainSpec
 
 Choice = tuple[Any, dict[str, Any]]
@@ -126,16 +128,51 @@ def optimizer_class(path: str) -> OptimizerClass:
     return found
 
 
-def refuse_closures(train: TrainSpec) -> None:
-    """Raise ``SimulationError`` for an optimizer whose ``step`` must be given a closure, as that of LBFGS."""
+def needs_closure(train: TrainSpec) -> bool:
+    """Return whether the optimizer's ``step`` must be given a closure, as that of LBFGS."""
     if not is_class_path(train.optim):
-        return
+        return False
     closure = inspect.signature(optimizer_class(train.optim).step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise SimulationError(
-            f"train.optim: {train.optim} needs a closure that evaluates the model several times in a step; the "
-            "Trainer and the plain loop call optimizer.step() without one: choose another optimizer"
-        )
+    return closure is not None and closure.default is closure.empty
+
+
+def refuse_closures(workload: Workload) -> None:
+    """Raise ``SimulationError`` for an optimizer with a closure that the loop cannot run or whose steps are unknown."""
+    train = workload.train
+    if not needs_closure(train):
+        return
+    reason = None
+    if workload.loop != "pytorch":
+        reason = "the Trainer calls optimizer.step() without one: use loop: pytorch"
+    elif workload.parallel.world_size > 1 or workload.parallel.devices > 1:
+        reason = "that is simulated on one GPU"
+    elif train.fp16:
+        reason = "PyTorch's gradient scaling takes none: use bf16"
+    elif not issubclass(optimizer_class(train.optim), torch.optim.LBFGS):
+        reason = "how often depends on values; only torch.optim.LBFGS is simulated"
+    elif train.optimizer_arguments().get("line_search_fn") is not None:
+        reason = "how often its line search does depends on values: leave line_search_fn out"
+    if reason is not None:
+        message = f"train.optim: {train.optim} needs a closure that evaluates the model several times in a step; "
+        raise SimulationError(f"{message}{reason}, or choose another optimizer")
+
+
+def steps_with_closure(train: TrainSpec) -> int:
+    """Return after how many steps LBFGS holds as much as it ever will: its history is full, and one more step runs.
+
+    The first iteration of a training adds nothing to the history.
+    """
+    settings = {name: each.default for name, each in inspect.signature(optimizer_class(train.optim)).parameters.items()}
+    settings |= train.optimizer_arguments()
+    return -(-(settings["history_size"] + 1) // settings["max_iter"]) + 1
+
+
+def without_tolerance(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Let LBFGS make all its iterations: none of its changes is below a tolerance."""
+    for group in optimizer.param_groups:
+        group["tolerance_grad"] = group["tolerance_change"] = -math.inf
+        group["max_eval"] = max(group["max_eval"], group["max_iter"])
+    return optimizer
 
 
 def _is_installed(package: str) -> bool:

@@ -32,6 +32,7 @@ def contradictions(workload: Workload) -> list[Problem]:
         *_lengths(workload),
         *_generation(workload),
         *trl_problems(workload),
+        *_average(workload),
     ]
 
 
@@ -114,6 +115,18 @@ def _lengths(workload: Workload) -> list[Problem]:
         message = "cannot be combined with data.lengths, except as 1: steps would differ by their number"
         problems.append(Problem(("train", "torch_empty_cache_steps"), message))
     return problems
+
+
+def _average(workload: Workload) -> list[Problem]:
+    """Refuse a moving average of the weights where no loop keeps one."""
+    if workload.ema_decay is None:
+        return []
+    parallel, here = workload.parallel, ("ema_decay",)
+    if workload.mode != "training" or workload.loop != "pytorch":
+        return [Problem(here, "is kept by loop: pytorch; the Trainer keeps no average of the weights")]
+    if parallel.world_size > 1 or parallel.devices > 1:
+        return [Problem(here, "is simulated on one GPU")]
+    return []
 
 
 def _generation(workload: Workload) -> list[Problem]:

@@ -21,7 +21,7 @@ from trainatomy.workload.loops import LOOPS, LoopName, describe_loops
 from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
 from trainatomy.workload.overlay import overlay, remove_replaced, set_key
 from trainatomy.workload.parallel import ParallelSpec
-from trainatomy.workload.section import Count, Path, Problem, Section, Settings, Text, number_as_text
+from trainatomy.workload.section import Count, Decay, Path, Problem, Section, Settings, Text, number_as_text
 from trainatomy.workload.software import AllocatorSettings, SoftwareSpec
 from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
 from trainatomy.workload.trl import with_defaults
@@ -65,6 +65,11 @@ class Workload(Section):
     )
     zero_grad_set_to_none: bool = Field(
         default=True, description="release gradients after a step instead of filling them with zeros"
+    )
+    ema_decay: Decay | None = Field(
+        default=None,
+        description="with `loop: pytorch`: keep an exponential moving average of the weights with this decay, by "
+        "`torch.optim.swa_utils.AveragedModel`",
     )
     train: TrainSpec = Field(default_factory=TrainSpec, description="the settings of the training")
     trl: Settings = Field(

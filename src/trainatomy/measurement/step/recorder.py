@@ -67,13 +67,16 @@ class TraceRecorder(Silent):
         self.step = -1
         self._read = read
         self._model: nn.Module | None = None
-        self._reference: nn.Module | None = None
+        self._further: dict[str, nn.Module] = {}
         self._optimizer: Any = None
         self._parameters: list[nn.Parameter] = []
         self._tracker: ModuleTracker | None = None
 
     def reference_loaded(self, model: nn.Module) -> None:
-        self._reference = model
+        self._further["reference_weight"] = model
+
+    def average_kept(self, model: nn.Module) -> None:
+        self._further["average_weight"] = model
 
     def forward_end(self) -> None:
         self._note("forward end")
@@ -116,13 +119,11 @@ class TraceRecorder(Silent):
             "weight": addresses(map(part_of, self._parameters)),
             "buffer": addresses(self._model.buffers()),
             "scale": addresses(scales(self._model)),
-            "reference_weight": self._reference_addresses(),
+            **{
+                label: addresses([*model.parameters(), *model.buffers(), *scales(model)])
+                for label, model in self._further.items()
+            },
         }
-
-    def _reference_addresses(self) -> list[int]:
-        """Return the addresses of a model that the loss compares the trained one with; nothing without one."""
-        model = self._reference
-        return [] if model is None else addresses([*model.parameters(), *model.buffers(), *scales(model)])
 
     def _training_addresses(self) -> dict[str, list[int]]:
         """Return the addresses of gradients and optimizer states."""

@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
 from trainatomy.training.checkpointing import check_checkpointing, checkpoint_every
+from trainatomy.training.loops.closure import ClosureSteps
 from trainatomy.training.model import set_use_cache
+from trainatomy.training.optimizer import needs_closure
 from trainatomy.training.parallel.spread import Spread, spread_over_gpus
 from trainatomy.training.precision import autocast
 
@@ -54,13 +56,23 @@ def train(
     enable_training(model, settings)
     spread = spread_over_gpus(model, workload.parallel, device)
     observer.loaded(model)
+    average = average_of(workload, model, observer)
     optimizer = optimizer_of(workload, spread, device, steps)
     observer.ready(model, spread.with_states(optimizer))
     kind = torch.device(device).type
     scaler = spread.scaler(kind, enabled=settings.fp16)
 
+    closure = None
+    if needs_closure(settings):
+        closure = ClosureSteps(workload, spread, optimizer, batches, observer)
+
     for step in range(steps):
         observer.step_begin(step)
+        if closure is not None:
+            closure.step(kind)
+            average.update_parameters(model)
+            observer.step_end(step)
+            continue
         for micro_step in range(accumulation):
             batch = next(batches)
             if observer.leaves_out(micro_step, accumulation):
@@ -84,10 +96,29 @@ def train(
         scaler.step(optimizer)
         scaler.update()
         observer.optimizer_end()
+        average.update_parameters(model)
         observer.zero_grad_begin()
         optimizer.zero_grad(set_to_none=workload.zero_grad_set_to_none)
         observer.zero_grad_end()
         observer.step_end(step)
+
+
+class _NoAverage:
+    """The average of a training that keeps none."""
+
+    def update_parameters(self, model: nn.Module) -> None:
+        """Do nothing."""
+
+
+def average_of(workload: Workload, model: nn.Module, observer: Observer) -> Any:
+    """Return the moving average of the weights: a copy of the model, which is updated after each step."""
+    if workload.ema_decay is None:
+        return _NoAverage()
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(workload.ema_decay))
+    observer.average_kept(average)
+    return average
 
 
 def enable_training(model: nn.Module, settings: TrainSpec) -> None:
