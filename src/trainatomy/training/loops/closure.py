@@ -1,8 +1,8 @@
 """``loop: pytorch`` with an optimizer that evaluates the loss itself, several times in a step: LBFGS.
 
-``optimizer.step(closure)`` runs the forward and backward passes of all micro-batches as often as it likes, which depends
-on values.  Here it makes all its iterations (``max_iter``), and each adds a direction to its history until that is full.
-A training that converges makes fewer iterations and holds at most as much.
+``optimizer.step(closure)`` runs the forward and backward passes of all micro-batches as often as it likes, which
+depends on values.  Here it makes all its iterations (``max_iter``), and each adds a direction to its history until that
+is full.  A training that converges makes fewer iterations and holds at most as much.
 """
 
 from __future__ import annotations
