@@ -7,7 +7,7 @@ is full.  A training that converges makes fewer iterations and holds at most as 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -49,7 +49,8 @@ class ClosureSteps:
         accumulation = self._workload.train.gradient_accumulation_steps
         held = [next(self._batches) for _ in range(accumulation)]
         self._evaluations = 0
-        self._optimizer.step(lambda: self._evaluate(held, kind))
+        take_step: Any = self._optimizer.step  # its stub wants a closure that returns a float
+        take_step(lambda: self._evaluate(held, kind))
         self._observer.optimizer_end()
 
     def _evaluate(self, held: list[Batch], kind: str) -> torch.Tensor:
