@@ -10,7 +10,7 @@ import pytest
 os.environ["TRAINATOMY_CUDNN"] = "none"  # recorded numbers are those of the rules, also where the library is installed
 
 HERE = Path(__file__).parent
-UNIT_FOLDERS = {"allocator", "analysis", "catalog", "records", "timing", "workload"}
+UNIT_FOLDERS = {"allocator", "analysis", "catalog", "doctor", "records", "timing", "workload"}
 """Folders whose tests simulate no training; ``pytest -m unit`` runs them."""
 
 

@@ -107,7 +107,9 @@ CASES: dict[str, list[MachineState]] = {
     "shm_small": [with_host(shm_bytes=64 * 1024**2, shm_free_bytes=64 * 1024**2)],
     "shm_full": [with_host(shm_free_bytes=GIB)],
     "memlock_small": [with_host(memlock_bytes=8 << 20, infiniband=("mlx5_0",))],
-    "powersave": [with_host(governor=("powersave", "acpi-cpufreq"))],
+    "powersave": [
+        with_host(governor=("powersave", driver)) for driver in ("acpi-cpufreq", "intel_cpufreq", "amd-pstate")
+    ],
     "pid_not_found": [watched(pid_bytes=None)],
     "gpu_waits": [watched(utilisation=0.4), watched(pid=None, pid_bytes=None, utilisation=0.4)],
     "power_capped": [watched(reasons={"power cap": 0.6}, watts=698.0, sm_clock=1500.0)],

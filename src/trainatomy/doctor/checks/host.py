@@ -14,8 +14,8 @@ THROTTLED_SHARE = 0.01
 SMALL_SHM_BYTES = 64 * 1024**2
 """Docker's default size of /dev/shm."""
 
-_SCALING_DRIVERS = ("intel_pstate", "intel_cpufreq", "amd-pstate", "amd-pstate-epp", "amd_pstate")
-"""Drivers that raise the clocks under load with the governor powersave too."""
+_SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp")
+"""Drivers (in their active mode) that raise the clocks under load with the governor powersave too."""
 
 
 def check_host(machine: MachineState) -> Iterator[Finding]:
