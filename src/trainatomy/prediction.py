@@ -111,6 +111,7 @@ def prediction_of(
         evaluation=_evaluation(workload, software, simulation, analysis, calibration, timed=timed),
         generation=_generation(workload, software, simulation, calibration, time),
         checkpoint=_checkpoint(workload, simulation, analysis),
+        experts=simulation.experts,
         rank=simulation.trace.rank,
     )
 

@@ -108,6 +108,7 @@ def breakdown_of(
         top=top,
         published=published_shares() if published else None,
         notes=(*(published_notes(operations, predicted.times) if published else ()), *notes),
+        experts=simulation.experts,
     )
 
 

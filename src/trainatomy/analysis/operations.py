@@ -12,6 +12,7 @@ from trainatomy.analysis.padding import paddings
 from trainatomy.catalog.gpus import GPU
 from trainatomy.operators.operator import GROUPS
 from trainatomy.operators.registry import group_of
+from trainatomy.results.experts import Experts
 from trainatomy.results.operation_breakdown import Joined, OperationBreakdown, PublishedShares
 from trainatomy.results.operations import Call, Operations
 from trainatomy.results.trace import AllocationTrace
@@ -75,6 +76,7 @@ def analyze_operations(
     top: int = 15,
     published: PublishedShares | None = None,
     notes: tuple[str, ...] = (),
+    experts: Experts | None = None,
 ) -> OperationBreakdown:
     """Break a step down into its operations.
 
@@ -91,6 +93,7 @@ def analyze_operations(
         top: Number of heaviest operations and modules to keep.
         published: Published shares to show beside these.
         notes: Notes to attach.
+        experts: The experts of a mixture of experts.
     """
     times = predicted.times if predicted is not None else None
     measured = profile.seconds if profile is not None else None
@@ -119,6 +122,7 @@ def analyze_operations(
         joined=profile.joined if profile is not None else None,
         published=published,
         notes=notes,
+        experts=experts,
     )
 
 

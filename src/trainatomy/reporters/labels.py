@@ -71,6 +71,7 @@ SECTIONS = {
     "evaluation": "Evaluation",
     "generation": "Generation",
     "checkpoint": "Checkpoint",
+    "experts": "Mixture of experts: memory against compute",
     "measured_modules": "Measured activations at the peak, by module",
     "timeline": "Memory allocated over the steps, at the peak of each phase",
     "stages": "Memory by stage",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from trainatomy.reporters.labels import BOUNDS, FACTS
 from trainatomy.results.checkpoint import Checkpoint
 from trainatomy.results.evaluation import Evaluation
+from trainatomy.results.experts import Experts
 from trainatomy.results.generation import Generation
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.measurement import Measurement
@@ -112,6 +113,26 @@ def checkpoint(found: Checkpoint) -> list[str]:
     more = found.allocated_after_bytes - found.allocated_before_bytes
     raised = f"saving raises the peak of GPU memory by {human_bytes(more)}" if more > 0 else "saving raises no peak"
     return [*lines, f"{raised}{'' if more > 0 else ' of GPU memory'}"]
+
+
+def experts(found: Experts) -> list[str]:
+    """Return what a mixture of experts holds against what it computes with, and how rows are assumed to be spread."""
+    active, held = count_of(found.active_parameters), count_of(found.parameters)
+    share = percent(found.active_parameters, found.parameters)
+    lines = [
+        f"{held} parameters in memory, of which {active} ({share}) compute for each token: "
+        f"{found.experts_per_token} of {found.experts} experts in {many(found.layers, 'layer')}",
+        f"experts hold {count_of(found.expert_parameters)} of them "
+        f"({percent(found.expert_parameters, found.parameters)}); weights, gradients and optimizer states are held for "
+        "all experts, whether a token passes them or not",
+    ]
+    if found.rows_per_expert is None:
+        return lines
+    return [
+        *lines,
+        f"assumed: the router spreads rows evenly, {found.rows_per_expert:,.0f} of a batch for each expert; on one GPU "
+        "an uneven spread changes neither memory nor arithmetic, only how well the rows fill the kernels' tiles",
+    ]
 
 
 def generation(found: Generation) -> list[str]:

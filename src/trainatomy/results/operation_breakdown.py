@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainatomy.results.experts import Experts
+
 
 @dataclass(frozen=True, slots=True)
 class GroupShare:
@@ -224,6 +226,7 @@ class OperationBreakdown:
         operations: Number of operations that run kernels on the GPU.
         aside: Number of operations that run no kernel of a group, by kind (views, host, reads by the host, transfers).
         by_rule: Operators that no table names, whose group was derived from their form.
+        experts: The experts of a mixture of experts.
     """
 
     name: str
@@ -247,6 +250,7 @@ class OperationBreakdown:
     published: PublishedShares | None = None
     notes: tuple[str, ...] = ()
     collectives: tuple[CollectiveShare, ...] = ()
+    experts: Experts | None = None
 
     @property
     def gpu(self) -> str:

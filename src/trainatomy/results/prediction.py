@@ -7,6 +7,7 @@ from typing import Literal
 
 from trainatomy.results.checkpoint import Checkpoint
 from trainatomy.results.evaluation import Evaluation
+from trainatomy.results.experts import Experts
 from trainatomy.results.generation import Generation
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint, TimelinePoint, Verdict
@@ -127,6 +128,7 @@ class Prediction:
     generation: Generation | None = None
     checkpoint: Checkpoint | None = None
     script: ScriptRun | None = None
+    experts: Experts | None = None
 
     @property
     def gpu(self) -> GPUSummary:

@@ -18,6 +18,7 @@ from trainatomy.libraries import import_library
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
+from trainatomy.results.experts import Experts
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
@@ -28,6 +29,7 @@ from trainatomy.simulator.failures import explained_failures
 from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
+from trainatomy.simulator.mixtures import experts_of
 from trainatomy.simulator.notes import notes_on, version_notes
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
@@ -72,6 +74,7 @@ class Simulation:
         layers: Number of layers that a pipeline divides; 0 without one.
         generation: The last call of ``generate()``.
         saving: The last checkpoint that was saved.
+        experts: The experts of a mixture of experts.
         cudnn: Version of cuDNN's library that chose for convolutions; None: rules did.
     """
 
@@ -91,6 +94,7 @@ class Simulation:
     layers: int = 0
     generation: ExecutedGeneration | None = None
     saving: ExecutedSaving | None = None
+    experts: Experts | None = None
     cudnn: str | None = None
 
 
@@ -201,19 +205,22 @@ class _Description:
     tokens_per_sample: int | None
     weights_dtype: str
     layers: int
+    experts: Experts | None
 
 
 def _describe(workload: Workload, model: nn.Module) -> _Description:
     """Describe a model, and the workload that trains it."""
     counts = [(parameter_count(parameter), parameter.requires_grad) for parameter in model.parameters()]
+    tokens, batch = tokens_per_sample(workload, model), workload.train.per_device_train_batch_size
     return _Description(
         parameters=sum(count for count, _ in counts),
         trainable_parameters=sum(count for count, trained in counts if trained),
         libraries=frozenset({"kernels", "training"} if workload.mode == "training" else {"kernels"}),
         notes=(*model_notes(model), *workload.train.notes(), *notes_on(workload, model)),
-        tokens_per_sample=tokens_per_sample(workload, model),
+        tokens_per_sample=tokens,
         weights_dtype=str(weights_dtype(workload, model)).removeprefix("torch."),
         layers=_layers(workload, model),
+        experts=experts_of(model, None if tokens is None else tokens * batch),
     )
 
 
@@ -306,6 +313,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int) -> S
         layers=described.layers,
         generation=recorder.generation,
         saving=recorder.saving,
+        experts=described.experts,
         cudnn=None if process.processor.cudnn is None else process.processor.cudnn.version,
     )
 

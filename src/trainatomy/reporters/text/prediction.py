@@ -35,6 +35,8 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(section(SECTIONS["script"], bullets(script_sentences(prediction.script))))
     parts.append(section(f"{prediction.name}: {SECTIONS['peak']}", Breakdown(memory)))
     parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
+    if prediction.experts is not None:
+        parts.append(section(SECTIONS["experts"], bullets(sentences.experts(prediction.experts))))
     if prediction.checkpoint is not None:
         parts.append(section(SECTIONS["checkpoint"], bullets(sentences.checkpoint(prediction.checkpoint))))
     if prediction.generation is not None:
