@@ -7,7 +7,8 @@ arrive.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from types import MethodWrapperType
 from typing import Any
 
@@ -71,6 +72,16 @@ class CudaFunctions(TorchFunctionMode):
     def replace(self, functions: dict[Any, Function]) -> None:
         """Run further functions in place of those that Python calls."""
         self._composites |= functions
+
+    @contextlib.contextmanager
+    def replaced(self, functions: dict[Any, Function]) -> Iterator[None]:
+        """Run further functions in place of those that Python calls, in the block."""
+        before = self._composites
+        self._composites = before | functions
+        try:
+            yield
+        finally:
+            self._composites = before
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

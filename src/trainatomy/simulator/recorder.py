@@ -231,6 +231,11 @@ class Recorder(TorchDispatchMode):
         """Nothing here is ever compiled; the wrapper that keeps dynamo out costs time in every operation."""
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A compiler does not see this mode; what runs its code does (see ``compiled``)."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -1,0 +1,142 @@
+"""What Inductor asks of a GPU before it generates code for it, answered for the simulated one."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.fx.node import map_aggregate
+
+from trainatomy.operators.allocation.plan import Processor
+from trainatomy.simulator.driver import DeviceProperties
+
+_SHARED_MEMORY_KIB = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (12, 0): 99, (12, 1): 99}
+"""Maximum shared memory of a block, where it is not 227 KiB.  Source: CUDA C++ programming guide, compute
+capabilities."""
+
+
+_CUDA, _META = 1, 14
+"""Numbers of device types.  Source: torch/headeronly/core/DeviceType.h."""
+
+
+class CompilerProperties(DeviceProperties):
+    """Result of ``torch.cuda.get_device_properties`` with what a compiler reads of it."""
+
+    def __init__(self, name: str, total_memory: int, processor: Processor) -> None:
+        super().__init__(name, total_memory, processor)
+        shared = _SHARED_MEMORY_KIB.get(processor.capability, 227) << 10
+        self.regs_per_multiprocessor = 65536
+        self.shared_memory_per_block = 48 << 10
+        self.shared_memory_per_block_optin = shared
+        self.shared_memory_per_multiprocessor = shared + (1 << 10)
+        self.max_threads_per_block = 1024
+        self.L2_cache_size = 50 << 20
+
+
+def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties) -> None:
+    """Let Inductor generate code for the simulated GPU; ``stack`` undoes it."""
+    from torch._dynamo import device_interface
+    from torch._inductor import codecache, utils
+    from torch._inductor.fx_passes import joint_graph, pad_mm
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils import _triton
+
+    def patch(target: Any, name: str, value: Any) -> None:
+        stack.enter_context(mock.patch.object(target, name, value, create=True))
+
+    capability = properties.major * 10 + properties.minor
+    interface: Any = device_interface.CudaInterface
+    answers = {
+        "get_device_properties": lambda device=None: properties,
+        "get_compute_capability": lambda device=None: capability,
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "is_triton_capable": lambda device=None: True,
+        "raise_if_triton_unavailable": lambda device=None: None,
+        "synchronize": lambda device=None: None,
+        "memory_allocated": lambda device=None: 0,
+    }
+    for name, answer in answers.items():
+        patch(interface, name, staticmethod(answer))
+    for name in ("get_device_properties", "current_device"):
+        patch(interface.Worker, name, staticmethod(answers[name]))
+    folder = joint_graph.UniformValueConstantFolder
+    patch(folder, "_deduce_value", _on_host(folder._deduce_value))
+    if hasattr(pad_mm, "_should_pad"):
+        patch(pad_mm, "_should_pad", _pads)
+    target = types.SimpleNamespace(backend="cuda", arch=capability, warp_size=32)
+    backend = types.SimpleNamespace(target=target, hash=lambda: "0")
+    patch(_triton, "triton_hash_with_backend", lambda: "0" * 64)
+    patch(_triton, "triton_backend", lambda: backend)
+    patch(_triton, "has_triton", lambda: True)
+    patch(codecache.CacheBase, "get_system", staticmethod(lambda: {"hash": "0"}))
+    patch(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
+    # ``torch.tensor(data, device="meta")`` returns a plain meta tensor under a fake mode, on a GPU a fake one.
+    patch(FakeTensorMode, "allow_non_fake_inputs", property(lambda mode: True, lambda mode, value: None))
+    _install_guard(stack)
+    patch(torch.cuda, "get_device_properties", lambda device=None: properties)
+    for module in (utils, _triton):
+        _forget(stack, module)
+
+
+def _install_guard(stack: contextlib.ExitStack) -> None:
+    """Give a build without CUDA a guard of CUDA devices: that of the meta device, which does nothing.
+
+    PyTorch does so itself for builds with CUDA on machines without a GPU.  Source: c10/core/impl/DeviceGuardImplInterface.h
+    (``ensureCUDADeviceGuardSet``, ``device_guard_impl_registry``, indexed by ``DeviceType``), torch 2.9-2.13.
+    """
+    torch._C._ensureCUDADeviceGuardSet()
+    if torch.backends.cuda.is_built():
+        return
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    table = (ctypes.c_void_p * 22).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    before, table[_CUDA] = table[_CUDA], table[_META]
+    stack.callback(table.__setitem__, _CUDA, before)
+
+
+def _forget(stack: contextlib.ExitStack, module: types.ModuleType) -> None:
+    """Clear what functions of a module remember about the device, before and after."""
+
+    def clear() -> None:
+        for function in list(vars(module).values()):
+            forget = getattr(function, "cache_clear", None)
+            if callable(forget):
+                forget()
+
+    clear()
+    stack.callback(clear)
+
+
+def _on_host(deduce: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return Inductor's folding of constants, which executes their factories, on the CPU."""
+
+    def host(value: Any) -> Any:
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+
+    def deduced(folder: Any, node: Any) -> Any:
+        args, kwargs = node.args, node.kwargs
+        node.args, node.kwargs = map_aggregate(args, host), map_aggregate(kwargs, host)
+        try:
+            return deduce(folder, node)
+        finally:
+            node.args, node.kwargs = args, kwargs
+
+    return deduced
+
+
+def _pads(match: Any, mat1: torch.Tensor, mat2: torch.Tensor, op: Any, input: torch.Tensor | None = None) -> bool:
+    """Return whether Inductor pads a product whose sizes are not aligned: it measures which is faster on the GPU.
+
+    Products that are bound by computation are several times slower without alignment.
+    """
+    from torch._inductor.fx_passes.pad_mm import is_mm_compute_bound
+
+    m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
+    return is_mm_compute_bound(m, k, n, mat1.dtype)

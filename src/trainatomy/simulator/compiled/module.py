@@ -1,0 +1,232 @@
+"""``torch.compile`` in a simulated process.
+
+PyTorch's own Dynamo and AOTAutograd trace the model on meta tensors, with what CUDA runs in place of composite functions
+and with CUDA's autocast; their graphs are given to Inductor as such of the GPU.  What Inductor writes around its kernels
+runs in the process and allocates; kernels do nothing.  Where Dynamo breaks the graph, Python runs in the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from trainatomy.simulator.compiled.device import CompilerProperties, install_compiler
+from trainatomy.simulator.compiled.graphs import on_gpu, put_on_gpu
+from trainatomy.simulator.compiled.losses import FUNCTIONS
+from trainatomy.simulator.compiled.wrapper import load_wrapper
+from trainatomy.simulator.process import SimulatedProcess
+
+_OURS = str(Path(__file__).parents[2])
+
+
+def preload() -> None:
+    """Import the compiler, and let Dynamo fill its tables of PyTorch's functions before some of them are replaced."""
+    import torch._dynamo
+    import torch._inductor.compile_fx  # noqa: F401
+    from torch._dynamo import trace_rules
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    TorchInGraphFunctionVariable._get_handlers()
+    trace_rules.get_torch_obj_rule_map()
+
+
+class _Taken(Exception):
+    """Ends Inductor once it has written its code."""
+
+
+class _BelowFunctions(TorchDispatchMode):
+    """Keeps the process's function mode out of the compiler's own dispatch modes."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return func(*args, **kwargs or {})
+
+
+class Compiler:
+    """``torch.compile`` of a simulated process.
+
+    Attributes:
+        wrappers: Code around the kernels of each graph, in the order in which Inductor wrote it.
+    """
+
+    def __init__(self, process: SimulatedProcess) -> None:
+        self.wrappers: list[str] = []
+        self._process = process
+        self._compile = torch.compile
+
+    def install(self, stack: contextlib.ExitStack) -> None:
+        """Replace ``torch.compile`` until ``stack`` closes."""
+        from torch._dynamo import guards
+        from torch._dynamo.convert_frame import CatchErrorsWrapper
+
+        def patch(target: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(target, name, value))
+
+        patch(torch, "compile", self.compile)
+        patch(CatchErrorsWrapper, "__call__", self._converting(CatchErrorsWrapper.__call__))
+        patch(guards.CheckFunctionManager, "__init__", self._guarding(guards.CheckFunctionManager.__init__))
+        patch(guards.GuardBuilder, "TORCH_FUNCTION_STATE", lambda builder, guard: None)
+        stack.callback(torch._dynamo.reset)
+
+    def compile(self, model: Any = None, **options: Any) -> Any:
+        """Compile a module or a function."""
+        from torch._dynamo.eval_frame import OptimizedModule
+
+        if model is None:
+            return partial(self.compile, **options)
+        if isinstance(model, nn.Module):
+            return OptimizedModule(model, self._compiled)  # type: ignore[arg-type]
+        return self._compiled(model)
+
+    # -- Dynamo --------------------------------------------------------------------------------------------------------
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that is compiled when it is called."""
+        compiled = self._compile(function, backend=self._backend, dynamic=False)
+        modules = self._process.modules
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            modules.__exit__(None, None, None)  # hooks of all modules would become part of the graph
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                modules.__enter__()
+
+        return call
+
+    @contextlib.contextmanager
+    def _outside(self) -> Iterator[None]:
+        """Run the block outside of the process's modes, with a compiler's view of the GPU."""
+        functions = []
+        while torch._C._len_torch_function_stack():
+            functions.append(torch._C._pop_torch_function_stack())
+        process = self._process
+        try:
+            with _disable_current_modes(), contextlib.ExitStack() as stack:
+                properties = CompilerProperties(process.name, process.total_memory, process.processor)
+                install_compiler(stack, properties)
+                yield
+        finally:
+            for mode in reversed(functions):
+                torch._C._push_on_torch_function_stack(mode)
+
+    @contextlib.contextmanager
+    def _tracing(self) -> Iterator[None]:
+        """Trace what CUDA runs, with its autocast."""
+        with self._process.functions.replaced(FUNCTIONS), self._process.functions, _BelowFunctions():
+            yield
+
+    def _traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that traces what CUDA runs."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._tracing():
+                return function(*args, **kwargs)
+
+        return run
+
+    def _converting(self, convert: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what Dynamo does with a frame: it compiles it outside of the process, and leaves our own alone.
+
+        Python may depend on the dtype of a result, so that Dynamo must know what autocast makes of it.
+        """
+        from torch._dynamo import utils
+        from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+
+        def converting(wrapper: Any, frame: Any, *args: Any) -> Any:
+            if frame.f_code.co_filename.startswith(_OURS):
+                skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+                return ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=False)
+            with self._outside(), mock.patch.object(utils, "run_node", self._traced(utils.run_node)):
+                return convert(wrapper, frame, *args)
+
+        return converting
+
+    def _guarding(self, create: Callable[..., None]) -> Callable[..., None]:
+        """Return the making of guards inside of the process: a tensor's dispatch keys are checked there."""
+
+        def guarding(*args: Any, **kwargs: Any) -> None:
+            with self._process.recorder:
+                create(*args, **kwargs)
+
+        return guarding
+
+    # -- AOTAutograd and Inductor --------------------------------------------------------------------------------------
+
+    def _backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """Compile a graph of Dynamo as Inductor does."""
+        from torch._functorch import aot_autograd
+        from torch._functorch import config as functorch_config
+        from torch._inductor import compile_fx
+
+        create, passes = aot_autograd.create_functional_call, compile_fx._recursive_joint_graph_passes
+
+        def joint_passes(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+            put_on_gpu(module, _fake_mode())
+            if "input_device" in kwargs:
+                kwargs["input_device"] = torch.device("cpu")  # of the patterns that it looks for
+            return passes(module, *args, **kwargs)
+
+        with contextlib.ExitStack() as stack:
+            for target, name, value in (
+                (aot_autograd, "create_functional_call", lambda *a, **k: self._traced(create(*a, **k))),
+                (compile_fx, "_recursive_joint_graph_passes", joint_passes),
+            ):
+                stack.enter_context(mock.patch.object(target, name, value))
+            stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
+            compiled: Callable[..., Any] = compile_fx.compile_fx(graph, inputs, inner_compile=self._lower)
+        return compiled
+
+    def _lower(self, module: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        """Let Inductor write the code of a graph, and return what runs it in the process."""
+        from torch._inductor import compile_fx, config
+        from torch._inductor.graph import GraphLowering
+
+        found: list[str] = []
+
+        def take(lowering: Any) -> Any:
+            code = lowering.codegen()[0]
+            found.append(getattr(code, "value", code))
+            raise _Taken
+
+        mode = _fake_mode()
+        with (
+            self._outside(),
+            mock.patch.object(GraphLowering, "compile_to_module", take),
+            config.patch(force_disable_caches=True, profile_bandwidth=True),
+        ):
+            put_on_gpu(module, mode)
+            options["cudagraphs"] = compile_fx.BoxedBool(False)
+            try:
+                return compile_fx.compile_fx_inner(module, [on_gpu(each, mode) for each in inputs], **options)
+            except Exception:
+                if not found:
+                    raise
+        self.wrappers.append(found[0])
+        run: Any = load_wrapper(found[0])
+        run._boxed_call = True
+        return run
+
+
+def _fake_mode() -> Any:
+    from torch._inductor.virtualized import V
+
+    return V.fake_mode

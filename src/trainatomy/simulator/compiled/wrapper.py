@@ -1,0 +1,70 @@
+"""Inductor's code around its kernels, executed in a simulated process: it allocates, kernels do nothing."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+
+from trainatomy.operators.allocation.whole import one_operation
+
+Call = Callable[[list[Any]], Any]
+
+
+def load_wrapper(text: str) -> Call:
+    """Return the function of a wrapper that runs a graph, given a list of its inputs that it empties."""
+    from torch._inductor import async_compile
+
+    space: dict[str, Any] = {"__name__": "compiled", "__file__": "compiled"}
+    with mock.patch.object(async_compile, "AsyncCompile", _Kernels):
+        exec(compile(text, "<inductor>", "exec"), space)
+    space.update(
+        empty_strided_cuda=lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda"),
+        reinterpret_tensor=_reinterpret,
+        assert_size_stride=lambda *arguments: None,
+        assert_alignment=lambda *arguments: None,
+        copy_misaligned=lambda tensor: tensor,
+        extern_kernels=_ExternKernels(),
+    )
+    call: Call = space["call"]
+    return lambda inputs: call(inputs)
+
+
+def _reinterpret(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+    return torch.as_strided(tensor, size, stride, offset + tensor.storage_offset())
+
+
+class _ExternKernels:
+    """Kernels of libraries: those of PyTorch."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+class _Kernels:
+    """Inductor's ``AsyncCompile``: makes kernels that do nothing."""
+
+    def triton(self, name: str, source: str, **options: Any) -> _Kernel:
+        return _Kernel(name, source)
+
+    def wait(self, scope: dict[str, Any]) -> None:
+        """Nothing is compiled."""
+
+
+class _Kernel:
+    """A kernel that Inductor generated."""
+
+    def __init__(self, name: str, source: str) -> None:
+        self.name = name
+        found = re.search(r"'kernel_num_gb': ([0-9.e+-]+)", source)
+        self.bytes = round(float(found[1]) * 1e9) if found else None
+
+    def run(self, *arguments: Any, **options: Any) -> None:
+        """Write a launch."""
+        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+        with one_operation("triton::kernel", *tensors, bytes=self.bytes):
+            pass
