@@ -23,6 +23,7 @@ from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
 from trainatomy.simulator.cudnn import heuristics_of
+from trainatomy.simulator.compiled import compiles, compiling, preload_compiler
 from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
 from trainatomy.simulator.failures import explained_failures
@@ -170,6 +171,8 @@ def simulate(
             refuse_closures(workload)
         if uses_liger(workload):
             import_liger()
+        if compiles(workload):
+            preload_compiler()
         process = SimulatedProcess(
             gpu.device_name,
             gpu.memory_bytes,
@@ -262,7 +265,7 @@ def _execute(
     watch: Callable[[Recorder, int], Watcher],
 ) -> nn.Module:
     """Run the steps in the simulated process, and return the model that ran."""
-    with process.open(), _engine(workload, process), _kernels(workload):
+    with process.open(), _engine(workload, process), _kernels(workload), compiling(workload, process):
         process.adopt(model)
         # A measurement begins in the same way: with the context and the allocator's first segment.
         torch.ones((1, 1)).to("cuda")

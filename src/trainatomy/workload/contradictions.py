@@ -33,7 +33,22 @@ def contradictions(workload: Workload) -> list[Problem]:
         *_generation(workload),
         *trl_problems(workload),
         *_average(workload),
+        *_compiled(workload),
     ]
+
+
+def _compiled(workload: Workload) -> list[Problem]:
+    """Refuse trainings whose compiled step is not simulated."""
+    if workload.mode != "training" or not workload.train.compiles:
+        return []
+    reasons = {
+        "several GPUs": workload.parallel.world_size > 1 or workload.parallel.devices > 1,
+        "model.quantization": workload.model.quantization is not None,
+        "data.lengths, with which PyTorch compiles for sizes that it does not know": workload.data.lengths is not None,
+        "an evaluation between the steps": workload.evaluates,
+    }
+    message = "a compiled step is not simulated with"
+    return [Problem(("train", "torch_compile"), f"{message} {what}") for what, found in reasons.items() if found]
 
 
 def _unscalable_gradients(workload: Workload) -> list[Problem]:

@@ -166,6 +166,16 @@ class TrainSpec(Section):
     liger_kernel_config: Settings | None = Field(
         default=None, description="which of Liger's layers to use, such as `{rope: false}` (default: Liger's choice)"
     )
+    torch_compile: bool = Field(
+        default=False,
+        description="compile the model with `torch.compile` (experimental; `pip install 'trainatomy[compile]'`)",
+    )
+    torch_compile_backend: str | None = Field(
+        default=None, description="backend of `torch.compile`: `inductor`, which is the default"
+    )
+    torch_compile_mode: str | None = Field(
+        default=None, description="mode of `torch.compile`: `default`; others are not simulated"
+    )
     average_tokens_across_devices: bool = Field(
         default=True, description="average the loss over the tokens of all GPUs"
     )
@@ -218,6 +228,11 @@ class TrainSpec(Section):
         """Return those of ``ignored`` that would change memory or time, and are not simulated."""
         return self._missed
 
+    @property
+    def compiles(self) -> bool:
+        """True if the model is compiled; a backend or a mode asks for it too, as in ``TrainingArguments``."""
+        return self.torch_compile or self.torch_compile_backend is not None or self.torch_compile_mode is not None
+
     def notes(self) -> tuple[str, ...]:
         """Return a note for each reason why settings that matter are not simulated."""
         reasons = arguments().not_simulated
@@ -257,7 +272,26 @@ class TrainSpec(Section):
                 "transformers reads no tuples or lists here; use the path of a class as `optim`, which accepts them"
             )
             problems.append(Problem(("optim_args",), message))
-        return problems + self._checkpointing_problems()
+        return problems + self._checkpointing_problems() + self._compiling_problems()
+
+    def _compiling_problems(self) -> list[Problem]:
+        """Refuse what PyTorch's compiler does otherwise than is simulated."""
+        problems = []
+        backend, mode = self.torch_compile_backend, self.torch_compile_mode
+        if backend not in (None, "inductor"):
+            message = f"{backend!r} is not simulated; the code of inductor, the default, is"
+            problems.append(Problem(("torch_compile_backend",), message))
+        if mode in ("reduce-overhead", "max-autotune"):
+            message = f"{mode!r} runs CUDA graphs, whose memory pools are not simulated; the default mode is"
+            problems.append(Problem(("torch_compile_mode",), message))
+        elif mode not in (None, "default"):
+            message = f"{mode!r} chooses kernels by measuring them, which is not simulated; the default mode is"
+            problems.append(Problem(("torch_compile_mode",), message))
+        for name in ("deepspeed", "fsdp", "use_liger_kernel") if self.compiles else ():
+            if getattr(self, name):
+                message = f"cannot be combined with {name}: a compiled step is simulated without it only"
+                problems.append(Problem(("torch_compile",), message))
+        return problems
 
     def _checkpointing_problems(self) -> list[Problem]:
         here = "gradient_checkpointing_kwargs"

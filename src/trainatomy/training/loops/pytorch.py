@@ -61,6 +61,7 @@ def train(
     observer.ready(model, spread.with_states(optimizer))
     kind = torch.device(device).type
     scaler = spread.scaler(kind, enabled=settings.fp16)
+    module = compiled(spread.module, settings)
 
     closure = None
     if needs_closure(settings):
@@ -84,7 +85,7 @@ def train(
             observer.micro_step_begin(micro_step)
             with spread.synchronizes(last=micro_step == accumulation - 1), spread.sharing(batch):
                 with autocast(settings, kind):
-                    loss = spread.loss(spread.module(**batch))
+                    loss = spread.loss(module(**batch))
                 observer.forward_end()
                 scaler.scale(loss / accumulation).backward()
             observer.loss_kept(loss)
@@ -132,6 +133,14 @@ def enable_training(model: nn.Module, settings: TrainSpec) -> None:
             enable(gradient_checkpointing_kwargs=settings.gradient_checkpointing_kwargs)
         if settings.gradient_checkpointing_every > 1:
             checkpoint_every(model, settings.gradient_checkpointing_every)
+
+
+def compiled(module: nn.Module, settings: TrainSpec) -> nn.Module:
+    """Return the module to call: the module, or what ``torch.compile`` makes of it."""
+    if not settings.compiles:
+        return module
+    found: nn.Module = torch.compile(module, backend="inductor", mode=settings.torch_compile_mode)  # type: ignore[assignment]
+    return found
 
 
 def optimizer_of(workload: Workload, spread: Spread, device: str, steps: int) -> torch.optim.Optimizer:
