@@ -30,6 +30,8 @@ states are created in them."""
 STEPS_BEFORE_EVALUATION = 3
 """Steps that come before an evaluation, so that it finds the memory of a steady training; the warm-up ends with the
 step after it."""
+COMPILING_STEPS = 2
+"""Steps in which a compiled model compiles: gradients and optimizer states exist from the second on."""
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables with the allocator's options (c10/cuda/CUDAAllocatorConfig.h, torch 2.9-2.13); PyTorch reads
 both, and the second, older name wins."""
@@ -102,6 +104,8 @@ def warm_up_steps(workload: Workload) -> int:
     """Return the number of steps to run before timing."""
     has_scaler = workload.mode == "training" and workload.train.fp16
     steps = SCALED_WARM_UP_STEPS if has_scaler else WARM_UP_STEPS
+    if workload.mode == "training" and workload.train.compiles:
+        steps = max(steps, COMPILING_STEPS + 2)
     return max(steps, STEPS_BEFORE_EVALUATION) + 1 if workload.pauses else steps
 
 

@@ -72,11 +72,22 @@ def measurement_of(
         tokens_per_second=rates.tokens_per_second,
         neighbours=meter.other_processes(),
         out_of_memory=None if outcome.failure is None else outcome.failure.to_point(),
-        notes=meter.notes(),
+        notes=(*meter.notes(), *_compiling_notes(timer)),
         evaluation=_evaluation(workload, timer),
         generation=_generation(workload, timer),
         checkpoint=_checkpoint(workload, timer),
         **_monitored(workload, timer, outcome.tokens),
+    )
+
+
+def _compiling_notes(timer: StepTimer) -> tuple[str, ...]:
+    """Return what the steps took in which the model was compiled."""
+    if timer.compiling is None:
+        return ()
+    allocated, reserved = map(format_bytes, timer.compiling)
+    return (
+        "peaks are those of steps after compiling; while PyTorch compiled the model and tried its kernels, at most "
+        f"{allocated} were allocated and {reserved} reserved",
     )
 
 

@@ -106,6 +106,7 @@ def _run_in_group(
         limit=limit,
         group=group,
         monitors=_monitors(job, meter, group),
+        compiles=workload.mode == "training" and workload.train.compiles,
     )
     recorder = RunRecorder(timer.warm_up) if job.recorded else None
     outcome = _execute(workload, timer, recorder, limit.max_steps)

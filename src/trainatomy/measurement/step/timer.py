@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from trainatomy.measurement.process.job import WARM_UP_STEPS
+from trainatomy.measurement.process.job import COMPILING_STEPS, WARM_UP_STEPS
 from trainatomy.measurement.process.progress import Reporter
 from trainatomy.measurement.step.generation import GenerationTimes
 from trainatomy.measurement.step.monitors import Monitors
@@ -82,6 +82,9 @@ class StepTimer(Silent):
     The processes of a ``group`` agree at the end of the warm-up on how many steps they time, because a collective waits
     for all of them; after those steps come ``SYNCHRONIZED_STEPS``, each of which ends with the CPU waiting for the GPU.
 
+    Where the model is compiled (``compiles``), peaks are those after the first ``COMPILING_STEPS`` steps, in which PyTorch
+    compiles and tries its kernels; ``compiling`` holds the peaks of allocated and reserved memory until then.
+
     ``monitors`` watch the host's pace, the DataLoader and the GPU's power during the timed steps.
     """
 
@@ -95,9 +98,12 @@ class StepTimer(Silent):
         device: int | None = None,
         group: RankGroup | None = None,
         monitors: Monitors | None = None,
+        compiles: bool = False,
     ) -> None:
         self.meter = meter
         self.monitors = monitors or Monitors()
+        self.compiling: tuple[int, int] | None = None
+        self._compiles = compiles
         self._group = None if group is None or group.size == 1 else group
         self._asynchronous_steps: int | None = None
         self._synchronized: list[float] = []
@@ -226,10 +232,18 @@ class StepTimer(Silent):
     def _end_warm_up_step(self) -> int | None:
         torch.cuda.synchronize()
         now = time.perf_counter()
+        if self._compiles and self.steps == COMPILING_STEPS:
+            self._end_compiling()
         if self.steps == self.warm_up and self._group is not None and self._limit is not None:
             self._agree(self._group, self._limit, now - self._timed_since)
         self._timed_since = time.perf_counter()
         return self.meter.read()
+
+    def _end_compiling(self) -> None:
+        """Let peaks and the allocator's cache begin anew: compiling allocates what no later step does."""
+        self.compiling = _peaks()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
     def _tick(self) -> None:
         """Take the time at the end of a step; the one that ends the warm-up begins the first timed step."""
