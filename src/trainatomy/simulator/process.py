@@ -49,6 +49,7 @@ class SimulatedProcess:
         workspaces: Returns the (bytes, name) of workspaces that an operation makes its libraries take; called with
             (operator, whether backward runs).
         topology: Place of the process in a training on several GPUs.
+        notes: Sentences for the reader about what happened in the process.
     """
 
     name: str
@@ -57,6 +58,7 @@ class SimulatedProcess:
     rules: dict[str, Rule] = field(default_factory=dict)
     workspaces: Callable[[str, bool, int], list[tuple[int, str]]] = lambda name, backward, stream: []
     topology: Topology = field(default_factory=Topology)
+    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.current = CurrentDevice(self.topology)

@@ -308,7 +308,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int) -> S
         steps=steps,
         torch_version=version,
         libraries=described.libraries | recorder.libraries,
-        notes=(*version_notes(version), *described.notes),
+        notes=(*version_notes(version), *described.notes, *process.notes),
         operations=recorder.operations.operations,
         tokens_per_sample=described.tokens_per_sample,
         weights_dtype=described.weights_dtype,

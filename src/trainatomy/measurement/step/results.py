@@ -20,6 +20,7 @@ from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.measurement import Measurement, RankMeasurement, Stage
 from trainatomy.training.throughput import samples_per_step, throughput
+from trainatomy.units import human_bytes
 from trainatomy.workload.schema import Workload
 
 PROCESS_GROUP = "process group"
@@ -84,7 +85,7 @@ def _compiling_notes(timer: StepTimer) -> tuple[str, ...]:
     """Return what the steps took in which the model was compiled."""
     if timer.compiling is None:
         return ()
-    allocated, reserved = map(format_bytes, timer.compiling)
+    allocated, reserved = map(human_bytes, timer.compiling)
     return (
         "peaks are those of steps after compiling; while PyTorch compiled the model and tried its kernels, at most "
         f"{allocated} were allocated and {reserved} reserved",

@@ -1,4 +1,4 @@
-"""Triton kernels, which ``simulator.triton`` writes as operations."""
+"""Triton kernels, which ``simulator.triton`` and ``simulator.compiled`` write as operations."""
 
 from __future__ import annotations
 
@@ -15,4 +15,5 @@ TRITON = family(
         cost="elementwise:moved_once",
     ),
     row("triton::kernel"),
+    row("inductor::kernel", cost="elementwise:fused"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import SimulationError
@@ -48,5 +48,26 @@ def compiling(workload: Workload, process: SimulatedProcess) -> Iterator[None]:
     from trainatomy.simulator.compiled.module import Compiler
 
     with contextlib.ExitStack() as stack:
-        Compiler(process).install(stack)
+        compiler = Compiler(process)
+        compiler.install(stack)
         yield
+        process.notes += compiled_notes(len(compiler.wrappers), compiler.graph_breaks())
+
+
+def compiled_notes(wrappers: int, breaks: Mapping[str, int]) -> list[str]:
+    """Return notes on what a prediction of a compiled step leaves out.
+
+    Args:
+        wrappers: Number of graphs, of forward and backward passes, that Inductor wrote code for.
+        breaks: How often Dynamo broke the graph, by its reason.
+    """
+    release = version_of("torch") or ""
+    notes = [
+        "train.torch_compile is experimental: memory is that of the buffers in the code that Inductor of PyTorch "
+        f"{release.partition('+')[0]} writes ({wrappers} graphs); compiling itself and the kernels that PyTorch tries in "
+        "the first steps are not counted, and the time of fused kernels is that of moving their bytes"
+    ]
+    if breaks:
+        reasons = "; ".join(dict.fromkeys(reason.splitlines()[0] for reason in breaks))
+        notes.append(f"Dynamo breaks the model's graph, and Python runs in between: {reasons}")
+    return notes

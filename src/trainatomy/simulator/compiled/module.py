@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -30,16 +32,15 @@ _OURS = str(Path(__file__).parents[2])
 def preload() -> None:
     """Import the compiler, and let Dynamo fill its tables of PyTorch's functions before some of them are replaced."""
     import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401
+    import torch._inductor.config
     from torch._dynamo import trace_rules
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
+    with torch._inductor.config.patch(compile_threads=1):  # no processes that would compile kernels
+        import_module("torch._inductor.async_compile")
+        import_module("torch._inductor.compile_fx")
     TorchInGraphFunctionVariable._get_handlers()
     trace_rules.get_torch_obj_rule_map()
-
-
-class _Taken(Exception):
-    """Ends Inductor once it has written its code."""
 
 
 class _BelowFunctions(TorchDispatchMode):
@@ -71,6 +72,7 @@ class Compiler:
         self.wrappers: list[str] = []
         self._process = process
         self._compile = torch.compile
+        self._known_breaks = _breaks()
 
     def install(self, stack: contextlib.ExitStack) -> None:
         """Replace ``torch.compile`` until ``stack`` closes."""
@@ -85,6 +87,10 @@ class Compiler:
         patch(guards.CheckFunctionManager, "__init__", self._guarding(guards.CheckFunctionManager.__init__))
         patch(guards.GuardBuilder, "TORCH_FUNCTION_STATE", lambda builder, guard: None)
         stack.callback(torch._dynamo.reset)
+
+    def graph_breaks(self) -> dict[str, int]:
+        """Return how often Dynamo broke a graph so far, by its reason."""
+        return {reason: count for reason, count in _breaks().items() if count > self._known_breaks.get(reason, 0)}
 
     def compile(self, model: Any = None, **options: Any) -> Any:
         """Compile a module or a function."""
@@ -200,30 +206,27 @@ class Compiler:
         from torch._inductor import compile_fx, config
         from torch._inductor.graph import GraphLowering
 
-        found: list[str] = []
-
-        def take(lowering: Any) -> Any:
+        def load(lowering: Any) -> Any:
             code = lowering.codegen()[0]
-            found.append(getattr(code, "value", code))
-            raise _Taken
+            text: str = getattr(code, "value", code)
+            self.wrappers.append(text)
+            return SimpleNamespace(call=load_wrapper(text), __file__="", key="", runner=None)
 
         mode = _fake_mode()
         with (
             self._outside(),
-            mock.patch.object(GraphLowering, "compile_to_module", take),
-            config.patch(force_disable_caches=True, profile_bandwidth=True),
+            mock.patch.object(GraphLowering, "compile_to_module", load),
+            config.patch(fx_graph_cache=False, fx_graph_remote_cache=False, compile_threads=1, profile_bandwidth=True),
         ):
             put_on_gpu(module, mode)
             options["cudagraphs"] = compile_fx.BoxedBool(False)
-            try:
-                return compile_fx.compile_fx_inner(module, [on_gpu(each, mode) for each in inputs], **options)
-            except Exception:
-                if not found:
-                    raise
-        self.wrappers.append(found[0])
-        run: Any = load_wrapper(found[0])
-        run._boxed_call = True
-        return run
+            return compile_fx.compile_fx_inner(module, [on_gpu(each, mode) for each in inputs], **options)
+
+
+def _breaks() -> dict[str, int]:
+    from torch._dynamo.utils import counters
+
+    return dict(counters["graph_break"])
 
 
 def _fake_mode() -> Any:

@@ -66,5 +66,5 @@ class _Kernel:
     def run(self, *arguments: Any, **options: Any) -> None:
         """Write a launch."""
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-        with one_operation("triton::kernel", *tensors, bytes=self.bytes):
+        with one_operation("inductor::kernel", *tensors, bytes=self.bytes):
             pass
