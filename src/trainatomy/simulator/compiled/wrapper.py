@@ -12,6 +12,8 @@ import torch
 
 from trainatomy.operators.allocation.whole import one_operation
 
+_RANDOM = "torch.ops.higher_order.graphsafe_run_with_rng_state"
+"""What runs a random operator with the state of a generator, so that recomputation draws the same numbers."""
 Call = Callable[[list[Any]], Any]
 
 
@@ -21,7 +23,7 @@ def load_wrapper(text: str) -> Call:
 
     space: dict[str, Any] = {"__name__": "compiled", "__file__": "compiled"}
     with mock.patch.object(async_compile, "AsyncCompile", _Kernels):
-        exec(compile(text, "<inductor>", "exec"), space)
+        exec(compile(text.replace(_RANDOM, "with_rng_state"), "<inductor>", "exec"), space)
     space.update(
         empty_strided_cuda=lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda"),
         reinterpret_tensor=_reinterpret,
@@ -29,6 +31,7 @@ def load_wrapper(text: str) -> Call:
         assert_alignment=lambda *arguments: None,
         copy_misaligned=lambda tensor: tensor,
         extern_kernels=_ExternKernels(),
+        with_rng_state=lambda operator, *arguments, rng_state=None, **options: operator(*arguments, **options),
     )
     call: Call = space["call"]
     return lambda inputs: call(inputs)
