@@ -70,7 +70,7 @@ CHANGES: dict[str, Any] = {
     "generation_config": "generation_config.json",
     "skip_memory_metrics": False,
     "split_batches": True,
-    "torch_compile": True,
+    "torchdynamo": "inductor",
     "use_cpu": True,
 }
 

@@ -63,9 +63,9 @@ def test_inference_uses_the_training_batch_size_by_default() -> None:
 
 
 def test_arguments_that_change_nothing_are_set_aside_with_their_values() -> None:
-    pasted = {"output_dir": "out", "hub_token": "secret", "fsdp": [], "torch_compile": False, "bf16": True}
+    pasted = {"output_dir": "out", "hub_token": "secret", "fsdp": [], "torchdynamo": False, "bf16": True}
     workload = Workload.from_mapping({**GPT2, "train": pasted})
-    assert workload.train.ignored == ("output_dir", "hub_token", "torch_compile")
+    assert workload.train.ignored == ("output_dir", "hub_token", "torchdynamo")
     assert workload.train.bf16
     assert workload == Workload.from_mapping({**GPT2, "train": {"bf16": True}})
     assert "secret" not in repr(workload) + workload.to_yaml()
@@ -135,7 +135,12 @@ def test_the_example_in_the_message_about_unknown_gpus_describes_one() -> None:
         ({"train": {"optim": "adamw_hf"}}, "train.optim: adamw_hf left transformers in 5.0; write trainatomy.training.adamw_hf.AdamW"),
         ({"train": {"optim_args": "momentum"}}, 'train.optim_args: must look like "momentum=0.9,nesterov=True"; found \'momentum\''),
         ({"train": {"deepspeed": "no-such-file.json"}}, "train.deepspeed: cannot read no-such-file.json"),
-        ({"train": {"torch_compile": True}}, "train.torch_compile: not supported: compiled graphs are not simulated"),
+        ({"train": {"torch_compile_backend": "aot_eager"}}, "train.torch_compile_backend: 'aot_eager' is not simulated; the code of inductor, the default, is"),
+        ({"train": {"torch_compile": True, "torch_compile_mode": "reduce-overhead"}}, "train.torch_compile_mode: 'reduce-overhead' runs CUDA graphs, whose memory pools are not simulated"),
+        ({"train": {"torch_compile_mode": "max-autotune-no-cudagraphs"}}, "train.torch_compile_mode: 'max-autotune-no-cudagraphs' chooses kernels by measuring them"),
+        ({"train": {"torch_compile": True, "use_liger_kernel": True}}, "train.torch_compile: cannot be combined with use_liger_kernel"),
+        ({"train": {"torch_compile": True, "eval_strategy": "steps"}}, "train.torch_compile: a compiled step is not simulated with an evaluation between the steps"),
+        ({"train": {"torch_compile": True}, "parallel": {"gpus": 2}}, "train.torch_compile: a compiled step is not simulated with several GPUs"),
         ({"train": {"per_gpu_train_batch_size": 1}}, "train.per_gpu_train_batch_size: is called per_device_train_batch_size today"),
         ({"train": {"gradient_checkpointing_kwargs": {"use_reentrent": True}}}, "train.gradient_checkpointing_kwargs.use_reentrent: unknown key; did you mean use_reentrant?"),
         ({"train": {"gradient_checkpointing_every": 2}}, "train.gradient_checkpointing_every: needs gradient_checkpointing: true"),

@@ -43,8 +43,10 @@ def check_launch(args: TrainingArguments) -> None:
             "train.deepspeed"
         )
     if os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no":
-        reason = arguments().refused["torch_compile"]
-        raise WorkloadError(f"ACCELERATE_DYNAMO_BACKEND: the launcher turns torch.compile on. {reason}")
+        raise WorkloadError(
+            "ACCELERATE_DYNAMO_BACKEND: the launcher turns torch.compile on, which is not simulated; "
+            "say torch_compile=True in the arguments instead"
+        )
 
 
 def train_settings(args: TrainingArguments) -> tuple[dict[str, Any], tuple[str, ...]]:

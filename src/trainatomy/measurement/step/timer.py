@@ -82,8 +82,8 @@ class StepTimer(Silent):
     The processes of a ``group`` agree at the end of the warm-up on how many steps they time, because a collective waits
     for all of them; after those steps come ``SYNCHRONIZED_STEPS``, each of which ends with the CPU waiting for the GPU.
 
-    Where the model is compiled (``compiles``), peaks are those after the first ``COMPILING_STEPS`` steps, in which PyTorch
-    compiles and tries its kernels; ``compiling`` holds the peaks of allocated and reserved memory until then.
+    Where the model is compiled (``compiles``), peaks are those after the first ``COMPILING_STEPS`` steps, in which
+    PyTorch compiles and tries its kernels; ``compiling`` holds the peaks of allocated and reserved memory until then.
 
     ``monitors`` watch the host's pace, the DataLoader and the GPU's power during the timed steps.
     """

@@ -1,4 +1,4 @@
-"""Compiled steps: PyTorch's own compiler, whose device alone is simulated, and its code with kernels that do nothing."""
+"""Compiled steps: PyTorch's own compiler for a simulated GPU, and its code with kernels that do nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def preload_compiler() -> None:
     if not OLDEST <= installed <= NEWEST:
         raise SimulationError(
             f"train.torch_compile: the compiler of PyTorch {installed[0]}.{installed[1]} is not simulated; that of "
-            f"{OLDEST[0]}.{OLDEST[1]} is.\nLeave it out to predict the eager step, or install torch {OLDEST[0]}.{OLDEST[1]}"
+            f"{OLDEST[0]}.{OLDEST[1]} is.\nLeave it out to predict the eager step, or install that release"
         )
     import_library("triton", "train.torch_compile", install="'trainatomy[compile]'")
     from trainatomy.simulator.compiled.module import preload
@@ -64,8 +64,8 @@ def compiled_notes(wrappers: int, breaks: Mapping[str, int]) -> list[str]:
     release = version_of("torch") or ""
     notes = [
         "train.torch_compile is experimental: memory is that of the buffers in the code that Inductor of PyTorch "
-        f"{release.partition('+')[0]} writes ({wrappers} graphs); compiling itself and the kernels that PyTorch tries in "
-        "the first steps are not counted, and the time of fused kernels is that of moving their bytes"
+        f"{release.partition('+')[0]} writes ({wrappers} graphs); compiling itself and the kernels that PyTorch tries "
+        "in the first steps are not counted, and the time of fused kernels is that of moving their bytes"
     ]
     if breaks:
         reasons = "; ".join(dict.fromkeys(reason.splitlines()[0] for reason in breaks))

@@ -43,7 +43,7 @@ class GPUGenerator(torch.Generator):
     """Random number generator of the simulated GPU, which the compiler copies for each random operator."""
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         """The simulated GPU."""
         return torch.device("cuda", 0)
 
@@ -73,7 +73,7 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
 
     capability = properties.major * 10 + properties.minor
     interface: Any = device_interface.CudaInterface
-    answers = {
+    answers: dict[str, Any] = {
         "get_device_properties": lambda device=None: properties,
         "get_compute_capability": lambda device=None: capability,
         "is_available": lambda: True,
@@ -110,8 +110,9 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
 def _install_guard(stack: contextlib.ExitStack) -> None:
     """Give a build without CUDA a guard of CUDA devices: that of the meta device, which does nothing.
 
-    PyTorch does so itself for builds with CUDA on machines without a GPU.  Source: c10/core/impl/DeviceGuardImplInterface.h
-    (``ensureCUDADeviceGuardSet``, ``device_guard_impl_registry``, indexed by ``DeviceType``), torch 2.9-2.13.
+    PyTorch does so itself for builds with CUDA on machines without a GPU.  Source: torch 2.9-2.13,
+    c10/core/impl/DeviceGuardImplInterface.h (``ensureCUDADeviceGuardSet``, ``device_guard_impl_registry``, indexed by
+    ``DeviceType``).
     """
     torch._C._ensureCUDADeviceGuardSet()
     if torch.backends.cuda.is_built():

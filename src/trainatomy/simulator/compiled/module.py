@@ -1,8 +1,9 @@
 """``torch.compile`` in a simulated process.
 
-PyTorch's own Dynamo and AOTAutograd trace the model on meta tensors, with what CUDA runs in place of composite functions
-and with CUDA's autocast; their graphs are given to Inductor as such of the GPU.  What Inductor writes around its kernels
-runs in the process and allocates; kernels do nothing.  Where Dynamo breaks the graph, Python runs in the process.
+PyTorch's own Dynamo and AOTAutograd trace the model on meta tensors, with what CUDA runs in place of composite
+functions and with CUDA's autocast; their graphs are given to Inductor as such of the GPU.  What Inductor writes around
+its kernels runs in the process and allocates; kernels do nothing.  Where Dynamo breaks the graph, Python runs in the
+process.
 """
 
 from __future__ import annotations
@@ -156,12 +157,13 @@ class Compiler:
         Python may depend on the dtype of a result, so that Dynamo must know what autocast makes of it.
         """
         from torch._dynamo import utils
-        from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+
+        types: Any = import_module("torch._dynamo.types")
 
         def converting(wrapper: Any, frame: Any, *args: Any) -> Any:
             if frame.f_code.co_filename.startswith(_OURS):
-                skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-                return ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=False)
+                skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
+                return types.ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=False)
             with self._outside(), mock.patch.object(utils, "run_node", self._traced(utils.run_node)):
                 return convert(wrapper, frame, *args)
 
@@ -180,9 +182,10 @@ class Compiler:
 
     def _backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compile a graph of Dynamo as Inductor does."""
-        from torch._functorch import aot_autograd
         from torch._functorch import config as functorch_config
-        from torch._inductor import compile_fx
+
+        aot_autograd: Any = import_module("torch._functorch.aot_autograd")
+        compile_fx: Any = import_module("torch._inductor.compile_fx")
 
         create, passes = aot_autograd.create_functional_call, compile_fx._recursive_joint_graph_passes
 
@@ -204,8 +207,10 @@ class Compiler:
 
     def _lower(self, module: fx.GraphModule, inputs: Any, **options: Any) -> Any:
         """Let Inductor write the code of a graph, and return what runs it in the process."""
-        from torch._inductor import compile_fx, config
+        from torch._inductor import config
         from torch._inductor.graph import GraphLowering
+
+        compile_fx: Any = import_module("torch._inductor.compile_fx")
 
         def load(lowering: Any) -> Any:
             code = lowering.codegen()[0]
