@@ -28,7 +28,7 @@ from trainatomy.operators.allocation.arguments import HALF_TYPES, bound, dense_b
 from trainatomy.operators.allocation.cudnn import workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.grouped import is_cudnn_depthwise
-from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered
+from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered, missing_parts
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 from trainatomy.operators.allocation.reduction import SUM
 
@@ -118,9 +118,9 @@ def workspace_bytes(kind: Kind, one: Convolution, processor: Processor) -> int:
     """Return the bytes of a workspace: as cuDNN answers where it can be asked and has a plan, else by the rules."""
     if processor.cudnn is not None and not is_unanswered(kind, one):
         exact = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-        found = processor.cudnn.workspace(kind, one, tf32=_allows_tf32(processor), deterministic=exact)
+        found = processor.cudnn.plan(kind, one, tf32=_allows_tf32(processor), deterministic=exact)
         if found is not None:
-            return found
+            return found.workspace + missing_parts(kind, one, found)
     return workspace(kind, one) if _has_tensor_cores(one.dtype, processor) else 0
 
 

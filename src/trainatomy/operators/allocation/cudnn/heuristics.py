@@ -40,6 +40,8 @@ _OPERATIONS = {
     "weight gradient": backend.Kind.BACKWARD_FILTER,
 }
 _CROSS_CORRELATION = 1
+_WORKSPACE_KNOB, _CLUSTER_KNOB = 25, 27
+"""``CUDNN_KNOB_TYPE_WORKSPACE`` and ``CUDNN_KNOB_TYPE_TILE_CGA_M``."""
 _ALIGNMENT = 32
 """Bytes: the largest alignment that PyTorch looks for (``getAlignment``); blocks of its allocator have 512."""
 
@@ -52,6 +54,12 @@ class EnginePlan:
     knobs: tuple[tuple[int, int], ...]
     notes: tuple[int, ...]
     workspace: int
+
+    @property
+    def divides_sums(self) -> bool:
+        """Return whether a kernel may divide sums among the multiprocessors (stream-K): clusters, with workspace."""
+        knobs = dict(self.knobs)
+        return _CLUSTER_KNOB in knobs and knobs.get(_WORKSPACE_KNOB) == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,18 +217,17 @@ class Heuristics:
         """
         self.version = version_text(library.version)
         self._library, self._mode, self._device = library, mode, library.device(text)
-        self._known: dict[object, int | None] = {}
+        self._known: dict[object, EnginePlan | None] = {}
 
-    def workspace(self, kind: Kind, one: Convolution, *, tf32: bool, deterministic: bool) -> int | None:
-        """Return the bytes of workspace of an operation of a convolution; None where cuDNN offers no plan."""
+    def plan(self, kind: Kind, one: Convolution, *, tf32: bool, deterministic: bool) -> EnginePlan | None:
+        """Return the first plan of an operation of a convolution; None where cuDNN offers none."""
         key = kind, one.key, tf32, deterministic
         if key not in self._known:
             choice = Choice(tf32, deterministic, self._mode)
             try:
-                first = next(plans(kind, one, self._library, self._device, choice), None)
+                self._known[key] = next(plans(kind, one, self._library, self._device, choice), None)
             except BackendError:
-                first = None
-            self._known[key] = None if first is None else first.workspace
+                self._known[key] = None
         return self._known[key]
 
 

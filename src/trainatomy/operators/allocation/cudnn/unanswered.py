@@ -13,10 +13,14 @@ import math
 from typing import TYPE_CHECKING
 
 from trainatomy.operators.allocation.cudnn.ungrouped import is_product
-from trainatomy.operators.allocation.cudnn.weight_gradient import is_by_image
+from trainatomy.operators.allocation.cudnn.weight_gradient import is_by_image, weight_gradient
 
 if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
+    from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
+
+_MOST_PARTS = 20_000_000
+"""Partial sums of tiles of 256 x 256 on half of the multiprocessors, bytes."""
 
 
 def is_unanswered(kind: Kind, one: Convolution) -> bool:
@@ -24,6 +28,18 @@ def is_unanswered(kind: Kind, one: Convolution) -> bool:
     if one.groups > 1:
         return one.channels == 1 and one.weight[0] == one.groups and one.is_half and not one.transposed
     return one.is_plain_product and _runs_in_cublas(kind, one)
+
+
+def missing_parts(kind: Kind, one: Convolution, plan: EnginePlan) -> int:
+    """Return the bytes of partial sums that the answer without a driver leaves out.
+
+    How many blocks of a cluster run at once is known to the driver only, and without it a kernel that divides sums among
+    them says that it needs fewer partial sums. The rules know them for weight gradients between many channels.
+    """
+    if kind != "weight gradient" or one.groups > 1 or not plan.divides_sums:
+        return 0
+    missing = weight_gradient(one) - plan.workspace
+    return missing if 0 < missing <= _MOST_PARTS else 0
 
 
 def _runs_in_cublas(kind: Kind, one: Convolution) -> bool:
