@@ -22,8 +22,8 @@ from trainatomy.operators.allocation.convolution import workspace_bytes
 from trainatomy.operators.allocation.cudnn import library, workspace
 from trainatomy.operators.allocation.cudnn.backend import Backend, BackendError, Mode, Note
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
-from trainatomy.operators.allocation.cudnn.heuristics import Choice, Heuristics, mode_of, plans
-from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered
+from trainatomy.operators.allocation.cudnn.heuristics import Choice, EnginePlan, Heuristics, mode_of, plans
+from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered, missing_parts
 from trainatomy.operators.allocation.plan import KernelCall, Processor, Scratch
 from trainatomy.results.prediction import Fact, Prediction
 from trainatomy.simulator import cudnn
@@ -141,9 +141,9 @@ class Answers:
     def __init__(self, answer: int | None) -> None:
         self.answer, self.asked = answer, 0
 
-    def workspace(self, kind: Kind, one: Convolution, **settings: bool) -> int | None:
+    def plan(self, kind: Kind, one: Convolution, **settings: bool) -> EnginePlan | None:
         self.asked += 1
-        return self.answer
+        return None if self.answer is None else EnginePlan(62, (), (), self.answer)
 
 
 def scratch(weight: tuple[int, ...], answers: Any, groups: int = 1) -> list[int]:
@@ -172,6 +172,18 @@ def test_products_and_depthwise_convolutions_are_not_asked_for() -> None:
     assert is_unanswered("weight gradient", convolution((16, 64, 56, 56), (256, 64, 1, 1)))
     assert not is_unanswered("weight gradient", convolution((16, 512, 7, 7), (2048, 512, 1, 1)))
     assert not is_unanswered("forward", STEM)
+
+
+def test_partial_sums_that_only_a_driver_tells_are_added_by_the_rules() -> None:
+    one = convolution((48, 256, 14, 14), (256, 256, 3, 3), 1, 1, dtype=torch.bfloat16)
+    known = workspace("weight gradient", one)
+    divided = EnginePlan(65, ((25, 0), (27, 1), (28, 3)), (), known - 4_719_052)
+    assert divided.workspace + missing_parts("weight gradient", one, divided) == known
+    whole = EnginePlan(65, ((25, 1), (27, 1), (28, 3)), (), known - 4_719_052)
+    assert missing_parts("weight gradient", one, whole) == 0
+    assert missing_parts("forward", one, divided) == 0
+    larger = EnginePlan(65, ((25, 0), (27, 1), (28, 3)), (), known + 1)
+    assert missing_parts("weight gradient", one, larger) == 0
 
 
 def fact(found: Prediction) -> Fact:
@@ -208,7 +220,9 @@ def test_the_stem_of_a_resnet_is_as_measured(installed: Backend) -> None:
     text = device_text(find_gpu("h200"))
     assert text is not None
     asked = Heuristics(installed, text)
-    assert asked.workspace("forward", STEM, tf32=True, deterministic=False) == workspace("forward", STEM) == 16081424
+    plan = asked.plan("forward", STEM, tf32=True, deterministic=False)
+    assert plan is not None
+    assert plan.workspace == workspace("forward", STEM) == 16081424
 
 
 def test_random_convolutions_match_more_often_than_by_the_rules(installed: Backend) -> None:
@@ -232,7 +246,7 @@ def test_every_card_of_the_catalog_is_understood(installed: Backend) -> None:
     for name in ("t4", "a100-80gb", "rtx-3090", "rtx-4090", "h100-sxm"):
         text = device_text(find_gpu(name))
         assert text is not None
-        assert Heuristics(installed, text).workspace("forward", STEM, tf32=True, deterministic=False) is not None
+        assert Heuristics(installed, text).plan("forward", STEM, tf32=True, deterministic=False) is not None
 
 
 def test_deterministic_plans_are_deterministic(installed: Backend) -> None:

@@ -33,7 +33,7 @@ def is_unanswered(kind: Kind, one: Convolution) -> bool:
 def missing_parts(kind: Kind, one: Convolution, plan: EnginePlan) -> int:
     """Return the bytes of partial sums that the answer without a driver leaves out.
 
-    How many blocks of a cluster run at once is known to the driver only, and without it a kernel that divides sums among
+    How many blocks of a cluster run at once is known to the driver only. Without it, a kernel that divides sums among
     them says that it needs fewer partial sums. The rules know them for weight gradients between many channels.
     """
     if kind != "weight gradient" or one.groups > 1 or not plan.divides_sums:
