@@ -14,14 +14,26 @@ import argparse
 import json
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.operators.cost import kernel_work
+from trainatomy.operators.cost.kernel import Chip
+from trainatomy.timing.cost_model import cost_model_of, kernel_cost
+
 FIT, HELD_OUT = "fit", "held out"
+FEWEST = 3
+ALWAYS = ("convolution.", "normalisation.native_batch_norm", "normalisation.native_group_norm", "recurrent.")
+"""Families that get all points, because a calibration has few kinds of them."""
+WRAPPED = tuple(
+    f"bitsandbytes::{name}(" for name in ("gemm_4bit", "gemv_4bit", "int8_scaled_mm", "int8_mixed_scaled_mm")
+)
 BATCH = 9
 """Cases that are profiled together, and then written."""
 HELD_OUT_SHARE = 0.5
@@ -74,14 +86,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def compare(points: list[dict[str, Any]], gpu_id: str, by: str, worst: int) -> None:
     """Print the errors of the predicted times by family or operator, and the calls that are furthest off."""
-    from trainatomy.catalog.calls import from_text
-    from trainatomy.catalog.gpus import find_gpu
-    from trainatomy.operators.cost import kernel_work
-    from trainatomy.timing.cost_model import cost_model_of, kernel_cost
-
     models = {tf32: cost_model_of(find_gpu(gpu_id), tf32=True if tf32 else None) for tf32 in (False, True)}
     table: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for point in points:
+        if point["call"].startswith(WRAPPED):
+            continue
         call, model = from_text(point["call"]), models[bool(point.get("tf32"))]
         real = (point["us"] * point.get("cold_us", point["us"])) ** 0.5
         ours = kernel_cost(call, model).seconds * 1e6
@@ -101,21 +110,40 @@ def compare(points: list[dict[str, Any]], gpu_id: str, by: str, worst: int) -> N
 
 
 def add(points: list[dict[str, Any]], path: Path, source: Path) -> None:
-    """Add the points to be used to a calibration, in place of those of an earlier addition."""
+    """Add points to be used to a calibration: those of families that it has fewer than three of, or of ``ALWAYS``.
+
+    Families that it knows well keep their points: cases of other kinds draw few shapes of theirs.
+    """
+    from trainatomy.catalog.calibrations import load
     from trainatomy.measurement.calibration.calibrate import write
 
     content = json.loads(path.read_text(encoding="utf-8"))
     kernels = content["sections"]["kernels"]
     known = {(point["call"], point.get("tf32", False)) for point in kernels["points"]}
-    new = [
-        {key: value for key, value in point.items() if key not in ("split", "names")}
-        for point in points
-        if point["split"] == FIT and (point["call"], point.get("tf32", False)) not in known
-    ]
+    calibration = load(path)
+    chip = cost_model_of(calibration.known_gpu).chip
+    counts = Counter(kernel_work(point.call, chip).family for point in calibration.points)
+    new = []
+    for point in points:
+        family = _family(point, chip)
+        if point["split"] != FIT or family is None or (point["call"], point.get("tf32", False)) in known:
+            continue
+        if counts[family] < FEWEST or family.startswith(ALWAYS):
+            new.append({key: value for key, value in point.items() if key not in ("split", "names")})
     kernels["points"] += new
     kernels["added"] = [*kernels.get("added", []), {"points": len(new), "source": source.name}]
     write(content, path)
     print(f"{len(new)} points added")
+
+
+def _family(point: dict[str, Any], chip: Chip) -> str | None:
+    """Return the family of a point; ``None`` for one call of Python around several products of bitsandbytes."""
+    if point["call"].startswith(WRAPPED):
+        return None
+    try:
+        return kernel_work(from_text(point["call"]), chip).family
+    except (IndexError, ValueError, KeyError):
+        return None
 
 
 def main() -> int:
