@@ -31,7 +31,8 @@ A few answers differ between a machine with a GPU and one without a driver:
   decide where these run: 1x1 convolutions without strides or padding, and depthwise convolutions in 16 bits.
 - Engines for Winograd's method and FFT are missing too. Few calls use them.
 - Kernels that divide sums among multiprocessors (stream-K) report fewer parts, because how many blocks run at once is
-  known to the driver only. Their workspace is then up to some MB too small.
+  known to the driver only. For weight gradients the rules' parts are added. What remains is too small, by up to some MB
+  for each such call.
 
 ## Single calls
 

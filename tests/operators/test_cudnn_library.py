@@ -91,25 +91,36 @@ def test_without_the_library_rules_are_used_and_the_reason_is_given_where_it_was
         cudnn.heuristics_of(workload.replace("software.cudnn", "library"), gpu)
 
 
-def test_a_file_that_is_no_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "libcudnn.so.9"
-    file.write_text("no library")
-    monkeypatch.setenv(library.VARIABLE, str(file))
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+    """Write files with the names of cuDNN's, and name the first as the library."""
+    files = [tmp_path / f"libcudnn{name}.so.9" for name in ("", *(f"_{part}" for part in library._PARTS))]
+    for file in files:
+        file.write_text("no library")
+    monkeypatch.setenv(library.VARIABLE, str(files[0]))
     library.cudnn_library.cache_clear()
+    return files
+
+
+def test_a_file_that_is_no_library_is_named(parts: list[Path]) -> None:
     with pytest.raises(MissingLibrary, match="cannot be loaded"):
         library.cudnn_library()
 
 
-def test_an_old_library_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_without_its_parts_is_not_loaded(parts: list[Path]) -> None:
+    parts[2].unlink()
+    with pytest.raises(MissingLibrary, match=r"lacks libcudnn_heuristic\.so\.9 beside it"):
+        library.cudnn_library()
+
+
+def test_an_old_library_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch, parts: list[Path]) -> None:
     class Old:
         version, cuda_version = 90501, 12060
 
         def __init__(self, path: Path) -> None:
             pass
 
-    monkeypatch.setenv(library.VARIABLE, "libcudnn.so.9")
     monkeypatch.setattr(library, "Backend", Old)
-    library.cudnn_library.cache_clear()
     with pytest.raises(MissingLibrary, match=r"cuDNN 9\.5\.1 .* 9\.8\.0 and newer do"):
         library.cudnn_library()
 

@@ -1,8 +1,8 @@
 """Find and load cuDNN's library where it is installed.
 
 It comes with PyTorch's CUDA builds (``nvidia-cudnn-cu13``), or alone with ``pip install "trainatomy[cudnn]"``. It needs
-neither a GPU nor a driver for what is asked here. cuDNN ends the process if it does not find cuBLASLt, so that one is
-loaded before.
+neither a GPU nor a driver for what is asked here. cuDNN ends the process if it does not find one of its own files or
+cuBLASLt, so that both are looked for before.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ VARIABLE = "TRAINATOMY_CUDNN"
 """Environment variable: the library's file, or ``none`` to do without."""
 EXTRA = 'pip install "trainatomy[cudnn]"'
 _FILE = "libcudnn.so.9"
+_PARTS = ("graph", "heuristic", "ops", "cnn", "engines_precompiled", "engines_runtime_compiled")
+"""The files of cuDNN that choosing a plan loads."""
 _BUILDS = (13, 12)
 """Major versions of CUDA that cuDNN is built for."""
 
@@ -42,6 +44,9 @@ def cudnn_library() -> Backend:
     file = Path(asked) if asked else next((found for found in _places(_FILE) if found.exists()), None)
     if file is None:
         raise MissingLibrary(f"cuDNN's library ({_FILE}) is not installed: {EXTRA}", library="cudnn")
+    lacking = [f"libcudnn_{part}.so.9" for part in _PARTS if not file.with_name(f"libcudnn_{part}.so.9").exists()]
+    if lacking:
+        raise MissingLibrary(f"cuDNN's library {file} lacks {', '.join(lacking)} beside it: {EXTRA}", library="cudnn")
     try:
         backend = Backend(file)
     except OSError as error:
