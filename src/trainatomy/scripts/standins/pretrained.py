@@ -196,14 +196,20 @@ def _set(config: Any, key: str, value: Any) -> bool:
     return True
 
 
+_SMALLEST_VOCABULARY = 200
+"""Tokens below which a tokenizer is one that transformers made without the files of its vocabulary."""
+
+
 def _tokenizer(stand_ins: StandIns, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``AutoTokenizer.from_pretrained`` that falls back to a tokenizer of the right size."""
 
     def read(cls: Any, name: Any, *rest: Any, **options: Any) -> Any:
+        known = architecture(str(name))
         try:
-            return original(cls, name, *rest, **options)
-        except (*_UNREAD, KeyError):
-            known = architecture(str(name))
+            found = original(cls, name, *rest, **options)
+            if known is None or len(found) >= _SMALLEST_VOCABULARY:
+                return found
+        except (*_UNREAD, KeyError, TypeError, AttributeError):
             if known is None:
                 raise
         stand_ins.note("tokenizer", str(name))
