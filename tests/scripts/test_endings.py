@@ -151,3 +151,11 @@ def test_the_time_limit_ends_a_script(run_script: RunScript) -> None:
     assert found is not None
     assert found.script is not None
     assert found.script.ending == "time limit"
+
+
+def test_a_model_may_be_called_on_the_cpu_before_it_moves(run_script: RunScript) -> None:
+    text = MODEL.replace("model.cuda()", "with torch.no_grad():\n    model(torch.ones(3, 16)).mean()\nmodel.cuda()")
+    found = run_script(LOOP + text + "train(model, optimizer, 5)\n")
+    assert found.message == ""
+    assert found.prediction is not None
+    assert found.prediction.memory.components.weights == 1024 + 512

@@ -49,6 +49,7 @@ class ScriptObserver(Silent):
         self._last = steps - 1
         self._models: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         self._trained: dict[int, None] = {}
+        self._places: dict[int, int] = {}
         self._made: list[weakref.ref[torch.optim.Optimizer]] = []
         self._used: dict[int, int] = {}
         self._complete = Operations()
@@ -67,15 +68,19 @@ class ScriptObserver(Silent):
     # -- models and optimizers -----------------------------------------------------------------------------------------
 
     def called(self, model: nn.Module) -> None:
-        """Label the tensors of a model that is called for the first time."""
+        """Label the tensors of a model that is called for the first time, or that has moved since."""
         if id(model) not in self._models:
             self._models[id(model)] = model
             self.called_models.append(type(model).__name__)
             self._process.modules.learn(model)
+        first = next(iter(model.parameters()), None)
+        place = -1 if first is None else self._number(part_of(first))
+        if self._places.get(id(model)) != place:
+            self._places[id(model)] = place
             self._relabel(map(part_of, model.parameters()), "weight")
             self._relabel(model.buffers(), "buffer")
             self._relabel(scales(model), "scale")
-        if not self._loaded:
+        if not self._loaded and place >= 0:
             self._loaded = True
             self._label_states()
             self._mark_loaded(model)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
 from trainatomy.scripts.standins.notes import StandIns
@@ -35,6 +36,8 @@ def install(stand_ins: StandIns) -> None:
     stand_ins.put(torch, "Generator", _Generator)
     stand_ins.process.functions.host_factories = frozenset({"meta"})
     _install_values(stand_ins)
+    results = stand_ins.process.recorder._meta_results
+    stand_ins.put(results, "run", _on_host(stand_ins, results.run))
 
 
 def _parameter(stand_ins: StandIns, original: Any) -> Any:
@@ -97,6 +100,35 @@ class _Generator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return torch._C.Generator.__new__(cls, "cpu")  # type: ignore[call-arg]
+
+
+def _on_host(stand_ins: StandIns, original: Any) -> Any:
+    """Return the executor of operations that also computes on the CPU with weights, which have no data there.
+
+    Where all meta tensors of an operation stand for the host's, its tensors with data become such, too.
+    """
+    storages = stand_ins.process.storages
+
+    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return original(func, args, kwargs)
+        except RuntimeError as error:
+            tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+            without = [one for one in tensors if one.is_meta]
+            on_gpu = any(storages.on_device(one) for one in without)
+            if "device" not in str(error) or on_gpu or not without or func._schema.is_mutable:
+                raise
+
+        def emptied(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
+                return leaf
+            made = torch.empty_like(leaf, device="meta")
+            storages.mark_host([made])
+            return made
+
+        return original(func, *tree_map(emptied, (args, kwargs)))
+
+    return run
 
 
 def _install_values(stand_ins: StandIns) -> None:
