@@ -137,8 +137,9 @@ _KEYS = (
 
 
 def import_libraries() -> None:
-    """Import what most scripts import."""
-    for name in ("torch", "torchvision.models", "torchvision.datasets", "accelerate", "transformers.trainer"):
+    """Import what most scripts import, and nothing that initialises CUDA, which no fork could use then."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    for name in ("torch", "torchvision.models", "torchvision.datasets"):
         with contextlib.suppress(Exception):
             import_module(name)
 

@@ -85,6 +85,12 @@ def test_a_failure_keeps_what_ran_and_names_the_line(run_script: RunScript) -> N
             "the network is off in a dry run",
             WorkloadError,
         ),
+        (
+            "import torch\nmodel = torch.nn.Linear(2, 2).cuda()\n"
+            "torch.optim.LBFGS(model.parameters()).step(lambda: model(torch.ones(1, 2).cuda()).sum().backward())\n",
+            "train.py:3: LBFGS decides by the values of gradients",
+            SimulationError,
+        ),
         ("import torch\ntorch.ones(3, device='cuda').long().nonzero()\nx = (\n", "SyntaxError", FactoryError),
     ],
 )

@@ -93,7 +93,17 @@ class ScriptObserver(Silent):
         self._made.append(weakref.ref(optimizer))
 
     def uses(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count a step of an optimizer."""
+        """Count a step of an optimizer.
+
+        Raises:
+            SimulationError: It decides by values of gradients how much it does.
+        """
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise SimulationError(
+                f"{current_place(self._script)}: LBFGS decides by the values of gradients how often it evaluates the "
+                "model and what it keeps; these do not exist without a GPU.\n"
+                "Measure the script: trainatomy run --measure"
+            )
         if all(optimizer is not one for one in self._optimizers()):
             self.made(optimizer)
         self._used[id(optimizer)] = self._used.get(id(optimizer), 0) + 1
