@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from trainatomy.errors import TrainatomyError
+from trainatomy.libraries import version_of
 from trainatomy.measurement.process.job import NVML_CHECK, Job, set_environment, to_plain
 from trainatomy.measurement.process.progress import Reporter
 
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def preload(allocator: str = "") -> bool:
     """Import what every training needs; return False if that initialised CUDA, so that no fork can use the GPU.
 
+    Loops of libraries that are not installed are left out.
+
     ``allocator``: options of PyTorch's allocator, which it reads when it is loaded.
     """
     os.environ[NVML_CHECK] = "1"
@@ -56,7 +59,8 @@ def preload(allocator: str = "") -> bool:
         from trainatomy.measurement.step import runner  # noqa: F401
         from trainatomy.workload.loops import LOOPS
 
-        for loop in LOOPS.values():
+        installed = (loop for loop in LOOPS.values() if all(map(version_of, loop.libraries)))
+        for loop in installed:
             for module in (*loop.imports, loop.module):
                 import_module(module)
     return not torch.cuda.is_initialized()
