@@ -25,7 +25,7 @@ def measurement_report(measurement: Measurement, prediction: Prediction | None) 
         sections.append(Section(SECTIONS["measured_ranks"], _ranks(measurement)))
     if measurement.timed_step_seconds:
         sections.append(Section(REPORT["steps"], (_steps(measurement),)))
-    if measurement.modules and measurement.memory is not None:
+    if len(measurement.modules) > 1 and measurement.memory is not None:
         held = human_bytes(measurement.memory.components.activations)
         tree = module_tree("modules", measurement.modules, f"{held} of activations by module, as measured at the peak.")
         sections.append(Section(SECTIONS["measured_modules"], (tree,)))

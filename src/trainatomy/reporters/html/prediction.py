@@ -37,7 +37,7 @@ def prediction_report(prediction: Prediction, detail: Detail | None) -> Page:
         sections.append(Section(SECTIONS["ranks"], _ranks(prediction)))
     if detail is not None and detail.allocations:
         sections.append(Section(REPORT["timeline"], timeline("timeline", detail, _over_time(prediction))))
-    if prediction.modules:
+    if len(prediction.modules) > 1:
         sections.append(Section(SECTIONS["modules"], (module_chart("modules", memory, prediction),)))
     if detail is not None and detail.operations is not None:
         breakdown = detail.operations

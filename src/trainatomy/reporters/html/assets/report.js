@@ -464,6 +464,10 @@
   const boxes = [...document.querySelectorAll(".canvas")];
   const seen = new IntersectionObserver((entries) => entries.forEach((entry) => { if (entry.isIntersecting) draw(entry.target); }), { rootMargin: "300px" });
   boxes.forEach((box) => seen.observe(box));
+  // The others when there is time, so that a print has them all.
+  const later = window.requestIdleCallback || ((act) => setTimeout(act, 500));
+  const drawRest = () => { const next = boxes.find((box) => !drawn.has(box.dataset.chart)); if (next) { draw(next); later(drawRest); } };
+  addEventListener("load", () => later(drawRest));
   let resizing = 0;
   addEventListener("resize", () => {
     cancelAnimationFrame(resizing);
