@@ -8,6 +8,7 @@ from torch import nn
 
 from trainatomy.catalog.versions import parse_version, version_note
 from trainatomy.libraries import version_of
+from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
 from trainatomy.simulator.triton import has_liger_kernels, uses_liger
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths, sequence_note
@@ -38,7 +39,17 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_evaluation_notes(workload),
         *_liger_notes(workload, model),
         *_trl_notes(workload, model),
+        *_attention_notes(workload),
     )
+
+
+def _attention_notes(workload: Workload) -> Iterator[str]:
+    """Yield a note where attention is that of a library that is not run."""
+    if workload.model.attn_implementation == FLASH_ATTENTION:
+        yield (
+            f"{FLASH_ATTENTION} allocates what the source code of flash-attn 2.8 does, and is timed as PyTorch's "
+            "kernel of the same algorithm; neither has been measured yet"
+        )
 
 
 def _trl_notes(workload: Workload, model: nn.Module) -> Iterator[str]:

@@ -27,6 +27,8 @@ from trainatomy.simulator.cudnn import heuristics_of
 from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
 from trainatomy.simulator.failures import explained_failures
+from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
+from trainatomy.simulator.flash_attention import simulated_flash_attention
 from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
@@ -187,6 +189,7 @@ def simulate(
             software_of(workload.era),
             _optimizer_library(workload, process),
             _pauses(workload),
+            _attention(workload, processor),
         ):
             built = _build(workload, model, trust_remote_code)
             # FSDP1 leaves only this rank's shards in the model; on one GPU the first step may complete it.
@@ -366,6 +369,13 @@ def _kernels(workload: Workload) -> contextlib.AbstractContextManager[object]:
 
         stack.enter_context(simulated_trl())
     return stack
+
+
+def _attention(workload: Workload, processor: Processor) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which FlashAttention 2 is found and runs without a GPU, where the workload uses it."""
+    if workload.model.attn_implementation != FLASH_ATTENTION:
+        return contextlib.nullcontext()
+    return simulated_flash_attention(processor)
 
 
 def _engine(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:

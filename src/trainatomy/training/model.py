@@ -137,7 +137,6 @@ def _check_gradient_scaling(workload: Workload, dtype: torch.dtype) -> None:
 
 _FLASH = "calls the kernels of the flash-attn package"
 _UNSIMULATED_ATTENTION = {
-    "flash_attention_2": _FLASH,
     "flash_attention_3": _FLASH,
     "flash_attention_4": _FLASH,
     "flex_attention": "compiles its kernel with torch.compile",

@@ -34,7 +34,7 @@ def flash_forward(call: KernelCall) -> Plan:
     query, key = named["query"], named["key"]
     output, logsumexp, rng_state, unused = 0, 1, 2, 3
     plan: list[Out | Scratch | Free] = [Out(output), Out(logsumexp)]
-    splits = 1 if named["dropout_p"] > 0 else _key_splits(query, key, call.processor.multiprocessors)
+    splits = 1 if named["dropout_p"] > 0 else key_splits(query, key, call.processor.multiprocessors)
     if splits > 1:
         batch, heads, queries, dim = query.shape
         rows = splits * batch * heads * queries * FLOAT_BYTES
@@ -112,7 +112,7 @@ def _rounded_head(dim: int) -> int:
     return rounded if rounded < 224 else 256
 
 
-def _key_splits(query: torch.Tensor, key: torch.Tensor, multiprocessors: int) -> int:
+def key_splits(query: torch.Tensor, key: torch.Tensor, multiprocessors: int) -> int:
     """Return into how many parts the keys are split, so that few queries still fill the multiprocessors.
 
     Source: ``num_splits_heuristic``. The smallest number of parts whose last wave is at least 85 % as full as the best
