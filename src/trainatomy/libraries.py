@@ -17,6 +17,8 @@ LIBRARIES = (
     "deepspeed",
     "trl",
     "torchvision",
+    "nvidia-cudnn-cu13",
+    "nvidia-cudnn-cu12",
     "trainatomy",
 )
 
