@@ -39,19 +39,30 @@ def preload_compiler() -> None:
     preload()
 
 
+def compiling(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which ``torch.compile`` compiles for the simulated process, where the workload uses it."""
+    return simulated_compiler(process) if compiles(workload) else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
-def compiling(workload: Workload, process: SimulatedProcess) -> Iterator[None]:
-    """Let ``torch.compile`` compile for the simulated process, where the workload uses it."""
-    if not compiles(workload):
-        yield
-        return
+def simulated_compiler(process: SimulatedProcess) -> Iterator[None]:
+    """Let ``torch.compile`` compile for a simulated process; notes of the process say what happened.
+
+    The process must be open, and ``preload_compiler`` must have run before it was.
+    """
     from trainatomy.simulator.compiled.module import Compiler
 
     with contextlib.ExitStack() as stack:
         compiler = Compiler(process)
         compiler.install(stack)
         yield
-        process.notes += compiled_notes(len(compiler.wrappers), compiler.graph_breaks())
+        if compiler.wrappers:
+            process.notes += compiled_notes(len(compiler.wrappers), compiler.graph_breaks())
+        if compiler.eager:
+            process.notes.append(
+                f"torch.compile with {', '.join(dict.fromkeys(compiler.eager))} is not simulated: eager steps ran, "
+                "which usually hold more"
+            )
 
 
 def compiled_notes(wrappers: int, breaks: Mapping[str, int]) -> list[str]:

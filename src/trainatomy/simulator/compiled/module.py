@@ -9,7 +9,7 @@ process.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -67,10 +67,12 @@ class Compiler:
 
     Attributes:
         wrappers: Code around the kernels of each graph, in the order in which Inductor wrote it.
+        eager: Why calls of ``torch.compile`` were left without effect.
     """
 
     def __init__(self, process: SimulatedProcess) -> None:
         self.wrappers: list[str] = []
+        self.eager: list[str] = []
         self._process = process
         self._compile = torch.compile
         self._known_breaks = _breaks()
@@ -95,11 +97,14 @@ class Compiler:
         return {reason: count for reason, count in _breaks().items() if count > self._known_breaks.get(reason, 0)}
 
     def compile(self, model: Any = None, **options: Any) -> Any:
-        """Compile a module or a function."""
+        """Compile a module or a function; what is not simulated leaves it as it is."""
         from torch._dynamo.eval_frame import OptimizedModule
 
         if model is None:
             return partial(self.compile, **options)
+        if (reason := _unsupported(options)) is not None:
+            self.eager.append(reason)
+            return model
         if isinstance(model, nn.Module):
             return OptimizedModule(model, self._compiled)  # type: ignore[arg-type]
         return self._compiled(model)
@@ -227,6 +232,23 @@ class Compiler:
             put_on_gpu(module, mode)
             options["cudagraphs"] = compile_fx.BoxedBool(False)
             return compile_fx.compile_fx_inner(module, [on_gpu(each, mode) for each in inputs], **options)
+
+
+def _unsupported(options: Mapping[str, Any]) -> str | None:
+    """Return which argument of ``torch.compile`` is not simulated; ``None`` if all are."""
+    accepted: dict[str, tuple[Any, ...]] = {
+        "backend": ("inductor",),
+        "mode": (None, "default"),
+        "dynamic": (None, False),
+        "fullgraph": (False, True),
+        "options": (None, {}),
+    }
+    for name, value in options.items():
+        if name == "disable" and value:
+            return "disable=True"
+        if name != "disable" and value not in accepted.get(name, ()):
+            return f"{name}={value!r}"
+    return None
 
 
 def _breaks() -> dict[str, int]:

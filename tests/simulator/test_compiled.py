@@ -1,0 +1,106 @@
+"""Compiled steps: memory of Inductor's own buffers, graph breaks, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from trainatomy.errors import MissingLibrary
+from trainatomy.simulator.compiled import preload_compiler, simulated_compiler
+from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.workload import Workload
+
+Factory = Callable[..., Workload]
+MODEL = """
+@torch._dynamo.disable
+def outside(h):
+    return h + 1
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(256, 1024)
+        self.last = nn.Linear(1024, 256)
+
+    def forward(self, x):
+        h = self.first(x)
+        LINE
+        return self.last(torch.sin(torch.nn.functional.gelu(h) * 2 + 1)).sum()
+
+def model():
+    return Net()
+
+def batch(size):
+    return {"x": torch.ones(size, 256)}
+"""
+ROWS = 512
+TRAIN = {"per_device_train_batch_size": ROWS, "max_grad_norm": 0}
+HIDDEN = ROWS * 1024 * 4
+"""Bytes of the hidden layer in float32."""
+
+
+def run(from_factory: Factory, line: str = "", *, compiled: bool) -> Simulation:
+    workload = from_factory(MODEL.replace("LINE", line), train={"torch_compile": compiled, **TRAIN})
+    return simulate(workload, workload.resolve_gpu())
+
+
+def held_at_forward_end(simulation: Simulation) -> int:
+    """Return the bytes of large tensors that the last step's forward pass leaves for its backward pass."""
+    marks = simulation.trace.marks
+    begin = next(mark for mark in reversed(marks) if mark.name == "forward").event
+    end = next(mark for mark in reversed(marks) if mark.name == "forward end").event
+    sizes: dict[int, int] = {}
+    for kind, number, size, *_ in simulation.trace.events[begin:end]:
+        if kind == "alloc":
+            sizes[number] = size
+        elif kind == "free":
+            sizes.pop(number, None)
+    return sum(size for size in sizes.values() if size >= HIDDEN)
+
+
+@pytest.fixture
+def triton() -> None:
+    """Skip a test where Triton is missing, without which Inductor writes no code for a GPU."""
+    pytest.importorskip("triton")
+
+
+def test_pointwise_operations_are_recomputed_instead_of_kept(from_factory: Factory, triton: None) -> None:
+    eager, compiled = run(from_factory, compiled=False), run(from_factory, compiled=True)
+    assert held_at_forward_end(eager) == 3 * HIDDEN  # the inputs of gelu, of sin and of the last layer
+    assert held_at_forward_end(compiled) == 2 * HIDDEN  # the result of the first layer and the input of the last one
+    calls = [call.name for call in compiled.operations.calls]
+    assert "inductor::kernel" in calls and "aten::gelu" not in calls and "aten::mm" in calls
+    gradients = [number for number, label in compiled.trace.labels.items() if label == "gradient"]
+    assert len(gradients) == 2 * 4  # four parameters in two steps
+    assert any("train.torch_compile is experimental" in note for note in compiled.notes)
+
+
+def test_python_between_two_graphs_runs_and_is_named(from_factory: Factory, triton: None) -> None:
+    before = torch.compile, torch.cuda.default_generators
+    found = run(from_factory, "h = outside(h)", compiled=True)
+    assert any("Dynamo breaks the model's graph" in note for note in found.notes)
+    assert "aten::add" in [call.name for call in found.operations.calls]
+    assert (torch.compile, torch.cuda.default_generators) == before
+    assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"backend": "aot_eager"}, {"mode": "reduce-overhead"}, {"dynamic": True}, {"options": {"max_autotune": 1}}],
+)
+def test_a_script_that_asks_for_more_stays_eager(process: SimulatedProcess, options: dict[str, Any]) -> None:
+    model = torch.nn.Linear(2, 2)
+    with simulated_compiler(process):
+        assert torch.compile(model, **options) is model
+    assert process.notes and f"{next(iter(options))}=" in process.notes[0] and "eager steps ran" in process.notes[0]
+
+
+def test_triton_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(MissingLibrary, match=r"train.torch_compile needs triton.*pip install 'trainatomy\[compile\]'"):
+        preload_compiler()
