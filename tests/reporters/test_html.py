@@ -205,7 +205,7 @@ def test_columns_of_the_timeline_are_the_allocations(detail: Detail) -> None:
     assert columns["bytes"] == [MIB] * 3
     kinds = [columns["components"][columns["sources"][source][0]]["title"] for source in columns["source"]]
     assert kinds == ["weights", "activations", "temporary buffers"]
-    assert columns["bands"] == [[0, "load", "load"], [1, "step 1", "forward"], [2, "step 1", "backward"]]
+    assert columns["bands"] == [[0, "load", ""], [1, "step 1", "forward"], [2, "step 1", "backward"]]
     assert held.caption == "Held at the peak: 3 allocations, 3.0 MiB"
 
 

@@ -30,7 +30,7 @@ def step_trace(prediction: Prediction, detail: Detail) -> bytes:
     """
     if not detail.timed:
         raise ValueError("a trace needs predicted times")
-    streams = sorted({one.stream for one in detail.timed}, reverse=True)
+    streams = sorted({one.stream for one in detail.timed}, key=lambda stream: (stream < 0, abs(stream)))
     threads = {stream: _FIRST_STREAM + place for place, stream in enumerate(streams)}
     events = [
         *_names(prediction, threads),

@@ -98,9 +98,8 @@ def bill_table(memory: Memory) -> TableBlock:
         label = component(name)
         sizes = (Cell(human_bytes(size), is_number=True), Cell(exact_bytes(size), "muted", is_number=True))
         share = Cell(percent(size, total), is_number=True)
-        rows.append(
-            (Cell(label.title, colour=label.colour), *sizes, share, Cell("", bar=size / largest, colour=label.colour))
-        )
+        bar = Cell("", bar=size / largest, colour=label.colour) if size else Cell("")
+        rows.append((Cell(label.title, colour=label.colour), *sizes, share, bar))
         for line in memory.lines:
             if line.component == name and line.name != label.title:
                 held = (Cell(human_bytes(line.bytes), "muted", True), Cell(exact_bytes(line.bytes), "muted", True))

@@ -114,7 +114,10 @@ def _bands(detail: Detail) -> list[list[Any]]:
         for born, step, _ in found:
             steps.setdefault(step, [born, step, ""])
         found = list(steps.values())
-    return [[born, REPORT["before"] if step < 0 else f"step {step + 1}", phase] for born, step, phase in found]
+    return [
+        [born, phase or REPORT["before"], ""] if step < 0 else [born, f"step {step + 1}", phase]
+        for born, step, phase in found
+    ]
 
 
 def _reserved(detail: Detail) -> list[list[int]]:

@@ -36,11 +36,9 @@
     flop_rate: (number) => `${amount(number)}FLOP/s`,
     "": amount,
   };
-  // Ticks of an axis of bytes at round powers of two, as ECharts only knows powers of ten.
+  // Ticks of an axis of bytes at powers of two, as ECharts only knows powers of ten.
   function byteTicks(most) {
-    const unit = most >= GIB ? GIB : most >= MIB ? MIB : KIB;
-    const raw = most / unit / 5, power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= raw) * unit;
+    const step = 2 ** Math.ceil(Math.log2(Math.max(most, 8) / 6));
     return { interval: step, max: Math.ceil((most * 1.001) / step) * step };
   }
   const escape = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
