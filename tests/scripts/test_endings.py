@@ -165,3 +165,20 @@ def test_a_model_may_be_called_on_the_cpu_before_it_moves(run_script: RunScript)
     assert found.message == ""
     assert found.prediction is not None
     assert found.prediction.memory.components.weights == 1024 + 512
+
+
+def test_a_checkpoint_of_safetensors_goes_nowhere(run_script: RunScript, tmp_path: Path) -> None:
+    text = """
+from accelerate import Accelerator
+accelerator = Accelerator()
+model, optimizer = accelerator.prepare(model, optimizer)
+train(model, optimizer, 1)
+accelerator.save_state("out")
+train(model, optimizer, 5)
+"""
+    found = run_script(LOOP + MODEL + text)
+    assert found.message == ""
+    assert found.prediction is not None
+    assert found.prediction.script is not None
+    assert str(tmp_path / "out/model.safetensors") in found.prediction.script.writes
+    assert not (tmp_path / "out").exists()

@@ -29,7 +29,8 @@ def install(stand_ins: StandIns) -> None:
         def save_file(tensors: Any, filename: Any, *_: Any, **__: Any) -> None:
             Path(stand_ins.files.redirected(filename)).touch()
 
-        stand_ins.put(safetensors, "save_file", save_file)
+        for module, name in _holders(safetensors.save_file):
+            stand_ins.put(module, name, save_file)
     original = torch.load
 
     def load(file: Any, map_location: Any = None, **options: Any) -> Any:
@@ -41,6 +42,15 @@ def install(stand_ins: StandIns) -> None:
         return original(file, map_location="cpu", **options)
 
     stand_ins.put(torch, "load", load)
+
+
+_LIBRARIES = ("safetensors", "accelerate", "transformers", "peft", "diffusers", "timm", "trl", "lightning")
+
+
+def _holders(function: Any) -> list[tuple[Any, str]]:
+    """Return the modules of libraries that imported a function, with the name that it has there."""
+    modules = [one for name, one in [*sys.modules.items()] if name.partition(".")[0] in _LIBRARIES]
+    return [(one, name) for one in modules for name, value in [*vars(one).items()] if value is function]
 
 
 def _redirect(stand_ins: StandIns, original: Any) -> None:
