@@ -182,15 +182,22 @@ def _shipped_configuration(stand_ins: StandIns, original: Callable[..., Any]) ->
         config = AutoConfig.for_model(known.entry.model_type, **fields)
         config._name_or_path = str(name)
         config.architectures = [known.class_name]
-        unused = {key: value for key, value in options.items() if not _set(config, key, value)}
+        unused = {key: value for key, value in options.items() if key not in _HUB and not _set(config, key, value)}
         return (config, unused) if wants_rest else config
 
     return read
 
 
+_HUB = frozenset(
+    "cache_dir code_revision force_download local_files_only proxies revision subfolder token trust_remote_code "
+    "user_agent _commit_hash _from_auto _from_pipeline".split()
+)
+"""Options that say where a file comes from."""
+
+
 def _set(config: Any, key: str, value: Any) -> bool:
     """Set a field of a configuration that it has; return whether it has it."""
-    if not hasattr(config, key) or key in ("revision", "trust_remote_code", "cache_dir", "token"):
+    if not hasattr(config, key):
         return False
     setattr(config, key, value)
     return True
