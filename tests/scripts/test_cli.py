@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from script_types import RunScript
 
 from trainatomy.cli import main
 from trainatomy.cli.run import DEFAULT_GPU
@@ -72,3 +73,16 @@ def test_a_process_of_its_own(
     assert found["schema"] == "trainatomy/prediction/1"
     assert found["script"]["ending"] == "steps"
     assert "said by the script" in (tmp_path / "out.txt").read_text()
+
+
+def test_a_report_of_a_script(run_script: RunScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, snapshot = tmp_path / "r.html", tmp_path / "s.pickle"
+    outcome = run_script(SCRIPT, detail=True)
+    assert outcome.prediction is not None and outcome.detail is not None
+    held = sum(one.bytes for one in outcome.detail.allocations if one.born <= outcome.detail.peak_event)
+    assert held >= outcome.prediction.memory.peak_allocated_bytes
+    asked: list[Job] = []
+    monkeypatch.setattr(launch, "run_script", lambda job, output: (asked.append(job), (outcome,))[1])
+    assert main(["run", "--html", str(page), "--snapshot", str(snapshot), "train.py"]) == 0
+    assert asked[0].detail
+    assert 'id="chart-timeline"' in page.read_text(encoding="utf-8") and snapshot.is_file()
