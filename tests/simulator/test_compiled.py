@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainatomy.errors import MissingLibrary
+from trainatomy.errors import MissingLibrary, SimulationError
 from trainatomy.simulator.compiled import preload_compiler, simulated_compiler
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.simulate import Simulation, simulate
@@ -87,6 +87,17 @@ def test_python_between_two_graphs_runs_and_is_named(from_factory: Factory, trit
     assert "aten::add" in [call.name for call in found.operations.calls]
     assert (torch.compile, torch.cuda.default_generators) == before
     assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_a_failure_of_the_compiler_is_explained(
+    from_factory: Factory, triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr("trainatomy.simulator.compiled.module.put_on_gpu", fail)
+    with pytest.raises(SimulationError, match=r"compiler failed.*no such kernel(.|\n)*to predict the eager step"):
+        run(from_factory, compiled=True)
 
 
 @pytest.mark.parametrize(

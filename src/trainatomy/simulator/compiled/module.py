@@ -21,6 +21,7 @@ import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from trainatomy.errors import SimulationError
 from trainatomy.simulator.compiled.device import CompilerProperties, GPUGenerator, install_compiler
 from trainatomy.simulator.compiled.graphs import on_gpu, put_on_gpu
 from trainatomy.simulator.compiled.losses import FUNCTIONS
@@ -113,6 +114,8 @@ class Compiler:
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that is compiled when it is called."""
+        from torch._dynamo.exc import TorchDynamoException
+
         compiled = self._compile(function, backend=self._backend, dynamic=False)
         modules = self._process.modules
 
@@ -120,6 +123,8 @@ class Compiler:
             modules.__exit__(None, None, None)  # hooks of all modules would become part of the graph
             try:
                 return compiled(*args, **kwargs)
+            except TorchDynamoException as error:
+                raise _failure(error) from error
             finally:
                 modules.__enter__()
 
@@ -231,7 +236,22 @@ class Compiler:
         ):
             put_on_gpu(module, mode)
             options["cudagraphs"] = compile_fx.BoxedBool(False)
-            return compile_fx.compile_fx_inner(module, [on_gpu(each, mode) for each in inputs], **options)
+            try:
+                return compile_fx.compile_fx_inner(module, [on_gpu(each, mode) for each in inputs], **options)
+            except Exception as error:
+                raise _failure(error) from error
+
+
+def _failure(error: Exception) -> SimulationError:
+    """Return the error for a model that the compiler cannot compile here."""
+    error = getattr(error, "inner_exception", error)  # of Dynamo's ``BackendCompilerFailed``
+    if isinstance(error, SimulationError):
+        return error
+    text = next(iter(str(error).splitlines()), "")
+    return SimulationError(
+        f"torch.compile: PyTorch's compiler failed for the simulated GPU: {type(error).__name__}: {text[:300]}\n"
+        "Leave it out (train.torch_compile) to predict the eager step; `trainatomy measure` runs the compiled one"
+    )
 
 
 def _unsupported(options: Mapping[str, Any]) -> str | None:
