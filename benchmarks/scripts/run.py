@@ -67,7 +67,7 @@ def write_page(listed: dict[str, Any], known: dict[str, Any]) -> None:
         source = listed["repositories"][entry["from"]]
         path = "/".join(one for one in (entry.get("folder", ""), shlex.split(entry["run"])[0]) if one)
         link = f"[{name}](https://github.com/{source['repo']}/blob/{source['commit']}/{path})"
-        if found["ending"] == "failed" or not found.get("steps"):
+        if found["ending"] not in ("steps", "finished") or not found.get("steps"):
             failed.append(f"- {link}: {found['message']}".rstrip(": "))
             continue
         sizes = (f"{found[key] / 2**20:,.0f} MiB" for key in ("peak_allocated_bytes", "peak_reserved_bytes"))
