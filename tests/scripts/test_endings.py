@@ -169,6 +169,7 @@ def test_a_model_may_be_called_on_the_cpu_before_it_moves(run_script: RunScript)
 
 def test_a_checkpoint_of_safetensors_goes_nowhere(run_script: RunScript, tmp_path: Path) -> None:
     text = """
+import transformers
 from accelerate import Accelerator
 accelerator = Accelerator()
 model, optimizer = accelerator.prepare(model, optimizer)

@@ -16,6 +16,8 @@ from trainatomy.scripts.standins.notes import StandIns
 
 def install(stand_ins: StandIns) -> None:
     """Put them in place."""
+    safetensors: Any = sys.modules.get("safetensors.torch")
+    holders = [] if safetensors is None else _holders(safetensors.save_file)
     if "transformers.trainer" in sys.modules:
         from trainatomy.simulator.saving import files_without_data
 
@@ -23,14 +25,12 @@ def install(stand_ins: StandIns) -> None:
         _redirect(stand_ins, torch.save)
     else:
         _redirect(stand_ins, None)
-    safetensors: Any = sys.modules.get("safetensors.torch")
-    if safetensors is not None:
 
-        def save_file(tensors: Any, filename: Any, *_: Any, **__: Any) -> None:
-            Path(stand_ins.files.redirected(filename)).touch()
+    def save_file(tensors: Any, filename: Any, *_: Any, **__: Any) -> None:
+        Path(stand_ins.files.redirected(filename)).touch()
 
-        for module, name in _holders(safetensors.save_file):
-            stand_ins.put(module, name, save_file)
+    for module, name in holders:
+        stand_ins.put(module, name, save_file)
     original = torch.load
 
     def load(file: Any, map_location: Any = None, **options: Any) -> Any:
