@@ -7,17 +7,12 @@ FILE`` measures. FOLDER holds the scripts as ``run.py`` fetched them; scripts wr
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +36,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--predict", action="store_true")
     parser.add_argument("--names")
+    parser.add_argument("--one", help="measure this command in this process")
     parser.add_argument("--mirror", type=Path)
     parser.add_argument("--folder", type=Path, default=BUILD)
     parser.add_argument("--out", type=Path, default=Path("run.jsonl"))
     parser.add_argument("--seconds", type=float, default=190.0)
     given = parser.parse_args()
     began = time.monotonic()
-    if not given.predict:
-        import_libraries()
+    if given.one:
+        measure_one(given.one)
     known: dict[str, Any] = json.loads(PREDICTED.read_text()) if PREDICTED.is_file() else {}
     for name, (folder, command) in commands(given.folder.resolve(), given.mirror, fetches=given.predict).items():
         if given.names and name not in given.names.split(","):
@@ -96,52 +92,36 @@ def predicted(folder: Path, command: str) -> dict[str, Any]:
 
 
 def measured(folder: Path, command: str, limit: int = 60) -> dict[str, Any]:
-    """Measure a script in a fork of this process, which has imported the libraries and not touched CUDA."""
+    """Measure a script in a process of its own; a fork could not use CUDA once a library has asked for it."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
-        result, output = Path(place, "result.json"), Path(place, "output.txt")
-        if (pid := os.fork()) == 0:
-            _measure(folder, command, result, output, limit)
-        os.waitpid(pid, 0)
-        taken = round(time.monotonic() - began, 1)
-        if not result.is_file():
-            return {"error": output.read_text(errors="replace")[-600:], "taken": taken}
-        return {"measured": json.loads(result.read_text()), "taken": taken}
+    words = [sys.executable, str(Path(__file__).resolve()), "--one", command]
+    try:
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"error": f"{limit} s are over"}
+    taken = round(time.monotonic() - began, 1)
+    line = next((one for one in done.stdout.splitlines() if one.startswith(_RESULT)), None)
+    if line is None:
+        return {"error": done.stderr[-600:], "taken": taken}
+    return {"measured": json.loads(line.removeprefix(_RESULT)), "taken": taken}
 
 
-def _measure(folder: Path, command: str, result: Path, output: Path, limit: int) -> None:
-    """Measure a script in this process, and end it."""
+def measure_one(command: str) -> None:
+    """Measure a script in this process, and print the result as a line of JSON."""
     from trainatomy.integrations.measured_script import measure_here
     from trainatomy.scripts.command import read_command
     from trainatomy.scripts.job import Job
 
-    signal.alarm(limit)
-    target = os.open(output, os.O_WRONLY | os.O_CREAT)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    try:
-        os.chdir(folder)
-        found = measure_here(Job(read_command(shlex.split(command)), (GPU,)))
-        result.write_text(json.dumps({key: getattr(found, key) for key in _KEYS}))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(0)
+    found = measure_here(Job(read_command(shlex.split(command)), (GPU,)))
+    print("\n" + _RESULT + json.dumps({key: getattr(found, key) for key in _KEYS}), flush=True)
+    os._exit(0)  # without waiting for workers of a loader that was left in the middle
 
 
+_RESULT = "RESULT "
 _KEYS = (
     "status", "gpu", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "steps", "timed_step_seconds",
     "message", "versions",
 )  # fmt: skip
-
-
-def import_libraries() -> None:
-    """Import what most scripts import, and nothing that initialises CUDA, which no fork could use then."""
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    for name in ("torch", "torchvision.models", "torchvision.datasets"):
-        with contextlib.suppress(Exception):
-            import_module(name)
 
 
 if __name__ == "__main__":
