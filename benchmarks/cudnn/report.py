@@ -185,7 +185,9 @@ def page(gpu: str) -> str:
     else:
         summary, every = ["Not measured yet."], []
     parts = {"calls": calls_table(), "summary": summary, "networks": every}
-    return PAGE_TEXT.format(**{name: "\n".join(lines) for name, lines in parts.items()}).rstrip() + "\n"
+    counts = {"measured": len(errors["library"]), "cases": len(everyday_cases.cases(HERE / "cases"))}
+    tables = {name: "\n".join(lines) for name, lines in parts.items()}
+    return PAGE_TEXT.format(**tables, **counts).rstrip() + "\n"
 
 
 def main() -> int:
