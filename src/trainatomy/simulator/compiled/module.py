@@ -9,6 +9,7 @@ process.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
@@ -113,7 +114,11 @@ class Compiler:
     # -- Dynamo --------------------------------------------------------------------------------------------------------
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that is compiled when it is called."""
+        """Return a function that is compiled when it is called.
+
+        Calls leave cycles of Python objects that hold outputs.  Python's collector, which is off in a simulation, would
+        soon release them: after each call here.
+        """
         from torch._dynamo.exc import TorchDynamoException
 
         compiled = self._compile(function, backend=self._backend, dynamic=False)
@@ -127,6 +132,7 @@ class Compiler:
                 raise _failure(error) from error
             finally:
                 modules.__enter__()
+                gc.collect()
 
         return call
 
