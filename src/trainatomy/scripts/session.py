@@ -26,6 +26,8 @@ from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.topology import Topology
+from trainatomy.simulator.trl_kernels import MODULE as KERNELS_OF_TRL
+from trainatomy.simulator.trl_kernels import simulated_trl
 from trainatomy.training.process import forget_device
 
 if TYPE_CHECKING:
@@ -110,6 +112,8 @@ class Session:
                 stack.callback(forget_device)
                 self.files = RedirectedFiles(folder)
                 stack.enter_context(self.process.open())
+                if KERNELS_OF_TRL in sys.modules:
+                    stack.enter_context(simulated_trl())
                 torch.ones((1, 1)).to("cuda")  # a measurement begins so: with the context and the first segment
                 self._install(stack, folder)
                 stack.enter_context(self.signals.attached())

@@ -21,7 +21,8 @@ from trainatomy.errors import SimulationError
 from trainatomy.libraries import version_of
 from trainatomy.operators.allocation.whole import one_operation
 
-_MODULE = "trl.kernels.chunked_logprob"
+MODULE = "trl.kernels.chunked_logprob"
+"""The module of the kernels, which TRL's trainers import."""
 _KERNELS = ("_forward_kernel", "_backward_kernel")
 
 
@@ -53,7 +54,7 @@ def simulated_trl() -> Iterator[None]:
         SimulationError: The installed release has other kernels.
     """
     try:
-        module = import_module(_MODULE)
+        module = import_module(MODULE)
         found = {name: getattr(module, name) for name in (*_KERNELS, "_TRITON_AVAILABLE")}
     except (ImportError, AttributeError):
         message = f"trl {version_of('trl')} computes its losses otherwise than trl 1.16, which is simulated"
