@@ -31,9 +31,9 @@ FIT, HELD_OUT = "fit", "held out"
 FEWEST = 3
 ALWAYS = ("convolution.", "normalisation.native_batch_norm", "normalisation.native_group_norm", "recurrent.")
 """Families that get all points, because a calibration has few kinds of them."""
-WRAPPED = tuple(
-    f"bitsandbytes::{name}(" for name in ("gemm_4bit", "gemv_4bit", "int8_scaled_mm", "int8_mixed_scaled_mm")
-)
+_WRAPPERS = ("gemm_4bit", "gemv_4bit", "int8_scaled_mm", "int8_mixed_scaled_mm")
+WRAPPED = tuple(f"bitsandbytes::{name}(" for name in _WRAPPERS)
+"""Operators of bitsandbytes whose Python may run several kernels, which a simulation writes as operations each."""
 BATCH = 9
 """Cases that are profiled together, and then written."""
 HELD_OUT_SHARE = 0.5
@@ -131,7 +131,9 @@ def add(points: list[dict[str, Any]], path: Path, source: Path) -> None:
         if counts[family] < FEWEST or family.startswith(ALWAYS):
             new.append({key: value for key, value in point.items() if key not in ("split", "names")})
     kernels["points"] += new
-    kernels["added"] = [*kernels.get("added", []), {"points": len(new), "source": source.name}]
+    lines = (json.loads(line) for line in source.read_text(encoding="utf-8").splitlines())
+    measured = next((line["environment"] for line in lines if "environment" in line), {})
+    kernels["added"] = [*kernels.get("added", []), {"points": len(new), "environment": measured}]
     write(content, path)
     print(f"{len(new)} points added")
 
