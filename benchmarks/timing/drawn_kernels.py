@@ -34,6 +34,8 @@ ALWAYS = ("convolution.", "normalisation.native_batch_norm", "normalisation.nati
 _WRAPPERS = ("gemm_4bit", "gemv_4bit", "int8_scaled_mm", "int8_mixed_scaled_mm")
 WRAPPED = tuple(f"bitsandbytes::{name}(" for name in _WRAPPERS)
 """Operators of bitsandbytes whose Python may run several kernels, which a simulation writes as operations each."""
+LAST = ["small tensors", "quantised layers", "quantised weights", "recurrent layers", "sampling", "sequence losses"]
+"""Groups that come when all others are measured: one of them took more than a minute for a batch of seven cases."""
 BATCH = 9
 """Cases that are profiled together, and then written."""
 HELD_OUT_SHARE = 0.5
@@ -45,10 +47,16 @@ def batches() -> Iterator[tuple[str, list[Any]]]:
     from trainatomy.measurement.calibration import drawn
 
     splits = ((FIT, drawn.SEED, 1.0), (HELD_OUT, drawn.HELD_OUT_SEED, HELD_OUT_SHARE))
-    waiting = {
-        split: [drawn.cases(name, seed, round(number * share)) for name, (_, number) in drawn.DRAWS.items()]
-        for split, seed, share in splits
-    }
+    for names in ([name for name in drawn.DRAWS if name not in LAST], LAST):
+        waiting = {
+            split: [drawn.cases(name, seed, round(drawn.DRAWS[name][1] * share)) for name in names]
+            for split, seed, share in splits
+        }
+        yield from _in_turn(waiting)
+
+
+def _in_turn(waiting: dict[str, list[Iterator[Any]]]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield one case of each group in turn, two of those to be used for each one that is held out."""
     while any(waiting.values()):
         for split, turns in ((FIT, 2), (HELD_OUT, 1)):
             for _ in range(turns):
@@ -68,6 +76,7 @@ def measure(out: Path, time_limit: float) -> None:
         for split, cases in batches():
             if time.monotonic() - began > time_limit:
                 break
+            print(f"{time.monotonic() - began:.1f} s {split}: {len(cases)} cases", flush=True)
             points, left_out = calibrate.kernel_points(
                 began + time_limit, True, partial(print, flush=True), {split: partial(iter, cases)}
             )

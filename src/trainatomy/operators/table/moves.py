@@ -93,8 +93,8 @@ AVERAGE_POOLING = family(
 
 RESAMPLING = family(
     Operator("", cost="elementwise:pointwise"),
-    row("upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward"),
-    row("upsample_bicubic2d upsample_bicubic2d_backward"),
+    row("upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward"),
+    row("upsample_bilinear2d upsample_bicubic2d", cost="resampling:interpolated"),
     row("cudnn_grid_sampler cudnn_affine_grid_generator", cost="", loads=CUDNN),
     row("cudnn_grid_sampler_backward cudnn_affine_grid_generator_backward", cost="", loads=("cudnn_backward",)),
 )
