@@ -75,7 +75,9 @@ def write_page(listed: dict[str, Any], known: dict[str, Any]) -> None:
         ran.append(f"| {link} | {found['steps']} | {models} | {' | '.join(sizes)} | {found['seconds']:.0f} |")
     text = PAGE.read_text()
     begin, rest = text.split(BEGIN)
-    table = "\n".join([f"{len(ran) - 2} scripts ran ({GPUS}):\n", *ran, "", "These did not:\n", *failed])
+    files = len({line.split("](")[1].split(")")[0] for line in ran[2:]})
+    title = f"{len(ran) - 2} configurations of {files} scripts ran ({GPUS}):\n"
+    table = "\n".join([title, *ran, "", "These did not:\n", *failed])
     PAGE.write_text(f"{begin}{BEGIN}\n\n{table}\n\n{END}{rest.split(END)[1]}")
 
 
