@@ -141,6 +141,12 @@ def test_a_page_says_what_is_predicted_at_the_pace_and_at_a_quiet_host() -> None
         "the CPU took 1.50 times as long as the one that the prediction assumes",
         "predicted at this pace: 15 ms per step (-3.2 %); at that of a quiet host: 10 ms",
     ]
+    stalled = replace(pace, others_share=0.9, stolen_share=0.02, throttled_share=0.3)
+    assert run_sentences.host_pace(stalled, None, 0.0155)[1:4] == [
+        "other processes used 90.0 % of the processors",
+        "the hypervisor gave 2.0 % of their time to other machines",
+        "the container's limit of processors stopped it for 30.0 % of the time",
+    ]
     unknown = run_sentences.host_pace(pace, None, 0.0155)
     assert len(unknown) == 2 and "was not measured" in unknown[1]
     assert "host_pace" in run_sentences.of_run(replace(RESULT, host_pace=pace), None)

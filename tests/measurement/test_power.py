@@ -107,6 +107,18 @@ def test_energy_is_integrated_where_there_is_no_counter() -> None:
     assert use.joules == pytest.approx(300.0) and use.joules_per_token is None
 
 
+def test_the_counter_is_read_once_a_second_and_at_both_ends() -> None:
+    readings = [reading(100 + 0.1 * count, 8.0 * count if count % 10 == 0 else None) for count in range(61)]
+    use = power_use(sampled(readings), began=101.25, ends=[1.0, 2.0, 3.0], first_step=2, samples=4, tokens=None)
+    assert use is not None and use.counted and use.joules == pytest.approx(240.0)
+    sampler = PowerSampler(device(), period=0.005)
+    sampler.start()
+    time.sleep(0.1)
+    sampler.stop()
+    counted = [one.joules is not None for one in sampler.readings]
+    assert counted[0] and counted[-1] and sum(counted) == 2 < len(counted)
+
+
 def test_a_run_that_is_too_short_has_no_energy() -> None:
     use = power_use(sampled([reading(100.0, 1.0), reading(101.0, 2.0)]), 100.0, [1.0], 2, 4, None)
     assert use is not None and use.joules is None

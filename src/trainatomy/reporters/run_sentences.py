@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from trainatomy.results.power import PowerUse, Slowdown
     from trainatomy.results.time import Time
 
-QUIET = 1.1
-"""Ratio of two paces of a host from which they are called different."""
+BUSY = 0.25
+"""Share of the processors from which other work is told."""
+STALLED = 0.01
+"""Share of the time from which stalls are told."""
 WAITED = 0.02
 """Share of a step from which waiting for data is called a loss."""
 FEW_STRETCHES = 5
@@ -34,7 +36,7 @@ def host_pace(pace: HostPace, time: Time | None, step_seconds: float | None) -> 
     text = f"probe of the CPU: {seconds(pace.seconds)} {when}"
     if pace.during_seconds and others:
         text += f", {others} them"
-    lines = [text]
+    lines = [text, *_load(pace)]
     relative = pace.relative if time is None else time.pace_of(pace)
     if relative is None:
         return [*lines, "its time on the host that predictions assume was not measured, so the pace is not known"]
@@ -44,6 +46,20 @@ def host_pace(pace: HostPace, time: Time | None, step_seconds: float | None) -> 
         lines.append(
             f"predicted at this pace: {seconds(at_pace)} per step{gap}; at that of a quiet host: "
             f"{seconds(time.step_seconds)}"
+        )
+    return lines
+
+
+def _load(pace: HostPace) -> list[str]:
+    """Return what else took processors during the steps: it stalls a training, which the probe cannot see."""
+    lines = []
+    if pace.others_share is not None and pace.others_share >= BUSY:
+        lines.append(f"other processes used {percent(pace.others_share, 1)} of the processors")
+    if (pace.stolen_share or 0.0) >= STALLED:
+        lines.append(f"the hypervisor gave {percent(pace.stolen_share or 0.0, 1)} of their time to other machines")
+    if (pace.throttled_share or 0.0) >= STALLED:
+        lines.append(
+            f"the container's limit of processors stopped it for {percent(pace.throttled_share or 0.0, 1)} of the time"
         )
     return lines
 

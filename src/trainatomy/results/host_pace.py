@@ -16,6 +16,9 @@ class HostPace:
         during_seconds: Times between timed steps.
         after_seconds: Times just after the last one.
         reference_seconds: Time on the reference host while nothing else ran on it; ``None``: not known.
+        others_share: Time that other processes ran meanwhile, as a share of all processors' time; ``None``: not known.
+        stolen_share: Time that the hypervisor gave to other machines, likewise.
+        throttled_share: Share of the time in which the container's limit of processors stopped its processes.
     """
 
     probe: str
@@ -23,6 +26,9 @@ class HostPace:
     during_seconds: tuple[float, ...] = ()
     after_seconds: tuple[float, ...] = ()
     reference_seconds: float | None = None
+    others_share: float | None = None
+    stolen_share: float | None = None
+    throttled_share: float | None = None
 
     @property
     def seconds(self) -> float:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainatomy.catalog.hosts import reference_host
+from trainatomy.measurement.device.host_load import HostLoad, LoadMeter
 from trainatomy.results.host_pace import HostPace
 
 if TYPE_CHECKING:
@@ -71,10 +72,13 @@ class HostProbe:
         self._during: list[float] = []
         self._after: list[float] = []
         self._ended = self._cost = 0.0
+        self._meter: LoadMeter | None = None
+        self._load: HostLoad | None = None
 
     def before(self) -> None:
-        """Probe before the first timed step."""
+        """Probe before the first timed step, and begin to watch the load of the machine."""
         self._run(self._before, REPEATS)
+        self._meter = LoadMeter()
 
     def is_due(self) -> bool:
         """Return whether the time since the last probe pays for another."""
@@ -85,7 +89,8 @@ class HostProbe:
         self._run(self._during, 1)
 
     def after(self) -> None:
-        """Probe after the last step."""
+        """Read the load during the steps, and probe after the last one."""
+        self._load = None if self._meter is None else self._meter.read()
         self._run(self._after, REPEATS)
 
     def result(self) -> HostPace | None:
@@ -93,7 +98,17 @@ class HostProbe:
         if not (self._before or self._during or self._after):
             return None
         reference = reference_host().probe_seconds.get(PROBE)
-        return HostPace(PROBE, tuple(self._before), tuple(self._during), tuple(self._after), reference)
+        load = self._load
+        return HostPace(
+            PROBE,
+            tuple(self._before),
+            tuple(self._during),
+            tuple(self._after),
+            reference,
+            others_share=None if load is None else load.others_share,
+            stolen_share=None if load is None else load.stolen_share,
+            throttled_share=None if load is None else load.throttled_share,
+        )
 
     def _run(self, times: list[float], count: int) -> None:
         began = time.perf_counter()

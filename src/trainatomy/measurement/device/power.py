@@ -2,7 +2,8 @@
 
 NVML's functions release Python's lock while the driver answers, so that a reading delays the training's thread only for
 the Python around it.  The thread reads every ``PERIOD`` seconds, and less often where a reading takes longer than
-``SHARE`` of that.
+``SHARE`` of that.  The energy counter is read once in ``COUNTER_PERIOD`` seconds, and at both ends: on an H200 it takes
+2.5 ms to read, where every other figure takes 2 us (benchmarks/timing/records/h200-monitors.jsonl).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from trainatomy.measurement.device.nvml import NvmlDevice
 
 PERIOD = 0.05
+COUNTER_PERIOD = 1.0
 SHARE = 0.01
 """Share of the time that readings may take."""
 MOST_READINGS = 600
@@ -28,7 +30,10 @@ MOST_READINGS = 600
 
 @dataclass(frozen=True, slots=True)
 class PowerReading:
-    """One reading; ``at``: ``time.perf_counter()``; ``joules``: the GPU's counter since the driver was loaded."""
+    """One reading.
+
+    ``at``: ``time.perf_counter()``; ``joules``: the GPU's counter since the driver was loaded, if it was read.
+    """
 
     at: float
     watts: float | None
@@ -38,11 +43,14 @@ class PowerReading:
     reasons: tuple[ClockReason, ...]
 
 
-def read_power(device: NvmlDevice) -> PowerReading:
-    """Read the GPU now.  What it does not report, as a MIG instance does not, is ``None``."""
+def read_power(device: NvmlDevice, *, counted: bool = True) -> PowerReading:
+    """Read the GPU now, with its energy counter if ``counted``.
+
+    What it does not report, as a MIG instance does not, is ``None``.
+    """
     nvml, handle = device.binding, device.handle
     milliwatts = device.ask("GetPowerUsage")
-    millijoules = device.ask("GetTotalEnergyConsumption")
+    millijoules = device.ask("GetTotalEnergyConsumption") if counted else None
     clock = device.ask("GetClockInfo", getattr(nvml, "NVML_CLOCK_SM", 1))
     return PowerReading(
         at=time.perf_counter(),
@@ -100,7 +108,7 @@ class PowerSampler:
         self.limits = PowerLimits()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainatomy-power", daemon=True)
-        self._spent, self._count = 0.0, 0
+        self._spent, self._count, self._counter_read = 0.0, 0, 0.0
 
     @property
     def reading_seconds(self) -> float:
@@ -122,14 +130,15 @@ class PowerSampler:
 
     def _run(self) -> None:
         while not self._stopped.wait(max(self.period_seconds, self.reading_seconds / SHARE)):
-            self._read()
+            self._read(counted=time.perf_counter() - self._counter_read >= COUNTER_PERIOD)
             if len(self.readings) > self._most:
                 del self.readings[1::2]
                 self.period_seconds *= 2
 
-    def _read(self) -> None:
+    def _read(self, *, counted: bool = True) -> None:
         began = time.perf_counter()
-        self.readings.append(read_power(self._device))
+        self._counter_read = began if counted else self._counter_read
+        self.readings.append(read_power(self._device, counted=counted))
         self._spent += time.perf_counter() - began
         self._count += 1
 

@@ -65,7 +65,7 @@ def _joules(readings: Sequence[PowerReading], begin: float, end: float) -> tuple
     if sum(begin <= reading.at <= end for reading in readings) < FEWEST_READINGS:
         return None, False
     counted = [(reading.at, reading.joules) for reading in readings if reading.joules is not None]
-    if len(counted) == len(readings):
+    if len(counted) > 1 and counted[0][0] <= begin:
         return _interpolated(counted, end) - _interpolated(counted, begin), True
     drawn = [(reading.at, reading.watts) for reading in readings if reading.watts is not None]
     if len(drawn) < FEWEST_READINGS:
