@@ -1,10 +1,11 @@
 """Convolutions for which cuDNN's library gives another answer without a driver than on a GPU.
 
 Engines that ask the driver or cuBLAS whether they can run are missing from the answers without one: those that hand a
-product to cuBLASLt, and those of depthwise convolutions in 16 bits. They are the first choice wherever they can run
-(H200, cuDNN 9.19: benchmarks/cudnn/probe.py, 617 calls), so the rules decide there. Where no such engine is chosen, the
-answer without a driver names the engine that runs on the GPU in all but 17 of 1,580 calls. Those 17 are Winograd and
-FFT (engines 17, 18, 3 and 7), which are missing too.
+product to cuBLASLt, and those of depthwise convolutions in 16 bits. Of 1,614 operations that cuDNN ran on an H200
+(9.19, benchmarks/cudnn/probe.py) some 120 ran in such an engine: nearly all products of forward and the input gradient,
+two thirds of those of weight gradients. The rules decide there, and are wrong about every fourth of these weight
+gradients. Engines for Winograd's method and FFT are missing too; 16 operations ran in them. Everything else ran in the
+engine that is named without a driver.
 """
 
 from __future__ import annotations
