@@ -1,14 +1,15 @@
-"""The answers of a real H200 as NVML's binding, idle or under load (``h200.json``)."""
+"""The answers of real H200s as NVML's binding: one, idle or under load, and two with NVLink, idle."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("h200.json").read_text())
+TWO: dict[str, Any] = json.loads(Path(__file__).with_name("two-h200.json").read_text())
 
 
 class RecordedNvml:
@@ -17,9 +18,9 @@ class RecordedNvml:
     class NVMLError(Exception):
         """What NVML raises."""
 
-    def __init__(self, moment: str) -> None:
+    def __init__(self, moment: str, recorded: Mapping[str, Any] = RECORDED) -> None:
         self.asked: set[str] = set()
-        self.answers = {**RECORDED["nvml"]["once"], **RECORDED["nvml"][moment]}
+        self.answers = {**recorded["nvml"]["once"], **recorded["nvml"][moment]}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if not name.startswith("nvml"):

@@ -33,7 +33,7 @@ def no_driver(error: str) -> MachineState:
 NO_BINDING = "Reading a GPU's memory needs NVML's Python binding: pip install nvidia-ml-py"
 CASES: dict[str, list[MachineState]] = {
     "nvlink_down": [with_gpu(nvlinks={"active": tuple(range(16)), "inactive": (16, 17)})],
-    "nvlink_errors": [with_gpu(nvlinks={"errors": {kind: 3}}) for kind in ("replay", "recovery", "crc")],
+    "nvlink_errors": [with_gpu(nvlinks={"errors": {kind: 3}}) for kind in ("replay", "recovery")],
     "fabric_not_ready": [with_gpu(nvlinks={"fabric": "in progress"})],
     "no_peer_access": [paired("NV18", peer_access=False)],
     "slow_pair": [
@@ -173,6 +173,14 @@ def test_an_idle_link_of_a_lower_generation_is_no_finding() -> None:
 
 def test_a_power_cap_under_load_is_no_finding() -> None:
     assert names(with_gpu(copies={"power": {"reasons": ("power cap",)}})) == []
+
+
+def test_crc_errors_alone_are_no_finding() -> None:
+    assert names(with_gpu(nvlinks={"errors": {"replay": 0, "recovery": 0, "crc": 602}})) == []
+
+
+def test_bursts_at_the_power_cap_that_cost_no_clock_are_no_finding() -> None:
+    assert names(watched(reasons={"power cap": 1.0}, watts=253.0, sm_clock=1924.0)) == []
 
 
 def test_a_quota_that_was_reached_once_is_no_finding() -> None:

@@ -46,7 +46,7 @@ def nvlinks(remote: int, states: tuple[int, ...]) -> Binding:
 
     binding.answers = {
         "GetNvLinkState": state,
-        "GetNvLinkVersion": lambda gpu, link: 4,
+        "GetNvLinkVersion": lambda gpu, link: 6,
         "GetNvLinkRemoteDeviceType": lambda gpu, link: remote,
         "GetNvLinkErrorCounter": lambda gpu, link, counter: counter,
         "GetPciInfo": lambda gpu: SimpleNamespace(domain=0, bus=gpu, device=0),

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 from machines import HOST
-from recorded_nvml import RECORDED, RecordedNvml
+from recorded_nvml import RECORDED, TWO, RecordedNvml
 
 from trainatomy.doctor.diagnosing import diagnose
 from trainatomy.doctor.gathering import copy_rates
 from trainatomy.doctor.gpus import DriverState, NoSuchGPU, read_driver
 from trainatomy.doctor.watching import watch
 from trainatomy.measurement.device import nvml
-from trainatomy.results.machine import Clocks, GPUState, MachineState, Software, Temperature
+from trainatomy.results.machine import Clocks, GPUPair, GPUState, MachineState, Software, Temperature
 
 
 def replay(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
@@ -97,3 +97,18 @@ def test_the_driver_is_only_asked_never_told(monkeypatch: pytest.MonkeyPatch) ->
     calls = binding.asked - {"nvmlInit", "nvmlShutdown"}
     assert len(calls) > 20
     assert {name for name in calls if not name.startswith(("nvmlDeviceGet", "nvmlSystemGet"))} == set()
+
+
+def test_two_gpus_with_nvlink(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_library", lambda: RecordedNvml("idle", TWO))
+    monkeypatch.setattr("os.cpu_count", lambda: 32)
+    driver = read_driver()
+    assert driver.pairs == (GPUPair(0, 1, "NV18", True),)
+    assert "GPU0\t X \tNV18" in TWO["topology"]
+    for gpu in driver.gpus:
+        assert (len(gpu.nvlinks.active), gpu.nvlinks.inactive, gpu.nvlinks.generation) == (18, (), 4)
+        assert (gpu.nvlinks.errors["replay"], gpu.nvlinks.errors["recovery"]) == (0, 0)
+        assert gpu.nvlinks.errors["crc"] > 90
+        assert gpu.near_cpus == tuple(range(32))
+    copied = tuple(replace(pair, copy_rate=380.6e9) for pair in driver.pairs)
+    assert diagnose(MachineState(driver.gpus, copied)).findings == ()

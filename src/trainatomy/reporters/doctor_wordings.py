@@ -155,7 +155,7 @@ WORDINGS: Mapping[str, Wording] = {
         "nvidia-smi -L lists them; whole again: sudo nvidia-smi -i {gpu} -mig 0",
     ),
     "gpu_in_use": Wording(
-        "{count} other processes: {names}",
+        "other processes: {count}, {names}",
         "they take {held_bytes} of memory and a share of the time",
         "wait, choose another GPU with CUDA_VISIBLE_DEVICES, or end them: kill PID",
     ),

@@ -36,7 +36,7 @@ def _nvlink(gpu: GPUState) -> Iterator[Finding]:
         yield finding(
             "nvlink_down", gpu.index, down=down, active=len(links.active), all=len(links.active + links.inactive)
         )
-    if sum(links.errors.get(kind, 0) for kind in ("replay", "recovery", "crc")):
+    if sum(links.errors.get(kind, 0) for kind in ("replay", "recovery")):  # healthy links count CRC errors too
         yield finding("nvlink_errors", gpu.index, **links.errors)
     if links.fabric in ("not started", "in progress"):
         yield finding("fabric_not_ready", gpu.index, state=links.fabric)

@@ -10,6 +10,8 @@ from trainatomy.results.machine import MachineState, Watched, WatchedGPU
 
 LOW_UTILISATION = 0.8
 CAPPED_SHARE = 0.1
+SLOWED = 0.95
+"""Clocks above this share of the maximum lose nothing that matters: short bursts reach the cap at 250 of 700 W too."""
 
 
 def check_training(machine: MachineState) -> Iterator[Finding]:
@@ -25,11 +27,9 @@ def check_training(machine: MachineState) -> Iterator[Finding]:
             yield finding(
                 "gpu_waits", gpu.index, utilisation=gpu.utilisation, cpus=watched.pid_cpus, seconds=watched.seconds
             )
-        if gpu.reasons.get("power cap", 0) >= CAPPED_SHARE:
-            share = gpu.reasons["power cap"]
-            yield finding(
-                "power_capped", gpu.index, share=share, watts=gpu.watts, clock=gpu.sm_clock, most=highest.get(gpu.index)
-            )
+        share, most = gpu.reasons.get("power cap", 0), highest.get(gpu.index)
+        if share >= CAPPED_SHARE and (not most or not gpu.sm_clock or gpu.sm_clock <= SLOWED * most):
+            yield finding("power_capped", gpu.index, share=share, watts=gpu.watts, clock=gpu.sm_clock, most=most)
 
 
 def _its_gpus(watched: Watched) -> list[WatchedGPU]:

@@ -17,6 +17,9 @@ _ANCESTORS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _ERRORS = {"replay": (0,), "recovery": (1,), "crc": (2, 3)}
 """Kinds of errors, by NVML's nvmlNvLinkErrorCounter_t."""
 
+_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}
+"""NVLink's generation by NVML's number (nvml.h, NVML_NVLINK_VERSION_*: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0)."""
+
 _FABRIC = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
 _LINKS = 18
 """NVML_NVLINK_MAX_LINKS: more than any GPU up to Blackwell has."""
@@ -46,7 +49,7 @@ def nvlinks(gpu: NvmlDevice) -> NVLinks:
     return NVLinks(
         active=active,
         inactive=tuple(link for link, state in states.items() if state == 0),
-        generation=gpu.ask("GetNvLinkVersion", active[0]) if active else None,
+        generation=_GENERATIONS.get(gpu.ask("GetNvLinkVersion", active[0])) if active else None,
         errors={kind: count for kind, count in errors.items() if count is not None},
         fabric=_fabric(gpu),
     )

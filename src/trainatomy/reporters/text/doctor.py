@@ -108,7 +108,9 @@ def _unmeasured(machine: MachineState) -> Iterator[Text]:
     if machine.unmeasured in sentences.UNMEASURED:
         yield Text(sentences.UNMEASURED[machine.unmeasured], style="dim")
     elif any(gpu.copies for gpu in machine.gpus):
-        yield Text("Power, clocks and PCIe under load; copies from pinned memory.", style="dim")
+        yield Text(
+            "Clocks and PCIe under load, power as a mean of the last second; copies from pinned memory.", style="dim"
+        )
 
 
 def _pcie(pcie: PCIe) -> str:
