@@ -98,6 +98,8 @@ class CostModel:
     def launches(self, work: KernelWork) -> int:
         """Return the number of kernels, if possible as measured at the nearest calibration point of the family."""
         near = self.points.get(work.family, ())
+        if len(near) < _MIN_POINTS and work.family.startswith("convolution."):  # with groups, dilation, another layout
+            near = self.points.get(work.family.rpartition(".")[0], ())
         if not work.launches or len(near) < _MIN_POINTS or work.family.startswith("list"):
             return work.launches
         return min(near, key=lambda point: _squared_distance(point.features, work.features)).kernels
