@@ -140,6 +140,7 @@ def test_the_example_in_the_message_about_unknown_gpus_describes_one() -> None:
         ({"train": {"torch_compile_mode": "max-autotune-no-cudagraphs"}}, "train.torch_compile_mode: 'max-autotune-no-cudagraphs' chooses kernels by measuring them"),
         ({"train": {"torch_compile": True, "use_liger_kernel": True}}, "train.torch_compile: cannot be combined with use_liger_kernel"),
         ({"train": {"torch_compile": True, "eval_strategy": "steps"}}, "train.torch_compile: a compiled step is not simulated with an evaluation between the steps"),
+        ({"loop": "sft", "train": {"torch_compile": True}}, "train.torch_compile: a compiled step is not simulated with loop: sft"),
         ({"train": {"torch_compile": True}, "parallel": {"gpus": 2}}, "train.torch_compile: a compiled step is not simulated with several GPUs"),
         ({"train": {"per_gpu_train_batch_size": 1}}, "train.per_gpu_train_batch_size: is called per_device_train_batch_size today"),
         ({"train": {"gradient_checkpointing_kwargs": {"use_reentrent": True}}}, "train.gradient_checkpointing_kwargs.use_reentrent: unknown key; did you mean use_reentrant?"),

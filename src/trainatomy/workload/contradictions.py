@@ -46,6 +46,7 @@ def _compiled(workload: Workload) -> list[Problem]:
         "model.quantization": workload.model.quantization is not None,
         "data.lengths, with which PyTorch compiles for sizes that it does not know": workload.data.lengths is not None,
         "an evaluation between the steps": workload.evaluates,
+        f"loop: {workload.loop}": workload.loop not in ("trainer", "pytorch"),
     }
     message = "a compiled step is not simulated with"
     return [Problem(("train", "torch_compile"), f"{message} {what}") for what, found in reasons.items() if found]
