@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.epochs import replay_order, steps_to_replay, worst_of
+from trainatomy.catalog.first_calls import first_call_seconds
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction import context_bytes, prediction_of, time_of
 from trainatomy.results.lengths import Batching, Distribution, LengthsPrediction, OrderPrediction, SampleLengths
@@ -269,7 +270,14 @@ def _summary(
         padding_share=1 - tokens / padded,
         tokens_per_second=None if mean is None else tokens / mean.step_seconds,
         padded_tokens_per_second=None if mean is None else padded / mean.step_seconds,
+        new_shape_seconds=_new_shape_seconds(epochs) if times else None,
+        new_shapes=fmean(len({batch.shape for step in order.steps for batch in step}) for order in epochs.orders),
     )
+
+
+def _new_shape_seconds(epochs: Epochs) -> float:
+    """Return what the mean executed shape takes longer at its first occurrence."""
+    return fmean(first_call_seconds(operations.calls) for operations in epochs.operations.values())
 
 
 def _step_seconds(epochs: Epochs, times: Mapping[BatchShape, Time]) -> Distribution:

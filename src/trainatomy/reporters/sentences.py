@@ -83,9 +83,10 @@ def evaluation(found: Evaluation) -> list[str]:
     """Return which phase peaks, and what an evaluation costs in memory and time."""
     batches = f"{found.batches:,} batch{'' if found.batches == 1 else 'es'} of {found.batch_size}"
     count = f"{many(found.samples, 'sample')} in {batches}"
-    spent = "" if found.seconds is None else f", {seconds(found.seconds)}"
-    lines = [f"one evaluation: {count}{spent}"]
     own, before = found.own_allocated_bytes, found.allocated_before_bytes
+    least = "" if own is None else "at least "  # a prediction leaves out what Python does on the host
+    spent = "" if found.seconds is None else f", {least}{seconds(found.seconds)}"
+    lines = [f"one evaluation: {count}{spent}"]
     if own is not None:
         peaks = "the evaluation" if own > before else "the training step"
         lines.append(
@@ -211,6 +212,18 @@ def padding_of_lengths(lengths: LengthsPrediction) -> str:
         return text
     padded = rate(lengths.padded_tokens_per_second)
     return f"{text}; {rate(lengths.tokens_per_second)} tokens/s of samples, {padded} with padding"
+
+
+def new_lengths(lengths: LengthsPrediction) -> str | None:
+    """Return what lengths that occur for the first time cost, None if they cost nothing."""
+    extra, count = lengths.new_shape_seconds, lengths.new_shapes
+    if not extra or count is None:
+        return None
+    return (
+        f"A step takes about {seconds(extra)} longer when its length has not occurred before, because cuDNN plans its "
+        f"attention for it: {count:,.0f} lengths in an epoch, {seconds(extra * count)}, which the step time leaves "
+        "out. pad_to_multiple_of makes them fewer."
+    )
 
 
 def all_ranks(shared: Communication) -> str:

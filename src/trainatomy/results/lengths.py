@@ -97,6 +97,9 @@ class LengthsPrediction:
         padding_share: Share of them that are padding.
         tokens_per_second: Tokens of samples per second; None if no time was predicted.
         padded_tokens_per_second: The same with padding.
+        new_shape_seconds: What a step takes longer whose shapes have not occurred before, in the mean of the executed
+            shapes; not part of ``step_seconds``.  None if no time was predicted.
+        new_shapes: Shapes that occur in an epoch, in the mean of the orders; None where all batches have one length.
     """
 
     samples: SampleLengths
@@ -115,6 +118,8 @@ class LengthsPrediction:
     padding_share: float
     tokens_per_second: float | None
     padded_tokens_per_second: float | None
+    new_shape_seconds: float | None = None
+    new_shapes: float | None = None
 
     @property
     def is_sampled(self) -> bool:

@@ -104,10 +104,7 @@ def _notes(model: Any) -> Iterator[str]:
     four = settings.load_in_4bit
     double = " with double quantisation" if four and settings.bnb_4bit_use_double_quant else ""
     kind = f"{settings.bnb_4bit_quant_type}, 4 bits{double}" if four else "8 bits"
-    yield (
-        f"{layers} linear layers have quantised weights ({kind}) by bitsandbytes {version}; "
-        "such trainings have not been measured yet"
-    )
+    yield f"{layers} linear layers have quantised weights ({kind}) by bitsandbytes {version}"
     if not four and settings.llm_int8_threshold > 0:
         yield (
             f"no activation is assumed to reach llm_int8_threshold ({settings.llm_int8_threshold:g}): columns that do "

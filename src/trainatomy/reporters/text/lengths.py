@@ -19,7 +19,10 @@ def lengths_section(lengths: LengthsPrediction) -> list[RenderableType]:
     if lengths.orders:
         body.append(_distributions(lengths))
         body.append(Text(sentences.worst_order(lengths)))
-    return [*body, Text(sentences.padding_of_lengths(lengths))]
+    body.append(Text(sentences.padding_of_lengths(lengths)))
+    if (first := sentences.new_lengths(lengths)) is not None:
+        body.append(Text(first))
+    return body
 
 
 def _distributions(lengths: LengthsPrediction) -> Table:

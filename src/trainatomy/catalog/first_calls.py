@@ -1,0 +1,16 @@
+"""What the first call of an operator with new shapes costs the host, from ``first_calls.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.results.operations import Call
+
+
+def first_call_seconds(calls: Iterable[Call]) -> float:
+    """Return the seconds that calls take longer when none of their shapes has occurred before."""
+    known = cast("dict[str, float]", read_yaml("first_calls.yaml"))
+    new = {(call.name, tuple(array.shape for array in call.inputs)) for call in calls if call.name in known}
+    return sum(known[name] for name, _ in new)

@@ -1,0 +1,35 @@
+from dataclasses import replace
+
+import pytest
+
+from trainatomy.api import predict
+from trainatomy.reporters import sentences
+from trainatomy.workload.schema import Workload
+
+EPOCH = {
+    "gpu": "h200",
+    "loop": "pytorch",
+    "model": {"id": "gpt2", "config": {"n_layer": 1, "n_embd": 64, "n_head": 1, "vocab_size": 100}},
+    "data": {"lengths": {"histogram": {32: 8, 64: 8}, "orders": 2}},
+    "train": {"per_device_train_batch_size": 8, "bf16": True},
+    "software": {"torch": "2.11"},
+}
+
+
+def test_lengths_that_are_new_to_cudnn_cost_a_plan_each() -> None:
+    lengths = predict(Workload.from_mapping(EPOCH)).lengths
+    assert lengths is not None
+    assert lengths.new_shape_seconds == pytest.approx(0.046 + 0.097)
+    assert lengths.new_shapes is not None
+    assert 1 <= lengths.new_shapes <= 2
+    found = sentences.new_lengths(replace(lengths, new_shapes=2.0))
+    assert found is not None
+    assert found.startswith("A step takes about 143 ms longer")
+    assert "2 lengths in an epoch, 286 ms" in found
+
+
+def test_attention_of_pytorch_itself_needs_no_plan() -> None:
+    lengths = predict(Workload.from_mapping({**EPOCH, "train": {"per_device_train_batch_size": 8}})).lengths
+    assert lengths is not None
+    assert lengths.new_shape_seconds == 0
+    assert sentences.new_lengths(lengths) is None
