@@ -46,8 +46,6 @@ TF32_OPERATORS = ("aten::mm(", "aten::addmm(", "aten::bmm(", "aten::baddbmm(", "
 """Operators whose speed TF32 changes."""
 COLD_TOLERANCE = 0.03
 """Cold times that differ by less are not written."""
-DRAWN_SHARE = 0.25
-"""Share of the drawn cases (``drawn.py``) that ``calibrate`` measures; benchmarks/timing/drawn_kernels.py: all."""
 FLUSH_FACTOR = 2
 """Multiple of the L2 cache's size that is written to flush it."""
 
@@ -150,7 +148,7 @@ def too_busy(measured: Mapping[str, Any]) -> str:
 
 def groups() -> dict[str, Callable[[], Iterable[Case]]]:
     """Return the groups of cases, most important first."""
-    from trainatomy.measurement.calibration import cases, drawn, lists, traffic
+    from trainatomy.measurement.calibration import cases, lists, traffic
 
     return {
         "matrix products": cases.matrix_products,
@@ -168,7 +166,6 @@ def groups() -> dict[str, Callable[[], Iterable[Case]]]:
         "image operators": cases.image_operators,
         "grouped products": cases.grouped_products,
         "transfers": lists.transfers,
-        **drawn.groups(DRAWN_SHARE),
     }
 
 
