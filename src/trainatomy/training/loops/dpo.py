@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import TYPE_CHECKING, Any
 
-from transformers import PrinterCallback
 from trl import DPOTrainer
 from trl.trainer import dpo_trainer
 
-from trainatomy.training.arguments import training_arguments
-from trainatomy.training.checkpointing import check_checkpointing
 from trainatomy.training.loops.observed_trainer import ObservedTrainer
-from trainatomy.training.loops.trainer import watched_zero_grad
-from trainatomy.training.optimizer import create_custom
-from trainatomy.training.trl import adapters_of_this_training, check_model, quiet_trl, reference_of
-from trainatomy.training.trl_data import make_tokenizer, preference_pairs
-from trainatomy.workload.arguments import is_class_path
+from trainatomy.training.loops.trl import train_with
+from trainatomy.training.trl import adapters_of_this_training, reference_of
+from trainatomy.training.trl_data import preference_pairs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,23 +43,18 @@ def train(
     make_batch: MakeBatch | BatchesOfLengths | None = None,
 ) -> None:
     """Train ``model`` for ``steps`` optimizer steps; the arguments are those of ``trainatomy.training.run.run``."""
-    check_model("dpo", model)
-    check_checkpointing(model, workload.train)
-    optimizer = create_custom(workload.train, model) if is_class_path(workload.train.optim) else None
-    with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder, quiet_trl():
-        arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=device == "cpu")
+
+    def make(arguments: Any, **shared: Any) -> ObservedDPOTrainer:
         pairs = workload.batch_size * workload.train.gradient_accumulation_steps * steps
         has_reference = workload.model.lora is None and not arguments.precompute_ref_log_probs
-        with watched_zero_grad(model, observer, set_to_none=workload.zero_grad_set_to_none):
-            trainer = ObservedDPOTrainer(
-                workload,
-                observer,
-                model,
-                ref_model=reference_of(model) if has_reference else None,
-                args=arguments,
-                train_dataset=preference_pairs(workload, model, pairs),
-                processing_class=make_tokenizer(model),
-                optimizers=(optimizer, None),
-            )
-            trainer.remove_callback(PrinterCallback)
-            trainer.train()
+        return ObservedDPOTrainer(
+            workload,
+            observer,
+            model,
+            ref_model=reference_of(model) if has_reference else None,
+            args=arguments,
+            train_dataset=preference_pairs(workload, model, pairs),
+            **shared,
+        )
+
+    train_with("dpo", make, workload, model, device=device, steps=steps, observer=observer)

@@ -7,23 +7,17 @@ for each completion, from a function on the host.
 from __future__ import annotations
 
 import random
-import tempfile
 from typing import TYPE_CHECKING, Any
 
-from transformers import PrinterCallback
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from trainatomy.training.arguments import training_arguments
-from trainatomy.training.checkpointing import check_checkpointing
 from trainatomy.training.loops.generation import generating
 from trainatomy.training.loops.observed_trainer import ObservedTrainer
-from trainatomy.training.loops.trainer import watched_zero_grad
+from trainatomy.training.loops.trl import train_with
 from trainatomy.training.model import unwrap
-from trainatomy.training.optimizer import create_custom
-from trainatomy.training.trl import adapters_of_this_training, check_model, loaded_as, quiet_trl, reference_of
-from trainatomy.training.trl_data import make_tokenizer, prompts
-from trainatomy.workload.arguments import is_class_path
+from trainatomy.training.trl import adapters_of_this_training, loaded_as, reference_of
+from trainatomy.training.trl_data import prompts
 
 if TYPE_CHECKING:
     import torch
@@ -101,23 +95,18 @@ def train(
     make_batch: MakeBatch | BatchesOfLengths | None = None,
 ) -> None:
     """Train ``model`` for ``steps`` optimizer steps; the arguments are those of ``trainatomy.training.run.run``."""
-    check_model("grpo", model)
-    check_checkpointing(model, workload.train)
-    optimizer = create_custom(workload.train, model) if is_class_path(workload.train.optim) else None
-    with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder, quiet_trl():
-        arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=device == "cpu")
+
+    def make(arguments: Any, **shared: Any) -> ObservedGRPOTrainer:
         has_reference = workload.model.lora is None and arguments.beta != 0
-        with watched_zero_grad(model, observer, set_to_none=workload.zero_grad_set_to_none):
-            trainer = ObservedGRPOTrainer(
-                workload,
-                observer,
-                model,
-                reference_of(model) if has_reference else None,
-                args=arguments,
-                reward_funcs=reward,
-                train_dataset=prompts(workload, model, arguments.generation_batch_size * steps),
-                processing_class=make_tokenizer(model),
-                optimizers=(optimizer, None),
-            )
-            trainer.remove_callback(PrinterCallback)
-            trainer.train()
+        return ObservedGRPOTrainer(
+            workload,
+            observer,
+            model,
+            reference_of(model) if has_reference else None,
+            args=arguments,
+            reward_funcs=reward,
+            train_dataset=prompts(workload, model, arguments.generation_batch_size * steps),
+            **shared,
+        )
+
+    train_with("grpo", make, workload, model, device=device, steps=steps, observer=observer)
