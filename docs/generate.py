@@ -7,7 +7,7 @@ docs/exit-codes.md       every exit code, from trainatomy.errors
 docs/workload.md         every key of a workload file, from its schema
 docs/versions.md         supported releases of torch and transformers, from catalog/versions.yaml
 docs/schema/*.json       the format of --json, from the dataclasses
-README.md                the output of the commands that it shows
+README.md, guides/       the output of the commands that they show
 docs/doctor.md           from docs/concepts/doctor.md, the catalogue of findings and their wording
 docs/context.md, .svg    from docs/concepts/context.md, the GPU catalog and measured runs
 docs/time.md, *.svg      from docs/concepts/time.md, command output and the data of the timing model
@@ -134,6 +134,7 @@ def _json(make: Callable[[], dict[str, object]]) -> Callable[[], str]:
 
 PAGES: dict[str, Callable[[], str]] = {
     "../README.md": readme.readme,
+    **readme.guides(),
     "cli.md": cli_page,
     "exit-codes.md": exit_codes_page,
     "workload.md": workload_page,

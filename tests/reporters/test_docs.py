@@ -50,8 +50,13 @@ def test_every_option_has_help(name: str) -> None:
     assert silent == []
 
 
+def pages() -> list[Path]:
+    """Return every page of the repository that a reader opens."""
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").rglob("*.md")]
+
+
 def test_links_between_pages_work() -> None:
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    for page in pages():
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
@@ -86,7 +91,7 @@ def test_the_json_keys_that_the_page_names_are_in_the_schema(generate: ModuleTyp
 def written_commands() -> list[str]:
     """Return every ``trainatomy …`` command of the Makefile, console blocks and examples for CI, with lines joined."""
     found = re.findall(r"^\t@?\$\(BIN\)/(trainatomy .+)$", joined(ROOT / "Makefile"), re.MULTILINE)
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    for page in pages():
         for block in re.findall(r"```console\n(.*?)```", joined(page), re.DOTALL):
             found += re.findall(r"^\$ (?:\.venv/bin/)?(trainatomy .+)$", block, re.MULTILINE)
         for block in re.findall(r"```yaml\n(.*?)```", joined(page), re.DOTALL):

@@ -1,0 +1,38 @@
+"""The guides show output of every command that predicts, and name no number of ours in their own words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+ENGLISH = sorted(GUIDES.glob("*.md"))
+PUBLISHED = {"14,949 MB"}
+"""Numbers of the original guides."""
+
+
+def test_both_guides_are_there() -> None:
+    assert [page.stem for page in ENGLISH] == ["fit-bigger-train-faster", "training-anatomy"]
+
+
+@pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)
+def test_numbers_are_in_generated_output_only(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    typed = re.findall(r"\d{1,3}(?:,\d{3})+(?: [KMG]B)?|\d[\d.]* (?:[KMG]i?B|[mµ]?s|%|TFLOP|TB)\b", text)
+    assert set(typed) <= PUBLISHED
+
+
+@pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)
+def test_every_prediction_shows_its_output(page: Path) -> None:
+    text = page.read_text("utf-8")
+    commands = re.findall(r"```console\n\$ trainatomy (?:predict|compare|ops) ", text)
+    assert len(commands) == len(re.findall(r"written by `make docs` -->\n\n```text\n[^`]+\n```", text)) > 5
+
+
+def test_the_workload_of_the_guides_is_the_one_on_the_page() -> None:
+    block = re.search(r"```yaml\n(.*?)```", (GUIDES / "training-anatomy.md").read_text("utf-8"), re.DOTALL)
+    assert block is not None
+    assert yaml.safe_load(block[1]) == yaml.safe_load((GUIDES / "bert-large.yaml").read_text("utf-8"))
