@@ -20,8 +20,8 @@ _MOST_WRITES = 5
 _STAND_INS: dict[StandInKind, str] = {
     "computed values": "{times} of computed {name} by Python: they were taken as 0, and conditions as in a healthy "
     "training (no overflow, no NaN); another value may change what the script does",
-    "compiled": "torch.compile of {name} was left out: the step was simulated eagerly. Compiled steps of four small models "
-    "on an H200 (PyTorch 2.11) allocated 28 to 47 % less than their eager steps in three cases, and 20 % more in one",
+    "compiled": "torch.compile of {name} was left out: the step was simulated eagerly. Compiled steps of four small "
+    "models on an H200 (PyTorch 2.11) allocated 28 to 47 % less than eager ones in three cases, and 20 % more in one",
     "configuration": "the configuration of {name} comes from trainatomy's data: it is not in the cache on this machine",
     "data loader": "data are loaded in the script's own process",
     "data set": "the data set {name} is not on this machine: rows of its columns were made up, with texts of one "
