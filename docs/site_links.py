@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Any
 
-_OUTSIDE = re.compile(r"\]\(\.\./([^)\s]+)\)")
+_UPWARDS = re.compile(r"\]\((\.\./[^)\s]+)\)")
 
 
-def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
-    """Replace ``](../FILE)`` with the address of FILE in the repository."""
-    return _OUTSIDE.sub(rf"]({config.extra['repository']}/blob/main/\1)", markdown)
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """Replace each link to a FILE outside docs/ with its address in the repository."""
+    folder = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
+
+    def address(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, link[1]))
+        return link[0] if target.startswith("docs/") else f"]({config.extra['repository']}/blob/main/{target})"
+
+    return _UPWARDS.sub(address, markdown)

@@ -36,3 +36,40 @@ def test_the_workload_of_the_guides_is_the_one_on_the_page() -> None:
     block = re.search(r"```yaml\n(.*?)```", (GUIDES / "training-anatomy.md").read_text("utf-8"), re.DOTALL)
     assert block is not None
     assert yaml.safe_load(block[1]) == yaml.safe_load((GUIDES / "bert-large.yaml").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("language", ["es", "ja"])
+@pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)
+def test_translations_are_in_step(page: Path, language: str) -> None:
+    english, translated = page.read_text("utf-8"), (GUIDES / language / page.name).read_text("utf-8")
+    assert blocks(translated) == blocks(english)
+    assert inline_code(translated) == inline_code(english)
+    assert numbers(translated) == numbers(english)
+    assert translated.count("\n## ") == english.count("\n## ")
+
+
+def test_the_site_keeps_links_within_docs_and_points_others_at_the_repository() -> None:
+    from types import SimpleNamespace
+
+    from site_links import on_page_markdown
+
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="guides/es/training-anatomy.md"))
+    config = SimpleNamespace(extra={"repository": "https://host/project"})
+    linked = on_page_markdown("[a](../../fit.md#on-a-cluster) [b](../../../examples/x.py)", page=page, config=config)
+    assert linked == "[a](../../fit.md#on-a-cluster) [b](https://host/project/blob/main/examples/x.py)"
+
+
+def blocks(text: str) -> list[str]:
+    return re.findall(r"```.*?```|<!--.*?-->", text, re.DOTALL)
+
+
+def prose(text: str) -> str:
+    return re.sub(r"```.*?```|<!--.*?-->|\]\([^)]*\)", "", text, flags=re.DOTALL)
+
+
+def inline_code(text: str) -> list[str]:
+    return sorted(re.findall(r"`[^`]+`", prose(text)))
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"\d+(?:[.,]\d+)*", re.sub(r"`[^`]+`", "", prose(text)))
