@@ -13,7 +13,6 @@ pytest.importorskip("ipykernel")
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "guide.ipynb"
 
 
-@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells), "clear the outputs"
