@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from traces_by_hand import GIB, KIB, MIB, TraceBuilder, one_step
 
 import trainatomy
-import trainatomy.api.operations
 import trainatomy.prediction
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import (
@@ -212,8 +211,7 @@ def test_operations_are_analyzed_on_the_same_gpu_as_a_prediction(monkeypatch: py
         contexts.append(context + nccl)
         return analyze_memory(trace, settings, gpu_bytes, context, nccl)
 
-    for module in (trainatomy.prediction, trainatomy.api.operations):
-        monkeypatch.setattr(module, "analyze_memory", spy)
+    monkeypatch.setattr(trainatomy.prediction, "analyze_memory", spy)
     workload = trainatomy.Workload.from_mapping({"model": TINY_BERT, "gpu": "t4"})
     predicted = trainatomy.predict(workload, timed=False)
     trainatomy.ops(workload)

@@ -24,6 +24,8 @@ def test_loops_list_existing_settings_once_each(name: str) -> None:
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_can_be_imported_and_has_cpu_costs(name: str) -> None:
     loop = LOOPS[name]
+    for library in loop.libraries:
+        pytest.importorskip(library)
     for module in loop.imports:
         import_module(module)
     assert callable(loop.function())

@@ -225,7 +225,9 @@ class SimulatedProcess:
         result: torch.Tensor = func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             if result.is_meta and result.numel() <= _FEW and self.recorder.values.of(result) is None:
-                self.recorder.values.learn(result, torch.zeros(result.shape, dtype=torch.bool, device="cpu"))
+                with torch._C._DisableTorchDispatch():  # the training does not make these zeros
+                    zeros = torch.zeros(result.shape, dtype=torch.bool, device="cpu")
+                self.recorder.values.learn(result, zeros)
         return result
 
     def _ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
