@@ -21,7 +21,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 class Entry(NamedTuple):
-    """A command: its name (that of its module here and of the function in it), its panel in ``--help``, its summary."""
+    """A command: its name (that of the function, and mostly of its module), its panel in ``--help``, its summary."""
 
     name: str
     panel: str
@@ -37,6 +37,7 @@ COMMANDS = (
     Entry("run", "Trainings", "Run your own training script without a GPU, and predict its memory and time."),
     Entry("fit", "Trainings", "Find the settings that fit a GPU and train fastest."),
     Entry("compare", "Trainings", "Compare several trainings, predicted or measured."),
+    Entry("app", "Trainings", "Predict in the browser: a page with a form, the bill and what fits."),
     Entry("measure", "Trainings", "Measure a training step on this machine's GPU, beside the prediction."),
     Entry("data", "Trainings", "Time a training's DataLoader: how many workers its step needs."),
     Entry("ops", "Operations", "Break a training step down by operation group, phase and module."),
@@ -48,6 +49,10 @@ COMMANDS = (
     Entry("gpus", "Data", "List the known GPUs, with the source of every figure."),
     Entry("models", "Data", "List the model architectures that need no network."),
 )
+
+
+_MODULES = {"app": "serve"}
+"""Modules that are not called like their command."""
 
 
 class Command(TyperCommand):
@@ -106,7 +111,7 @@ def _meant(option: str | None, known: Collection[str]) -> str | None:
 def load(name: str) -> Any:
     """Return the command ``name`` with all its options."""
     single = typer.Typer(add_completion=False, rich_markup_mode="rich", context_settings=CONTEXT)
-    module = import_module(f"trainatomy.cli.{name}")
+    module = import_module(f"trainatomy.cli.{_MODULES.get(name, name)}")
     single.command(name, cls=getattr(module, "COMMAND", Command), context_settings=CONTEXT)(getattr(module, name))
     return typer.main.get_command(single)
 

@@ -1,0 +1,1 @@
+"""The web page of ``trainatomy app``: a form for a training, its prediction, what fits, exports."""

@@ -1,0 +1,87 @@
+"""The form: its workload, its link, and what a server refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import pytest
+
+from trainatomy.app.form import MAX_CONFIG_CHARACTERS, Form
+from trainatomy.errors import WorkloadError
+
+CHANGED = Form(
+    "Qwen/Qwen2.5-0.5B", "", "a100-80gb", 2, 256, 4, "fp16", "adafactor", True, 16, "4-bit"
+)  # every field but config differs from the default
+
+
+def test_the_workload_says_what_the_form_says() -> None:
+    workload = CHANGED.workload()
+    assert workload.model.id == "Qwen/Qwen2.5-0.5B"
+    assert workload.model.lora is not None and workload.model.lora.r == 16
+    assert workload.model.quantization is not None and workload.model.quantization.load_in_4bit
+    assert workload.data.sequence_length == 256
+    train = workload.train
+    assert (train.per_device_train_batch_size, train.gradient_accumulation_steps) == (2, 4)
+    assert train.fp16 and not train.bf16 and train.gradient_checkpointing and train.optim == "adafactor"
+
+
+@pytest.mark.parametrize("form", [Form(), CHANGED, Form(config='{"a": "ä&="}')])
+def test_a_link_holds_the_whole_form(form: Form) -> None:
+    assert Form.of_query(dict(parse_qsl(form.query()))) == form
+
+
+def test_the_default_form_needs_no_query() -> None:
+    assert Form().query() == ""
+
+
+def test_a_link_with_a_word_for_a_number_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="batch='many' is not a whole number"):
+        Form.of_query({"batch": "many", "utm_source": "mail"})
+
+
+def test_a_pasted_configuration_is_the_model() -> None:
+    text = json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 2})
+    model = Form(config=text).workload().model
+    assert (model.class_, model.id, model.config["n_layer"]) == ("GPT2LMHeadModel", None, 2)
+
+
+@pytest.mark.parametrize("name", ["/etc", "../model", "./model", "a/b/c", "file.py:build", "https://x.y/z", ""])
+def test_paths_and_factories_are_refused(name: str) -> None:
+    with pytest.raises(WorkloadError, match="reads no folders"):
+        Form(model=name).workload()
+
+
+def test_a_folder_of_the_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "private").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WorkloadError, match="reads no folders"):
+        Form(model="private").workload()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "not an object"),
+        ('{"n_layer": 2}', "names no class"),
+        ('{"architectures": ["os.system"]}', "names no class"),
+        ('{"architectures": ["A"], "auto_map": {"AutoModel": "x.Y"}}', "code on the hub"),
+        ('{"architectures": ["A"], "quantization_config": {"bits": 4}}', "quantisation in the form"),
+        (" " * MAX_CONFIG_CHARACTERS + "{}", "at most"),
+    ],
+)
+def test_configurations_are_refused_by_name(config: str, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        Form(config=config).workload()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"batch": 0}, {"batch": 10**6}, {"length": 10**7}, {"lora_rank": -1}, {"optimizer": "my.module.Optimizer"}],
+)
+def test_values_beyond_the_limits_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(WorkloadError, match=next(iter(change))):
+        replace(Form(), **change).workload()
