@@ -94,7 +94,8 @@ class Form:
         Raises:
             WorkloadError: A number is not one.
         """
-        default, found = asdict(cls()), {}
+        default: dict[str, Any] = asdict(cls())
+        found: dict[str, Any] = {}
         for field in fields(cls):
             if field.name not in query:
                 continue
