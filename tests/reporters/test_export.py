@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,13 @@ from trainatomy.reporters.export import command_line_flags, launch_command, trai
 from trainatomy.results.fit import Candidate, Change, Fit
 from trainatomy.workload.overrides import merge
 from trainatomy.workload.schema import Workload
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the code in an empty folder, as some arguments create their output folder."""
+    monkeypatch.chdir(tmp_path)
+
 
 BERT = {"id": "google-bert/bert-base-uncased", "class": "BertForSequenceClassification"}
 TRAIN = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
