@@ -141,7 +141,7 @@ def add(points: list[dict[str, Any]], path: Path, source: Path) -> None:
             new.append({key: value for key, value in point.items() if key not in ("split", "names")})
     kernels["points"] += new
     lines = (json.loads(line) for line in source.read_text(encoding="utf-8").splitlines())
-    measured = next((line["environment"] for line in lines if "environment" in line), {})
+    measured: dict[str, Any] = next((line["environment"] for line in lines if "environment" in line), {})
     kernels["added"] = [*kernels.get("added", []), {"points": len(new), "environment": measured}]
     write(content, path)
     print(f"{len(new)} points added")

@@ -29,7 +29,7 @@ def operators(device: str) -> dict[str, Callable[[int], Callable[[], Any]]]:
     """Return makers of calls by name; a maker takes a length that it has not been given yet."""
     made: dict[str, Callable[[int], Callable[[], Any]]] = {}
     for name, dtype in DTYPES.items():
-        new = {"device": device, "dtype": dtype}
+        new: dict[str, Any] = {"device": device, "dtype": dtype}
         for inputs, outputs in WIDTHS:
             weight, bias = torch.randn(outputs, inputs, **new), torch.randn(outputs, **new)
             ending = f"{name} {inputs}x{outputs}"
