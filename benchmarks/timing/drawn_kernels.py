@@ -21,11 +21,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trainatomy.catalog.calls import from_text
-from trainatomy.catalog.gpus import find_gpu
-from trainatomy.operators.cost import kernel_work
-from trainatomy.operators.cost.kernel import Chip
-from trainatomy.timing.cost_model import cost_model_of, kernel_cost
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "accuracy"))
+
+import processes  # noqa: E402
+
+from trainatomy.catalog.calls import from_text  # noqa: E402
+from trainatomy.catalog.gpus import find_gpu  # noqa: E402
+from trainatomy.operators.cost import kernel_work  # noqa: E402
+from trainatomy.operators.cost.kernel import Chip  # noqa: E402
+from trainatomy.timing.cost_model import cost_model_of, kernel_cost  # noqa: E402
 
 FIT, HELD_OUT = "fit", "held out"
 FEWEST = 3
@@ -38,6 +43,7 @@ LAST = ["small tensors", "quantised layers", "quantised weights", "recurrent lay
 """Groups that come when all others are measured: one of them took more than a minute for a batch of seven cases."""
 BATCH = 9
 """Cases that are profiled together, and then written."""
+BATCH_SECONDS = 15.0
 HELD_OUT_SHARE = 0.5
 """Held-out cases of a group for each one that is used."""
 
@@ -67,22 +73,46 @@ def _in_turn(waiting: dict[str, list[Iterator[Any]]]) -> Iterator[tuple[str, lis
 
 
 def measure(out: Path, time_limit: float) -> None:
-    """Measure batch after batch until the time is up; each is written at once."""
+    """Measure batch after batch until the time is up, in a fork that is replaced where a batch takes too long."""
+    began, log = time.monotonic(), out.with_suffix(".log")
+    chosen, first = list(batches()), 0
+    processes.preload()
+    while first < len(chosen) and time.monotonic() - began < time_limit:
+        done = out.with_suffix(".done")
+        done.write_text(str(first), encoding="utf-8")
+        process = processes.fork_and_run(partial(_measure, chosen, first, out, done, began + time_limit), log)
+        waited = time.monotonic()
+        while process.status() is None and time.monotonic() - waited < BATCH_SECONDS:
+            time.sleep(0.1)
+            if int(done.read_text(encoding="utf-8") or first) != first:
+                first, waited = int(done.read_text(encoding="utf-8")), time.monotonic()
+        print(log.read_text(encoding="utf-8", errors="replace")[-2000:], flush=True)
+        if process.status() is None:
+            process.kill()
+            names = "\n".join(str(case.make) for case in chosen[first][1])
+            print(f"batch {first} took more than {BATCH_SECONDS} s and was stopped:\n{names}", flush=True)
+        if process.status() != 0:
+            first += 1
+        else:
+            return
+
+
+def _measure(chosen: list[tuple[str, list[Any]]], first: int, out: Path, done: Path, deadline: float) -> None:
+    """Measure the batches from ``first`` on; ``done`` gets the number of the next one after each."""
     from trainatomy.measurement.calibration import calibrate
 
-    began = time.monotonic()
     with out.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"environment": calibrate.environment()}) + "\n")
-        for split, cases in batches():
-            if time.monotonic() - began > time_limit:
-                break
-            print(f"{time.monotonic() - began:.1f} s {split}: {len(cases)} cases", flush=True)
+        for number, (split, cases) in enumerate(chosen[first:], first):
+            if time.monotonic() > deadline:
+                return
             points, left_out = calibrate.kernel_points(
-                began + time_limit, True, partial(print, flush=True), {split: partial(iter, cases)}
+                deadline, True, partial(print, flush=True), {split: partial(iter, cases)}
             )
             file.writelines(json.dumps({"split": split, **point}, separators=(",", ":")) + "\n" for point in points)
             file.writelines(json.dumps({"left_out": line}) + "\n" for line in left_out)
             file.flush()
+            done.write_text(str(number + 1), encoding="utf-8")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
