@@ -20,14 +20,14 @@ from trainatomy.results.operations import Operations
 from trainatomy.results.script import TrainedModel, UsedOptimizer
 from trainatomy.results.trace import Mark
 from trainatomy.scripts.places import current_place
+from trainatomy.simulator.phases import PhaseMarker
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.training.observer import Silent
 from trainatomy.training.optimizer import tensors_in
 from trainatomy.training.parallel.deepspeed import part_of
 from trainatomy.training.quantization import parameter_count, scales
 
 
-class ScriptObserver(Silent):
+class ScriptObserver(PhaseMarker):
     """Observer of a script of at most ``steps`` optimizer steps.
 
     Attributes:
@@ -44,8 +44,8 @@ class ScriptObserver(Silent):
 
     def __init__(self, process: SimulatedProcess, steps: int, script: str = "") -> None:
         self._script = script
-        self._process, self._recorder = process, process.recorder
-        self._operations = process.recorder.operations
+        super().__init__(process.recorder)
+        self._process = process
         self._last = steps - 1
         self._models: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         self._trained: dict[int, None] = {}
@@ -191,45 +191,16 @@ class ScriptObserver(Silent):
         """Do nothing: no time passes here."""
 
     def step_begin(self, step: int) -> None:
-        self._recorder.step = step
-        self._recorder.mark("step")
-        self._set_stage("other")
+        super().step_begin(step)
         self._micro_step = 0
 
     def micro_step_begin(self, micro_step: int) -> None:
-        self._recorder.mark("forward")
-        self._operations.micro_step = self._micro_step = micro_step
-        self._set_stage("forward")
-
-    def forward_end(self) -> None:
-        self._recorder.mark("forward end")
-        self._set_stage("other")
-
-    def micro_step_end(self, micro_step: int) -> None:
-        self._label_gradients()
-        self._recorder.mark("backward end")
-
-    def optimizer_begin(self) -> None:
-        self._label_gradients()
-        self._recorder.mark("optimizer")
-        self._set_stage("optimizer")
-
-    def optimizer_end(self) -> None:
-        self._label_states()
-        self._recorder.mark("optimizer end")
-        self._set_stage("other")
-
-    def zero_grad_begin(self) -> None:
-        self._recorder.mark("zero_grad")
-        self._operations.stage = "zero_grad"
-
-    def zero_grad_end(self) -> None:
-        self._recorder.mark("zero_grad end")
-        self._operations.stage = self._recorder.stage
+        super().micro_step_begin(micro_step)
+        self._micro_step = micro_step
 
     def step_end(self, step: int) -> None:
         """End a step; the operations of each but the first are written, as any may be the script's last."""
-        self._recorder.mark("step end")
+        super().step_end(step)
         self.look()
         self.steps = step + 1
         self.micro_steps = self._micro_step + 1
@@ -246,9 +217,6 @@ class ScriptObserver(Silent):
 
     # -- labels --------------------------------------------------------------------------------------------------------
 
-    def _set_stage(self, name: str) -> None:
-        self._recorder.stage = self._operations.stage = name
-
     def _parameters(self) -> Iterator[torch.Tensor]:
         for model in list(self._models.values()):
             yield from model.parameters()
@@ -256,20 +224,18 @@ class ScriptObserver(Silent):
             for group in optimizer.param_groups:
                 yield from group["params"]
 
-    def _label_gradients(self) -> None:
-        self._label((one.grad for one in self._parameters() if one.grad is not None), "gradient")
+    def gradients(self) -> Iterator[torch.Tensor]:
+        """Yield the gradients of all models and of everything that optimizers update."""
+        yield from (one.grad for one in self._parameters() if one.grad is not None)
 
-    def _label_states(self) -> None:
+    def states(self) -> Iterator[torch.Tensor]:
+        """Yield the states of all optimizers."""
         for optimizer in self._optimizers():
-            self._label(tensors_in(list(getattr(optimizer, "state", {}).values())), "optimizer_state")
+            yield from tensors_in(list(getattr(optimizer, "state", {}).values()))
 
     def _number(self, tensor: torch.Tensor) -> int:
         number = self._recorder.number_of(tensor)
         return -1 if number is None else number
-
-    def _label(self, tensors: Iterable[torch.Tensor], label: str) -> None:
-        for tensor in tensors:
-            self._recorder.label(tensor, label)
 
     def _relabel(self, tensors: Iterable[torch.Tensor], label: str) -> None:
         """Label tensors, also those that counted as inputs when they came to the GPU."""

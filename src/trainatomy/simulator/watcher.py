@@ -5,7 +5,7 @@ That is where steps and their phases begin, and which tensors are weights, gradi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from trainatomy.results.operations import Operations
 from trainatomy.results.pipeline import Work
 from trainatomy.simulator.evaluation import ExecutedEvaluation, RepeatedBatches
 from trainatomy.simulator.generation import CallOfGenerate, StepBegin, repeat_step
+from trainatomy.simulator.phases import PhaseMarker
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.simulator.saving import ExecutedSaving
@@ -28,15 +29,14 @@ EXECUTED_MICRO_STEPS = 4
 which the optimizer steps."""
 
 
-class Watcher:
+class Watcher(PhaseMarker):
     """Observer of a simulated run (see ``training.observer.Observer``) of ``steps`` steps.
 
     The operations of the last step are written, and the last evaluation is kept by the recorder.
     """
 
     def __init__(self, recorder: Recorder, steps: int) -> None:
-        self._recorder = recorder
-        self._operations = recorder.operations
+        super().__init__(recorder)
         self._last = steps - 1
         self._micro_steps = 1
         self._begun = (0, 0)
@@ -85,16 +85,13 @@ class Watcher:
         """Begin a step."""
         trace = self._recorder.trace
         self._begins = StepBegin(len(trace.events), len(trace.origins), len(trace.marks))
-        self._recorder.step = step
-        self._recorder.mark("step")
-        self._set_stage("other")
+        super().step_begin(step)
 
     def micro_step_begin(self, micro_step: int) -> None:
         """Begin the forward pass of a micro-batch."""
         self._repetition.begin(micro_step)
-        self._recorder.mark("forward")
         self._count(micro_step)
-        self._set_stage("forward")
+        super().micro_step_begin(micro_step)
 
     def repeat(self, micro_step: int, batch: Any) -> torch.Tensor | None:
         """Return the loss of a micro-batch that was copied from one before; None if it has to be executed."""
@@ -117,19 +114,13 @@ class Watcher:
             self._operations.skip_placeholder()
         return left_out
 
-    def forward_end(self) -> None:
-        """End the forward pass: its results that are still held are held for backward."""
-        self._recorder.mark("forward end")
-        self._set_stage("other")
-
     def loss_kept(self, loss: torch.Tensor) -> None:
         """Note the loss that lives until the next micro-batch."""
         self._repetition.kept(loss)
 
     def micro_step_end(self, micro_step: int) -> None:
-        """Label the gradients."""
-        self._label_gradients()
-        self._recorder.mark("backward end")
+        """Label the gradients; the micro-batch may be copied from now on."""
+        super().micro_step_end(micro_step)
         self._repetition.end()
         self._operations.repeats = 1
 
@@ -141,31 +132,9 @@ class Watcher:
         """End it."""
         self._operations.stage_end()
 
-    def optimizer_begin(self) -> None:
-        """Begin the optimizer's step."""
-        self._label_gradients()
-        self._recorder.mark("optimizer")
-        self._set_stage("optimizer")
-
-    def optimizer_end(self) -> None:
-        """Label the optimizer's states."""
-        self._label_states()
-        self._recorder.mark("optimizer end")
-        self._set_stage("other")
-
-    def zero_grad_begin(self) -> None:
-        """Begin to release gradients or fill them with zeros."""
-        self._recorder.mark("zero_grad")
-        self._operations.stage = "zero_grad"
-
-    def zero_grad_end(self) -> None:
-        """End of ``zero_grad``."""
-        self._recorder.mark("zero_grad end")
-        self._operations.stage = self._recorder.stage
-
     def step_end(self, step: int) -> None:
         """End a step."""
-        self._recorder.mark("step end")
+        super().step_end(step)
         self._executed = self._operations.operations
         self._repetition.between_steps()
         if step == self._last - 1:  # batches move to the GPU between steps, which belongs to the next step
@@ -288,24 +257,23 @@ class Watcher:
             self._operations.operations = operations
         return True
 
-    def _set_stage(self, name: str) -> None:
-        self._recorder.stage = self._operations.stage = name
+    def gradients(self) -> Iterator[torch.Tensor]:
+        """Yield the gradients of the model."""
+        assert self._model is not None
+        yield from (p.grad for p in self._model.parameters() if p.grad is not None)
+
+    def states(self) -> Iterator[torch.Tensor]:
+        """Yield the optimizer's states."""
+        return tensors_in(list(getattr(self._optimizer, "state", {}).values()))
 
     def _label_gradients(self) -> None:
-        assert self._model is not None
-        self._label((p.grad for p in self._model.parameters() if p.grad is not None), "gradient")
+        super()._label_gradients()
         self._label_engine()
 
     def _label_states(self) -> None:
-        if self._optimizer is not None:
-            state = getattr(self._optimizer, "state", {})
-            self._label(tensors_in(list(state.values())), "optimizer_state")
+        super()._label_states()
         self._label_engine()
 
     def _label_engine(self) -> None:
         for label, tensors in engine_tensors(self._optimizer).items():
             self._label(tensors, label)
-
-    def _label(self, tensors: Any, label: str) -> None:
-        for tensor in tensors:
-            self._recorder.label(tensor, label)

@@ -1,0 +1,93 @@
+"""Marks of a loop's phases in the allocation trace, for every loop that is simulated: a workload's and a script's.
+
+The names are those of a measured trace (``measurement.traces.trace.PHASES``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from trainatomy.simulator.recorder import Recorder
+from trainatomy.training.observer import Silent
+
+
+class PhaseMarker(Silent):
+    """Observer that marks where steps and their phases begin and end, and labels gradients and optimizer states.
+
+    A subclass knows the tensors: it says which are gradients and states, and when operations are written.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._operations = recorder.operations
+
+    def gradients(self) -> Iterable[torch.Tensor]:
+        """Return the gradients that exist."""
+        raise NotImplementedError
+
+    def states(self) -> Iterable[torch.Tensor]:
+        """Return the optimizers' states that exist."""
+        raise NotImplementedError
+
+    def step_begin(self, step: int) -> None:
+        """Begin a step."""
+        self._recorder.step = step
+        self._recorder.mark("step")
+        self._set_stage("other")
+
+    def micro_step_begin(self, micro_step: int) -> None:
+        """Begin the forward pass of a micro-batch."""
+        self._recorder.mark("forward")
+        self._operations.micro_step = micro_step
+        self._set_stage("forward")
+
+    def forward_end(self) -> None:
+        """End the forward pass: its results that are still held are held for backward."""
+        self._recorder.mark("forward end")
+        self._set_stage("other")
+
+    def micro_step_end(self, micro_step: int) -> None:
+        """Label the gradients."""
+        self._label_gradients()
+        self._recorder.mark("backward end")
+
+    def optimizer_begin(self) -> None:
+        """Begin the optimizer's step."""
+        self._label_gradients()
+        self._recorder.mark("optimizer")
+        self._set_stage("optimizer")
+
+    def optimizer_end(self) -> None:
+        """Label the optimizer's states."""
+        self._label_states()
+        self._recorder.mark("optimizer end")
+        self._set_stage("other")
+
+    def zero_grad_begin(self) -> None:
+        """Begin to release gradients or fill them with zeros."""
+        self._recorder.mark("zero_grad")
+        self._operations.stage = "zero_grad"
+
+    def zero_grad_end(self) -> None:
+        """End of ``zero_grad``."""
+        self._recorder.mark("zero_grad end")
+        self._operations.stage = self._recorder.stage
+
+    def step_end(self, step: int) -> None:
+        """End a step."""
+        self._recorder.mark("step end")
+
+    def _set_stage(self, name: str) -> None:
+        self._recorder.stage = self._operations.stage = name
+
+    def _label_gradients(self) -> None:
+        self._label(self.gradients(), "gradient")
+
+    def _label_states(self) -> None:
+        self._label(self.states(), "optimizer_state")
+
+    def _label(self, tensors: Iterable[torch.Tensor], label: str) -> None:
+        for tensor in tensors:
+            self._recorder.label(tensor, label)
