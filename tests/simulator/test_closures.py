@@ -67,6 +67,7 @@ def test_the_history_is_full_in_the_last_step() -> None:
     whole = simulation.parameters * 4
     vectors = [size for size in labelled(simulation, "optimizer_state") if size == whole]
     assert len(vectors) == 2 * 4 + 2  # differences of gradients, steps; the direction and the last gradient
+    assert any("LBFGS is assumed to make all its iterations" in note for note in simulation.notes)
     marks = [mark.name for mark in simulation.trace.marks]
     assert marks.count("forward") == marks.count("optimizer") == marks.count("optimizer end") == 3 * 3
 

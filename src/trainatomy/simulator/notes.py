@@ -11,6 +11,7 @@ from trainatomy.libraries import version_of
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
 from trainatomy.simulator.triton import has_liger_kernels, uses_liger
 from trainatomy.training.model import unwrap
+from trainatomy.training.optimizer import needs_closure
 from trainatomy.training.positions import lengths, sequence_note
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
@@ -40,7 +41,17 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_liger_notes(workload, model),
         *_trl_notes(workload, model),
         *_attention_notes(workload),
+        *_closure_notes(workload),
     )
+
+
+def _closure_notes(workload: Workload) -> Iterator[str]:
+    """Yield a note on what LBFGS decides by values."""
+    if workload.mode == "training" and needs_closure(workload.train):
+        yield (
+            "LBFGS is assumed to make all its iterations, and to keep the direction of each in its history: the most "
+            "that it can hold. It drops those whose curvature is below 1e-10, as with a small learning rate"
+        )
 
 
 def _attention_notes(workload: Workload) -> Iterator[str]:
@@ -77,7 +88,7 @@ def _liger_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
     if has_liger_kernels(kind):
         yield (
             "train.use_liger_kernel: memory is what Liger's own Python allocates around its Triton kernels; the time "
-            "of these is that of moving each of their tensors once; neither has been compared with a GPU yet"
+            "of these is that of moving each of their tensors once, and has not been compared with a GPU yet"
         )
     else:
         yield f"train.use_liger_kernel: Liger has no kernels for models of type {kind or type(unwrap(model)).__name__}"
