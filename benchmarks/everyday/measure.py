@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import everyday_cases
+from checkpoint import made_elsewhere
 from everyday_cases import Case
 
 from trainatomy.errors import TrainatomyError
@@ -59,8 +64,9 @@ def measure(waiting: list[Case], out: Path, options: argparse.Namespace) -> list
             began = time.monotonic()
             try:
                 job = replace(job_of(case, options.gpu), alone=not options.shared)
-                found = pool.run(job, TimeLimit(options.case_limit), _ignore, more=True)
-            except TrainatomyError as error:
+                with _resumed(job, case, options) as job:
+                    found = pool.run(job, TimeLimit(options.case_limit), _ignore, more=True)
+            except (TrainatomyError, subprocess.SubprocessError) as error:
                 failed.append(case.name)
                 everyday_cases.append(out.with_name(f"{out.name}.failed"), {"name": case.name, "error": str(error)})
                 print(f"{case.name}: FAILED in {time.monotonic() - began:.1f} s: {error}", flush=True)
@@ -69,6 +75,19 @@ def measure(waiting: list[Case], out: Path, options: argparse.Namespace) -> list
                 sizes = f"{found.peak_allocated_bytes:,} {found.peak_reserved_bytes:,}"
                 print(f"{case.name:40} {found.status}: {sizes} in {time.monotonic() - began:.1f} s", flush=True)
     return failed
+
+
+@contextmanager
+def _resumed(job: Job, case: Case, options: argparse.Namespace) -> Iterator[Job]:
+    """Yield the job with a real checkpoint, if the case continues from one."""
+    train = job.workload.get("train", {})
+    if not train.get("resume_from_checkpoint"):
+        yield job
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "checkpoint-1"
+        made_elsewhere(case.name, place, options.cases, options.case_limit)
+        yield replace(job, workload={**job.workload, "train": {**train, "resume_from_checkpoint": str(place)}})
 
 
 def line_of(case: Case, found: Measurement, *, shared: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
 from trainatomy.catalog.cudnn import is_measured
 from trainatomy.libraries import installed_versions
-from trainatomy.results.checkpoint import Checkpoint
+from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.prediction import Basis, Fact, GPUSummary, Prediction, RankPrediction
@@ -111,6 +111,7 @@ def prediction_of(
         evaluation=_evaluation(workload, software, simulation, analysis, calibration, timed=timed),
         generation=_generation(workload, software, simulation, calibration, time),
         checkpoint=_checkpoint(workload, simulation, analysis),
+        restored=_restored(simulation, analysis),
         experts=simulation.experts,
         rank=simulation.trace.rank,
     )
@@ -282,7 +283,25 @@ def _checkpoint(workload: Workload, simulation: Simulation, analysis: MemoryAnal
         allocated_before_bytes=max(allocated[:begin], default=0),
         allocated_after_bytes=max(allocated[:end], default=0),
         own_allocated_bytes=max(allocated[begin - 1 : end], default=0),
+        host_bytes=simulation.host_bytes_of_saving,
     )
+
+
+def _restored(simulation: Simulation, analysis: MemoryAnalysis) -> tuple[RestoredCheckpoint, ...]:
+    """Return what loading checkpoints takes."""
+    allocated, found = analysis.allocated_bytes, []
+    for purpose, executed in simulation.restored.items():
+        begin, end = executed.events.start, executed.events.stop
+        found.append(
+            RestoredCheckpoint(
+                purpose,
+                allocated_before_bytes=max(allocated[:begin], default=0),
+                allocated_after_bytes=max(allocated[:end], default=0),
+                own_allocated_bytes=max(allocated[max(begin - 1, 0) : end], default=0),
+                host_bytes=executed.host_bytes,
+            )
+        )
+    return tuple(found)
 
 
 def _generation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ class Files(Silent):
     def evaluates_after(self, step: int) -> bool:
         return step == 0
 
-    def saving_end(self, files: Mapping[str, int]) -> None:
+    def saving_end(self, files: Mapping[str, int], folder: Path) -> None:
         self.sizes = dict(files)
 
 
@@ -96,5 +97,114 @@ def test_the_bill_counts_states_and_limits() -> None:
 def test_what_is_not_counted_is_named() -> None:
     with pytest.raises(WorkloadError, match="saves no checkpoints"):
         Workload.from_mapping({"model": {"id": "gpt2"}, "loop": "pytorch", "train": {"save_strategy": "steps"}})
-    notes = describe("GPT2LMHeadModel", GPT2, resume_from_checkpoint=True).train.notes()
-    assert len(notes) == 1 and "states are loaded before the first step" in notes[0]
+
+
+def test_saving_copies_a_file_of_weights_to_the_host_and_states_one_by_one() -> None:
+    found = predict(describe("GPT2LMHeadModel", GPT2)).checkpoint
+    assert found is not None and found.host_bytes is not None
+    assert 0 <= found.weights_bytes - found.host_bytes < 8192  # the header
+
+
+ADAPTERS = {"r": 4, "target_modules": ["c_attn"]}
+
+
+@pytest.mark.parametrize("lora", [None, ADAPTERS], ids=["whole", "lora"])
+def test_a_resumed_training_holds_its_states_before_the_first_step(lora: Any) -> None:
+    workload = describe("GPT2LMHeadModel", GPT2, lora, save_strategy="no")
+    plain, resumed = predict(workload), predict(workload.replace("train.resume_from_checkpoint", True))
+    (found,) = resumed.restored
+    assert plain.restored == ()
+    assert resumed.memory.components.optimizer_states == plain.memory.components.optimizer_states > 0
+    before = found.allocated_after_bytes - found.allocated_before_bytes
+    assert before >= resumed.memory.components.optimizer_states
+    assert resumed.memory.peak_allocated_bytes == plain.memory.peak_allocated_bytes
+    assert found.purpose == "resume" and found.host_bytes is not None and found.host_bytes > before // 2
+
+
+def test_loaded_states_share_no_tables_and_are_not_paged() -> None:
+    wide = {**GPT2, "vocab_size": 4000}
+
+    def added(optim: str) -> int:
+        workload = describe("GPT2LMHeadModel", wide, save_strategy="no", optim=optim)
+        resumed = workload.replace("train.resume_from_checkpoint", True)
+        states = [predict(each).memory.components.optimizer_states for each in (workload, resumed)]
+        return states[1] - states[0]
+
+    assert added("adamw_bnb_8bit") % 1024 == 0 < added("adamw_bnb_8bit")  # a table of 256 fp32 for each state
+    assert added("paged_adamw_32bit") == 2 * 4 * 4000 * 64
+
+
+def test_a_checkpoint_without_states_restores_none() -> None:
+    (found,) = predict(
+        describe("GPT2LMHeadModel", GPT2, save_only_model=True, resume_from_checkpoint="earlier/checkpoint-500")
+    ).restored
+    assert found.allocated_after_bytes == found.allocated_before_bytes
+
+
+@pytest.mark.parametrize(("lora", "is_on_gpu"), [(None, False), (ADAPTERS, True)], ids=["whole", "lora"])
+def test_the_best_model_is_read_by_the_host_and_adapters_by_the_gpu(lora: Any, is_on_gpu: bool) -> None:
+    workload = describe("GPT2LMHeadModel", GPT2, lora, load_best_model_at_end=True, eval_strategy="steps")
+    simulation = simulate(workload, workload.resolve_gpu())
+    assert simulation.saving is not None
+    weights = {name: size for name, size in simulation.saving.files.items() if name.endswith(".safetensors")}
+    restored = simulation.restored["best"]
+    assert restored.host_bytes == sum(weights.values())
+    events = [simulation.trace.events[number] for number in restored.events]
+    loaded = sum(event.bytes for event in events if event.action == "alloc")
+    assert (loaded > 0) is is_on_gpu
+    assert loaded < 2 * sum(weights.values())
+
+
+def test_a_real_checkpoint_is_resumed_and_the_best_model_loaded(tmp_path: Path) -> None:
+    class Copied(Files):
+        def saving_end(self, files: Mapping[str, int], folder: Path) -> None:
+            super().saving_end(files, folder)
+            folder.rename(tmp_path / "checkpoint")
+
+    workload = describe("GPT2LMHeadModel", GPT2)
+    run(workload, build_model(workload), device="cpu", steps=2, observer=Copied())
+    seen: list[Any] = []
+
+    class Events(Files):
+        def step_begin(self, step: int) -> None:
+            seen.append(step)
+
+        def restoring_begin(self, purpose: str) -> None:
+            seen.append(purpose)
+
+    again = workload.replace(
+        {
+            "train.resume_from_checkpoint": str(tmp_path / "checkpoint"),
+            "train.load_best_model_at_end": True,
+            "train.eval_strategy": "steps",
+        }
+    )
+    run(again, build_model(again), device="cpu", steps=2, observer=Events())
+    assert seen == ["resume", "resume", 0, 1, "best"]
+
+
+@pytest.mark.parametrize("given", [True, "nowhere"])
+def test_a_measurement_needs_a_real_checkpoint(given: Any) -> None:
+    workload = describe("GPT2LMHeadModel", GPT2, resume_from_checkpoint=given)
+    with pytest.raises(WorkloadError, match="a measurement needs the folder of a checkpoint"):
+        run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"load_best_model_at_end": True}, "needs eval_strategy and save_strategy to be equal, found no and steps"),
+        ({"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "steps"}, "found epoch and steps"),
+    ],
+)
+def test_a_best_model_needs_evaluations(train: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        Workload.from_mapping({"model": {"id": "gpt2"}, "train": train})
+
+
+def test_other_loops_and_several_gpus_load_no_checkpoints() -> None:
+    with pytest.raises(WorkloadError, match=r"train\.resume_from_checkpoint: .* saves no checkpoints"):
+        Workload.from_mapping({"model": {"id": "gpt2"}, "loop": "pytorch", "train": {"resume_from_checkpoint": True}})
+    several = describe("GPT2LMHeadModel", GPT2, save_strategy="no", resume_from_checkpoint=True)
+    notes = predict(several.replace("parallel.gpus", 2)).notes
+    assert any("train.resume_from_checkpoint: loading a checkpoint on several GPUs is not counted" in n for n in notes)

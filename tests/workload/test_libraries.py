@@ -65,7 +65,6 @@ CHANGES: dict[str, Any] = {
     "full_determinism": True,
     "half_precision_backend": "apex",
     "label_names": ["start_positions"],
-    "load_best_model_at_end": True,
     "past_index": 1,
     "generation_config": "generation_config.json",
     "skip_memory_metrics": False,

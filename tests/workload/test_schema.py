@@ -258,7 +258,7 @@ def test_a_description_loads_neither_torch_nor_transformers() -> None:
 def test_relevant_settings_that_are_not_simulated_cause_a_note() -> None:
     pasted = {
         "do_predict": True,
-        "load_best_model_at_end": True,
+        "label_names": ["start_positions"],
         "auto_find_batch_size": True,
         "debug": [],
         "hub_token": "x",
@@ -266,7 +266,7 @@ def test_relevant_settings_that_are_not_simulated_cause_a_note() -> None:
     train = Workload.from_mapping({"model": {"id": "gpt2"}, "train": pasted}).train
     assert [note.partition(": ")[0] for note in train.notes()] == [
         "train.do_predict",
-        "train.load_best_model_at_end",
+        "train.label_names",
         "train.auto_find_batch_size",
     ]
     off = {

@@ -93,7 +93,7 @@ def _purpose(
         if lives.died[number] >= end:
             return Purpose("activations", "saved by recomputation" if phase == "recompute" else "saved for backward")
         return Purpose("temporary", "forward")
-    if phase in ("backward", "optimizer", "prefill", "decode", "saving"):
+    if phase in ("backward", "optimizer", "prefill", "decode", "saving", "restoring"):
         return Purpose("temporary", phase)
     return Purpose("functionality", "kept by the loop")
 

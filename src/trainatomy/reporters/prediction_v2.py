@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-from trainatomy.results.checkpoint import Checkpoint
+from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.lengths import LengthsPrediction
@@ -44,6 +44,7 @@ class PredictionV2:
     evaluation: Evaluation | None = None
     generation: Generation | None = None
     checkpoint: Checkpoint | None = None
+    restored: tuple[RestoredCheckpoint, ...] = ()
     lengths: LengthsPrediction | None = None
     script: ScriptRun | None = None
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from trainatomy.reporters.labels import BOUNDS, FACTS
-from trainatomy.results.checkpoint import Checkpoint
+from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.experts import Experts
 from trainatomy.results.generation import Generation
@@ -113,7 +113,27 @@ def checkpoint(found: Checkpoint) -> list[str]:
         lines.append(f"{size} on disk while {many(found.kept, 'checkpoint')} and a new one exist")
     more = found.allocated_after_bytes - found.allocated_before_bytes
     raised = f"saving raises the peak of GPU memory by {human_bytes(more)}" if more > 0 else "saving raises no peak"
-    return [*lines, f"{raised}{'' if more > 0 else ' of GPU memory'}"]
+    lines.append(f"{raised}{'' if more > 0 else ' of GPU memory'}")
+    if found.host_bytes is not None:
+        lines.append(f"{human_bytes(found.host_bytes)} of host memory while it is saved")
+    return lines
+
+
+def checkpoints(saved: Checkpoint | None, loaded: Sequence[RestoredCheckpoint]) -> list[str]:
+    """Return what the checkpoints of a training take that are saved and loaded."""
+    return [*([] if saved is None else checkpoint(saved)), *map(restored, loaded)]
+
+
+def restored(found: RestoredCheckpoint) -> str:
+    """Return what loading a checkpoint takes of the GPU and of the host."""
+    more = found.allocated_after_bytes - found.allocated_before_bytes
+    if found.purpose == "resume":
+        gpu = f"resuming: {human_bytes(found.allocated_after_bytes)} allocated on the GPU before the first step"
+    else:
+        raised = f"raises the peak of GPU memory by {human_bytes(more)}" if more > 0 else "raises no peak of GPU memory"
+        gpu = f"loading the best model after the training {raised}"
+    host = "" if found.host_bytes is None else f"; the host reads a file of {human_bytes(found.host_bytes)} into memory"
+    return gpu + host
 
 
 def experts(found: Experts) -> list[str]:

@@ -3,6 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+RestoringPurpose = Literal["resume", "best"]
+"""Why a checkpoint is loaded: to continue its training, or because it is the best one at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredCheckpoint:
+    """A checkpoint that the Trainer loads, in bytes.
+
+    Attributes:
+        purpose: Why it is loaded: before the first step, or after the last.
+        own_allocated_bytes: Peak of allocated memory of the GPU while it is loaded; None in a measurement.
+        allocated_before_bytes: Peak of allocated memory until it is loaded.
+        allocated_after_bytes: Peak of allocated memory until it has been loaded.
+        host_bytes: Largest file that is in host memory at once; None in a measurement.
+    """
+
+    purpose: RestoringPurpose
+    allocated_before_bytes: int
+    allocated_after_bytes: int
+    own_allocated_bytes: int | None = None
+    host_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +38,7 @@ class Checkpoint:
         allocated_before_bytes: Peak of allocated memory of the GPU until it is saved.
         allocated_after_bytes: Peak of allocated memory until it has been saved.
         own_allocated_bytes: Peak of allocated memory while it is saved; None in a measurement.
+        host_bytes: Most that is copied to host memory at once while it is saved; None in a measurement.
     """
 
     files: dict[str, int]
@@ -22,6 +46,7 @@ class Checkpoint:
     allocated_before_bytes: int
     allocated_after_bytes: int
     own_allocated_bytes: int | None = None
+    host_bytes: int | None = None
 
     @property
     def total_bytes(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from trainatomy.results.checkpoint import Checkpoint
+from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
 from trainatomy.results.data_wait import DataWait
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
@@ -131,6 +131,7 @@ class Measurement:
     evaluation: Evaluation | None = None
     generation: Generation | None = None
     checkpoint: Checkpoint | None = None
+    restored: tuple[RestoredCheckpoint, ...] = ()
     host_pace: HostPace | None = None
     power: PowerUse | None = None
     data_wait: DataWait | None = None

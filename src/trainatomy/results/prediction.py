@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainatomy.results.checkpoint import Checkpoint
+from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.experts import Experts
 from trainatomy.results.generation import Generation
@@ -127,6 +127,7 @@ class Prediction:
     lengths: LengthsPrediction | None = None
     generation: Generation | None = None
     checkpoint: Checkpoint | None = None
+    restored: tuple[RestoredCheckpoint, ...] = ()
     script: ScriptRun | None = None
     experts: Experts | None = None
 

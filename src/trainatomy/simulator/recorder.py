@@ -28,6 +28,7 @@ from trainatomy.simulator.streams import Streams, SyncKind
 from trainatomy.simulator.values import LIKE_FACTORIES, Values
 
 if TYPE_CHECKING:
+    from trainatomy.results.checkpoint import RestoringPurpose
     from trainatomy.simulator.evaluation import ExecutedEvaluation
     from trainatomy.simulator.generation import ExecutedGeneration
     from trainatomy.simulator.saving import ExecutedSaving
@@ -79,6 +80,7 @@ class Recorder(TorchDispatchMode):
         evaluation: Last evaluation of the training.
         generation: Last call of ``generate()``.
         saving: Last checkpoint that was saved.
+        restored: Events in which checkpoints were loaded.
         functions: Where it is a list, the operators that run and the values that Python reads are appended to it.
     """
 
@@ -105,6 +107,7 @@ class Recorder(TorchDispatchMode):
         self.evaluation: ExecutedEvaluation | None = None
         self.generation: ExecutedGeneration | None = None
         self.saving: ExecutedSaving | None = None
+        self.restored: dict[RestoringPurpose, range] = {}
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
         self._meta_results = MetaResults()

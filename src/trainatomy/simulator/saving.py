@@ -11,13 +11,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from trainatomy.simulator.storages import storage_key
+
+if TYPE_CHECKING:
+    from trainatomy.simulator.process import SimulatedProcess
+
 _SAVERS = ("transformers.modeling_utils.safe_save_file", "safetensors.torch.save_file")
+_LOADERS = ("transformers.trainer_utils.safe_load_file", "safetensors.torch.load_file")
 _ALIGNMENT = 64
 """Bytes to which ``torch.save`` aligns each storage (caffe2/serialize/inline_container.h, torch 2.9-2.13)."""
 _DTYPES = {
@@ -34,12 +40,105 @@ class ExecutedSaving:
     files: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class ExecutedRestoring:
+    """A checkpoint that was loaded: the events of the trace, and the largest file that was in host memory."""
+
+    events: range
+    host_bytes: int
+
+
+class CheckpointFiles:
+    """The files with tensors that a simulated training saves and loads.
+
+    Attributes:
+        host_bytes: Most that was copied to host memory at once to save a file.
+        found_bytes: Largest file that was loaded of those that an earlier process saved.
+        own_bytes: Largest file that was loaded of those that this process saved.
+    """
+
+    def __init__(self) -> None:
+        self._process: SimulatedProcess | None = None
+        self._own: dict[str, tuple[Any, int]] = {}
+        self._found: dict[str, tuple[Any, int]] = {}
+        self.host_bytes = self.found_bytes = self.own_bytes = 0
+
+    def open(self, process: SimulatedProcess) -> None:
+        """Begin a process, which finds what those before it saved."""
+        self._process = process
+        self._found |= self._own
+        self._own = {}
+        self.host_bytes = self.found_bytes = self.own_bytes = 0
+
+    def moved(self, folder: Path, place: Path) -> None:
+        """Note that a folder has become ``place``."""
+        for path in [path for path in self._own if Path(path).is_relative_to(folder)]:
+            self._own[str(place / Path(path).relative_to(folder))] = self._own.pop(path)
+
+    def keep(self, value: Any, file: Any, size: int, *, at_once: bool) -> None:
+        """Remember the value of a file that is saved.
+
+        Args:
+            value: Tensors in nested containers.
+            file: Path of the file.
+            size: Its size.
+            at_once: Whether all tensors are copied to host memory before the first is written (safetensors 0.8,
+                ``_flatten_as_ptr``), or one storage after the other (``torch.save``).
+        """
+        assert self._process is not None
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            tensors = [tensor for tensor in _tensors(value) if tensor.is_meta]
+            storages = {storage_key(tensor): tensor for tensor in tensors if self._process.storages.on_device(tensor)}
+            sizes = [int(tensor.untyped_storage().nbytes()) for tensor in storages.values()]
+            self._own[str(file)] = tree_map(_Described.of, value), size
+        self.host_bytes = max(self.host_bytes, sum(sizes) if at_once else max(sizes, default=0))
+
+    def load(self, file: Any) -> Any:
+        """Return the value of a file, with its tensors in host memory; None if no process saved it."""
+        assert self._process is not None
+        is_own = str(file) in self._own
+        found = (self._own if is_own else self._found).get(str(file))
+        if found is None:
+            return None
+        value, size = found
+        if is_own:
+            self.own_bytes = max(self.own_bytes, size)
+        else:
+            self.found_bytes = max(self.found_bytes, size)
+        with self._process.on_host():
+            return tree_map(lambda leaf: leaf.make() if isinstance(leaf, _Described) else leaf, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A tensor of a file: its layout, and its values where they are known."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    values: torch.Tensor | None
+
+    @classmethod
+    def of(cls, leaf: Any) -> Any:
+        """Describe a tensor; return other values as they are."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return cls(leaf.shape, leaf.stride(), leaf.dtype, None if leaf.is_meta else leaf.detach().clone())
+
+    def make(self) -> torch.Tensor:
+        """Return a tensor like it."""
+        if self.values is not None:
+            return self.values.clone()
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+
 @contextlib.contextmanager
-def files_without_data() -> Iterator[None]:
+def files_without_data(files: CheckpointFiles | None = None) -> Iterator[None]:
     """Let weights and states be saved as sparse files: sizes are right, and nothing is written.
 
-    Tensors that share memory are recognised by their storage, as meta tensors have no address.
-    Source: ``id_tensor_storage`` (transformers/pytorch_utils.py), ``get_torch_storage_id`` (huggingface_hub).
+    With ``files``, they can be loaded again.  Tensors that share memory are recognised by their storage, as meta tensors
+    have no address.  Source: ``id_tensor_storage`` (transformers/pytorch_utils.py), ``get_torch_storage_id``
+    (huggingface_hub).
     """
     original = torch.save
 
@@ -47,33 +146,57 @@ def files_without_data() -> Iterator[None]:
         if not isinstance(file, str | os.PathLike) or not _tensors(value):
             original(value, file, *arguments, **keywords)
             return
-        _write_sparse(file, _saved_bytes(value, original))
+        _write_sparse(file, size := _saved_bytes(value, original))
+        if files is not None:
+            files.keep(value, file, size, at_once=False)
+
+    def save_safely(tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
+        _write_sparse(filename, size := safetensors_bytes(tensors, metadata))
+        if files is not None:
+            files.keep(dict(tensors), filename, size, at_once=True)
 
     def end_of(tensor: torch.Tensor) -> int:
         return int(tensor.nbytes)
 
+    patches = {} if files is None else _loaders(files)
+    patches |= dict.fromkeys(_SAVERS, save_safely)
+    if "peft.peft_model" in sys.modules:
+        patches["peft.peft_model.safe_save_file"] = save_safely
+    patches |= {
+        "torch.save": save,
+        "torch.cuda.random.get_rng_state": _random_state,
+        "transformers.modeling_utils.id_tensor_storage": _identity,
+        "transformers.modeling_utils._end_ptr": end_of,
+        "huggingface_hub.serialization._torch.get_torch_storage_id": _identity,
+    }
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(torch, "save", save))
-        peft = ("peft.peft_model.safe_save_file",) if "peft.peft_model" in sys.modules else ()
-        for place in (*_SAVERS, *peft):
+        for place, replacement in patches.items():
             module, _, name = place.rpartition(".")
-            stack.enter_context(mock.patch.object(import_module(module), name, _save_safely))
-        stack.enter_context(mock.patch.object(torch.cuda.random, "get_rng_state", _random_state))
-        modeling = import_module("transformers.modeling_utils")
-        stack.enter_context(mock.patch.object(modeling, "id_tensor_storage", _identity))
-        stack.enter_context(mock.patch.object(modeling, "_end_ptr", end_of))
-        hub = import_module("huggingface_hub.serialization._torch")
-        stack.enter_context(mock.patch.object(hub, "get_torch_storage_id", _identity))
+            stack.enter_context(mock.patch.object(import_module(module), name, replacement))
         yield
+
+
+def _loaders(files: CheckpointFiles) -> dict[str, Any]:
+    """Return what loads files that were saved, by the place of what it replaces."""
+    original = torch.load
+
+    def load(file: Any, *arguments: Any, **keywords: Any) -> Any:
+        found = files.load(file)
+        return original(file, *arguments, **keywords) if found is None else found
+
+    def load_safely(filename: Any, device: Any = "cpu", **keywords: Any) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(device) for name, tensor in files.load(filename).items()}
+
+    found: dict[str, Any] = {"torch.load": load, "torch.cuda.random.set_rng_state": lambda *arguments, **keywords: None}
+    found |= dict.fromkeys(_LOADERS, load_safely)
+    if "peft.peft_model" in sys.modules:
+        found["peft.utils.save_and_load.safe_load_file"] = load_safely
+    return found
 
 
 def _random_state(device: Any = "cuda") -> torch.Tensor:
     """Return the state of a GPU's generator, which is on the host: its seed and its offset."""
     return torch.zeros(16, dtype=torch.uint8, device="cpu")
-
-
-def _save_safely(tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
-    _write_sparse(filename, safetensors_bytes(tensors, metadata))
 
 
 def safetensors_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None) -> int:

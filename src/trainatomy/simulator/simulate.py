@@ -18,6 +18,7 @@ from trainatomy.libraries import import_library
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
+from trainatomy.results.checkpoint import RestoringPurpose
 from trainatomy.results.experts import Experts
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
@@ -36,7 +37,8 @@ from trainatomy.simulator.mixtures import experts_of
 from trainatomy.simulator.notes import notes_on, version_notes
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.saving import ExecutedSaving, files_without_data
+from trainatomy.simulator.resuming import continued
+from trainatomy.simulator.saving import CheckpointFiles, ExecutedRestoring, ExecutedSaving, files_without_data
 from trainatomy.simulator.topology import Topology
 from trainatomy.simulator.triton import import_liger, simulated_liger, uses_liger
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
@@ -77,6 +79,8 @@ class Simulation:
         layers: Number of layers that a pipeline divides; 0 without one.
         generation: The last call of ``generate()``.
         saving: The last checkpoint that was saved.
+        restored: Checkpoints that were loaded, by the reason.
+        host_bytes_of_saving: Most that was copied to host memory at once to save it.
         experts: The experts of a mixture of experts.
         cudnn: Version of cuDNN's library that chose for convolutions; None: rules did.
     """
@@ -97,6 +101,8 @@ class Simulation:
     layers: int = 0
     generation: ExecutedGeneration | None = None
     saving: ExecutedSaving | None = None
+    restored: Mapping[RestoringPurpose, ExecutedRestoring] = field(default_factory=dict)
+    host_bytes_of_saving: int = 0
     experts: Experts | None = None
     cudnn: str | None = None
 
@@ -143,6 +149,7 @@ def simulate(
     topology: Topology | None = None,
     steps: int | None = None,
     watch: Callable[[Recorder, int], Watcher] = Watcher,
+    files: CheckpointFiles | None = None,
 ) -> Simulation:
     """Execute the workload's step without a GPU.
 
@@ -159,6 +166,7 @@ def simulate(
         topology: Place of the process in a training on several GPUs; by default it is rank 0 of ``workload.parallel``.
         steps: Optimizer steps to execute; by default as many as are needed (see ``steps_needed``).
         watch: Makes the observer of the loop.
+        files: Files that the training may load, of another simulation.
 
     Raises:
         SimulationError: An operation needs data, or this thread is already simulating.
@@ -167,7 +175,10 @@ def simulate(
     version = torch_version(workload)
     cudnn = heuristics_of(workload, gpu)
     processor = Processor(gpu.capability, gpu.multiprocessors, version, cudnn)
-    with isolated():
+    once = partial(
+        simulate, gpu=gpu, model=model, make_batch=make_batch, trust_remote_code=trust_remote_code, topology=topology
+    )
+    with continued(workload, files, once) as (workload, files), isolated():
         preload(workload)
         if workload.mode == "training":
             refuse_closures(workload)
@@ -184,11 +195,12 @@ def simulate(
             topology or topology_of(workload),
         )
         process.recorder.operations.wanted = operations
+        files.open(process)
         steps = steps or steps_needed(workload)
         with (
             software_of(workload.era),
             _optimizer_library(workload, process),
-            _pauses(workload),
+            _pauses(workload, files),
             _attention(workload, processor),
         ):
             built = _build(workload, model, trust_remote_code)
@@ -197,7 +209,7 @@ def simulate(
             described = _describe(workload, built) if is_spread else None
             with _quantised_layers(process, wanted=is_quantised(workload, built) or has_quantised_layers(built)):
                 built = _execute(workload, process, built, steps, make_batch, watch)
-    return _result(process, described or _describe(workload, built), steps)
+    return _result(process, described or _describe(workload, built), steps, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +310,10 @@ def _load(workload: Workload, process: SimulatedProcess, model: nn.Module) -> nn
     return loaded
 
 
-def _result(process: SimulatedProcess, described: _Description, steps: int) -> Simulation:
+def _result(process: SimulatedProcess, described: _Description, steps: int, files: CheckpointFiles) -> Simulation:
     """Collect the records of the run."""
     recorder = process.recorder
+    read = {"resume": files.found_bytes, "best": files.own_bytes}
     version = process.processor.torch_version
     return Simulation(
         trace=recorder.trace,
@@ -319,19 +332,21 @@ def _result(process: SimulatedProcess, described: _Description, steps: int) -> S
         layers=described.layers,
         generation=recorder.generation,
         saving=recorder.saving,
+        restored={name: ExecutedRestoring(events, read[name]) for name, events in recorder.restored.items()},
+        host_bytes_of_saving=files.host_bytes,
         experts=described.experts,
         cudnn=None if process.processor.cudnn is None else process.processor.cudnn.version,
     )
 
 
 @contextlib.contextmanager
-def _pauses(workload: Workload) -> Iterator[None]:
+def _pauses(workload: Workload, files: CheckpointFiles) -> Iterator[None]:
     """Open a context in which evaluation gathers outputs of any size, and checkpoints are files without data."""
     with contextlib.ExitStack() as stack:
         if workload.evaluates:
             stack.enter_context(arrays_without_data())
-        if workload.saves:
-            stack.enter_context(files_without_data())
+        if workload.saves or workload.resumes:
+            stack.enter_context(files_without_data(files))
         yield
 
 

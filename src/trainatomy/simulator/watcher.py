@@ -6,11 +6,13 @@ That is where steps and their phases begin, and which tensors are weights, gradi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from trainatomy.results.checkpoint import RestoringPurpose
 from trainatomy.results.operations import Operations
 from trainatomy.results.pipeline import Work
 from trainatomy.simulator.evaluation import ExecutedEvaluation, RepeatedBatches
@@ -40,7 +42,8 @@ class Watcher(PhaseMarker):
         self._last = steps - 1
         self._micro_steps = 1
         self._begun = (0, 0)
-        self._saved = (0, False)
+        self._paused = (0, False)
+        self._restoring: RestoringPurpose = "resume"
         self._call = CallOfGenerate(0)
         self._begins = StepBegin(0, 0, 0)
         self._executed = Operations()
@@ -148,20 +151,41 @@ class Watcher(PhaseMarker):
 
     def saving_begin(self) -> None:
         """Begin to save a checkpoint, whose operations belong to no step."""
-        self._recorder.mark("saving")
-        self._set_stage("saving")
-        self._saved = len(self._recorder.trace.events), self._operations.recording
+        self._begin_pause("saving")
+
+    def saving_end(self, files: Mapping[str, int], folder: Path) -> None:
+        """End saving a checkpoint."""
+        self._recorder.saving = ExecutedSaving(self._end_pause("saving end"), dict(files))
+
+    def restoring_begin(self, purpose: RestoringPurpose) -> None:
+        """Begin to load a checkpoint, or its second part; its operations belong to no step."""
+        self._begin_pause("restoring")
+        self._restoring = purpose
+
+    def restoring_end(self) -> None:
+        """End loading a checkpoint, or a part of it."""
+        events = self._end_pause("restoring end")
+        begin = self._recorder.restored.get(self._restoring, events).start
+        self._recorder.restored[self._restoring] = range(begin, events.stop)
+        if self._optimizer is not None and self._restoring == "resume":  # the states arrived as inputs do
+            for tensor in tensors_in(list(getattr(self._optimizer, "state", {}).values())):
+                self._recorder.label(tensor, "optimizer_state", again=True)
+
+    def _begin_pause(self, mark: str) -> None:
+        self._recorder.mark(mark)
+        self._set_stage(mark)
+        self._paused = len(self._recorder.trace.events), self._operations.recording
         self._operations.pause()
 
-    def saving_end(self, files: Mapping[str, int]) -> None:
-        """End saving a checkpoint."""
-        begin, was_writing = self._saved
-        self._recorder.mark("saving end")
+    def _end_pause(self, mark: str) -> range:
+        """Go on with the training, and return the events in between."""
+        begin, was_writing = self._paused
+        self._recorder.mark(mark)
         self._set_stage("other")
-        self._recorder.saving = ExecutedSaving(range(begin, len(self._recorder.trace.events)), dict(files))
         if was_writing:
             self._operations.resume()
         self._repetition.interrupted()
+        return range(begin, len(self._recorder.trace.events))
 
     def evaluation_begin(self, batches: int) -> None:
         """Begin an evaluation: its operations are written apart from those of a step."""

@@ -30,7 +30,16 @@ _QUIET: dict[str, Any] = {
 }
 """Settings that leave nothing but the step: no reports, files, evaluation or progress bar."""
 
-_BY_LOOP = frozenset({"eval_strategy", "do_eval", "save_strategy", "save_total_limit"})
+_BY_LOOP = frozenset(
+    {
+        "eval_strategy",
+        "do_eval",
+        "save_strategy",
+        "save_total_limit",
+        "load_best_model_at_end",
+        "resume_from_checkpoint",
+    }
+)
 """Settings that the loop applies: it says after which step an evaluation runs and a checkpoint is saved."""
 
 _LOADING: dict[str, Any] = {

@@ -2,15 +2,16 @@
 
 The order of calls in one run (``n`` optimizer steps of ``m`` micro-batches)::
 
-    loaded, [reference_loaded], [average_kept], ready, n × [ step_begin,
+    loaded, [reference_loaded], [average_kept], [restoring], ready, [restoring], n × [ step_begin,
                          m × (micro_step_begin, forward_end, loss_kept, micro_step_end),
                          optimizer_begin, optimizer_end, zero_grad_begin, zero_grad_end,
                          step_end,
-                         evaluation ]
+                         evaluation, [saving] ], [restoring]
 
     evaluation: evaluates_after → False, or
                 evaluation_begin, e × (repeat_evaluation, evaluation_forward_begin, evaluation_forward_end),
                 evaluation_end
+    saving: saving_begin, saving_end; restoring: restoring_begin, restoring_end
 
 Between the last ``micro_step_end`` and ``optimizer_begin`` gradients are unscaled and clipped.  The Trainer moves the
 batches of a step to the device before ``step_begin``, and zeroes gradients once between ``ready`` and the first step.
@@ -28,9 +29,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     import torch
     from torch import nn
+
+    from trainatomy.results.checkpoint import RestoringPurpose
 
 StageWork = Literal["forward", "backward", "backward_input", "backward_weight"]
 """What a stage of a pipeline does with a micro-batch; the last two are the halves of a divided backward pass."""
@@ -105,8 +109,14 @@ class Observer(Protocol):
     def saving_begin(self) -> None:
         """A checkpoint is about to be saved."""
 
-    def saving_end(self, files: Mapping[str, int]) -> None:
-        """A checkpoint has been saved: its files with their bytes."""
+    def saving_end(self, files: Mapping[str, int], folder: Path) -> None:
+        """A checkpoint has been saved in ``folder``: its files with their bytes."""
+
+    def restoring_begin(self, purpose: RestoringPurpose) -> None:
+        """A checkpoint is about to be loaded: to continue a training (in two parts), or as the best one."""
+
+    def restoring_end(self) -> None:
+        """It has been loaded, or a part of it."""
 
     def evaluation_begin(self, batches: int) -> None:
         """An evaluation of ``batches`` batches begins: after a step, or before the first one."""
@@ -180,7 +190,9 @@ class Silent:
         return False
 
     def saving_begin(self) -> None: ...
-    def saving_end(self, files: Mapping[str, int]) -> None: ...
+    def saving_end(self, files: Mapping[str, int], folder: Path) -> None: ...
+    def restoring_begin(self, purpose: RestoringPurpose) -> None: ...
+    def restoring_end(self) -> None: ...
     def evaluation_begin(self, batches: int) -> None: ...
     def repeat_evaluation(self, batch: Any) -> Any:
         return None

@@ -28,6 +28,7 @@ def contradictions(workload: Workload) -> list[Problem]:
         *_oversized_batch(workload),
         *spreading_problems(workload),
         *_evaluation(workload),
+        *_best_model(workload),
         *quantised_problems(workload, is_quantised=workload.model.quantization is not None),
         *_lengths(workload),
         *_generation(workload),
@@ -110,6 +111,18 @@ def _evaluation(workload: Workload) -> list[Problem]:
     return problems
 
 
+def _best_model(workload: Workload) -> list[Problem]:
+    """Refuse what the Trainer refuses: a best model of checkpoints that are not evaluated when they are saved."""
+    train = workload.train
+    if workload.mode != "training" or not train.load_best_model_at_end or train.save_strategy == "best":
+        return []
+    saved = train.save_strategy or "steps"  # transformers' default
+    if train.eval_strategy == saved:
+        return []
+    message = f"needs eval_strategy and save_strategy to be equal, found {train.eval_strategy} and {saved}"
+    return [Problem(("train", "load_best_model_at_end"), message)]
+
+
 def _lengths(workload: Workload) -> list[Problem]:
     """Refuse lengths of samples where batches of different lengths are not simulated."""
     here, train = ("data", "lengths"), workload.train
@@ -127,6 +140,9 @@ def _lengths(workload: Workload) -> list[Problem]:
     if workload.saves:
         message = "saving is not simulated together with data.lengths: predict one without the other"
         problems.append(Problem(("train", "save_strategy"), message))
+    if workload.resumes:
+        message = "resuming is not simulated together with data.lengths: predict one without the other"
+        problems.append(Problem(("train", "resume_from_checkpoint"), message))
     if workload.data.varies and (train.torch_empty_cache_steps or 1) > 1:
         message = "cannot be combined with data.lengths, except as 1: steps would differ by their number"
         problems.append(Problem(("train", "torch_empty_cache_steps"), message))

@@ -92,7 +92,13 @@ _EVALUATION = (
 )
 """Settings of the Trainer's evaluation."""
 
-_SAVING = ("save_strategy", "save_total_limit", "save_only_model")
+_SAVING = (
+    "save_strategy",
+    "save_total_limit",
+    "save_only_model",
+    "load_best_model_at_end",
+    "resume_from_checkpoint",
+)
 """Settings of the Trainer's checkpoints."""
 
 _NO_SAVING = "is applied by the Hugging Face Trainer; `loop: pytorch` saves no checkpoints"

@@ -136,8 +136,17 @@ class Workload(Section):
     @property
     def saves(self) -> bool:
         """Return whether the training saves a checkpoint that is executed: by the Trainer, on one GPU."""
-        here = self.mode == "training" and self.loop == "trainer" and self.parallel.world_size == 1
-        return here and self.train.save_strategy not in (None, "no")
+        wanted = self.train.save_strategy not in (None, "no") or self.train.load_best_model_at_end
+        return self._is_of_one_trainer and wanted
+
+    @property
+    def resumes(self) -> bool:
+        """Return whether the training continues another, whose checkpoint it loads: by the Trainer, on one GPU."""
+        return self._is_of_one_trainer and self.train.resume_from_checkpoint is not None
+
+    @property
+    def _is_of_one_trainer(self) -> bool:
+        return self.mode == "training" and self.loop == "trainer" and self.parallel.world_size == 1
 
     @property
     def pauses(self) -> bool:

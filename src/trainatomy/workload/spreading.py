@@ -122,6 +122,9 @@ def _deepspeed(workload: Workload, config: Mapping[str, Any]) -> list[Problem]:
         problems.append(Problem(("train", "fsdp"), "cannot be combined with deepspeed: choose one of the two"))
     if workload.saves:
         problems.append(Problem(("train", "save_strategy"), "saving is not simulated with deepspeed: leave it out"))
+    if workload.resumes:
+        message = "resuming is not simulated with deepspeed: leave it out"
+        problems.append(Problem(("train", "resume_from_checkpoint"), message))
     if workload.data.lengths is not None:
         problems.append(Problem(("data", "lengths"), "are not simulated with deepspeed: give data.sequence_length"))
     return problems

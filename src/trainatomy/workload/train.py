@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from trainatomy.workload.arguments import arguments, is_class_path
 from trainatomy.workload.deepspeed import read_deepspeed
 from trainatomy.workload.nearest import suggestion
-from trainatomy.workload.section import Amount, Count, Decay, Fraction, Index, Names, Problem, Section, Settings
+from trainatomy.workload.section import Amount, Count, Decay, Fraction, Index, Names, Problem, Section, Settings, Text
 
 
 def _optimizer(name: str) -> str:
@@ -67,6 +67,16 @@ def _saving(value: Any) -> Any:
     return None if value is None else _strategy(value)
 
 
+def _unless_none(value: Any) -> Any:
+    return False if value is None else value
+
+
+def _resuming(value: Any) -> Any:
+    """Return None for all spellings of a training from the start, and True for a typed ``true``."""
+    text = str(value).strip().lower()
+    return True if text == "true" else None if text in ("false", "none", "null", "no", "") else value
+
+
 DEFAULT_EVAL_BATCH_SIZE = 8
 """Samples per batch of an evaluation during a training, transformers' default of ``per_device_eval_batch_size``."""
 
@@ -110,6 +120,13 @@ class TrainSpec(Section):
     )
     save_total_limit: Count | None = Field(default=None, description="checkpoints to keep (default: all)")
     save_only_model: bool = Field(default=False, description="save no optimizer states")
+    load_best_model_at_end: Annotated[bool, BeforeValidator(_unless_none)] = Field(
+        default=False, description="load the best checkpoint after the training; needs `eval_strategy`, and saves"
+    )
+    resume_from_checkpoint: Annotated[bool | Text | None, BeforeValidator(_resuming)] = Field(
+        default=None,
+        description="continue a training: true, or the folder of its checkpoint, which only `trainatomy measure` reads",
+    )
     prediction_loss_only: bool = Field(default=False, description="evaluation gathers the loss and no other output")
     batch_eval_metrics: bool = Field(
         default=False,

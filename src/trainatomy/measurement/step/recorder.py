@@ -21,8 +21,11 @@ from trainatomy.training.quantization import scales
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from torch import nn
+
+    from trainatomy.results.checkpoint import RestoringPurpose
 
 
 class AllocatorCounters(NamedTuple):
@@ -226,8 +229,14 @@ class RunRecorder(TraceRecorder):
     def saving_begin(self) -> None:
         self._note("saving")
 
-    def saving_end(self, files: Mapping[str, int]) -> None:
+    def saving_end(self, files: Mapping[str, int], folder: Path) -> None:
         self._note("saving end")
+
+    def restoring_begin(self, purpose: RestoringPurpose) -> None:
+        self._note("restoring")
+
+    def restoring_end(self) -> None:
+        self._note("restoring end")
 
     def generation_begin(self, tokens: int) -> None:
         self._note("generation")

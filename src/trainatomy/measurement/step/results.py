@@ -15,7 +15,7 @@ from trainatomy.measurement.step.environment import versions
 from trainatomy.measurement.step.group import RankGroup
 from trainatomy.measurement.step.timer import StepTimer
 from trainatomy.measurement.traces.breakdown import Failure
-from trainatomy.results.checkpoint import Checkpoint
+from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.measurement import Measurement, RankMeasurement, Stage
@@ -77,6 +77,7 @@ def measurement_of(
         evaluation=_evaluation(workload, timer),
         generation=_generation(workload, timer),
         checkpoint=_checkpoint(workload, timer),
+        restored=tuple(RestoredCheckpoint(purpose, *held) for purpose, held in timer.restored.items()),
         **_monitored(workload, timer, outcome.tokens),
     )
 

@@ -21,9 +21,11 @@ from trainatomy.training.observer import Silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from trainatomy.measurement.device.meter import Meter
     from trainatomy.measurement.step.group import RankGroup
+    from trainatomy.results.checkpoint import RestoringPurpose
 
 SYNCHRONIZED_STEPS = 3
 """Steps on several GPUs that are timed with a synchronisation after each."""
@@ -119,6 +121,8 @@ class StepTimer(Silent):
         self.generation = GenerationTimes()
         self.saved: tuple[dict[str, int], int, int] | None = None
         self._before_saving = 0
+        self.restored: dict[RestoringPurpose, tuple[int, int]] = {}
+        self._restoring: RestoringPurpose = "resume"
         self.evaluation: EvaluationFigures | None = None
         self._evaluation: EvaluationStart | None = None
 
@@ -189,9 +193,19 @@ class StepTimer(Silent):
         self.phase = "saving"
         self._before_saving = torch.cuda.max_memory_allocated()
 
-    def saving_end(self, files: Mapping[str, int]) -> None:
+    def saving_end(self, files: Mapping[str, int], folder: Path) -> None:
         self.phase = "other"
         self.saved = dict(files), self._before_saving, torch.cuda.max_memory_allocated()
+
+    def restoring_begin(self, purpose: RestoringPurpose) -> None:
+        self.phase = "restoring"
+        self._restoring = purpose
+        self.restored.setdefault(purpose, (torch.cuda.max_memory_allocated(), 0))
+
+    def restoring_end(self) -> None:
+        self.phase = "other"
+        before, _ = self.restored[self._restoring]
+        self.restored[self._restoring] = before, torch.cuda.max_memory_allocated()
 
     def generation_begin(self, tokens: int) -> None:
         self.phase = "prefill"

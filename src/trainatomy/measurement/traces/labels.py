@@ -26,6 +26,7 @@ _BETWEEN_STEPS = (
     "optimizer end",
     "evaluation end",
     "saving end",
+    "restoring end",
 )
 """Marks after which a loop may move a batch to the GPU."""
 _BACKWARD_PHASES = ("backward", "recompute")

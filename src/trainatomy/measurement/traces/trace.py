@@ -27,6 +27,8 @@ PHASES = {"loaded": "other", "forward": "forward", "forward end": "backward", "b
     "evaluation end": "other",
     "saving": "saving",
     "saving end": "other",
+    "restoring": "restoring",
+    "restoring end": "other",
     "generation": "prefill",
     "token": "decode",
     "generation end": "other",

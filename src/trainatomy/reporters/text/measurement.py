@@ -43,8 +43,8 @@ def measurement_page(measurement: Measurement, prediction: Prediction | None) ->
     parts.append(section(SECTIONS["totals"], _totals(measurement, prediction)))
     if measurement.other_ranks:
         parts.append(section(SECTIONS["measured_ranks"], ranks_section(measurement, prediction)))
-    if measurement.checkpoint is not None:
-        parts.append(section(SECTIONS["checkpoint"], bullets(sentences.checkpoint(measurement.checkpoint))))
+    if checkpoints := sentences.checkpoints(measurement.checkpoint, measurement.restored):
+        parts.append(section(SECTIONS["checkpoint"], bullets(checkpoints)))
     if measurement.generation is not None:
         parts.append(section(SECTIONS["generation"], bullets(sentences.generation(measurement.generation))))
     if measurement.evaluation is not None:

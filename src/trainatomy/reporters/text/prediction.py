@@ -37,8 +37,8 @@ def prediction_page(prediction: Prediction) -> Group:
     parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
     if prediction.experts is not None:
         parts.append(section(SECTIONS["experts"], bullets(sentences.experts(prediction.experts))))
-    if prediction.checkpoint is not None:
-        parts.append(section(SECTIONS["checkpoint"], bullets(sentences.checkpoint(prediction.checkpoint))))
+    if checkpoints := sentences.checkpoints(prediction.checkpoint, prediction.restored):
+        parts.append(section(SECTIONS["checkpoint"], bullets(checkpoints)))
     if prediction.generation is not None:
         parts.append(section(SECTIONS["generation"], bullets(sentences.generation(prediction.generation))))
     if prediction.evaluation is not None:

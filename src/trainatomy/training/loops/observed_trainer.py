@@ -6,6 +6,7 @@ The methods that it overrides pass their arguments on, and their callers hold th
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -20,8 +21,11 @@ from trainatomy.training.optimizer import checked, choose_optimizer
 from trainatomy.training.parallel.deepspeed import EngineSteps
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
+    from trainatomy.results.checkpoint import RestoringPurpose
     from trainatomy.training.batch import SyntheticDataset
     from trainatomy.training.evaluation import Evaluation
     from trainatomy.training.observer import Observer
@@ -34,13 +38,15 @@ class Steps(TrainerCallback):
     def __init__(self, observer: Observer, workload: Workload) -> None:
         self.observer = observer
         self.workload = workload
+        self._done = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._done = state.global_step  # of the training that this one continues
         if args.fsdp:  # the Trainer leaves the model where it is, and accelerate moves the shards
             self.observer.loaded(model)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.observer.step_begin(state.global_step)
+        self.observer.step_begin(state.global_step - self._done)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not args.deepspeed:  # its engine has taken the step already
@@ -51,8 +57,9 @@ class Steps(TrainerCallback):
             self.observer.optimizer_end()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.observer.step_end(state.global_step - 1)
-        if self.observer.evaluates_after(state.global_step - 1):
+        step = state.global_step - 1 - self._done
+        self.observer.step_end(step)
+        if self.observer.evaluates_after(step):
             control.should_evaluate = control.should_evaluate or self.workload.evaluates_after_steps
             control.should_save = control.should_save or self.workload.saves
 
@@ -177,9 +184,31 @@ class ObservedTrainer(Trainer):
         self._observer.saving_begin()
         super()._save_checkpoint(*arguments, **keywords)
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        self._observer.saving_end(
-            {str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()}
-        )
+        files = {
+            str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()
+        }
+        self._observer.saving_end(files, folder)
+        if self._workload.train.load_best_model_at_end:  # one is saved, which is the best one
+            self.state.best_model_checkpoint = str(folder)
+
+    def _load_from_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        with self._restoring("resume"):
+            super()._load_from_checkpoint(*arguments, **keywords)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with contextlib.nullcontext() if checkpoint is None else self._restoring("resume"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_best_model(self) -> None:
+        with self._restoring("best"):
+            super()._load_best_model()
+
+    @contextlib.contextmanager
+    def _restoring(self, purpose: RestoringPurpose) -> Iterator[None]:
+        """Tell the observer that a checkpoint is loaded in the block."""
+        self._observer.restoring_begin(purpose)
+        yield
+        self._observer.restoring_end()
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
         self._is_evaluating = True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
@@ -76,7 +78,30 @@ def _run(
     trainer = kind(workload, observer, model, arguments, dataset, optimizer, evaluation)
     trainer.remove_callback(PrinterCallback)
     with _without_progress_bars():
-        trainer.train()
+        trainer.train(resume_from_checkpoint=continue_training(workload, arguments))
+
+
+def continue_training(workload: Workload, arguments: Any) -> str | None:
+    """Let a Trainer go on for as many steps as it would train from the start; return the checkpoint to begin with.
+
+    Raises:
+        WorkloadError: There is no checkpoint.
+    """
+    if workload.train.load_best_model_at_end:
+        arguments.load_best_model_at_end = True
+    if not workload.resumes:
+        return None
+    given = workload.train.resume_from_checkpoint
+    state = Path(str(given)) / "trainer_state.json"
+    if given is True or not state.is_file():
+        found = "true" if given is True else f"{given}, which has no trainer_state.json"
+        raise WorkloadError(
+            f"train.resume_from_checkpoint: a measurement needs the folder of a checkpoint, found {found}",
+            key="train.resume_from_checkpoint",
+        )
+    arguments.max_steps += json.loads(state.read_text(encoding="utf-8"))["global_step"]
+    arguments.ignore_data_skip = True
+    return str(given)
 
 
 def _begin_decoder(model: nn.Module) -> None:
