@@ -136,8 +136,8 @@ class _Described:
 def files_without_data(files: CheckpointFiles | None = None) -> Iterator[None]:
     """Let weights and states be saved as sparse files: sizes are right, and nothing is written.
 
-    With ``files``, they can be loaded again.  Tensors that share memory are recognised by their storage, as meta tensors
-    have no address.  Source: ``id_tensor_storage`` (transformers/pytorch_utils.py), ``get_torch_storage_id``
+    With ``files``, they can be loaded again.  Tensors that share memory are recognised by their storage, as meta
+    tensors have no address.  Source: ``id_tensor_storage`` (transformers/pytorch_utils.py), ``get_torch_storage_id``
     (huggingface_hub).
     """
     original = torch.save
