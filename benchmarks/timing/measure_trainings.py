@@ -1,6 +1,7 @@
 """Measure the trainings of ``trainings.yaml`` on this machine's GPU, those that are predicted as they are written now.
 
-``python benchmarks/timing/measure_trainings.py --out FILE.jsonl [--parts kernels,steps] [--part-limit 80]``
+``python benchmarks/timing/measure_trainings.py --out FILE.jsonl [--gpu h100-sxm]
+[--parts kernels,steps] [--part-limit 80]``
 
 Two forks of a process that has imported the libraries run all trainings, one after the other:
 
@@ -164,9 +165,9 @@ def run_part(part: str, rows: list[grid.Row], out: Path, time_limit: float, work
         print(f"{time.monotonic() - began:6.1f} s {part} {row.name}: {shown}", flush=True)
 
 
-def waiting(names: str) -> list[grid.Row]:
-    """Return the trainings that are predicted as they are written now."""
-    stored = trainings.lines(trainings.PREDICTIONS / "trainings-h200.jsonl")
+def waiting(names: str, gpu_id: str) -> list[grid.Row]:
+    """Return the trainings that are predicted for a GPU as they are written now."""
+    stored = trainings.lines(trainings.predictions_of(gpu_id))
     predicted = {line["name"]: line["workload"] for line in stored}
     chosen = [row for row in trainings.rows() if not names or row.name in names.split(",")]
     if left := [row.name for row in chosen if predicted.get(row.name) != dict(row.mapping)]:
@@ -181,11 +182,12 @@ def main() -> int:
     parser.add_argument("--parts", default="kernels,steps")
     parser.add_argument("--part-limit", type=float, default=80, help="seconds after which no training of a part starts")
     parser.add_argument("--names", default="")
+    parser.add_argument("--gpu", default="h200", help="the GPU whose stored predictions are measured")
     parser.add_argument("--work", type=Path, default=Path("/tmp/trainatomy-trainings"))
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     processes.preload()
-    chosen = waiting(options.names)
+    chosen = waiting(options.names, options.gpu)
     for part in options.parts.split(","):
         log, began = options.work / f"{part}.log", time.monotonic()
         todo = partial(run_part, part, chosen, options.out, options.part_limit, options.work)

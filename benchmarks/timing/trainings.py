@@ -1,8 +1,8 @@
 """Predict the time of held-out trainings (``trainings.yaml``), and compare: the GPU's own time, and the whole step.
 
-python benchmarks/timing/trainings.py predict                  # anywhere, first: predictions/trainings-h200.jsonl
-python benchmarks/timing/measure_trainings.py --out FILE       # on the GPU: only what is predicted as it is written
-python benchmarks/timing/trainings.py report FILE              # errors, by what bounds the step
+python benchmarks/timing/trainings.py predict [--gpu ID]       # anywhere, first: predictions/trainings-h200.jsonl
+python benchmarks/timing/measure_trainings.py --out FILE [--gpu ID]  # on the GPU: what is predicted
+python benchmarks/timing/trainings.py report FILE [--gpu ID]   # errors, by what bounds the step
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ SHOWN_KERNELS = 40
 def rows() -> list[grid.Row]:
     """Return the trainings in an order without families, so that a time limit cuts all of them short."""
     return sorted(grid.rows(TRAININGS), key=lambda row: hashlib.sha256(row.name.encode()).digest())
+
+
+def predictions_of(gpu_id: str) -> Path:
+    """Return the file with the predictions for a GPU."""
+    return PREDICTIONS / f"trainings-{gpu_id}.jsonl"
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -144,7 +149,7 @@ def report(measurements: Path, predictions: Path, quiet_us: float | None) -> Non
 
 def predict(gpu_id: str, names: str, again: bool) -> None:
     """Store the predictions of all trainings, or of those that have none."""
-    path = PREDICTIONS / f"trainings-{gpu_id}.jsonl"
+    path = predictions_of(gpu_id)
     path.parent.mkdir(exist_ok=True)
     if again:
         path.unlink(missing_ok=True)
@@ -174,13 +179,14 @@ def main() -> int:
     predicting.add_argument("--again", action="store_true", help="replace all stored predictions")
     reporting = commands.add_parser("report")
     reporting.add_argument("file", type=Path)
-    reporting.add_argument("--predictions", type=Path, default=PREDICTIONS / "trainings-h200.jsonl")
+    reporting.add_argument("--gpu", default="h200")
+    reporting.add_argument("--predictions", type=Path, help="default: those that are stored for the GPU")
     reporting.add_argument("--quiet-us", type=float, help="the probe on a quiet host (default: the least measured)")
     options = parser.parse_args()
     if options.command == "predict":
         predict(options.gpu, options.names, options.again)
     else:
-        report(options.file, options.predictions, options.quiet_us)
+        report(options.file, options.predictions or predictions_of(options.gpu), options.quiet_us)
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -11,7 +13,15 @@ from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.operators.cost.kernel import KernelWork
-from trainatomy.timing.cost_model import chip_of, cost_model_from, cost_model_of, kernel_cost, point_microseconds
+from trainatomy.timing.cost_model import (
+    CostModel,
+    EfficiencyPoint,
+    chip_of,
+    cost_model_from,
+    cost_model_of,
+    kernel_cost,
+    point_microseconds,
+)
 from trainatomy.timing.extrapolation import SAME_GPU, extrapolation_between
 
 H200 = find_gpu("h200")
@@ -120,3 +130,35 @@ def test_a_calibration_predicts_what_another_gpu_measured():
     assert len(off) > 1000
     assert median(off) < 0.05
     assert off[int(0.9 * len(off))] < 0.2
+
+
+def of_points(name: str, other: str, counts: tuple[int, int], families: tuple[str, str]) -> CostModel:
+    """Return the model of a GPU with points of its own, and of another calibration, in the families named."""
+    models = []
+    for one, count, family in zip((name, other), counts, families, strict=True):
+        points = (EfficiencyPoint((10.0,), math.log(len(models) + 2), 1),) * count
+        known = {".".join(family.split(".")[:length]): points for length in range(1, family.count(".") + 2)}
+        models.append(CostModel(chip_of(find_gpu(one), tf32=False), 1e-6, known))
+    return replace(models[0], other=models[1])
+
+
+@pytest.mark.parametrize(
+    ("counts", "families", "ratio"),
+    [
+        ((5, 50), ("a.b", "a.b.c"), 3),  # the other knows the family itself
+        ((5, 9), ("a.b.c", "a.b.c"), 2),
+        ((5, 11), ("a.b.c", "a.b.c"), 3),  # many times as many points
+        ((5, 2), ("a.b", "a.b.c"), 2),  # too few
+        ((5, 50), ("a.b.c", "a.b"), 2),
+    ],
+)
+def test_another_calibration_stands_in_for_families_that_it_knows_better(counts, families, ratio):
+    model = of_points("h100-sxm", "h200", counts, families)
+    assert model.efficiency(KernelWork("a.b.c", (10.0,), 1e9, "fp16", 1e6, 1, 1e-4)) == pytest.approx(ratio)
+
+
+def test_a_calibrated_gpu_takes_what_it_lacks_from_the_nearest_one():
+    model = cost_model_of(find_gpu("h100-sxm"))
+    assert model.calibrated and model.other is not None
+    assert model.other.source.startswith("calibration of NVIDIA H200")
+    assert model.other.extrapolation is not SAME_GPU and model.other.chip == model.chip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, inf, log, sqrt
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,6 +35,8 @@ _FAMILY_MEAN_WEIGHT = 0.03
 """Weight of the family's mean; it decides only far from every point."""
 _MIN_POINTS = 3
 """Points a family needs before its own efficiency is used instead of its parent family's."""
+_MANY_TIMES = 2
+"""From this many times the points on, another GPU's calibration is preferred to this GPU's own for a family."""
 
 
 class KernelCost(NamedTuple):
@@ -73,6 +75,7 @@ class CostModel:
         extrapolation: How to translate efficiencies from the GPU that was calibrated to this one.
         source: Where the efficiencies come from, for display.
         calibrated: True if the calibration was measured on this kind of GPU.
+        other: The same GPU by the calibration of another one, for families of which this calibration knows too little.
         cache: Costs computed so far, by call.
     """
 
@@ -82,6 +85,7 @@ class CostModel:
     extrapolation: Extrapolation = SAME_GPU
     source: str = "data sheet"
     calibrated: bool = False
+    other: CostModel | None = field(default=None, compare=False)
     cache: dict[Call, KernelCost] = field(default_factory=dict, compare=False, repr=False)
 
     def physical_seconds(self, work: KernelWork) -> float:
@@ -97,6 +101,8 @@ class CostModel:
 
     def launches(self, work: KernelWork) -> int:
         """Return the number of kernels, if possible as measured at the nearest calibration point of the family."""
+        if self.other is not None and self._is_better_known(self.other, work.family):
+            return self.other.launches(work)
         near = self.points.get(work.family, ())
         if len(near) < _MIN_POINTS and work.family.startswith("convolution."):  # with groups, dilation, another layout
             near = self.points.get(work.family.rpartition(".")[0], ())
@@ -106,6 +112,8 @@ class CostModel:
 
     def efficiency(self, work: KernelWork) -> float:
         """Return predicted over physical time (1 where no calibration covers the family)."""
+        if self.other is not None and self._is_better_known(self.other, work.family):
+            return self.other.efficiency(work)
         ratio = self._measured_efficiency(work)
         if self.extrapolation is SAME_GPU:
             return ratio
@@ -118,13 +126,21 @@ class CostModel:
 
     def _measured_efficiency(self, work: KernelWork) -> float:
         """Look up the efficiency of the family, or of the first parent family with enough points."""
-        family = work.family
-        while family:
-            near = self.points.get(family, ())
-            if len(near) >= _MIN_POINTS:
-                return exp(_interpolate(near, work.features))
+        near = self.points.get(self._known_family(work.family), ())
+        return exp(_interpolate(near, work.features)) if near else 1.0
+
+    def _known_family(self, family: str) -> str:
+        """Return the family, or the first parent family with enough points; empty if there is none."""
+        while family and len(self.points.get(family, ())) < _MIN_POINTS:
             family = family.rpartition(".")[0]
-        return 1.0
+        return family
+
+    def _is_better_known(self, other: CostModel, family: str) -> bool:
+        """Return whether the other calibration has points nearer to the family, or many times as many of the same."""
+        here, there = self._known_family(family), other._known_family(family)
+        if len(there) != len(here):
+            return len(there) > len(here)
+        return len(other.points.get(there, ())) > _MANY_TIMES * len(self.points.get(here, ()))
 
 
 def kernel_cost(call: Call, cost_model: CostModel) -> KernelCost:
@@ -194,7 +210,9 @@ def cost_model_of(
         links = with_points(links, calibration.collectives) if links is not None else None
     with_kernels = calibration if calibration is not None and calibration.points else None
     measured = with_kernels or shipped().get(gpu.id) or nearest_calibration(gpu)
-    return cost_model_from(gpu, measured, tf32=tf32, links=links)
+    found = cost_model_from(gpu, measured, tf32=tf32, links=links)
+    other = nearest_calibration(gpu, measured)
+    return found if other is None else replace(found, other=cost_model_from(gpu, other, tf32=tf32, links=links))
 
 
 def tensor_cores_for_fp32(tf32: bool | None, torch_version: Version) -> bool | None:
@@ -219,8 +237,8 @@ def chip_of(gpu: GPU, tf32: bool | None) -> Chip:
     )
 
 
-def nearest_calibration(gpu: GPU) -> Calibration | None:
-    """Return the shipped calibration of the GPU nearest in compute capability.
+def nearest_calibration(gpu: GPU, besides: Calibration | None = None) -> Calibration | None:
+    """Return the shipped calibration of the GPU nearest in compute capability; not that of the GPU of ``besides``.
 
     Ties go to the GPU with the most similar ratio of arithmetic to memory bandwidth, so that kernels are bound by the
     same resource on both.
@@ -231,7 +249,8 @@ def nearest_calibration(gpu: GPU) -> Calibration | None:
         there = inf if one.known_gpu is None else abs(log(_flop_per_byte(one.known_gpu) / _flop_per_byte(gpu)))
         return abs(known - 10 * gpu.capability[0] - gpu.capability[1]), there
 
-    return min(shipped().values(), key=distance, default=None)
+    others = (one for one in shipped().values() if besides is None or one.gpu != besides.gpu)
+    return min(others, key=distance, default=None)
 
 
 def _flop_per_byte(gpu: GPU) -> float:
