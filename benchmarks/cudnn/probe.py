@@ -1,9 +1,12 @@
 """What cuDNN's heuristics answer on a GPU, with and without its handle, and what PyTorch allocates for the same calls.
 
 python benchmarks/cudnn/probe.py --out cudnn.jsonl [--seconds 120] [--library .../libcudnn.so.9]      (on a GPU)
+python benchmarks/cudnn/probe.py --benchmark --out benchmark.jsonl [--seconds 40]                     (on a GPU)
 
 The calls are those of ``tests/data/workspaces-h200.json.gz`` and then random ones that no rule was made from. The file
 holds one line for the GPU (with its properties as cuDNN serialises them), one for each call, and the log of a few.
+With ``--benchmark`` the calls are made with ``torch.backends.cudnn.benchmark``, twice: all plans are tried, then the
+fastest is called again. They are those of a GAN, and then random ones.
 """
 
 from __future__ import annotations
@@ -83,6 +86,49 @@ def answers(case: dict[str, Any], cudnn: backend.Backend, target: Any) -> dict[s
     return found
 
 
+def of_gan() -> list[dict[str, Any]]:
+    """Return the convolutions of a DCGAN for images of 64 x 64 in fp32, as in PyTorch's examples."""
+    generator = [(100, 512, 1, 1, 0), (512, 256, 4, 2, 1), (256, 128, 8, 2, 1), (128, 64, 16, 2, 1), (64, 3, 32, 2, 1)]
+    critic = [(3, 64, 64, 2, 1), (64, 128, 32, 2, 1), (128, 256, 16, 2, 1), (256, 512, 8, 2, 1), (512, 1, 4, 1, 0)]
+    return [
+        {
+            "kind": "convolution", "dtype": "float32", "batch": 64, "inside": inside, "outside": outside, "groups": 1,
+            "places": [side] * 2, "kernel": [4] * 2, "stride": [stride] * 2, "padding": [padding] * 2,
+            "dilation": [1] * 2, "transposed": transposed, "last": False,
+        }
+        for layers, transposed in ((generator, True), (critic, False))
+        for inside, outside, side, stride, padding in layers
+    ]  # fmt: skip
+
+
+def benchmarked(options: argparse.Namespace) -> Any:
+    """Yield what calls allocate while PyTorch tries all plans and with the one that it keeps, and all plans offered."""
+    begin = time.monotonic()
+    torch.zeros(1, device="cuda")
+    torch.backends.cudnn.benchmark = True
+    cudnn = backend.Backend(options.library or library())
+    handle = cudnn.handle()
+    yield {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cudnn": cudnn.version}
+    gan = of_gan()
+    for number, case in enumerate([*gan, *measured.convolutions(500, random.Random(options.seed))]):
+        if time.monotonic() - begin > options.seconds:
+            return
+        line: dict[str, Any] = {**case, "source": "gan" if number < len(gan) else "random"}
+        try:
+            line["tried"] = measured.measured_convolution(case)
+            line["kept"] = measured.measured_convolution(case)
+            one = as_called({**case, "output": line["tried"]["output"]})
+            line["plans"] = {}
+            for kind in KINDS:
+                asked = SWAPPED.get(kind, kind) if case["transposed"] else kind
+                offered = plans(asked, one, cudnn, handle, Choice())
+                line["plans"][kind] = [[plan.engine, plan.workspace] for plan in offered]
+        except Exception as error:
+            line["error"] = f"{type(error).__name__}: {str(error)[:200]}"
+            torch.cuda.empty_cache()
+        yield line
+
+
 def properties(cudnn: backend.Backend, handle: Any) -> dict[str, str]:
     """Return the GPU as cuDNN serialises it, asked by its handle and by its number."""
     found = {}
@@ -160,11 +206,12 @@ def main() -> None:
     parser.add_argument("--library", type=Path, help="the file of cuDNN (default: the one that PyTorch loads)")
     parser.add_argument("--seed", type=int, default=1316, help="of the random calls")
     parser.add_argument("--fresh", action="store_true", help="leave out the stored calls and the log")
+    parser.add_argument("--benchmark", action="store_true", help="try all plans, as cudnn.benchmark does")
     parser.add_argument("--seconds", type=float, default=120, help="after which no case starts (default: 120)")
     options = parser.parse_args()
     opened = gzip.open if options.out.suffix == ".gz" else open
     with opened(options.out, "wt", encoding="utf-8") as file:
-        for line in lines(options):
+        for line in (benchmarked if options.benchmark else lines)(options):
             file.write(json.dumps(line) + "\n")
             file.flush()
 

@@ -38,13 +38,15 @@ MOST_STEPS = 40
 """A training is timed for at least ``TIMED_STEPS``, and until it took ``TIMED_SECONDS`` or ``MOST_STEPS`` ran."""
 
 
-def job_of(case: Case, gpu: str) -> Job:
-    """Return the job of a case.
+def job_of(case: Case, gpu: str, trace: Path | None = None) -> Job:
+    """Return the job of a case; with ``trace``, a short one whose allocations are recorded.
 
     Texts of different lengths are trained for an epoch; ``generate()`` is timed once after its warm-up.
     """
     workload = case.workload(gpu)
     mapping, warm_up = workload.to_mapping(), warm_up_steps(workload)
+    if trace is not None:
+        return Job(mapping, warm_up + 1, trace=trace)
     if workload.steps is not None:
         return Job(mapping, workload.steps)
     if workload.mode == "generation":
@@ -63,7 +65,8 @@ def measure(waiting: list[Case], out: Path, options: argparse.Namespace) -> list
                 continue
             began = time.monotonic()
             try:
-                job = replace(job_of(case, options.gpu), alone=not options.shared)
+                trace = (options.traces / f"{case.name}.json.gz").absolute() if options.traces else None
+                job = replace(job_of(case, options.gpu, trace), alone=not options.shared)
                 with _resumed(job, case, options) as job:
                     found = pool.run(job, TimeLimit(options.case_limit), _ignore, more=True)
             except (TrainatomyError, subprocess.SubprocessError) as error:
@@ -120,6 +123,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--case-limit", type=float, default=60, help="seconds that a case may take")
     parser.add_argument("--shared", action="store_true", help="other runs use the GPU: times are not to be compared")
     parser.add_argument("--unpredicted", action="store_true", help="measure cases without a stored prediction too")
+    parser.add_argument("--traces", type=Path, help="record the allocations of a few steps instead, in this folder")
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
     return parser.parse_args(arguments)
 
@@ -127,6 +131,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Measure; return 1 where a case failed."""
     options = parse(arguments)
+    if options.traces:
+        options.traces.mkdir(parents=True, exist_ok=True)
     out = options.out or everyday_cases.RECORDS / f"{options.gpu}.jsonl"
     stored = options.predictions or everyday_cases.PREDICTIONS / f"{options.gpu}.jsonl"
     done = {line["name"] for line in everyday_cases.lines(out)}

@@ -1,0 +1,126 @@
+"""The convolutions that the networks call, and what cuDNN's heuristics answer for them by the handle of a GPU.
+
+python benchmarks/cudnn/network_calls.py collect                              (without a GPU: cases/calls.jsonl.gz)
+python benchmarks/cudnn/network_calls.py ask --out answers.jsonl [--seconds 50]                          (on a GPU)
+
+``collect`` simulates the networks and writes each distinct call once, with the networks that make it and with the
+workspaces that the library and the rules predict. ``ask`` adds the plan that PyTorch takes, and then, as time allows,
+the largest workspace among all plans, which ``torch.backends.cudnn.benchmark`` tries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainatomy.operators.allocation import convolution
+from trainatomy.operators.allocation.cudnn import backend
+from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
+from trainatomy.operators.allocation.cudnn.heuristics import Choice, plans
+
+HERE = Path(__file__).parent
+CALLS = HERE / "cases" / "calls.jsonl.gz"
+sys.path.insert(0, str(HERE.parent / "everyday"))
+
+
+def as_line(kind: Kind, one: Convolution) -> dict[str, Any]:
+    """Return a call as plain values."""
+    return {
+        "kind": kind, "dtype": str(one.dtype).removeprefix("torch."),
+        "data": list(one.data), "weight": list(one.weight), "output": list(one.output),
+        "strides": list(one.strides), "padding": list(one.padding), "dilation": list(one.dilation),
+        "groups": one.groups, "transposed": one.transposed, "last": one.channels_last,
+    }  # fmt: skip
+
+
+def as_convolution(line: dict[str, Any], multiprocessors: int = 132) -> Convolution:
+    """Return the call of a line."""
+    shapes = tuple(torch.Size(line[name]) for name in ("data", "weight", "output"))
+    settings = line["strides"], line["padding"], line["dilation"]
+    how = line["groups"], line["transposed"], line["last"], multiprocessors
+    return Convolution(shapes[0], shapes[1], shapes[2], getattr(torch, line["dtype"]), *settings, *how)
+
+
+def collect(gpu: str, version: str) -> list[dict[str, Any]]:
+    """Return the distinct calls of all networks."""
+    import everyday_cases
+
+    from trainatomy.api import predict
+
+    found: dict[str, dict[str, Any]] = {}
+    plain = convolution.workspace_bytes
+    for case in everyday_cases.cases(HERE / "cases"):
+        for source in ("library", "rules"):
+
+            def noted(kind: Kind, one: Convolution, processor: Any, name: str = case.name, source: str = source) -> int:
+                size, line = plain(kind, one, processor), as_line(kind, one)
+                line = found.setdefault(json.dumps(line), {**line, "networks": []})
+                line[source] = size
+                if name not in line["networks"]:
+                    line["networks"].append(name)
+                return size
+
+            convolution.workspace_bytes = noted
+            try:
+                predict(case.workload(gpu).replace({"software.cudnn": source, "software.torch": version}))
+            finally:
+                convolution.workspace_bytes = plain
+        print(f"{case.name}: {len(found)} calls", flush=True)
+    return list(found.values())
+
+
+def ask(seconds: float, library: Path | None) -> Any:
+    """Yield the lines of the calls with the plan that PyTorch takes, then with the largest workspace of all plans."""
+    from probe import library as loaded
+    from probe import properties
+
+    begin = time.monotonic()
+    torch.zeros(1, device="cuda")
+    cudnn = backend.Backend(library or loaded())
+    handle = cudnn.handle()
+    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cudnn": cudnn.version}
+    yield about | {"properties": properties(cudnn, handle)}
+    with gzip.open(CALLS, "rt", encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    for every in (False, True):
+        for number, line in enumerate(lines):
+            if time.monotonic() - begin > seconds:
+                return
+            call = as_convolution(line)
+            try:
+                offered = plans(line["kind"], call, cudnn, handle, Choice())
+                if every:
+                    yield {"number": number, "all": [[plan.engine, plan.workspace] for plan in offered]}
+                else:
+                    plan = next(offered)
+                    yield {"number": number, "engine": plan.engine, "knobs": plan.knobs, "workspace": plan.workspace}
+            except (backend.BackendError, StopIteration) as error:
+                yield {"number": number, "error": f"{type(error).__name__}: {str(error)[:200]}"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("collect", "ask"))
+    parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--torch", default="2.11.0", help="version of PyTorch on the GPU's machine")
+    parser.add_argument("--out", type=Path, default=CALLS)
+    parser.add_argument("--library", type=Path, help="the file of cuDNN (default: the one that PyTorch loads)")
+    parser.add_argument("--seconds", type=float, default=50, help="after which nothing is asked (default: 50)")
+    options = parser.parse_args()
+    opened = gzip.open if options.out.suffix == ".gz" else open
+    lines = collect(options.gpu, options.torch) if options.what == "collect" else ask(options.seconds, options.library)
+    with opened(options.out, "wt", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    main()
