@@ -1,7 +1,8 @@
 """Run scripts on this machine's GPU, beside predictions that were stored before, and write a line of JSON for each.
 
 ``measure.py --predict`` (no GPU) stores the predictions in ``predicted.json``; ``measure.py --folder FOLDER --out
-FILE`` measures. FOLDER holds the scripts as ``run.py`` fetched them; scripts written here are in ``own/``.
+FILE`` measures. FOLDER holds the scripts as ``run.py`` fetched them; scripts written here are in ``own/``. With
+``--variants`` both do so for the same scripts with other arguments, ``variants.yaml``.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--predict", action="store_true")
     parser.add_argument("--names")
+    parser.add_argument("--variants", action="store_true", help="the scripts of variants.yaml")
     parser.add_argument("--one", help="measure this command in this process")
     parser.add_argument("--mirror", type=Path)
     parser.add_argument("--folder", type=Path, default=BUILD)
@@ -46,7 +48,8 @@ def main() -> None:
     if given.one:
         measure_one(given.one)
     known: dict[str, Any] = json.loads(PREDICTED.read_text()) if PREDICTED.is_file() else {}
-    for name, (folder, command) in commands(given.folder.resolve(), given.mirror, fetches=given.predict).items():
+    found = commands(given.folder.resolve(), given.mirror, fetches=given.predict)
+    for name, (folder, command) in (variants(found) if given.variants else found).items():
         if given.names and name not in given.names.split(","):
             continue
         if given.predict:
@@ -77,6 +80,14 @@ def commands(build: Path, mirror: Path | None, *, fetches: bool) -> dict[str, tu
                 prepare(root / path, kind)
         found[name] = folder, entry["run"]
     return {**{name: (HERE, command) for name, command in OWN.items()}, **found}
+
+
+def variants(found: dict[str, tuple[Path, str]]) -> dict[str, tuple[Path, str]]:
+    """Return the folder and the command of each script with other arguments."""
+    listed = yaml.safe_load((HERE / "variants.yaml").read_text())
+    return {
+        name: (found[entry["of"]][0] if "of" in entry else HERE, entry["run"].strip()) for name, entry in listed.items()
+    }
 
 
 def predicted(folder: Path, command: str) -> dict[str, Any]:
