@@ -48,7 +48,7 @@ def main() -> None:
     if given.one:
         measure_one(given.one)
     known: dict[str, Any] = json.loads(PREDICTED.read_text()) if PREDICTED.is_file() else {}
-    found = commands(given.folder.resolve(), given.mirror, fetches=given.predict)
+    found = commands(given.folder.resolve(), given.mirror, fetches=given.predict and not given.variants)
     for name, (folder, command) in (variants(found) if given.variants else found).items():
         if given.names and name not in given.names.split(","):
             continue
