@@ -12,7 +12,7 @@ import torch
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction import prediction_of
 from trainatomy.results.script import Ending, ScriptRun
-from trainatomy.simulator.notes import version_notes
+from trainatomy.simulator.notes import trial_notes, version_notes
 from trainatomy.simulator.simulate import Simulation
 from trainatomy.workload.schema import Workload
 
@@ -92,10 +92,11 @@ def prediction_of_script(
         steps=seen.steps,
         torch_version=session.version,
         libraries=frozenset({"kernels", "training"}) | recorder.libraries,
-        notes=tuple(version_notes(session.version)),
+        notes=(*version_notes(session.version), *trial_notes(len(recorder.tried)), *session.process.notes),
         operations=operations,
         tokens_per_sample=seen.tokens,
         weights_dtype=_dtype(seen.dtype),
+        cudnn=None if session.process.processor.cudnn is None else session.process.processor.cudnn.version,
         communicators={ranks: frozenset(kinds) for ranks, kinds in recorder.groups.items()},
         communicator_copies={ranks: len(names) for ranks, names in recorder.group_names.items() if len(names) > 1},
     )

@@ -23,6 +23,7 @@ from trainatomy.scripts.observer import ScriptObserver
 from trainatomy.scripts.signals import ScriptSignals
 from trainatomy.scripts.standins import data, pretrained, processes, savers, tensors
 from trainatomy.scripts.standins.notes import StandIns
+from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.topology import Topology
@@ -85,7 +86,7 @@ class Session:
     def __init__(self, gpu: GPU, settings: Settings, script: str = "") -> None:
         self.gpu, self.settings, self.script = gpu, settings, script
         self.version = parse_version(settings.torch or torch.__version__)
-        processor = Processor(gpu.capability, gpu.multiprocessors, self.version)
+        processor = Processor(gpu.capability, gpu.multiprocessors, self.version, installed_heuristics(gpu))
         self.process = SimulatedProcess(
             gpu.device_name,
             gpu.memory_bytes,

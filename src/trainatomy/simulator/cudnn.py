@@ -26,13 +26,10 @@ def heuristics_of(workload: Workload, gpu: GPU) -> Heuristics | None:
     wanted = workload.software.cudnn
     if wanted == "rules":
         return None
-    text = device_text(gpu)
     try:
         if workload.era is not None:
             raise BackendError("the software of 2022 calls cuDNN by its older interface")
-        if text is None:
-            raise BackendError(f"it does not run on compute capability {'.'.join(map(str, gpu.capability))}")
-        return _heuristics(text, mode_of(os.environ))
+        return _heuristics_on(gpu)
     except (BackendError, MissingLibrary) as error:
         if wanted == "auto":
             return None
@@ -41,6 +38,27 @@ def heuristics_of(workload: Workload, gpu: GPU) -> Heuristics | None:
         where = workload.where("software", "cudnn")
         message = f"{where}: cuDNN's library cannot choose for {gpu.name}: {error}; software.cudnn: rules can"
         raise WorkloadError(message, key="software.cudnn") from None
+
+
+def installed_heuristics(gpu: GPU) -> Heuristics | None:
+    """Return cuDNN's heuristics for a GPU where its library is installed and can answer; None: the rules choose."""
+    try:
+        return _heuristics_on(gpu)
+    except (BackendError, MissingLibrary):
+        return None
+
+
+def _heuristics_on(gpu: GPU) -> Heuristics:
+    """Return cuDNN's heuristics for a GPU.
+
+    Raises:
+        BackendError: cuDNN does not run on it.
+        MissingLibrary: The library is not installed or too old.
+    """
+    text = device_text(gpu)
+    if text is None:
+        raise BackendError(f"it does not run on compute capability {'.'.join(map(str, gpu.capability))}")
+    return _heuristics(text, mode_of(os.environ))
 
 
 @cache

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainatomy.errors import SimulationError
-from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Rule, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Rule, Scratch, Trial
 from trainatomy.operators.registry import find, libraries_of
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, StreamUse
 from trainatomy.simulator.cpu_waits import CPUWaits
@@ -119,6 +119,7 @@ class Recorder(TorchDispatchMode):
         self._processor = processor
         self._workspaces = workspaces
         self._choices = defaultdict[Hashable, int](count().__next__)  # each thread decides for itself
+        self.tried = set[Hashable]()
         self._references = GradientReferences()
         self._zeros = FreshZeros()
         self._sizes = DataDependentSizes(self.values, self.hold)
@@ -399,10 +400,19 @@ class Recorder(TorchDispatchMode):
             elif isinstance(item, Free):
                 found = next(i for i, (key, _) in enumerate(scratch) if key == item.name)
                 self.release(scratch.pop(found)[1])
+            elif item.key not in self.tried:
+                self._try(item, name)
         for tensor in outputs:
             self.hold(tensor, name)
         for _, number in reversed(scratch):
             self.release(number)
+
+    def _try(self, trial: Trial, name: str) -> None:
+        """Write what a trial of algorithms allocates, and that the cache is emptied after it."""
+        self.tried.add(trial.key)
+        if trial.bytes:
+            self.release(self.allocate(trial.bytes, f"{name} (trial of cuDNN's plans)"))
+        self.trace.events.append(Event("empty_cache", -1, 0))
 
 
 def _goes_to_host(kwargs: dict[str, Any]) -> bool:

@@ -34,7 +34,7 @@ from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
 from trainatomy.simulator.mixtures import experts_of
-from trainatomy.simulator.notes import notes_on, version_notes
+from trainatomy.simulator.notes import notes_on, trial_notes, version_notes
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.resuming import continued
@@ -324,7 +324,12 @@ def _result(process: SimulatedProcess, described: _Description, steps: int, file
         steps=steps,
         torch_version=version,
         libraries=described.libraries | recorder.libraries,
-        notes=(*version_notes(version), *described.notes, *process.notes),
+        notes=(
+            *version_notes(version),
+            *described.notes,
+            *trial_notes(len(process.recorder.tried)),
+            *process.notes,
+        ),
         operations=recorder.operations.operations,
         tokens_per_sample=described.tokens_per_sample,
         weights_dtype=described.weights_dtype,

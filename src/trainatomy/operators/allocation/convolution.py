@@ -1,8 +1,8 @@
 """Convolutions through cuDNN: copies into its memory format, gradients, workspaces.
 
 Sources: aten/src/ATen/native/Convolution.cpp (``_convolution``, ``convolution_backward``), ConvUtils.h
-(``cudnn_conv_suggest_memory_format``), cudnn/ConvShared.cpp and cudnn/Conv_v8.cpp, torch 2.9-2.13, ``cudnn.benchmark``
-off.
+(``cudnn_conv_suggest_memory_format``), cudnn/ConvShared.cpp and cudnn/Conv_v8.cpp, torch 2.9-2.13. With
+``cudnn.benchmark`` the first call tries all plans (``generate_and_filter_plans``).
 
 The sizes of cuDNN's own workspaces are what its library answers where it is installed (``Processor.cudnn``), else those
 of the rules in ``cudnn``. Depthwise convolutions of contiguous images run ATen's kernel
@@ -19,6 +19,7 @@ of memory will, and one that is predicted to fit thanks to this rule may still f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,7 @@ from trainatomy.operators.allocation.cudnn import workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.grouped import is_cudnn_depthwise
 from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered, missing_parts
-from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch, Trial
 from trainatomy.operators.allocation.reduction import SUM
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def convolution_backward(call: KernelCall) -> Plan:
     data, weight, grad = named["input"], named["weight"], named["grad_output"]
     wanted = memory_format(data, weight)
     strided = [tensor for tensor in (data, weight, grad) if not tensor.is_contiguous(memory_format=wanted)]
-    plan: list[Out | Scratch | Free] = [Scratch(dense_bytes(tensor), "contiguous") for tensor in strided]
+    plan: list[Out | Scratch | Free | Trial] = [Scratch(dense_bytes(tensor), "contiguous") for tensor in strided]
     plan += _gradients(grad, wanted, named, call)
     if named["output_mask"][2]:
         plan += _bias_gradient(grad, call, sum(named["output_mask"][:2]))
@@ -71,18 +72,18 @@ def _depthwise_gradients(named: dict[str, Any]) -> list[Out | Scratch | Free]:
 
 def _gradients(
     grad: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], call: KernelCall
-) -> list[Out | Scratch | Free]:
+) -> Sequence[Out | Scratch | Free | Trial]:
     """Plan the gradient of the input, then of the weight, each with a workspace of its own."""
     if _is_depthwise(named):
         one = _cudnn_convolution(named["input"], named["weight"], grad, False, named, call.processor)
         if _runs_in_aten(one, wanted, named):
             return _depthwise_gradients(named)
-    plan: list[Out | Scratch | Free] = []
+    plan: list[Out | Scratch | Free | Trial] = []
     kinds: tuple[Kind, Kind] = ("input gradient", "weight gradient")
     wanted_kinds = [kind for kind, wants in zip(kinds, named["output_mask"], strict=False) if wants]
     for number, kind in enumerate(wanted_kinds):
         workspace = _workspace(kind, grad, wanted, named, call.processor)
-        plan += [Out(number), *workspace, *(Free(item.name) for item in workspace)]
+        plan += [Out(number), *workspace, *(Free(item.name) for item in workspace if isinstance(item, Scratch))]
     return plan
 
 
@@ -101,8 +102,12 @@ def _is_depthwise(named: dict[str, Any]) -> bool:
 
 def _workspace(
     kind: Kind, output: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], processor: Processor
-) -> list[Scratch]:
-    """Plan cuDNN's workspace for ``kind``, if it needs any."""
+) -> list[Scratch | Trial]:
+    """Plan cuDNN's workspace for ``kind``, if it needs any.
+
+    With ``cudnn.benchmark`` the first call of a kind tries all plans (``get_plans_from_find``). Which of them is the
+    fastest is not known; assumed: the one that the heuristics would choose.
+    """
     data, weight = named["input"], named["weight"]
     if processor.cudnn is None and not _has_tensor_cores(data.dtype, processor):
         return []
@@ -110,18 +115,30 @@ def _workspace(
         swapped: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}
         kind, data, output = swapped.get(kind, kind), output, data
     one = _cudnn_convolution(data, weight, output, wanted is not torch.contiguous_format, named, processor)
-    size = 0 if _runs_in_aten(one, wanted, named) else workspace_bytes(kind, one, processor)
-    return [Scratch(size, "cudnn_workspace", (kind, one.key))] if size else []
+    if _runs_in_aten(one, wanted, named):
+        return []
+    plan: list[Scratch | Trial] = []
+    if torch.backends.cudnn.benchmark:
+        exact, tf32 = _is_deterministic(), _allows_tf32(processor)
+        library = processor.cudnn
+        largest = library.largest_workspace(kind, one, tf32=tf32, deterministic=exact) if library else 0
+        plan.append(Trial(largest, (kind, one.key, exact, tf32)))
+    size = workspace_bytes(kind, one, processor)
+    return [*plan, Scratch(size, "cudnn_workspace", (kind, one.key))] if size else plan
 
 
 def workspace_bytes(kind: Kind, one: Convolution, processor: Processor) -> int:
     """Return the bytes of a workspace: as cuDNN answers where it can be asked and has a plan, else by the rules."""
     if processor.cudnn is not None and not is_unanswered(kind, one):
-        exact = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-        found = processor.cudnn.plan(kind, one, tf32=_allows_tf32(processor), deterministic=exact)
+        found = processor.cudnn.plan(kind, one, tf32=_allows_tf32(processor), deterministic=_is_deterministic())
         if found is not None:
             return found.workspace + missing_parts(kind, one, found)
     return workspace(kind, one) if _has_tensor_cores(one.dtype, processor) else 0
+
+
+def _is_deterministic() -> bool:
+    """Return whether PyTorch leaves out plans whose results may differ from run to run."""
+    return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
 def _runs_in_aten(one: Convolution, wanted: torch.memory_format, named: dict[str, Any]) -> bool:
@@ -180,7 +197,7 @@ def _allows_tf32(processor: Processor) -> bool:
     return bool(setting == "tf32")
 
 
-def _bias_gradient(grad: torch.Tensor, call: KernelCall, index: int) -> list[Out | Scratch | Free]:
+def _bias_gradient(grad: torch.Tensor, call: KernelCall, index: int) -> list[Out | Scratch | Free | Trial]:
     """Plan ``grad_output.sum`` over all dimensions but the channels."""
     dimensions = [dimension for dimension in range(grad.dim()) if dimension != 1]
     func = torch.ops.aten.sum.dim_IntList

@@ -42,7 +42,17 @@ class Free(NamedTuple):
     name: str
 
 
-Plan = Sequence[Out | Scratch | Free]
+class Trial(NamedTuple):
+    """Trial of all algorithms in the first call of an equal ``key``, with a buffer for the largest.
+
+    After it the buffer is released and the allocator's cache emptied (``cudnn.benchmark``).
+    """
+
+    bytes: int
+    key: Hashable
+
+
+Plan = Sequence[Out | Scratch | Free | Trial]
 
 
 @dataclass(frozen=True, slots=True)

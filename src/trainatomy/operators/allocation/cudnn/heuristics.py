@@ -218,6 +218,7 @@ class Heuristics:
         self.version = version_text(library.version)
         self._library, self._mode, self._device = library, mode, library.device(text)
         self._known: dict[object, EnginePlan | None] = {}
+        self._largest: dict[object, int] = {}
 
     def plan(self, kind: Kind, one: Convolution, *, tf32: bool, deterministic: bool) -> EnginePlan | None:
         """Return the first plan of an operation of a convolution; None where cuDNN offers none."""
@@ -229,6 +230,17 @@ class Heuristics:
             except BackendError:
                 self._known[key] = None
         return self._known[key]
+
+    def largest_workspace(self, kind: Kind, one: Convolution, *, tf32: bool, deterministic: bool) -> int:
+        """Return the largest workspace of all plans of an operation, all of which ``cudnn.benchmark`` tries."""
+        key = kind, one.key, tf32, deterministic
+        if key not in self._largest:
+            found = plans(kind, one, self._library, self._device, Choice(tf32, deterministic))
+            try:
+                self._largest[key] = max((each.workspace for each in found), default=0)
+            except BackendError:
+                self._largest[key] = 0
+        return self._largest[key]
 
 
 def mode_of(environment: Mapping[str, str]) -> Mode:
