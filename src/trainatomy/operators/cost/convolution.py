@@ -7,7 +7,7 @@ inputs of an output] x [inputs of an output, channels] in forward, and the two t
 Other kernels, by traces of an H200 (cuDNN 9.19): unless the convolution is 1 x 1 with stride 1, operands in
 channels-first order are rewritten to channels-last and the result back, in tiles of 32 x 32; a bias is added, or
 summed, by kernels of PyTorch; images of few channels are gathered element by element, far below the rate of tensor
-cores. Depthwise convolutions are PyTorch's own kernels (aten/src/ATen/native/cuda/DepthwiseConv2d.cu).
+cores. Depthwise convolutions are in ``depthwise.py``.
 Constants: ``catalog/efficiency.yaml``.
 """
 
@@ -18,11 +18,12 @@ from math import ceil, log2, prod
 from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.cost.depthwise import depthwise, kind_of
 from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to, whole_numbers
 from trainatomy.operators.cost.matmul import product
 from trainatomy.results.operations import Array, Call
 
-_LAYOUT_TILE, _GATHER_TILE, _ALIGNED = 32, 128, 16
+_LAYOUT_TILE, _GATHER_TILE, _ALIGNED, _KERNELS_OF_GROUP = 32, 128, 16, 4
 
 
 class ConvolutionConstants(NamedTuple):
@@ -40,9 +41,7 @@ class ConvolutionConstants(NamedTuple):
     bias_seconds: float
     bias_sum_bandwidth: float
     bias_sum_seconds: float
-    depthwise: float
-    depthwise_weight: float
-    depthwise_place_seconds: float
+    group_kernel_seconds: float
 
 
 class _Part(NamedTuple):
@@ -62,13 +61,13 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     groups = int(number(call, "groups", "1"))
     times = sum(mask[:2]) if backward else 1
     flop = 2.0 * _outputs(call, out, x) * prod(weight.shape[1:]) * times
-    depthwise = groups > 1 and weight.shape[1] == 1
-    rate = "fp32" if depthwise else chip.precision(x.dtype, chip.cudnn_tf32)
-    kind = "depthwise" if depthwise else "few" if _few(weight) else "pointwise" if _plain(call, weight) else "spatial"
+    deep = groups > 1 and weight.shape[1] == 1
+    rate = "fp32" if deep else chip.precision(x.dtype, chip.cudnn_tf32)
+    kind = "depthwise" if deep else "few" if _few(weight) else "pointwise" if _plain(call, weight) else "spatial"
     precision = "half" if x.dtype in HALVES else rate
     seconds = launches = 0.0
-    if depthwise:
-        seconds, launches = _depthwise(chip, call, (out, weight), mask, backward)
+    if deep:
+        seconds, launches = depthwise(chip, call, (out, x, weight), mask, backward), max(sum(mask[:2]), 1)
     else:
         for place, part in enumerate(_parts(out, x, weight, mask, groups, backward)):
             to_weight = backward and bool(place or not mask[0])
@@ -76,7 +75,7 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
             seconds, launches = seconds + more, launches + kernels
     if mask[2]:
         seconds, launches = seconds + _bias_seconds(chip, out, backward), launches + 1
-    way, form = "backward" if backward else "forward", _form(call, x, groups, depthwise=depthwise)
+    way, form = "backward" if backward else "forward", _form(call, x, weight, groups, deep=deep)
     family = f"convolution.{way}.{precision}.{kind}.{len(weight.shape) - 2}d.{form}"
     moved = (out.bytes + x.bytes + weight.bytes) * max(times, 1)
     features = (log2(max(flop, 1)), log2(moved), log2(x.shape[1]), log2(weight.shape[0]))
@@ -84,11 +83,13 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes)
 
 
-def _form(call: Call, x: Array, groups: int, *, depthwise: bool) -> str:
+def _form(call: Call, x: Array, weight: Array, groups: int, *, deep: bool) -> str:
     """Return what else decides the kernel: the order of the images, groups, dilation, transposition."""
     parts = ["last" if x.strides[1] == 1 and prod(x.shape[2:]) > 1 else "first"]
-    if groups > 1 and not depthwise:
-        parts.append("grouped")
+    if deep and kind_of(call, x, weight) == "shared":
+        parts.append("shared")
+    if groups > 1 and not deep:
+        parts.append("of products" if prod(weight.shape[2:]) == 1 else "grouped")
     if set(whole_numbers(number(call, "dilation", "1"))) - {1}:
         parts.append("dilated")
     if number(call, "transposed") == "True":
@@ -146,6 +147,8 @@ def _product(
 ) -> tuple[float, int]:
     """Return the time and the number of kernels of one product with the layout changes around it."""
     form = _constants()
+    if groups > 1 and _is_by_group(part, backward=backward):
+        return _by_group(chip, part, groups), _KERNELS_OF_GROUP * groups
     tf32 = chip._replace(tf32=chip.cudnn_tf32)
     name = "half" if x.dtype in HALVES else "tf32" if tf32.precision(x.dtype) == "tf32" else "fp32"
     if kind == "few" and backward:
@@ -166,6 +169,21 @@ def _product(
     return seconds + sum(_layout_seconds(chip, tensor) for tensor in rewritten), 1 + len(rewritten)
 
 
+def _is_by_group(part: _Part, *, backward: bool) -> bool:
+    """Return whether cuDNN convolves group after group: products of matrices (one place) in backward.
+
+    By kernel names on an H200, as ``allocation/cudnn/grouped.py`` has it for workspaces.
+    """
+    return backward and min(prod(tensor.shape[2:]) for tensor in part.rewritten) == 1
+
+
+def _by_group(chip: Chip, part: _Part, groups: int) -> float:
+    """Return the time of copying, multiplying and copying back each group."""
+    form = _constants()
+    moved = 4 * sum(tensor.bytes for tensor in part.rewritten) / chip.bandwidth
+    return _KERNELS_OF_GROUP * groups * form.group_kernel_seconds + moved
+
+
 def _layout_seconds(chip: Chip, tensor: Array) -> float:
     """Return the time of a change between channels-first and channels-last, by tiles or by bandwidth."""
     form = _constants()
@@ -173,23 +191,6 @@ def _layout_seconds(chip: Chip, tensor: Array) -> float:
     tiles = tensor.shape[0] * ceil(channels / _LAYOUT_TILE) * ceil(places / _LAYOUT_TILE)
     by_tiles = tiles * _LAYOUT_TILE**2 / (form.layout_rate * chip.multiprocessors)
     return form.layout_seconds + max(by_tiles, 2 * tensor.bytes / (chip.bandwidth * form.layout_bandwidth))
-
-
-def _depthwise(
-    chip: Chip, call: Call, tensors: tuple[Array, Array], mask: list[bool], backward: bool
-) -> tuple[float, int]:
-    """Return the time and the number of kernels of a depthwise convolution.
-
-    Each output has a thread; in the gradient of the weight, each element has a block of threads.
-    """
-    form = _constants()
-    out, weight = tensors
-    flop = 2.0 * out.elements * prod(weight.shape[2:])
-    seconds = flop / (chip.rate("fp32") * form.depthwise) * (1 if not backward else mask[0])
-    if backward and mask[1]:
-        blocks = form.depthwise_place_seconds * weight.elements * 132 / chip.multiprocessors
-        seconds += flop / (chip.rate("fp32") * form.depthwise_weight) + blocks
-    return seconds, max(sum(mask[:2]), 1)
 
 
 @cache

@@ -1,0 +1,132 @@
+"""Depthwise convolutions: PyTorch's own kernels and cuDNN's, by multiply-adds of each output.
+
+Which kernels run, as kernel names on an H200 show (torch 2.11, cuDNN 9.19):
+
+- *own*: channels-first tensors, by PyTorch (aten/src/ATen/native/cuda/DepthwiseConv2d.cu).  Forward and the gradient of
+  the input have a thread for each number of the result; each number of the weight's gradient has a block of up to 256
+  threads (32 for each image) that walk over all images and places.
+- *shared*: channels-first fp16 in the sizes of ``use_cudnn_depthwise`` (ATen/native/Convolution.cpp): cuDNN's kernels
+  that keep a tile of the image in shared memory, or of a row (``conv1D_NCHW``).
+- *last*: channels-last, by cuDNN (``conv2d_c1_k1_nhwc``).
+- *direct*: channels-last and dilated; cuDNN has only its general grouped kernel for these
+  (``conv2d_grouped_direct_kernel``), ten times as slow.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import ceil, prod
+from typing import NamedTuple
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.cost.kernel import Chip, number, whole_numbers
+from trainatomy.results.operations import Array, Call
+
+_BLOCK, _WARP, _H200 = 256, 32, 132
+_NARROWEST, _WIDE, _WIDEST = 32, 256, 512
+"""Channels from which on cuDNN runs fp16 convolutions that are channels-first."""
+
+
+class DepthwiseConstants(NamedTuple):
+    """Constants of depthwise convolutions, as in ``catalog/efficiency.yaml``: nanoseconds of 132 multiprocessors."""
+
+    kernel_seconds: float
+    own_output: float
+    own_place: float
+    own_step_seconds: float
+    own_block_seconds: float
+    shared_output: float
+    last_place: float
+    last_backward_place: float
+    direct_place: float
+    direct_backward_place: float
+    passes: float
+
+
+def kind_of(call: Call, x: Array, weight: Array) -> str:
+    """Return which kernels run: own, shared, last or direct."""
+    if x.strides[1] == 1 and prod(x.shape[2:]) > 1:
+        return "direct" if _dilated(call) else "last"
+    return "shared" if _is_shared(call, x, weight) else "own"
+
+
+def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask: list[bool], backward: bool) -> float:
+    """Return the time of a depthwise convolution without its bias.
+
+    Args:
+        chip: The GPU.
+        call: ``convolution`` or ``convolution_backward``.
+        tensors: Result (or its gradient), input and weight.
+        mask: Whether input and weight get a gradient.
+        backward: Whether it is the backward pass.
+    """
+    out, x, weight = tensors
+    form, kind, places = _constants(), kind_of(call, x, weight), prod(weight.shape[2:])
+    scale = 1e-9 * _H200 / chip.multiprocessors
+    least = form.passes * (out.bytes + x.bytes) / chip.bandwidth
+    if not backward:
+        one = {
+            "own": form.own_output + form.own_place * places,
+            "shared": form.shared_output,
+            "last": form.last_place * places,
+            "direct": form.direct_place * places,
+        }[kind]
+        return form.kernel_seconds + max(out.elements * one * scale, least)
+    seconds = 0.0
+    if mask[0]:
+        to_input = {
+            "own": x.elements * (form.own_output + form.own_place * places),
+            "shared": out.elements * form.shared_output,
+            "last": out.elements * form.last_backward_place * places,
+            "direct": out.elements * form.direct_backward_place * places,
+        }[kind]
+        seconds += form.kernel_seconds + max(to_input * scale, least)
+    if mask[1]:
+        to_weight = {
+            "own": _own_weight(chip, out, weight),
+            "shared": out.elements * form.shared_output * scale,
+            "last": out.elements * form.last_backward_place * places * scale,
+            "direct": out.elements * form.direct_backward_place * places * scale,
+        }[kind]
+        seconds += form.kernel_seconds + max(to_weight, least)
+    return seconds
+
+
+def _own_weight(chip: Chip, out: Array, weight: Array) -> float:
+    """Return the time of PyTorch's gradient of the weight: one block for each number of it, in step over the images.
+
+    Source: ``conv_depthwise2d_grad_weight_kernel`` and ``getGradParamsNumThreads``.
+    """
+    form = _constants()
+    steps = ceil(out.elements / out.shape[1] / min(out.shape[0] * _WARP, _BLOCK))
+    return steps * max(form.own_step_seconds, form.own_block_seconds * weight.elements / chip.multiprocessors)
+
+
+def _is_shared(call: Call, x: Array, weight: Array) -> bool:
+    """Return whether cuDNN runs a channels-first convolution.
+
+    Source: ``use_cudnn_depthwise`` in ATen/native/Convolution.cpp.
+    """
+    if x.dtype != "float16" or _dilated(call) or x.shape[1] < _NARROWEST or len(x.shape) > 4:
+        return False
+    strides, row = whole_numbers(number(call, "stride", "1")) or [1], len(x.shape) == 3 or x.shape[2] == 1
+    kernel, width, stride = weight.shape[-1], x.shape[-1], strides[-1]
+    if row and stride == 1:
+        return True
+    if row or set(weight.shape[2:]) != {kernel} or kernel not in (1, 3, 5) or width < 7 or stride > 2:
+        return False
+    if stride == 1 or (kernel > 1 and x.shape[0] == 1):
+        return True
+    if kernel == 1:
+        return width <= 28 if x.shape[0] == 1 else x.shape[0] <= 16 and x.shape[1] >= 128 and width <= 7
+    return x.shape[1] >= _WIDEST or (x.shape[1] >= _WIDE and width >= 28)
+
+
+def _dilated(call: Call) -> bool:
+    return bool(set(whole_numbers(number(call, "dilation", "1"))) - {1})
+
+
+@cache
+def _constants() -> DepthwiseConstants:
+    known = read_yaml("efficiency.yaml")["convolution"]["depthwise"]
+    return DepthwiseConstants(**{name: known[name] for name in DepthwiseConstants._fields})
