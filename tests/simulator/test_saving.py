@@ -134,6 +134,16 @@ def test_loaded_states_share_no_tables_and_are_not_paged() -> None:
     assert added("paged_adamw_32bit") == 2 * 4 * 4000 * 64
 
 
+def test_paged_states_are_noted_with_what_the_gpu_may_show() -> None:
+    def paged(**train: Any) -> list[str]:
+        found = predict(describe("GPT2LMHeadModel", {**GPT2, "vocab_size": 4000}, save_strategy="no", **train)).notes
+        return [note for note in found if "paged optimizer states" in note]
+
+    (note,) = paged(optim="paged_adamw_32bit")
+    assert note.startswith("2.0 MiB of paged") and "up to 128 MiB more" in note
+    assert paged(optim="adamw_bnb_8bit") == []
+
+
 def test_a_checkpoint_without_states_restores_none() -> None:
     (found,) = predict(
         describe("GPT2LMHeadModel", GPT2, save_only_model=True, resume_from_checkpoint="earlier/checkpoint-500")

@@ -20,9 +20,10 @@ import torch
 
 from trainatomy.errors import MissingLibrary
 from trainatomy.operators.allocation.whole import one_operation
+from trainatomy.units import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
 
@@ -61,6 +62,27 @@ def simulated_bitsandbytes(
         triples = list(overrides.module_weight_config_triple)
         stack.enter_context(mock.patch.object(overrides, "module_weight_config_triple", triples))
         yield paged
+
+
+_MANAGED_UNIT = 128 * 2**20
+"""Multiple that the GPU's used memory grew by for managed memory: 128 MiB for 168 paged states of together 21 MiB, and
+256 MiB for 192 of together 168 MiB (two trainings on an H200, driver 580.159; benchmarks/everyday)."""
+
+
+def paged_notes(paged: Sequence[torch.Tensor]) -> Iterator[str]:
+    """Yield a note on paged states, which are outside of PyTorch's allocator and of the process's figure.
+
+    Before a parameter is updated, ``prefetch_state`` asks the driver to move its states to the GPU
+    (``cudaMemPrefetchAsync``),
+    where they stay until the driver needs the room (bitsandbytes 0.50, optim/optimizer.py).
+    """
+    size = sum(state.nbytes for state in paged)
+    if size:
+        most = human_bytes(-(-size // _MANAGED_UNIT) * _MANAGED_UNIT)
+        yield (
+            f"{human_bytes(size)} of paged optimizer states move to the GPU in each step and stay there while it has "
+            f"room, outside of the process's memory: the GPU may show up to {most} more than is predicted"
+        )
 
 
 def _replacements(get_paged: Callable[..., torch.Tensor]) -> dict[str, Callable[..., Any]]:

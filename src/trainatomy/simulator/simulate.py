@@ -370,13 +370,17 @@ def _quantised_layers(process: SimulatedProcess, *, wanted: bool) -> Iterator[No
         yield
 
 
-def _optimizer_library(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which optimizers of other libraries run without a GPU."""
+@contextlib.contextmanager
+def _optimizer_library(workload: Workload, process: SimulatedProcess) -> Iterator[None]:
+    """Open a context in which optimizers of other libraries run without a GPU."""
     if arguments().package_of(workload.train.optim) != "bitsandbytes":
-        return contextlib.nullcontext()
-    from trainatomy.simulator.bitsandbytes import simulated_bitsandbytes
+        yield
+        return
+    from trainatomy.simulator.bitsandbytes import paged_notes, simulated_bitsandbytes
 
-    return simulated_bitsandbytes(process.on_host)
+    with simulated_bitsandbytes(process.on_host) as paged:
+        yield
+        process.notes.extend(paged_notes(paged))
 
 
 def _kernels(workload: Workload) -> contextlib.AbstractContextManager[object]:
