@@ -68,6 +68,25 @@ def test_an_adapter_of_a_training_has_no_copy() -> None:
     assert run("dpo", lora=True, data={"prompt_length": 10}).parameters == run("sft", lora=True).parameters
 
 
+@pytest.mark.parametrize(("loop", "data"), [("sft", {}), ("dpo", {"prompt_length": 10})])
+def test_trainers_evaluate_save_and_load_the_best_model(loop: str, data: dict[str, Any]) -> None:
+    train = {"eval_strategy": "steps", "per_device_eval_batch_size": 8, "load_best_model_at_end": True}
+    simulation = run(loop, data=data, train={**train, "save_strategy": "steps"})
+    assert simulation.evaluation is not None and simulation.evaluation.batches == 2
+    evaluated = [simulation.trace.events[number].bytes for number in simulation.evaluation.events]
+    tokens = 31 if loop == "sft" else 2 * 22
+    assert 8 * tokens * TILE * 2 in evaluated
+    assert simulation.saving is not None and simulation.saving.files["model.safetensors"] > 0
+    assert list(simulation.restored) == ["best"]
+
+
+def test_grpo_saves_and_continues() -> None:
+    settings = {"num_generations": 2, "max_completion_length": 3}
+    simulation = run("grpo", trl=settings, train={"save_strategy": "steps", "resume_from_checkpoint": True})
+    assert simulation.saving is not None and simulation.saving.files["optimizer.pt"] > 0
+    assert list(simulation.restored) == ["resume"]
+
+
 def test_grpo_generates_all_tokens_of_a_completion() -> None:
     simulation = run("grpo", trl={"num_generations": 2, "max_completion_length": 5})
     marks = [mark.name for mark in simulation.trace.marks]

@@ -51,7 +51,9 @@ def test_a_default_that_is_switched_off_stays_off_when_the_workload_is_written()
         ("sft", {"data": {"prompt_length": 9, "sequence_length": 9}}, "data.prompt_length: must be below"),
         ("grpo", {"data": {"prompt_length": 9}}, "data.prompt_length: does not apply to loop: grpo"),
         ("sft", {"data": {"padding": True}}, "data.padding: is not simulated with loop: sft"),
-        ("sft", {"train": {"eval_strategy": "steps"}}, "train.eval_strategy: is not simulated with TRL"),
+        ("grpo", {"train": {"eval_strategy": "steps"}}, "train.eval_strategy: is not simulated with TRL"),
+        ("sft", {"train": {"predict_with_generate": True}}, "train.predict_with_generate: is not simulated with TRL"),
+        ("sft", {"data": {"compute_metrics": True}}, "data.compute_metrics: is not simulated with loop: sft"),
         ("sft", {"parallel": {"gpus": 2}}, "parallel: TRL's trainers are simulated on one GPU"),
     ],
 )

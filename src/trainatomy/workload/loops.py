@@ -145,10 +145,21 @@ _OF_TRAINING = _HOST_ONLY | {
 
 _NOT_WITH_TRL = "is not simulated with TRL's trainers: predict `loop: trainer` for it"
 
-_REFUSED_BY_TRL = dict.fromkeys((*_EVALUATION, *_SAVING, "deepspeed", "fsdp", "fsdp_config"), _NOT_WITH_TRL)
+_REFUSED_BY_TRL = (
+    "predict_with_generate",
+    "generation_max_length",
+    "generation_num_beams",
+    "batch_eval_metrics",
+    "include_for_metrics",
+    "deepspeed",
+    "fsdp",
+    "fsdp_config",
+)
 
 
-def _of_trl(name: str, settings: str, description: str, learning_rate: float = 1e-6) -> Loop:
+def _of_trl(
+    name: str, settings: str, description: str, learning_rate: float = 1e-6, *, refused: tuple[str, ...] = ()
+) -> Loop:
     """Return the row of one of TRL's trainers, whose configurations change three defaults of ``TrainingArguments``."""
     return Loop(
         name=name,
@@ -158,7 +169,7 @@ def _of_trl(name: str, settings: str, description: str, learning_rate: float = 1
         libraries={"accelerate": "the Trainer", "trl": f"loop: {name}", "datasets": f"loop: {name}"},
         extra="'trainatomy[trl]'",
         imports=("transformers.trainer",),
-        refused=_REFUSED_BY_TRL,
+        refused=dict.fromkeys((*_REFUSED_BY_TRL, *refused), _NOT_WITH_TRL),
         unused=_HOST_ONLY | _EVALUATION_ONLY,
         by_trainer=True,
         defaults={"gradient_checkpointing": True, "bf16": True, "learning_rate": learning_rate},
@@ -181,7 +192,12 @@ LOOPS: Mapping[str, Loop] = {
         ),
         _of_trl("sft", "SFTConfig", "the step of TRL's `SFTTrainer`: supervised fine-tuning", learning_rate=2e-5),
         _of_trl("dpo", "DPOConfig", "the step of TRL's `DPOTrainer`: pairs of answers, with a reference model"),
-        _of_trl("grpo", "GRPOConfig", "the step of TRL's `GRPOTrainer`, which generates what it trains on"),
+        _of_trl(
+            "grpo",
+            "GRPOConfig",
+            "the step of TRL's `GRPOTrainer`, which generates what it trains on",
+            refused=(*_EVALUATION, "load_best_model_at_end"),
+        ),
         Loop(
             name="pytorch",
             run="trainatomy.training.loops.pytorch:train",

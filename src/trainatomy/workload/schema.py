@@ -124,9 +124,9 @@ class Workload(Section):
     @property
     def evaluates(self) -> bool:
         """Return whether the training contains evaluations that are executed: the Trainer's, on one GPU."""
-        train, here = self.train, self.mode == "training" and self.loop == "trainer"
+        train = self.train
         wanted = train.eval_strategy != "no" or train.eval_on_start or train.do_eval
-        return here and wanted and self.parallel.world_size == 1
+        return self._is_of_one_trainer and wanted
 
     @property
     def evaluates_after_steps(self) -> bool:
@@ -146,7 +146,8 @@ class Workload(Section):
 
     @property
     def _is_of_one_trainer(self) -> bool:
-        return self.mode == "training" and self.loop == "trainer" and self.parallel.world_size == 1
+        by_trainer = LOOPS[self.loop].by_trainer
+        return self.mode == "training" and by_trainer and self.parallel.world_size == 1
 
     @property
     def pauses(self) -> bool:

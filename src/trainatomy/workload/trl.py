@@ -113,6 +113,10 @@ def _about_data(workload: Workload) -> list[Problem]:
         "attention_mask": data.attention_mask,
         "padding": bool(data.padding),
     }
+    metrics = ("compute_metrics", "preprocess_logits_for_metrics")
+    for name in (name for name in metrics if getattr(data, name)):
+        message = f"is not simulated with loop: {workload.loop}: evaluation computes the loss"
+        problems.append(Problem(("data", name), message))
     for name in (name for name, is_set in unused.items() if is_set):
         message = f"is not simulated with loop: {workload.loop}, whose batches TRL makes: give data.sequence_length"
         problems.append(Problem(("data", name), message))

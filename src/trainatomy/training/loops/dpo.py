@@ -47,6 +47,8 @@ def train(
     def make(arguments: Any, **shared: Any) -> ObservedDPOTrainer:
         pairs = workload.batch_size * workload.train.gradient_accumulation_steps * steps
         has_reference = workload.model.lora is None and not arguments.precompute_ref_log_probs
+        if workload.evaluates:
+            shared["eval_dataset"] = preference_pairs(workload, model, workload.eval_samples)
         return ObservedDPOTrainer(
             workload,
             observer,

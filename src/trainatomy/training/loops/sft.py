@@ -43,6 +43,8 @@ def train(
         rows = workload.batch_size * workload.train.gradient_accumulation_steps * steps
         in_a_pack = (arguments.max_length or 0) // sequence_length(workload, model) if arguments.packing else 1
         samples = tokenised_samples(workload, model, rows * max(in_a_pack, 1))
+        if workload.evaluates:
+            shared["eval_dataset"] = tokenised_samples(workload, model, workload.eval_samples)
         return ObservedSFTTrainer(workload, observer, model, args=arguments, train_dataset=samples, **shared)
 
     train_with("sft", make, workload, model, device=device, steps=steps, observer=observer)

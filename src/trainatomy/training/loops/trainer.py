@@ -77,7 +77,7 @@ def _run(
     optimizer = create_custom(workload.train, model) if is_class_path(workload.train.optim) else None
     trainer = kind(workload, observer, model, arguments, dataset, optimizer, evaluation)
     trainer.remove_callback(PrinterCallback)
-    with _without_progress_bars():
+    with without_progress_bars():
         trainer.train(resume_from_checkpoint=continue_training(workload, arguments))
 
 
@@ -115,7 +115,7 @@ def _begin_decoder(model: nn.Module) -> None:
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Hide the progress bar that transformers shows while it writes weights."""
     from transformers.utils import logging
 

@@ -11,7 +11,7 @@ from transformers import PrinterCallback
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.checkpointing import check_checkpointing
 from trainatomy.training.loops.observed_trainer import ObservedTrainer
-from trainatomy.training.loops.trainer import watched_zero_grad
+from trainatomy.training.loops.trainer import continue_training, watched_zero_grad, without_progress_bars
 from trainatomy.training.optimizer import create_custom
 from trainatomy.training.trl import check_model, quiet_trl
 from trainatomy.training.trl_data import make_tokenizer
@@ -53,4 +53,5 @@ def train_with(
         with watched_zero_grad(model, observer, set_to_none=workload.zero_grad_set_to_none):
             trainer: Any = make(arguments, processing_class=make_tokenizer(model), optimizers=(optimizer, None))
             trainer.remove_callback(PrinterCallback)
-            trainer.train()
+            with without_progress_bars():
+                trainer.train(resume_from_checkpoint=continue_training(workload, trainer.args))
