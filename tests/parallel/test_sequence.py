@@ -62,3 +62,10 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], key: str, message: s
     with pytest.raises(WorkloadError, match=message) as raised:
         predict(type(workload()).from_mapping(given), timed=False)
     assert key in str(raised.value) or raised.value.key == key
+
+
+def test_gradients_flow_through_norms_that_compute_in_another_dtype() -> None:
+    bfloat16 = workload(gpus=2, tp_size=2, sequence_parallel=True).replace("model.dtype", "bfloat16")
+    held = predict(bfloat16, timed=False).memory.components
+    # Two states of each weight: all of them have gradients. The rest is a buffer of the positions.
+    assert held.optimizer_states > 1.99 * held.weights

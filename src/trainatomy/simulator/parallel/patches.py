@@ -148,16 +148,35 @@ def _of_local(handler: Handler) -> Handler:
 
 
 def _to(handler: Handler) -> Handler:
-    """Move the part of a sharded tensor that this rank holds."""
+    """Move the part of a sharded tensor that this rank holds; a change of dtype alone is PyTorch's, with its graph."""
 
     def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensor = args[0]
+        tensor, rest = args[0], args[1:]
         if not isinstance(tensor, DTensor):
             return handler(func, args, kwargs)
+        if not _names_a_device(rest, kwargs):
+            return func(*args, **kwargs)
+        dtype = _dtype_named(rest, kwargs)
+        if dtype is not None and dtype != tensor.dtype:
+            tensor = func(tensor, dtype)
         part = tensor._local_tensor
-        moved = handler(func, (part, *args[1:]), kwargs)
+        moved = handler(func, (part, *rest), kwargs)
         if moved is part:
             return tensor
         return DTensor(moved, tensor._spec, requires_grad=tensor.requires_grad)
 
     return handle
+
+
+def _names_a_device(rest: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether arguments of ``Tensor.to`` say where the tensor goes."""
+    named = kwargs.get("device", kwargs.get("other", rest[0] if rest else None))
+    return named is not None and not isinstance(named, torch.dtype)
+
+
+def _dtype_named(rest: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    """Return the dtype that arguments of ``Tensor.to`` ask for, with a device or as that of another tensor."""
+    for named in (*rest, *kwargs.values()):
+        if isinstance(named, (torch.dtype, torch.Tensor)):
+            return named if isinstance(named, torch.dtype) else named.dtype
+    return None
