@@ -31,14 +31,14 @@ class _ProductOfEachGroup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, first: torch.Tensor, second: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
-        ctx.save_for_backward(first, second)
+        ctx.save_for_backward(first, second, offs)
         with one_operation("aten::_grouped_mm", first, second, offs) as results:
             results.append(product := first.new_empty(first.shape[0], second.shape[2]))
         return product
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        first, second = ctx.saved_tensors
+        first, second, _ = ctx.saved_tensors
         of_first = of_second = None
         if ctx.needs_input_grad[0]:
             with one_operation("aten::_grouped_mm", gradients[0], second.transpose(-2, -1)) as results:
