@@ -10,6 +10,7 @@ from spread import workload as described
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
+from trainatomy.operators.counts import count
 from trainatomy.workload.schema import Workload
 
 LAYERS, HIDDEN, INNER, EXPERTS = 2, 64, 32, 8
@@ -43,8 +44,14 @@ def test_it_runs_with_fsdp() -> None:
     assert set(simulated(workload(gpus=4, strategy="fsdp2")).communicators) == {(0, 1), (0, 2)}
 
 
-def test_the_time_of_experts_is_said_to_be_too_long() -> None:
-    assert any("rows of all experts" in note for note in predict(workload()).notes)
+def test_a_rank_computes_the_rows_of_its_experts() -> None:
+    alone, shared = (
+        [call for call in simulated(one).operations.calls if call.name == "aten::_grouped_mm"]
+        for one in (workload(gpus=1, tp_size=1, enable_expert_parallel=False), workload())
+    )
+    assert [count(call).flop for call in shared] == [count(call).flop / 2 for call in alone]
+    assert alone
+    assert any("equally many rows" in note for note in predict(workload()).notes)
 
 
 @pytest.mark.parametrize(

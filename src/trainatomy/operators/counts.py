@@ -70,7 +70,7 @@ def flop_of(call: Call, operator: Operator) -> int | None:
     if call.flop is not None:
         return call.flop
     if operator.name == "_grouped_mm":
-        return _grouped_flop(call)
+        return _grouped_flop(call) // int(dict(call.numbers).get("shared_by", "1"))
     if operator.name in _QUANTISED_PRODUCTS:
         return 2 * call.inputs[0].elements * call.inputs[call.written[0]].shape[-1]
     return None if operator.flop is None else operator.flop * _elements(call)

@@ -1,4 +1,4 @@
-"""Mixtures of experts on GPUs without a grouped matrix product.
+"""Mixtures of experts: products on GPUs without a grouped one, and experts that ranks share.
 
 Before compute capability 8.0, transformers runs one product for each expert in a custom operator
 (``transformers::grouped_mm_fallback``, integrations/moe.py).  The CPU reads how many rows each expert gets, which
@@ -13,6 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from trainatomy.results.operations import Operations
+
+_PRODUCTS = frozenset({"aten::_grouped_mm"})
 
 
 class _GroupedProducts(torch.autograd.Function):
@@ -61,3 +65,15 @@ def grouped_mm_fallback() -> dict[Any, Callable[..., torch.Tensor]]:
             return output
 
     return {} if operator is None else {operator: products, operator.default: products}
+
+
+def share_rows(operations: Operations, ranks: int) -> None:
+    """Note on each product of experts that ``ranks`` share them, so that one computes its part of the rows.
+
+    transformers sorts the rows of other ranks' experts behind those of its own (``grouped_mm_experts_forward``), where
+    no group is.  Rows are assumed to be spread evenly.
+    """
+    for index, call in enumerate(operations.calls):
+        if call.name in _PRODUCTS:
+            flop = None if call.flop is None else call.flop // ranks
+            operations.calls[index] = call._replace(numbers=(*call.numbers, ("shared_by", str(ranks))), flop=flop)

@@ -166,9 +166,9 @@ def _sampling(workload: Workload) -> Iterator[str]:
 
 
 def _shared_experts(workload: Workload) -> Iterator[str]:
-    """Yield a note on the time of experts that ranks share."""
+    """Yield what is assumed of experts that ranks share."""
     if workload.parallel.enable_expert_parallel:
-        yield "the time of a rank's experts is that of the rows of all experts, which is too long"
+        yield "the time of a rank's experts takes the router to give the experts of each rank equally many rows"
 
 
 def _length_note(workload: Workload, model: nn.Module) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from trainatomy.simulator.compiled import compiles, compiling, preload_compiler
 from trainatomy.simulator.cudnn import heuristics_of
 from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
+from trainatomy.simulator.experts import share_rows
 from trainatomy.simulator.failures import explained_failures
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
 from trainatomy.simulator.flash_attention import simulated_flash_attention
@@ -209,6 +210,8 @@ def simulate(
             described = _describe(workload, built) if is_spread else None
             with _quantised_layers(process, wanted=is_quantised(workload, built) or has_quantised_layers(built)):
                 built = _execute(workload, process, built, steps, make_batch, watch)
+    if workload.parallel.enable_expert_parallel:
+        share_rows(process.recorder.operations.operations, workload.parallel.tp_size)
     return _result(process, described or _describe(workload, built), steps, files)
 
 

@@ -13,7 +13,7 @@ from math import ceil, log2
 from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.kernel import HALVES, NOTHING, Chip, KernelWork, passes_to
+from trainatomy.operators.cost.kernel import HALVES, NOTHING, Chip, KernelWork, number, passes_to
 from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Array, Call
 
@@ -127,16 +127,18 @@ def vector_product(call: Call, chip: Chip) -> KernelWork:
 def grouped_matmul(call: Call, chip: Chip) -> KernelWork:
     """Return the work of ``_grouped_mm``: the experts' products in one kernel, after one that prepares it.
 
-    Groups of equal size are assumed.
+    Groups of equal size are assumed.  Where ranks share the experts of a layer (``shared_by``), the rows of other
+    ranks' experts lie behind the last group, and nothing is computed for them.
 
     Source: aten/src/ATen/native/cuda/GroupedBlas.cpp.
     """
     a, b = call.inputs[:2]
     groups = call.inputs[2].shape[0] if len(call.inputs) > 2 else 1
+    parts = groups * int(number(call, "shared_by", "1"))
     if len(a.shape) == 2 and len(b.shape) == 3:  # tokens are grouped
-        batch, m, n, k = groups, ceil(a.shape[0] / groups), b.shape[-1], a.shape[1]
+        batch, m, n, k = groups, ceil(a.shape[0] / parts), b.shape[-1], a.shape[1]
     elif len(a.shape) == 2:  # the summed dimension is grouped
-        batch, m, n, k = groups, a.shape[0], b.shape[-1], ceil(a.shape[1] / groups)
+        batch, m, n, k = groups, a.shape[0], b.shape[-1], ceil(a.shape[1] / parts)
     else:
         batch, m, n, k = a.shape[0], a.shape[1], b.shape[-1], a.shape[2]
     work = product(
