@@ -123,6 +123,14 @@ def test_small_parameters_persist_on_every_gpu() -> None:
     assert labelled(found.trace, "gathered_weight") == 2 * (2 * LAYERS + 1) * HIDDEN
 
 
+def test_modules_and_gradients_that_the_engine_handles_are_counted(ranks: dict[int, Simulation]) -> None:
+    of = {stage: found.operations for stage, found in ranks.items()}
+    gradients = sum(of[3].engine_gradients.values())
+    assert gradients == sum(of[2].engine_gradients.values()) > 0
+    assert set(of[3].engine_modules) == {"forward", "backward"}
+    assert not of[2].engine_modules
+
+
 def test_deepspeeds_own_adam_is_one_kernel_a_group() -> None:
     pytest.importorskip("deepspeed")
     own = described(1).replace({"train.deepspeed.optimizer": {"type": "AdamW", "params": {"lr": "auto"}}})

@@ -131,3 +131,18 @@ def test_fsdp_and_sharded_tensors_cost_python_of_their_own() -> None:
     of = [sum(launch_seconds(one, costs, "pytorch")) for one in (waited, beside, counted)]
     assert of[0] - of[1] == pytest.approx(costs.sharded_collective)
     assert of[2] - of[0] == pytest.approx(2 * costs.sharded_call + 3 * costs.resized_storage)
+
+
+def test_the_engine_of_deepspeed_costs_python_of_its_own() -> None:
+    array = Array((1024,), (1,), "float32", 4, 0)
+    base = {
+        "calls": [Call("aten::add", (array, array), (array,))],
+        "module_calls": {},
+        "operations": [Operation(0, 0, "forward", "", 0, 1), Operation(0, 0, "backward", "", 0, 1)],
+    }
+    plain = Operations(**base)
+    counted = Operations(**base, engine_modules={"forward": 3, "backward": 2}, engine_gradients={"backward": 4})
+    costs = cpu_costs(reference_host().microseconds)
+    of = [sum(launch_seconds(one, costs, "trainer")) for one in (plain, counted)]
+    assert of[1] - of[0] == pytest.approx(5 * costs.engine_module + 4 * costs.engine_gradient)
+    assert costs.engine_module > 0 and costs.engine_gradient > 0

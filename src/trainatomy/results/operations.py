@@ -126,6 +126,8 @@ class Operations:
         step: Optimizer step that was recorded.
         sharded_calls: Number of operators that Python calls with sharded tensors (``DTensor``) by phase.
         resized_storages: Number of storages that FSDP takes or frees by phase.
+        engine_modules: Number of modules whose weights DeepSpeed's engine asks for (ZeRO-3) by phase.
+        engine_gradients: Number of gradients that DeepSpeed's engine takes over by phase.
         dependencies: For an operation (by index) those of other streams that must finish before it starts, as
             ``Stream.wait_event`` demands; an index that comes later in ``operations`` means its run in the previous
             step.
@@ -139,6 +141,8 @@ class Operations:
     module_calls: dict[str, int] = field(default_factory=dict)
     sharded_calls: dict[str, int] = field(default_factory=dict)
     resized_storages: dict[str, int] = field(default_factory=dict)
+    engine_modules: dict[str, int] = field(default_factory=dict)
+    engine_gradients: dict[str, int] = field(default_factory=dict)
     step: int = -1
     dependencies: dict[int, tuple[int, ...]] = field(default_factory=dict)
     cpu_waits: dict[int, tuple[int, ...]] = field(default_factory=dict)

@@ -197,6 +197,16 @@ class OperationWriter:
         if self.recording:
             self._add(self.operations.resized_storages, 1)
 
+    def count_engine_module(self) -> None:
+        """Count a module that DeepSpeed's engine makes ready."""
+        if self.recording:
+            self._add(self.operations.engine_modules, 1)
+
+    def count_engine_gradient(self) -> None:
+        """Count a gradient that DeepSpeed's engine takes over."""
+        if self.recording:
+            self._add(self.operations.engine_gradients, 1)
+
     def _add(self, counts: dict[str, int], more: int) -> None:
         phase = self.phase()
         counts[phase] = counts.get(phase, 0) + more * self.repeats

@@ -50,6 +50,8 @@ class CPUCosts:
         sharded_call: Calling an operator with sharded tensors (``DTensor``), besides the operations inside it.
         sharded_collective: FSDP's Python around gathering the weights of a layer, or around reducing its gradients.
         resized_storage: FSDP's Python around taking or freeing the memory of one gathered weight.
+        engine_module: DeepSpeed's Python (ZeRO-3) around one module in forward or backward.
+        engine_gradient: DeepSpeed's Python for one gradient.
         replicated_module: ``DataParallel``'s Python for one copy of one module.
         host_byte: Reading or writing a byte of host memory in an operation on large tensors of the CPU.
     """
@@ -71,6 +73,8 @@ class CPUCosts:
     sharded_call: float = 0.0
     sharded_collective: float = 0.0
     resized_storage: float = 0.0
+    engine_module: float = 0.0
+    engine_gradient: float = 0.0
     host_byte: float = 0.0
     replicated_module: float = 0.0
 
@@ -83,6 +87,8 @@ PARTS = {
         "sharded_call",
         "sharded_collective",
         "resized_storage",
+        "engine_module",
+        "engine_gradient",
         "replicated_module",
     ),
     "backward": ("backward",),
@@ -207,6 +213,8 @@ def _seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict
     for counts_of, cost in (
         (operations.sharded_calls, costs.sharded_call),
         (operations.resized_storages, costs.resized_storage),
+        (operations.engine_modules, costs.engine_module),
+        (operations.engine_gradients, costs.engine_gradient),
     ):
         for phase, count in counts_of.items():
             work[phase] = work.get(phase, 0.0) + count * cost

@@ -58,6 +58,8 @@ def simulated_deepspeed(process: SimulatedProcess) -> Iterator[None]:
         stack.enter_context(mock.patch.object(builder.OpBuilder, "load", _load))
         stack.enter_context(mock.patch.dict(sys.modules, {"cpuinfo": _NoCPU}))
         stack.enter_context(_labelled_weights(process))
+        for context in _counted_gradients(process):
+            stack.enter_context(context)
         stack.enter_context(_host_tensors(process))
         yield
 
@@ -105,6 +107,7 @@ def _labelled_weights(process: SimulatedProcess) -> contextlib.AbstractContextMa
     fetch = coordinator_class.fetch_sub_module
 
     def fetch_sub_module(coordinator: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        process.recorder.operations.count_engine_module()
         result = fetch(coordinator, module, *args, **kwargs)
         is_whole = module_of_coordinator.z3_leaf_module(module)
         for parameter in module_of_coordinator.iter_params(module, recurse=is_whole):
@@ -113,6 +116,23 @@ def _labelled_weights(process: SimulatedProcess) -> contextlib.AbstractContextMa
         return result
 
     return mock.patch.object(coordinator_class, "fetch_sub_module", fetch_sub_module)
+
+
+def _counted_gradients(process: SimulatedProcess) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    """Yield patches that count the gradients that ZeRO's hooks take over, whose Python takes the CPU time."""
+    from deepspeed.runtime.zero import stage3, stage_1_and_2
+
+    name = "reduce_independent_p_g_buckets_and_remove_grads"
+    for kind in (stage_1_and_2.DeepSpeedZeroOptimizer, stage3.DeepSpeedZeroOptimizer_Stage3):
+        yield mock.patch.object(kind, name, _counting(getattr(kind, name), process))
+
+
+def _counting(take: Callable[..., Any], process: SimulatedProcess) -> Callable[..., Any]:
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        process.recorder.operations.count_engine_gradient()
+        return take(*args, **kwargs)
+
+    return counted
 
 
 class _NoCPU:
