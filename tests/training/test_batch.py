@@ -290,6 +290,16 @@ def test_samples_of_two_steps_repeat_within_the_memory_bound(describe: Any, monk
     assert len({id(small[index]) for index in range(100)}) == 2
 
 
+def test_of_large_batches_only_the_first_samples_are_drawn(describe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainatomy.training.batch.POOL_SAMPLES", 8)
+    workload = describe(train={"per_device_train_batch_size": 20})
+    with torch.device("meta"):
+        model = build_model(workload)
+    dataset = build_dataset(workload, model, 100)
+    assert len({id(dataset[index]) for index in range(100)}) == 8
+    assert dataset.collate([dataset[index] for index in range(20)])["input_ids"].shape[0] == 20
+
+
 def test_masks_and_padding_are_optional(describe: Any) -> None:
     plain = {"sequence_length": 16}
     masked = batch_of(describe("LlamaForCausalLM", data={**plain, "attention_mask": True}))

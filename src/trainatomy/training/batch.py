@@ -1,7 +1,6 @@
 """Batches of a workload: real tensors on the CPU, drawn on request.
 
-A batch holds inputs and labels, as in Hugging Face's guide, and an attention mask only if the workload asks for one.
-"""
+A batch holds inputs and labels, as in Hugging Face's guide, and an attention mask only if the workload asks for one."""
 
 from __future__ import annotations
 
@@ -178,19 +177,22 @@ class _Placeholder(dict[str, Any]):
 
 POOL_BYTES = 256 * 2**20
 """Host memory for samples that are kept to be used again."""
+POOL_SAMPLES = 4096
+"""Most samples that are drawn; larger batches repeat them, as drawing takes longer than all else that is done for one."""
 
 
 class _Drawing:
     """Draws the sample of an index, always the same one for the same index.
 
     The samples of two steps are kept and used again in later steps: drawing images takes the CPU longer than launching
-    a step, and a measured training would seem to wait for its data.
+    a step, and a measured training would seem to wait for its data.  Of large batches only the first samples are drawn
+    (``POOL_SAMPLES``).
     """
 
     def __init__(self, workload: Workload, shape: Shape, float_dtype: torch.dtype) -> None:
         self.shape = shape
         self.known: dict[int, Sample] = {}
-        self.pool = 2 * samples_per_step(workload)
+        self.pool = min(2 * samples_per_step(workload), POOL_SAMPLES)
         self.with_labels = workload.mode == "training"
         self.with_mask = workload.data.has_mask
         self.is_padded = workload.data.padding
