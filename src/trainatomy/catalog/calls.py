@@ -28,6 +28,7 @@ BYTES = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i64": 8, "i32": 4, "i16": 2, 
 _ARRAY = re.compile(r"(h?)(\w+)\[([\d,]*)(?:\|([\d,]*))?\](?:@(\d+))?(?:\*(\d+))?(!?)")
 
 
+@cache
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides, in elements, of a contiguous tensor of that shape."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
@@ -96,13 +97,14 @@ def _arrays(text: str, before: list[Array]) -> tuple[list[Array], list[int]]:
         shape = _numbers(sizes)
         steps = _numbers(strides) if strides else contiguous(shape)
         storage = (before + found)[int(shared)].storage if shared else -1
-        one = Array(shape, steps, LONG.get(dtype, dtype), BYTES.get(dtype, 1), storage, bool(host))
+        name, size, on_host = LONG.get(dtype, dtype), BYTES.get(dtype, 1), bool(host)
         for position in range(len(before) + len(found), len(before) + len(found) + int(count or 1)):
             if mark:
                 written.append(position)
-            found.append(one if shared else one._replace(storage=position))
+            found.append(Array(shape, steps, name, size, storage if shared else position, on_host))
     return found, written
 
 
+@cache
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",") if part)
+    return tuple([int(part) for part in text.split(",") if part])

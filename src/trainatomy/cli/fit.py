@@ -36,7 +36,7 @@ from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.fit import fit_page, gpus_fit_page, shortage_page
 from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, Shortage
 from trainatomy.runs.options import PredictOptions, RunOptions
-from trainatomy.runs.predicting import jobs_for
+from trainatomy.runs.predicting import jobs_for, start_importing
 from trainatomy.search.fitting import SearchOptions
 
 if TYPE_CHECKING:
@@ -181,10 +181,12 @@ def fit(
     allowed = cast("tuple[Permission, ...]", names(allow))
     options = SearchOptions(effective_batch_size, share(headroom), allowed, keys(keep), exhaustive)
     predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
+    count = jobs if jobs or executor else jobs_for(MANY_CANDIDATES)
     with quiet_libraries(debug=debug), SearchProgress(workload.display_name) as progress:
+        if executor is None:
+            start_importing(count)
         from trainatomy import api
 
-        count = jobs if jobs or executor else jobs_for(MANY_CANDIDATES)
         request = api.SearchRequest(
             workload, options, predict_options, jobs=count, observer=progress, executor=executor
         )

@@ -57,6 +57,8 @@ def is_asynchronous(call: Call) -> bool:
 
 def in_memory(array: Array) -> int:
     """Return the bytes that a tensor has in memory: broadcast dimensions (stride 0) count once."""
+    if all(array.strides):
+        return array.bytes
     count = 1
     for size, stride in zip(array.shape, array.strides, strict=True):
         count *= size if stride else min(size, 1)
@@ -74,9 +76,5 @@ def _written_inputs(call: Call, operator: Operator | None) -> tuple[int, ...]:
 
 def _bytes(arrays: Iterable[Array]) -> int:
     """Return the bytes of each distinct part of GPU memory."""
-    parts = {
-        (array.storage, array.part, array.shape, array.strides): in_memory(array)
-        for array in arrays
-        if not array.on_host
-    }
-    return sum(parts.values())
+    parts = {(array.storage, array.part, array.shape, array.strides): array for array in arrays if not array.on_host}
+    return sum(map(in_memory, parts.values()))

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainatomy.errors import TrainatomyError, WorkloadError
@@ -75,6 +75,13 @@ def predict_all(
         return [_attempt(predict, item) for item in items]
     with _processes(jobs) as pool:
         return list(pool.map(partial(_attempt, predict), items))
+
+
+def start_importing(jobs: int | None) -> None:
+    """Let the process that workers are forked from import the libraries, while this one prepares what to predict."""
+    if jobs is not None and jobs > 1:
+        get_context("forkserver").set_forkserver_preload(list(_PRELOADED))
+        forkserver.ensure_running()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Modules that no worker needs are hidden: ``predicting.hidden_in_workers`` names 
 process that has initialised CUDA cannot be forked.
 """
 
+import gc
 import logging
 import os
 import sys
@@ -39,6 +40,7 @@ def _import_all() -> None:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     visible = os.environ.get(_VISIBLE)
     os.environ[_VISIBLE] = ""
+    gc.disable()  # what is imported stays: to search it for garbage takes a second
     try:
         with suppress(Exception):  # the prediction that needs a library reports what is wrong with it
             _import_bitsandbytes()
@@ -46,6 +48,7 @@ def _import_all() -> None:
             with suppress(Exception):
                 import_module(name)
     finally:
+        gc.enable()
         os.environ.pop(_VISIBLE) if visible is None else os.environ.update({_VISIBLE: visible})
 
 

@@ -1,6 +1,7 @@
 """Batches of a workload: real tensors on the CPU, drawn on request.
 
-A batch holds inputs and labels, as in Hugging Face's guide, and an attention mask only if the workload asks for one."""
+A batch holds inputs and labels, as in Hugging Face's guide, and an attention mask only if the workload asks for one.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +179,7 @@ class _Placeholder(dict[str, Any]):
 POOL_BYTES = 256 * 2**20
 """Host memory for samples that are kept to be used again."""
 POOL_SAMPLES = 4096
-"""Most samples that are drawn; larger batches repeat them, as drawing takes longer than all else that is done for one."""
+"""Most samples that are drawn; larger batches repeat them, as drawing takes longer than all else done for a sample."""
 
 
 class _Drawing:
