@@ -28,7 +28,7 @@ from fit_tasks import PLAN, Plan, read_plan
 from trainatomy import api
 from trainatomy.catalog.calibrations import Calibration, resolve_calibration
 from trainatomy.runs.predicting import predict_rows
-from trainatomy.search.fitting import SearchOptions
+from trainatomy.search.options import SearchOptions
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from trainatomy.errors import DoesNotFit, WorkloadError
 from trainatomy.integrations import best_settings, fit_training_arguments, predicted_batch_size
 from trainatomy.integrations.training_arguments import can_hold, check_launch, train_settings, with_candidate
 from trainatomy.results.fit import Candidate, Change
-from trainatomy.search.fitting import SearchOptions, space_of
+from trainatomy.search.options import SearchOptions, space_of
 from trainatomy.simulator.live import applies_to
 from trainatomy.training.checkpointing import checkpointed_every
 from trainatomy.workload import Workload

@@ -13,7 +13,7 @@ from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, simulated, wor
 
 from trainatomy.analysis.nccl_memory import nccl_bytes
 from trainatomy.errors import MissingLibrary, WorkloadError
-from trainatomy.search.fitting import SearchOptions, check
+from trainatomy.search.options import SearchOptions, check
 from trainatomy.simulator.simulate import Simulation, simulate, topology_of
 from trainatomy.workload.schema import Workload
 

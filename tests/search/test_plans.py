@@ -16,7 +16,8 @@ from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.across import search_across
 from trainatomy.search.explore import Observer
-from trainatomy.search.fitting import SearchOptions, search
+from trainatomy.search.fitting import search
+from trainatomy.search.options import SearchOptions
 from trainatomy.search.plans import plan_axis, plan_of
 from trainatomy.search.remedies import shortage_of
 from trainatomy.search.run import run

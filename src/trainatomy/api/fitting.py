@@ -82,7 +82,7 @@ def fit(
         WorkloadError: The description is wrong, or it contradicts the GPU or the other arguments.
         TrainatomyError: The errors of ``predict`` and, with ``measure``, of ``compare``.
     """
-    from trainatomy.search.fitting import SearchOptions
+    from trainatomy.search.options import SearchOptions
 
     if measure and not isinstance(what, Workload):
         raise WorkloadError(
@@ -137,7 +137,7 @@ def fit_gpus(
     Raises:
         TrainatomyError: The errors of ``fit``.
     """
-    from trainatomy.search.fitting import SearchOptions
+    from trainatomy.search.options import SearchOptions
 
     predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
     options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep))
@@ -179,7 +179,7 @@ def why_out_of_memory(
     Raises:
         TrainatomyError: The errors of ``fit``.
     """
-    from trainatomy.search.fitting import SearchOptions
+    from trainatomy.search.options import SearchOptions
 
     predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
     options = SearchOptions(headroom=headroom, keep=tuple(keep))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainatomy.results.fit import Fit, FitAcross, Goal, Shortage
     from trainatomy.runs.predicting import PredictionPool
     from trainatomy.search.explore import Observer
-    from trainatomy.search.fitting import SearchOptions
+    from trainatomy.search.options import SearchOptions
 
 
 @dataclass(frozen=True, slots=True)

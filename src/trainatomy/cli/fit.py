@@ -37,7 +37,7 @@ from trainatomy.reporters.text.fit import fit_page, gpus_fit_page, shortage_page
 from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, Shortage
 from trainatomy.runs.options import PredictOptions, RunOptions
 from trainatomy.runs.predicting import jobs_for, start_importing
-from trainatomy.search.fitting import SearchOptions
+from trainatomy.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

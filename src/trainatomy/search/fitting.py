@@ -2,55 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
-from trainatomy.catalog.files import read_yaml
-from trainatomy.errors import WorkloadError
-from trainatomy.results.fit import Candidate, Fit, Permission, Price
+from trainatomy.results.fit import Candidate, Fit, Price
 from trainatomy.results.prediction import GPUSummary
 from trainatomy.results.time import Time
-from trainatomy.search.axes import AXES, PERMISSIONS, CanApply, applicable, axes_of
-from trainatomy.search.axis import Axis, Option
 from trainatomy.search.estimates import Estimator, Outcome
 from trainatomy.search.explore import DERIVED, Executor, Exploration, Observer
+from trainatomy.search.options import (
+    SearchOptions,
+    effective_batch_size,
+    given_point,
+    samples_per_rank,
+    space_of,
+    usable_bytes,
+)
 from trainatomy.search.space import Point, Space
-from trainatomy.workload.global_batch import effective_batch_size_of
-from trainatomy.workload.nearest import suggestion
+from trainatomy.search.ties import with_ties
 from trainatomy.workload.schema import Workload
 
-DEFAULT_HEADROOM = 0.05
 SAME_SPEED = 0.01
 """Of candidates whose steps differ by less than this share, the one with the fewest changes is the best."""
-HOST_BOUND_SHARE = 0.85
-"""A step counts as bound by the host if the CPU is busy for this share of the GPU's time: then either may bound it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """How to search.
-
-    Attributes:
-        effective_batch_size: Samples per optimizer step; ``None`` for that of the workload.
-        headroom: Share of the GPU's memory that must stay free.
-        allow: Changes of what is trained that the search may make.
-        keep: Axes that it may not vary.
-        exhaustive: Execute every candidate instead of leaving out those that cannot win.
-        prices: Execute the workload as it was given too, and the single changes of the best candidate.
-        can_apply: Says which settings can be applied to what is trained; the others are neither tried nor priced.
-            All can by default.
-    """
-
-    effective_batch_size: int | None = None
-    headroom: float = DEFAULT_HEADROOM
-    allow: tuple[Permission, ...] = ()
-    keep: tuple[str, ...] = ()
-    exhaustive: bool = False
-    prices: bool = True
-    can_apply: CanApply | None = None
 
 
 def search(
@@ -127,117 +100,6 @@ def _execute_alternatives(exploration: Exploration) -> None:
             exploration.execute(alternatives(exploration.space, best.point))
             priced = best
     exploration.execute(waiting)
-
-
-def space_of(workload: Workload, options: SearchOptions, prior: Estimator | None = None) -> Space:
-    """Return the space of a search.
-
-    Args:
-        workload: The training.
-        options: How to search.
-        prior: Outcomes whose axes the space is to have, in the same order.
-
-    Raises:
-        WorkloadError: The workload, the GPU and the options contradict each other.
-    """
-    check(workload, options)
-    effective = effective_batch_size(workload, options)
-    axes = axes_of(workload, samples_per_rank(workload, options))
-    if options.can_apply is not None:
-        axes = applicable(axes, options.can_apply)
-    if prior is not None and [axis.name for axis in prior.space.axes] == [*(axis.name for axis in axes), "plan"]:
-        axes = (*axes, Axis("plan", (Option("none"),), "none"))
-    for name in options.keep:
-        if name not in AXES:
-            raise WorkloadError(f"keep: unknown setting {name!r}{suggestion(name, AXES)}")
-    if "batch" in options.keep and axes[0].given not in {option.name for option in axes[0].options}:
-        raise WorkloadError(
-            f"an effective batch size of {effective} is no multiple of the batch size {axes[0].given}, which was to be "
-            "kept; give a multiple, or let the batch size vary",
-            key="train.per_device_train_batch_size",
-        )
-    return _without_impossible_batches(Space(workload, axes, options.allow, frozenset(options.keep)))
-
-
-def _without_impossible_batches(space: Space) -> Space:
-    """Leave out batch sizes that the schema refuses because they fit on no GPU."""
-
-    def is_possible(name: str) -> bool:
-        try:
-            space.workload_at((name, *space.point()[1:]))
-        except WorkloadError:
-            return False
-        return True
-
-    batch = space.axes[0]
-    possible = tuple(option for option in batch.options if is_possible(option.name))
-    if not possible:  # then something else is wrong, and its message says what
-        space.workload_at((batch.options[0].name, *space.point()[1:]))
-    return replace(space, axes=(replace(batch, options=possible), *space.axes[1:]))
-
-
-def check(workload: Workload, options: SearchOptions) -> None:
-    """Raise ``WorkloadError`` for requests that contradict each other or the GPU."""
-    if workload.mode != "training":
-        raise WorkloadError(f"mode: {workload.mode}: fit searches the settings of a training", key="mode")
-    if workload.parallel.pp_size > 1:
-        message = "parallel.pp_size: fit does not search pipelines; predict them, or use trainatomy compare --sweep"
-        raise WorkloadError(message, key="parallel.pp_size")
-    if workload.train.deepspeed is not None:
-        raise WorkloadError(
-            "train.deepspeed: a search does not vary trainings with DeepSpeed; compare several with "
-            "`trainatomy compare --sweep`",
-            key="train.deepspeed",
-        )
-    if not 0 <= options.headroom < 1:
-        raise WorkloadError(f"headroom: {options.headroom:g} is not a share of the GPU's memory; give 0 to 0.99")
-    for name in options.allow:
-        if name not in PERMISSIONS:
-            raise WorkloadError(f"allow: unknown change {name!r}{suggestion(name, PERMISSIONS)}")
-    size = options.effective_batch_size
-    if size is not None and size < 1:
-        raise WorkloadError(f"effective_batch_size: {size} is not a number of samples; give 1 or more")
-    gpu = workload.resolve_gpu()
-    for kind in ("bf16", "fp16", "tf32"):
-        if getattr(workload.train, kind) and kind not in gpu.rates and "precision" not in options.allow:
-            raise WorkloadError(
-                f"{workload.where('train', kind)}: the {gpu.name} (compute capability "
-                f"{'.'.join(map(str, gpu.capability))}) has no arithmetic units for {kind}; choose another precision, "
-                "or let the search choose: --allow precision",
-                key=f"train.{kind}",
-            )
-
-
-def effective_batch_size(workload: Workload, options: SearchOptions) -> int:
-    """Return the samples per optimizer step on all GPUs: as asked for, or those of the workload."""
-    return options.effective_batch_size or effective_batch_size_of(workload)
-
-
-def samples_per_rank(workload: Workload, options: SearchOptions) -> int:
-    """Return the samples per optimizer step on each data-parallel rank.
-
-    Raises:
-        WorkloadError: The ranks do not divide the effective batch size.
-    """
-    samples, ranks = effective_batch_size(workload, options), workload.parallel.data_parallel_size
-    if samples % ranks:
-        raise WorkloadError(
-            f"an effective batch size of {samples} cannot be divided among {ranks} data-parallel ranks; "
-            f"give a multiple of {ranks}, or other GPUs",
-            key="parallel.gpus",
-        )
-    return samples // ranks
-
-
-def usable_bytes(workload: Workload, headroom: float) -> int:
-    """Return the device memory that a candidate may take."""
-    return int(workload.resolve_gpu().memory_bytes * (1 - headroom))
-
-
-def given_point(space: Space) -> Point | None:
-    """Return the workload as it was given, if its batch size divides the effective batch size."""
-    point = space.point()
-    return point if point[0] in {option.name for option in space.axes[0].options} else None
 
 
 def best_of(exploration: Exploration) -> Outcome | None:
@@ -318,59 +180,6 @@ def candidate_of(exploration: Exploration, outcome: Outcome) -> Candidate:
     """Return the candidate of an executed point."""
     space = exploration.space
     return Candidate(space.changes(outcome.point), outcome.prediction.workload, outcome.prediction, outcome.fits)
-
-
-def with_ties(fit: Fit) -> Fit:
-    """Return the outcome with the runner-ups that may be faster than the best candidate."""
-    best = fit.best
-    if best is None:
-        return fit
-    ties = tuple(each for each in fit.runner_ups if _may_be_faster(each, best))
-    return replace(fit, ties=ties)
-
-
-def _may_be_faster(candidate: Candidate, best: Candidate) -> bool:
-    """Return whether a slower candidate is within the error, unless all it does is to recompute more activations."""
-    own, others = (_without_checkpointing(each.workload) for each in (candidate, best))
-    if own == others and _checkpointed_layers(candidate.workload) > _checkpointed_layers(best.workload):
-        return False
-    return candidate.step_seconds / best.step_seconds <= tie_factor(candidate, best)
-
-
-def _without_checkpointing(workload: Mapping[str, Any]) -> dict[str, Any]:
-    train = dict(workload.get("train", {}))
-    for name in ("gradient_checkpointing", "gradient_checkpointing_every"):
-        train.pop(name, None)
-    return {**workload, "train": train}
-
-
-def _checkpointed_layers(workload: Mapping[str, Any]) -> float:
-    """Return the share of layers that recompute their activations."""
-    train = workload.get("train", {})
-    return 1 / int(train.get("gradient_checkpointing_every", 1)) if train.get("gradient_checkpointing") else 0.0
-
-
-def tie_factor(first: Candidate, second: Candidate) -> float:
-    """Return the factor by which two predicted times differ at most while either may be the shorter one.
-
-    The intervals are of ratios of measured to predicted step times on one machine (``catalog/ratio_intervals.yaml``).
-    """
-    calibrated = "calibrated" if all(_is_calibrated(each) for each in (first, second)) else "uncalibrated"
-    hosts = [_is_host_bound(_time(first)), _is_host_bound(_time(second))]
-    kind = "host" if all(hosts) else "mixed" if any(hosts) else "gpu"
-    low, high = read_yaml("ratio_intervals.yaml")[calibrated][kind]
-    return math.sqrt(high / low)
-
-
-def _is_host_bound(time: Time) -> bool:
-    return time.host_seconds > HOST_BOUND_SHARE * time.gpu_seconds
-
-
-def _is_calibrated(outcome: Candidate) -> bool:
-    time = _time(outcome)
-    low, high = time.interval_seconds
-    widest = read_yaml("intervals.yaml")["uncalibrated"]["host" if time.bound_by == "host" else "gpu"]
-    return bool(high / low < 0.999 * widest[1] / widest[0])
 
 
 def outcome_of_search(exploration: Exploration, options: SearchOptions) -> Fit:

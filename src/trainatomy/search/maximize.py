@@ -18,7 +18,7 @@ from trainatomy.results.prediction import GPUSummary, Prediction
 from trainatomy.search.axes import axes_of, divisors
 from trainatomy.search.axis import Axis, Option
 from trainatomy.search.explore import Executor, Observer
-from trainatomy.search.fitting import SearchOptions, check, effective_batch_size, samples_per_rank, usable_bytes
+from trainatomy.search.options import SearchOptions, check, effective_batch_size, samples_per_rank, usable_bytes
 from trainatomy.workload.contradictions import MAX_BATCH_ELEMENTS
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
 from trainatomy.workload.global_batch import effective_batch_size_of

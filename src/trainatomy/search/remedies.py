@@ -10,8 +10,9 @@ from trainatomy.catalog.gpus import GPU, gpus
 from trainatomy.results.fit import Change, Remedy, Shortage
 from trainatomy.search.estimates import Outcome
 from trainatomy.search.explore import RESCUES, Executor, Exploration, Observer
-from trainatomy.search.fitting import SearchOptions, alternatives, candidate_of, space_of, usable_bytes
+from trainatomy.search.fitting import alternatives, candidate_of
 from trainatomy.search.more_gpus import more_gpus
+from trainatomy.search.options import SearchOptions, space_of, usable_bytes
 from trainatomy.search.space import Point, Space
 from trainatomy.workload.schema import Workload
 

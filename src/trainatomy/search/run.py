@@ -8,8 +8,9 @@ from trainatomy.errors import WorkloadError
 from trainatomy.results.fit import Fit, Goal
 from trainatomy.search.explore import Executor, Observer
 from trainatomy.search.fewer_gpus import search_counts_of_gpus
-from trainatomy.search.fitting import SearchOptions, search
+from trainatomy.search.fitting import search
 from trainatomy.search.maximize import GOALS, maximize
+from trainatomy.search.options import SearchOptions
 from trainatomy.search.remedies import remedied, smallest_point
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.schema import Workload
