@@ -173,10 +173,7 @@ def compare(
     if gpus is not None:
         flags.pop("gpu", None)
         refuse_together({"several GPUs or --price": True, "--measure": measure, "--sweep": bool(sweep)})
-    workloads = sweep_workloads(several_workloads(files, flags, today=measure), sweep or ())
-    if effective_batch_size is not None:
-        workloads = with_effective_batch_size(workloads, effective_batch_size)
-    note_many_steps(workloads)
+    workloads = _rows(several_workloads(files, flags, today=measure), sweep or (), effective_batch_size)
     predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
     run_options = RunOptions(
         repeat=repeat,
@@ -199,12 +196,34 @@ def compare(
         _measure(workloads, predict_options, run_options, charts, where, records=records, json=json, debug=debug)
         return
     _refuse_run_options(run_options)
-    hidden = skip_unused_imports(workloads, trust_remote_code=trust_remote_code)
+    _predict(workloads, predict_options, charts, where, json=json, debug=debug)
+
+
+def _rows(workloads: Sequence[Workload], sweeps: Sequence[str], effective_batch_size: int | None) -> Sequence[Workload]:
+    """Return the trainings to compare: every value of every sweep, with one effective batch size if it is given."""
+    rows = sweep_workloads(workloads, sweeps)
+    if effective_batch_size is not None:
+        rows = with_effective_batch_size(rows, effective_batch_size)
+    note_many_steps(rows)
+    return rows
+
+
+def _predict(
+    workloads: Sequence[Workload],
+    options: PredictOptions,
+    charts: Charts,
+    where: _Where,
+    *,
+    json: bool,
+    debug: bool,
+) -> None:
+    """Predict and show a comparison."""
+    hidden = skip_unused_imports(workloads, trust_remote_code=options.trust_remote_code)
     with quiet_libraries(debug=debug), progress(f"simulating {many(len(workloads), 'training')}"):
         from trainatomy import api
 
         with hidden_in_workers(hidden):
-            comparison = api.predict_comparison(workloads, predict_options, **where)
+            comparison = api.predict_comparison(workloads, options, **where)
     _show(comparison, json=json)
     _note_falling_memory(comparison)
     charts.write(comparison)

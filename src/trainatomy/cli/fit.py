@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from trainatomy.cli.options import (
     CalibrationFile,
@@ -121,6 +121,33 @@ ScriptFlags = Annotated[
 ]
 
 
+class _Outputs(NamedTuple):
+    """Where the outcome of a search goes: charts, a report that may be opened, a workload file, and JSON or text."""
+
+    plots: tuple[Path, ...]
+    page: Path | None
+    is_opened: bool
+    workload_file: Path | None
+    json: bool
+
+    def write(self, found: Found) -> None:
+        """Write the files, and print the outcome."""
+        write_report(self.page, found, is_opened=self.is_opened)
+        if self.json:
+            show_json(to_json(found))
+        else:
+            show(_page(found))
+        for plot in self.plots:
+            draw_into(plot, found)
+        if self.workload_file is None:
+            return
+        if isinstance(found, Fit) and found.best is not None:
+            self.workload_file.write_text(workload_yaml(found.best), encoding="utf-8")
+            note(f"best settings written to {self.workload_file}")
+        else:
+            note(f"nothing written to {self.workload_file}: there are no best settings")
+
+
 @with_workload_options
 def fit(
     file: File = None,
@@ -160,7 +187,7 @@ def fit(
 
         fit_script(script, flag or (), flags.get("gpu"), json=json, check=check)
         return
-    plots, page = check_plots(plot or ()), check_report(html, open_report)
+    outputs = _Outputs(check_plots(plot or ()), check_report(html, open_report), open_report, output, json)
     gpus = several_gpus(flags, price)
     _refuse_contradictions(
         {
@@ -193,12 +220,7 @@ def fit(
         found = _search(request, maximize, gpus, prices(price), why_oom=why_oom)
     if measure and isinstance(found, Fit):
         found = _measure(found, measure, records, predict_options, debug=debug)
-    write_report(page, found, is_opened=open_report)
-    if json:
-        show_json(to_json(found))
-    else:
-        show(_page(found))
-    _write(found, plots, output)
+    outputs.write(found)
     if found.interrupted:
         raise KeyboardInterrupt
     if check and not _fits(found):
@@ -258,16 +280,3 @@ def _fits(found: Found) -> bool:
     if isinstance(found, FitAcross):
         return any(option.fit.best for option in found.options)
     return found.missing_bytes <= 0
-
-
-def _write(found: Found, plots: Sequence[Path], output: Path | None) -> None:
-    """Write charts, and the best settings as a workload file."""
-    for plot in plots:
-        draw_into(plot, found)
-    if output is None:
-        return
-    if isinstance(found, Fit) and found.best is not None:
-        output.write_text(workload_yaml(found.best), encoding="utf-8")
-        note(f"best settings written to {output}")
-    else:
-        note(f"nothing written to {output}: there are no best settings")
