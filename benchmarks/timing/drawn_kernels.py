@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections import Counter, defaultdict
@@ -34,7 +35,16 @@ from trainatomy.timing.cost_model import cost_model_of, kernel_cost  # noqa: E40
 
 FIT, HELD_OUT = "fit", "held out"
 FEWEST = 3
-ALWAYS = ("convolution.", "normalisation.native_batch_norm", "normalisation.native_group_norm", "recurrent.")
+ALWAYS = (
+    "bitsandbytes.",
+    "convolution.",
+    "normalisation.native_batch_norm",
+    "normalisation.native_group_norm",
+    "pooling.",
+    "recurrent.",
+    "resampling",
+    "table.embedding",
+)
 """Families that get all points, because a calibration has few kinds of them."""
 _WRAPPERS = ("gemm_4bit", "gemv_4bit", "int8_scaled_mm", "int8_mixed_scaled_mm")
 WRAPPED = tuple(f"bitsandbytes::{name}(" for name in _WRAPPERS)
@@ -148,33 +158,40 @@ def compare(points: list[dict[str, Any]], gpu_id: str, by: str, worst: int) -> N
         print(f"{error:+7.1%} {real:9.1f} µs {text[:200]}")
 
 
-def add(points: list[dict[str, Any]], path: Path, source: Path) -> None:
+def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> None:
     """Add points to be used to a calibration: those of families that it has fewer than three of, or of ``ALWAYS``.
 
-    Families that it knows well keep their points: cases of other kinds draw few shapes of theirs.
+    Families that it knows well keep their points: cases of other kinds draw few shapes of theirs.  ``only`` is a
+    pattern of families.  Steps of an optimizer that differ in their number alone are added once.
     """
     from trainatomy.catalog.calibrations import load
     from trainatomy.measurement.calibration.calibrate import write
 
     content = json.loads(path.read_text(encoding="utf-8"))
     kernels = content["sections"]["kernels"]
-    known = {(point["call"], point.get("tf32", False)) for point in kernels["points"]}
+    known = {(_without_step(point["call"]), point.get("tf32", False)) for point in kernels["points"]}
     calibration = load(path)
     chip = cost_model_of(calibration.known_gpu).chip
     counts = Counter(kernel_work(point.call, chip).family for point in calibration.points)
     new = []
     for point in points:
         family = _family(point, chip)
-        if point["split"] != FIT or family is None or (point["call"], point.get("tf32", False)) in known:
+        key = (_without_step(point["call"]), point.get("tf32", False))
+        if point["split"] != FIT or family is None or key in known or not re.match(only, family):
             continue
         if counts[family] < FEWEST or family.startswith(ALWAYS):
-            new.append({key: value for key, value in point.items() if key not in ("split", "names")})
+            known.add(key)
+            new.append({name: value for name, value in point.items() if name not in ("split", "names")})
     kernels["points"] += new
     lines = (json.loads(line) for line in source.read_text(encoding="utf-8").splitlines())
     measured: dict[str, Any] = next((line["environment"] for line in lines if "environment" in line), {})
     kernels["added"] = [*kernels.get("added", []), {"points": len(new), "environment": measured}]
     write(content, path)
     print(f"{len(new)} points added")
+
+
+def _without_step(call: str) -> str:
+    return re.sub(r";step=\d+", "", call)
 
 
 def _family(point: dict[str, Any], chip: Chip) -> str | None:
@@ -203,6 +220,7 @@ def main() -> int:
     adding = commands.add_parser("add")
     adding.add_argument("file", type=Path)
     adding.add_argument("calibration", type=Path)
+    adding.add_argument("--only", default="", help="pattern of the families to add, as in the answer of compare")
     options = parser.parse_args()
     if options.command == "measure":
         measure(options.out, options.time_limit)
@@ -210,7 +228,7 @@ def main() -> int:
         chosen = [point for point in read(options.file) if point["split"] == options.split]
         compare(chosen, options.gpu, options.by, options.worst)
     else:
-        add(read(options.file), options.calibration, options.file)
+        add(read(options.file), options.calibration, options.file, options.only)
     return 0
 
 

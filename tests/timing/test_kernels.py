@@ -97,7 +97,7 @@ def test_views_and_cpu_operations_cost_the_gpu_nothing():
         "aten::add(hf32[8],hf32[8])->hf32[8]",
         "aten::_foreach_add_(hf32[]*300!)->#300",
     ):
-        assert kernel_cost(from_text(text), H200) == (0.0, 0.0, 0.0, 0), text
+        assert kernel_cost(from_text(text), H200) == KernelCost(0.0, 0.0, 0.0, 0), text
 
 
 def test_slow_copies_by_type_and_layout():
@@ -205,7 +205,7 @@ def test_8_bit_optimizers_cost_more_than_their_traffic():
     text = f"bitsandbytes::optimizer_update_8bit_blockwise(f32{shape},f32{shape}!,{state})->"
     work = kernel_work(from_text(text), H200.chip)
     assert work.bytes == pytest.approx(4096**2 * (4 + 2 * 4 + 2 * 2), rel=0.01)
-    assert 1.5 < work.seconds / (work.bytes / H200.chip.bandwidth) < 6
+    assert 6 < work.seconds / (work.bytes / H200.chip.bandwidth) < 8  # an H200: 6.7 times for 48 million numbers
     assert general_rule_only([from_text(text)]) == frozenset()
 
 
@@ -223,7 +223,8 @@ def test_recurrent_layers_run_their_steps_in_sequence():
     assert one.flop == 2 * 50 * 8 * 2048 * (256 + 512)
     assert layer(100, 8).seconds == pytest.approx(2 * one.seconds, rel=0.1)
     assert layer(50, 16).seconds < 1.2 * one.seconds
-    assert layer(50, 8, directions=2).seconds < 1.3 * one.seconds
+    both = layer(50, 8, directions=2)
+    assert both.seconds == pytest.approx(2 * one.seconds) and both.seconds / both.at_once < 1.3 * one.seconds
 
 
 def test_sums_over_rows_depend_on_rows_not_columns():
@@ -242,7 +243,13 @@ def test_expanded_indices_and_losses_per_position():
     assert whole.bytes - expanded.bytes == 8 * 4096 * 63
     flat = kernel_work(from_text("aten::nll_loss_forward(f32[4096,8],i64[4096])->f32[],f32[]"), chip)
     image = kernel_work(from_text("aten::nll_loss2d_forward(f32[4,8,32,32],i64[4,32,32])->f32[],f32[]"), chip)
-    assert image.seconds == flat.seconds
+    assert image.bytes == 4096 * 72 and image.family != flat.family
+
+
+def test_losses_of_images_run_in_many_blocks():
+    image = seconds("aten::nll_loss2d_forward(f32[16,21,256,256],i64[16,256,256])->f32[],f32[]")
+    rows = seconds("aten::nll_loss_forward(f32[1048576,21],i64[1048576])->f32[],f32[]")
+    assert image < rows / 50  # one block of threads takes 14 ms for these rows; an H200 took 79 us for 1.1 million places
 
 
 def test_a_copy_to_the_gpu_moves_each_value_once():
@@ -263,5 +270,5 @@ def test_embedding_bags_read_rows_and_sort_indices():
     summed, greatest = (
         kernel_work(from_text(f"aten::_embedding_bag_backward{backward}{mode}"), H200.chip) for mode in (0, 2)
     )
-    assert summed.family == "table.embedding_backward.sorted"
+    assert summed.family == "table.embedding_backward.sorted.bags"
     assert summed.launches > 10 * greatest.launches

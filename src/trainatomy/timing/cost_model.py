@@ -48,12 +48,14 @@ class KernelCost(NamedTuple):
         flop_seconds: Its arithmetic at the GPU's peak rate.
         bytes_seconds: Its memory traffic at the GPU's bandwidth; the larger of the two says what bounds the call.
         launches: Number of kernels.
+        at_once: Kernels that run at a time on average, on streams of a library's own (cuDNN's recurrent layers).
     """
 
     seconds: float
     flop_seconds: float
     bytes_seconds: float
     launches: int
+    at_once: float = 1.0
 
 
 class EfficiencyPoint(NamedTuple):
@@ -97,7 +99,7 @@ class CostModel:
 
     def busy_seconds(self, cost: KernelCost) -> float:
         """Return how long a call occupies its stream when other work is queued: its kernels and the gaps after them."""
-        return cost.seconds + cost.launches * self.gap_seconds
+        return (cost.seconds + cost.launches * self.gap_seconds) / cost.at_once
 
     def launches(self, work: KernelWork) -> int:
         """Return the number of kernels, if possible as measured at the nearest calibration point of the family."""
@@ -157,7 +159,7 @@ def _compute_cost(work: KernelWork, cost_model: CostModel) -> KernelCost:
     chip = cost_model.chip
     flop, traffic = work.flop / chip.rate(work.rate), work.bytes / chip.bandwidth
     seconds = cost_model.physical_seconds(work) * cost_model.efficiency(work)
-    return KernelCost(seconds, flop, traffic, cost_model.launches(work))
+    return KernelCost(seconds, flop, traffic, cost_model.launches(work), work.at_once)
 
 
 def precision_of(call: Call, chip: Chip) -> str:

@@ -8,7 +8,7 @@ limit. The traffic alone would be a third of the time.
 
 Sources: csrc/kernels.cu of bitsandbytes 0.45 to 0.50 (``kOptimizerStatic8bit2StateBlockwise``, ``quantize_2D``);
 latencies: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture"
-(arXiv 2402.13499).  Not timed on a GPU.
+(arXiv 2402.13499).  Measured: random sizes on an H200 (benchmarks/timing/records/kernels-h200.jsonl.gz).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Call
 
 _BLOCK = 256
-_BLOCKS_HELD = 4
-"""Resident blocks of 256 threads at 64 registers each; the launch bounds promise 3 at least."""
+_BLOCKS_HELD = 2
+"""Blocks of 256 threads that a multiprocessor has in progress: measured times on an H200 are those of two."""
 _MEMORY_CYCLES, _SHARED_CYCLES, _REDUCTION_CYCLES = 600, 30, 150
-_SERIAL_READS = 3
-"""Reads of memory that wait for each other: states and gradient, the parameter, the loads behind a barrier."""
+_SERIAL_READS = 1
+"""Reads of memory that wait for each other besides that of each state: of gradient and parameter."""
 _BISECTIONS = 6
 """Steps of the search in the code book in shared memory; the first two are kept in registers."""
 _CLOCK_HZ = 1.7e9
@@ -82,7 +82,7 @@ def update_8bit(call: Call, chip: Chip) -> KernelWork:
     if gradient.on_host or not gradient.elements:
         return NOTHING
     states = max(sum(tensor.dtype == "uint8" for tensor in call.inputs), 1)
-    cycles_of_state = 2 * _BISECTIONS * _SHARED_CYCLES + _REDUCTION_CYCLES
+    cycles_of_state = _MEMORY_CYCLES + 2 * _BISECTIONS * _SHARED_CYCLES + _REDUCTION_CYCLES
     cycles = _SERIAL_READS * _MEMORY_CYCLES + states * cycles_of_state
     rounds = ceil(ceil(gradient.elements / _BLOCK) / (chip.multiprocessors * _BLOCKS_HELD))
     moved = traffic(call).bytes
@@ -92,5 +92,6 @@ def update_8bit(call: Call, chip: Chip) -> KernelWork:
 
 
 def update_32bit(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of an update with 32-bit states: an elementwise kernel."""
-    return memory_bound("traffic.plain.32.bitsandbytes", chip, call) if traffic(call).bytes else NOTHING
+    """Return the work of an update with 32-bit states: a kernel that moves data, though not as fast as others."""
+    width = 8 * call.inputs[0].itemsize if call.inputs else 32
+    return memory_bound(f"bitsandbytes.32.{width}", chip, call) if traffic(call).bytes else NOTHING

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from math import ceil, log2
+from math import ceil, expm1, hypot, log2
+from typing import Any
 
+from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.elementwise import memory_bound
 from trainatomy.operators.cost.kernel import (
     NOTHING,
@@ -20,48 +22,86 @@ from trainatomy.results.operations import Call
 
 _SMALL_EMBEDDING = 3072
 """Up to so many tokens, embedding's backward is one kernel without a sort (aten/src/ATen/native/cuda/Embedding.cu)."""
-_SAME_ROW_SECONDS = 6.3e-8
-"""Time per token in that kernel, which adds tokens of the same row one after the other; measured on an H200 in a BERT,
-where all tokens share a table of two token types."""
-_SORTED = "table.embedding_backward.sorted"
+_SAME_ROW_SECONDS = 3.6e-8
+"""Further time per token in that kernel, which adds tokens of the same row one after the other; measured on an H200 in
+a BERT, where all tokens share a table of two token types."""
+_IMAGE_BYTES = 72.0
+"""Traffic of a place of an image: its class, and the sectors that hold its score, which neighbours of another class do
+not share."""
 _SECTOR_BYTES = 64
 """Traffic of writing one element of a row."""
 
 
 def embedding(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of reading as many rows as are written."""
+    """Return the work of reading as many rows as are written, a block of threads for each."""
     indices = call.inputs[-1]
     repeated = indices.bytes - in_memory(indices)
-    return memory_bound(
-        "table.embedding", chip, call, passes=(("broadcast indices", repeated),) if repeated else ()
-    )  # fmt: skip
+    work = memory_bound("table.embedding", chip, call, passes=(("broadcast indices", repeated),) if repeated else ())
+    reach = efficiency_of(work.family)
+    moving = reach.kernel_seconds + work.bytes / (chip.bandwidth * reach.share)
+    rows = indices.elements * float(_form()["row_seconds"]) / chip.multiprocessors
+    return work._replace(seconds=max(moving, 1.2e-6 + rows))
 
 
 def embedding_backward(call: Call, chip: Chip) -> KernelWork:
     """Return the work of zeros for the whole table and rows added, with a sort of the tokens where there are many."""
     gradient, ids = call.inputs[:2]
-    sort = ids.elements > _SMALL_EMBEDDING
+    if ids.elements > _SMALL_EMBEDDING:
+        return _sorted_rows(call, chip, ids.elements, "")
     moved = call.outputs[0].bytes + 2 * gradient.bytes
     passes = passes_to(call, moved, "rows added to the table, without the indices")
-    family = f"table.embedding_backward.{'sorted' if sort else 'direct'}"
+    family = "table.embedding_backward.direct"
     rows = max(call.outputs[0].shape[0], 1)
     features = (log2(max(ids.elements, 1)), log2(rows) / 2)
-    work = memory_bound(family, chip, call, *features, launches=31 if sort else 2, passes=passes)
-    if sort:
-        return work
+    work = memory_bound(family, chip, call, *features, launches=2, passes=passes)
     efficiency = efficiency_of(family)
-    one_by_one = ids.elements * _SAME_ROW_SECONDS * min(1.0, 2 / rows)
+    in_turn = ids.elements * (float(_form()["token_seconds"]) + _SAME_ROW_SECONDS * min(1.0, 2 / rows))
     moving = moved / (chip.bandwidth * efficiency.share)
-    return work._replace(seconds=efficiency.kernel_seconds + moving + one_by_one)
+    return work._replace(seconds=efficiency.kernel_seconds + moving + in_turn)
+
+
+def _form() -> dict[str, Any]:
+    form: dict[str, Any] = read_yaml("efficiency.yaml")["embedding"]
+    return form
+
+
+def _sorted_rows(call: Call, chip: Chip, tokens: int, bags: str) -> KernelWork:
+    """Return the work of sorting tokens and adding a gradient for each of them to the table.
+
+    Tokens of the same row are added by the same threads, so that distinct rows bound it: as many as random tokens hit.
+    """
+    form, table = _form(), call.outputs[0]
+    entries, width = max(table.shape[0], 1), table.shape[-1]
+    moved = table.bytes + 2 * tokens * width * table.itemsize
+    passes = passes_to(call, moved, "zeros of the table, and a row for each index")
+    one_tile = tokens <= form["one_tile"]
+    hit = entries * -expm1(-tokens / entries)
+    adding = hit * ceil(width / 128) * form["segment_seconds"] / chip.multiprocessors
+    sorting = form["one_tile_seconds"] if one_tile else form["sort_seconds"] + tokens * form["sorted_token_seconds"]
+    filling = 2e-6 + table.bytes / (chip.bandwidth * 0.9)
+    reading = 2 * tokens * width * table.itemsize / (chip.bandwidth * 0.9)
+    seconds = sorting + filling + max(adding, reading)
+    family = f"table.embedding_backward.{'tile' if one_tile else 'sorted'}{bags}"
+    features = (log2(max(tokens, 1)), log2(entries) / 2, log2(width) / 2)
+    launches = 12 if one_tile else 31
+    return KernelWork(family, features, bytes=moved, launches=launches, seconds=seconds, passes=passes)
 
 
 def embedding_bag(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of reading a row for each index, adding those of a bag, and noting each index's bag."""
+    """Return the work of reading a row for each index and adding those of a bag one after the other.
+
+    A warp adds 32 numbers of a bag's result (aten/src/ATen/native/cuda/EmbeddingBag.cu).
+    """
     table, ids = call.inputs[:2]
-    width = table.shape[1] * table.itemsize
+    form, width = _form(), table.shape[1] * table.itemsize
     moved = ids.elements * width + 2 * ids.bytes + call.outputs[0].bytes
     passes = passes_to(call, moved, "rows that are picked instead of the whole table")
-    return memory_bound("table.embedding_bag", chip, call, log2(max(width, 1)) / 2, launches=2, passes=passes)
+    parts, bags = ceil(table.shape[1] / 32), max(call.outputs[0].shape[0], 1)
+    working = parts * (bags * form["bag_seconds"] + ids.elements * form["read_seconds"]) / chip.multiprocessors
+    in_turn = ids.elements / bags * form["waiting_seconds"]
+    seconds = 1.7e-6 + hypot(working, in_turn)
+    features = (log2(max(moved, 1) / chip.l2_bytes), log2(max(width, 1)) / 2, log2(max(ids.elements / bags, 1)))
+    return KernelWork("table.embedding_bag", features, bytes=moved, launches=1, seconds=seconds, passes=passes)
 
 
 def embedding_bag_backward(call: Call, chip: Chip) -> KernelWork:
@@ -74,10 +114,7 @@ def embedding_bag_backward(call: Call, chip: Chip) -> KernelWork:
     if number(call, "mode", "0") == "2":
         passes = passes_to(call, table.bytes + 2 * gradient.bytes, "rows added to the table")
         return memory_bound("table.embedding_bag_backward", chip, call, launches=2, passes=passes)
-    moved = table.bytes + 2 * ids.elements * table.shape[1] * table.itemsize
-    passes = passes_to(call, moved, "zeros of the table, and a row for each index")
-    features = (log2(max(ids.elements, 1)), log2(max(table.shape[0], 1)) / 2)
-    return memory_bound(_SORTED, chip, call, *features, launches=31, passes=passes)
+    return _sorted_rows(call, chip, ids.elements, ".bags")
 
 
 def gathered(call: Call, chip: Chip) -> KernelWork:
@@ -114,11 +151,17 @@ def part_of_zeros(call: Call, chip: Chip) -> KernelWork:
 
 
 def negative_log_likelihood(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of the loss: one block of threads over the rows; backward fills and writes one number a row."""
+    """Return the work of the loss: one block of threads over the rows; backward fills and writes one number a row.
+
+    Of images it is many blocks (aten/src/ATen/native/cuda/NLLLoss2d.cu), which traffic bounds.
+    """
     rows = max(call.inputs[2 if "backward" in call.name else 1].elements, 1)  # a target for each, of pixels too
     if "backward" in call.name:
         passes = passes_to(call, call.outputs[0].bytes + rows * _SECTOR_BYTES, "a memory sector for each row")
         return memory_bound("table.nll_loss_backward", chip, call, launches=2, passes=passes)
+    if "2d" in call.name:
+        passes = passes_to(call, rows * _IMAGE_BYTES, "a memory sector for each place")
+        return memory_bound("table.nll_loss2d_forward", chip, call, passes=passes)
     moved = rows * 40.0
     passes = passes_to(call, moved, "a memory sector for each row")
     seconds = 3e-6 + rows * 1.2e-8

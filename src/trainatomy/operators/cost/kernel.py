@@ -64,6 +64,7 @@ class KernelWork(NamedTuple):
             at the GPU's bandwidth; 0 where these two and the kernels' floor say it all.
         passes: what ``bytes`` has beyond the compulsory traffic, by name; negative where a kernel's cost leaves
             something out.
+        at_once: kernels that run at a time on average, where a library spreads them over streams of its own.
     """
 
     family: str
@@ -74,6 +75,7 @@ class KernelWork(NamedTuple):
     launches: int = 1
     seconds: float = 0.0
     passes: Passes = ()
+    at_once: float = 1.0
 
 
 NOTHING = KernelWork("nothing", launches=0)

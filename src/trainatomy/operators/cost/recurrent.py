@@ -8,7 +8,9 @@ products over all steps.
 
 Sources: Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs" (arXiv 1604.01946), which is
 how cuDNN's standard algorithm works; aten/src/ATen/native/cudnn/RNN.cpp chooses that one by default
-(persistent kernels only for one layer in fp16).  No recurrent layer was timed to write this.
+(persistent kernels only for one layer in fp16).  Kernels of three networks on an H200 (LSTM and GRU, fp32 and fp16), by
+the profiler: directions and layers run on streams of cuDNN's own, and the product of a time step does not split its
+depth, so that it takes as long as one multiprocessor needs for the depth.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, p
 from trainatomy.operators.cost.matmul import product
 from trainatomy.results.operations import Array, Call
 
-_GATES_SECONDS = 2.0e-6
-"""Duration of a small elementwise kernel between two products, with the gap behind it."""
+_GATES_SECONDS = {False: 2.4e-6, True: 4.2e-6}
+"""Duration of the elementwise kernels between two products, forward and backward (the gates, the bias, a fill)."""
+_STEP_SECONDS = 2.0e-6
+_DEPTH_SECONDS = {"half": 1.7e-9, "tf32": 5.6e-9, "misaligned": 1.5e-8, "fp32": 1.5e-8}
+"""Time of a step's product for each number of its depth; that of fp32 without TF32 is assumed."""
 
 
 def recurrent(call: Call, chip: Chip) -> KernelWork:
@@ -40,16 +45,25 @@ def recurrent(call: Call, chip: Chip) -> KernelWork:
     parallel = sum(_parallel_seconds(chip, pair, steps * batch, backward) for pair in pairs)
     gates = pairs[0][1].shape[0]
     columns, depth = (hidden, gates) if backward else (gates, hidden)
-    step = _product_seconds(chip, data, batch, columns, depth)
+    step = _step_seconds(chip, data, batch, columns, depth, hidden) + _GATES_SECONDS[backward]
     serial_steps = steps * layers if directions == 2 else steps + layers - 1
     flop = 2.0 * steps * batch * sum(w.elements for pair in pairs for w in pair) * (2 if backward else 1)
     moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) + steps * sum(pair[1].bytes for pair in pairs)
     launches = 2 * steps * len(pairs) + 3 * len(pairs)
-    seconds = parallel + serial_steps * (step + _GATES_SECONDS)
+    seconds, waited = parallel + steps * len(pairs) * step, parallel + serial_steps * step
     features = (log2(max(steps, 1)), log2(max(batch, 1)), log2(max(hidden, 1)))
     family = f"recurrent.{'backward' if backward else 'forward'}"
     passes = passes_to(call, moved, "hidden weights read at each time step")
-    return KernelWork(family, features, flop, chip.precision(data.dtype), moved, launches, seconds, passes)
+    rate, at_once = chip.precision(data.dtype), max(seconds / waited, 1.0)
+    return KernelWork(family, features, flop, rate, moved, launches, seconds, passes, at_once)
+
+
+def _step_seconds(chip: Chip, data: Array, batch: int, columns: int, depth: int, hidden: int) -> float:
+    """Return the time of one step's product, which one multiprocessor computes for each tile."""
+    kind = _kind(chip, data)
+    if kind == "tf32" and hidden % 4:  # rows that do not begin at multiples of 16 bytes
+        kind = "misaligned"
+    return max(_product_seconds(chip, data, batch, columns, depth), _STEP_SECONDS + depth * _DEPTH_SECONDS[kind])
 
 
 def _parallel_seconds(chip: Chip, pair: tuple[Array, Array], rows: int, backward: bool) -> float:
@@ -65,5 +79,8 @@ def _parallel_seconds(chip: Chip, pair: tuple[Array, Array], rows: int, backward
 
 
 def _product_seconds(chip: Chip, like: Array, m: int, n: int, k: int) -> float:
-    kind = "half" if like.dtype in HALVES else "tf32" if chip.precision(like.dtype) == "tf32" else "fp32"
-    return product(chip, kind, like.dtype, "nn", 1, m, n, k, "plain").seconds
+    return product(chip, _kind(chip, like), like.dtype, "nn", 1, m, n, k, "plain").seconds
+
+
+def _kind(chip: Chip, like: Array) -> str:
+    return "half" if like.dtype in HALVES else "tf32" if chip.precision(like.dtype) == "tf32" else "fp32"

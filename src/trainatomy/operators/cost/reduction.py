@@ -11,6 +11,7 @@ from trainatomy.operators.cost.kernel import (
     Chip,
     KernelWork,
     Passes,
+    efficiency_of,
     largest,
     name_of,
     number,
@@ -20,6 +21,10 @@ from trainatomy.operators.cost.kernel import (
 from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Array, Call
 
+_ROW_SECONDS = 2.3e-7
+"""Time of a multiprocessor for a row of layer norm, which is a block of 128 threads however short it is
+(aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``vectorized_layer_norm_kernel``): 0.9 million rows of 96 to 768
+numbers of a Swin transformer on an H200, by the profiler."""
 _WARP_ROW = 1024
 """Softmax keeps rows up to this long in the registers of a warp (aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""
 
@@ -70,7 +75,12 @@ def normalisation(call: Call, chip: Chip) -> KernelWork:
             launches += len(copied)
     length = f".{'long' if width > _WARP_ROW else 'short'}" if "softmax" in short else ""
     family = f"normalisation.{short}.{source.itemsize * 8}{length}"
-    return memory_bound(family, chip, call, log2(max(width, 1)) / 2, launches=launches, passes=passes)
+    work = memory_bound(family, chip, call, log2(max(width, 1)) / 2, launches=launches, passes=passes)
+    by_rows = source.elements / max(width, 1) * _ROW_SECONDS / chip.multiprocessors
+    reach = efficiency_of(family)
+    if short == "native_layer_norm" and by_rows > work.bytes / (chip.bandwidth * reach.share):
+        return work._replace(family="rows.native_layer_norm", seconds=1.5e-6 + by_rows)
+    return work
 
 
 def _further_passes(call: Call, short: str) -> tuple[Passes, int]:

@@ -1,34 +1,77 @@
-"""Bilinear and bicubic interpolation of images in channels-first order.
+"""Interpolation of images and volumes, whose kernels repeat far from their memory traffic.
 
-A thread computes one pixel of the result for all images and channels, one plane after the other.  Small images of many
-channels thus leave most of the GPU idle and wait for memory once for each plane.  Images in channels-last order have a
-thread for each number.
+Channels-first order: a thread computes one place of the result for all images and channels, one plane after the other;
+small images of many channels leave most of the GPU idle and wait for memory once for each plane.  In channels-last
+order, which cubic interpolation has no kernel for, and for nearest neighbours, a thread computes one number, and its
+index arithmetic bounds it.
 
-Source: aten/src/ATen/native/cuda/UpSampleBilinear2d.cu (``upsample_bilinear2d_out_frame``).
+The gradient adds to the places that each number was read from, by atomic additions.  In 16 bits those of the same place
+wait for each other, so that a number of the gradient takes longer the more of them share a place; cubic interpolation
+compares and swaps instead, sixteen times one after the other.  Nearest neighbours are gathered, image after image.
+
+Sources: aten/src/ATen/native/cuda/UpSampleBilinear2d.cu, UpSampleBicubic2d.cu, UpSampleTrilinear3d.cu,
+UpSampleNearest2d.cu.  Constants: ``catalog/efficiency.yaml``.
 """
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import log2, prod
+from typing import Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.elementwise import pointwise
-from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
-from trainatomy.results.operations import Call
+from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of
+from trainatomy.operators.traffic import traffic
+from trainatomy.results.operations import Array, Call
 
 _THREADS = 2048
 """Threads that a multiprocessor holds."""
+_KINDS = {"bilinear2d": "linear", "trilinear3d": "volume", "bicubic2d": "cubic"}
 
 
 def interpolated(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of ``upsample_bilinear2d`` or ``upsample_bicubic2d`` [N, C, H, W]."""
-    work = pointwise(call, chip)
-    source = call.inputs[0]
-    if not work.launches or source.strides[1] == 1 or len(call.outputs) != 1:
-        return work
-    planes, pixels = prod(source.shape[:2]), prod(call.outputs[0].shape[2:])
-    turns = planes * ceil(pixels / (_THREADS * chip.multiprocessors))
-    efficiency = efficiency_of(work.family)
-    moving = efficiency.kernel_seconds + work.bytes / (chip.bandwidth * efficiency.share)
-    waiting = turns * float(read_yaml("efficiency.yaml")["resampling"]["plane_seconds"])
-    return work if waiting <= moving else work._replace(family="resampling", features=(), seconds=waiting)
+    """Return the work of ``upsample_*`` [N, C, places...] or of its backward."""
+    short, moved = name_of(call).removeprefix("upsample_"), traffic(call).bytes
+    backward = short.endswith("_backward")
+    if not moved or not call.outputs:
+        return NOTHING
+    mode = short.removesuffix("_backward")
+    kind = "nearest" if mode.startswith(("nearest", "_nearest")) else _KINDS.get(mode, "linear")
+    fine, coarse = (call.inputs[0], call.outputs[0]) if backward else (call.outputs[0], call.inputs[0])
+    last = kind in ("nearest", "linear") and len(fine.shape) == 4 and fine.strides[1] == 1
+    form: dict[str, Any] = read_yaml("efficiency.yaml")["resampling"]
+    moving = form["start_seconds"] * (2 if backward else 1) + moved / (chip.bandwidth * form["bandwidth"])
+    way = _gradient if backward else _result
+    seconds = max(way(kind, fine, coarse, last, chip, form), moving)
+    order = "last" if last else "first"
+    family = f"resampling.{kind}.{'backward' if backward else 'forward'}.{8 * fine.itemsize}.{order}"
+    features = (log2(max(moved, 1) / chip.l2_bytes), log2(max(prod(fine.shape[:2]), 1)) / 2)
+    launches = 2 if backward and kind != "nearest" else 1
+    return KernelWork(family, features, bytes=moved, launches=launches, seconds=seconds)
+
+
+def _result(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, form: dict[str, Any]) -> float:
+    """Return the time of the result: of each plane, or of each number."""
+    if kind == "nearest" or last:
+        each = form["index_seconds"]["nearest" if kind == "nearest" else "last"]
+        return float(fine.elements * each / chip.multiprocessors)
+    return _turns(fine, chip) * float(form["plane_seconds"][kind])
+
+
+def _gradient(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, form: dict[str, Any]) -> float:
+    """Return the time of the gradient: atomic additions, or gathers of nearest neighbours."""
+    half = fine.itemsize < 4
+    if kind == "nearest":
+        window = fine.elements / max(coarse.elements, 1)
+        threads = max(prod(coarse.shape[1:]) / (_THREADS * chip.multiprocessors), 1.0)
+        return float(coarse.shape[0] * threads * (form["gather_seconds"] + window * form["gather_read_seconds"]))
+    waiting = form["plane_backward_seconds"].get(kind, 0.0) if half else form["plane_seconds"][kind]
+    if kind != "linear":
+        return _turns(fine, chip) * float(waiting)
+    start, shared = form["atomic_seconds"]["last" if last else "half" if half else "single"]
+    sharing = fine.elements / max(coarse.elements, 1)
+    return float(fine.elements * (start + shared * sharing) / chip.multiprocessors)
+
+
+def _turns(fine: Array, chip: Chip) -> float:
+    """Return how many planes a thread goes through, times the rounds of threads."""
+    return prod(fine.shape[:2]) * max(prod(fine.shape[2:]) / (_THREADS * chip.multiprocessors), 1.0)

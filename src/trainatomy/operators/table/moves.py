@@ -80,21 +80,24 @@ SCATTERS = family(
 )
 
 MAX_POOLING = family(
-    Operator("", "elementwise", 0, "comparisons in a window", cost="elementwise:pointwise"),
+    Operator("", "elementwise", 0, "comparisons in a window", cost="pooling:pooled"),
     row("max_pool2d_with_indices max_pool2d_with_indices_backward"),
-    row("max_pool3d_with_indices adaptive_max_pool2d", cost=""),
+    row("max_pool3d_with_indices max_pool3d_with_indices_backward"),
+    row("adaptive_max_pool2d", cost=""),
 )
 
 AVERAGE_POOLING = family(
-    Operator("", "elementwise", 1, "additions in a window", cost="elementwise:pointwise"),
+    Operator("", "elementwise", 1, "additions in a window", cost="pooling:pooled"),
     row("avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward"),
-    row("avg_pool1d avg_pool3d adaptive_avg_pool1d", cost=""),
+    row("avg_pool3d avg_pool3d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward"),
+    row("avg_pool1d adaptive_avg_pool1d", cost=""),
 )
 
 RESAMPLING = family(
-    Operator("", cost="elementwise:pointwise"),
-    row("upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward"),
-    row("upsample_bilinear2d upsample_bicubic2d", cost="resampling:interpolated"),
+    Operator("", cost="resampling:interpolated"),
+    row("upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward"),
+    row("upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward"),
+    row("upsample_trilinear3d upsample_trilinear3d_backward"),
     row("cudnn_grid_sampler cudnn_affine_grid_generator", cost="", loads=CUDNN),
     row("cudnn_grid_sampler_backward cudnn_affine_grid_generator_backward", cost="", loads=("cudnn_backward",)),
 )

@@ -34,7 +34,7 @@ SOFTMAX = family(
 NORMS = family(
     Operator("", "normalisation", 7, _STANDARDISE, launch="normalisation", cost="reduction:normalisation"),
     row("native_layer_norm", allocates="normalisation:layer_norm"),
-    row("native_group_norm", allocates="normalisation:group_norm"),
+    row("native_group_norm", cost="group_norm:group_norm", allocates="normalisation:group_norm"),
     row("native_batch_norm", cost="batch_norm:batch_norm", allocates="normalisation:batch_norm"),
     row("cudnn_batch_norm", cost="batch_norm:batch_norm", allocates="normalisation:batch_norm", loads=CUDNN),
     row("_native_batch_norm_legit _batch_norm_with_update", cost=""),
@@ -53,7 +53,7 @@ NORM_GRADIENTS = family(
         allocates="normalisation:layer_norm_backward",
         meta="gradients:layer_norm_backward",
     ),
-    row("native_group_norm_backward", allocates="normalisation:group_norm_backward"),
+    row("native_group_norm_backward", cost="group_norm:group_norm", allocates="normalisation:group_norm_backward"),
     row(
         "native_batch_norm_backward",
         cost="batch_norm:batch_norm",

@@ -1,0 +1,47 @@
+"""Group norm: a block of threads for each group of an image, however large it is, then an elementwise kernel.
+
+One group over all channels thus keeps as few multiprocessors busy as there are images.  The gradient has a block for
+each channel of an image (a warp where the channel is small), three small kernels, and an elementwise one.
+
+Source: aten/src/ATen/native/cuda/group_norm_kernel.cu (``RowwiseMomentsCUDAKernel``,
+``ComputeInternalGradientsCUDAKernel``).  Constants: ``catalog/efficiency.yaml``.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import Any
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of, number, passes_to
+from trainatomy.results.operations import Call
+
+_WIDE = 512
+"""Numbers from which on a block has 512 threads instead of one warp."""
+_HELD = {"block": 4, "warp": 32}
+"""Blocks that a multiprocessor holds."""
+
+
+def group_norm(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of ``native_group_norm`` or its backward, [N, C, places...]."""
+    backward = name_of(call).endswith("backward")
+    x = call.inputs[1 if backward else 0]
+    if not x.elements or len(x.shape) < 2:
+        return NOTHING
+    form: dict[str, Any] = read_yaml("efficiency.yaml")["group_norm"]
+    images, channels = x.shape[:2]
+    blocks = images * (channels if backward else max(int(number(call, "group", "1")), 1))
+    length = x.elements / blocks
+    size = "block" if length >= _WIDE else "warp"
+    start, each = form["backward" if backward else "forward"][size]
+    rounds = max(blocks / (_HELD[size] * chip.multiprocessors), 1.0)
+    speed = chip.bandwidth * form["bandwidth"]
+    read = (2 if backward else 1) * x.bytes
+    statistics = max(rounds * (start + length * each), read / speed)
+    moved = 2 * read + x.bytes
+    kernels = form["kernel_seconds"] * (4 if backward else 2)
+    seconds = statistics + kernels + (read + x.bytes) / speed
+    family = f"normalisation.{name_of(call)}.{8 * x.itemsize}"
+    features = (log2(moved / chip.l2_bytes), log2(length) / 2, log2(blocks) / 2)
+    passes = passes_to(call, moved, "a second read, to normalise")
+    return KernelWork(family, features, bytes=moved, launches=5 if backward else 3, seconds=seconds, passes=passes)
