@@ -12,11 +12,11 @@ from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.operators.cost.lists import launches_of
 from trainatomy.results.operations import Call
 from trainatomy.timing.cost_model import (
+    KernelCost,
     KernelWork,
     chip_of,
     cost_model_of,
     general_rule_only,
-    KernelCost,
     kernel_cost,
     kernel_work,
     precision_of,
