@@ -8,6 +8,7 @@ import pytest
 from script_types import RunScript
 
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, WorkloadError
+from trainatomy.reporters.script_sentences import ending, script_sentences
 
 LOOP = """
 import torch
@@ -68,6 +69,25 @@ def test_a_failure_keeps_what_ran_and_names_the_line(run_script: RunScript) -> N
             MissingLibrary,
         ),
         ("\nname = input('name? ')\n", "train.py:2 asks for input (name?)", SimulationError),
+        ("import getpass\ngetpass.getpass('token ')\n", "train.py:2 asks for input (token)", SimulationError),
+        ("import sys\nfor line in sys.stdin: pass\n", "train.py:2 reads its standard input", SimulationError),
+        (
+            "import subprocess, sys\nsubprocess.run([sys.executable, 'other.py'])\n",
+            "train.py:2 starts another process",
+            SimulationError,
+        ),
+        ("import os\nos.execv('/bin/true', ['true'])\n", "train.py:2 starts another process", SimulationError),
+        (
+            "import torch\nweight = torch.ones(3, requires_grad=True)\noptimizer = torch.optim.SGD([weight], 0.1)\n"
+            "weight.sum().backward()\noptimizer.step()\n",
+            "train.py:5: SGD updates tensors on the CPU, none on the GPU",
+            SimulationError,
+        ),
+        (
+            "import torch\nx = torch.randn(3, device='cuda')\ny = (x > 0).nonzero()\n",
+            "train.py:3: aten::nonzero in the training loop cannot be executed without data",
+            SimulationError,
+        ),
         ("import sys\nsys.exit(3)\n", "called sys.exit at train.py:2 before its first step: 3", FactoryError),
         ("import os\nos.fork()\n", "train.py:2 starts another process", SimulationError),
         (
@@ -89,6 +109,14 @@ def test_a_failure_keeps_what_ran_and_names_the_line(run_script: RunScript) -> N
             "import torch\nmodel = torch.nn.Linear(2, 2).cuda()\n"
             "torch.optim.LBFGS(model.parameters()).step(lambda: model(torch.ones(1, 2).cuda()).sum().backward())\n",
             "train.py:3: LBFGS decides by the values of gradients",
+            SimulationError,
+        ),
+        (
+            "import torch\nlibrary = torch.library.Library('extension_of_a_test', 'DEF')\n"
+            "library.define('f(Tensor x) -> Tensor')\nlibrary.impl('f', lambda x: x, 'CUDA')\n"
+            "torch.ops.extension_of_a_test.f(torch.ones(3, device='cuda'))\n",
+            "train.py:5: extension_of_a_test::f in the training loop cannot be executed without data: its extension "
+            "registers no kernel for meta tensors",
             SimulationError,
         ),
         ("import torch\ntorch.ones(3, device='cuda').long().nonzero()\nx = (\n", "SyntaxError", FactoryError),
@@ -118,6 +146,30 @@ os.remove("keep.txt")
     assert sorted(Path(one).name for one in found.script.writes) == ["keep.txt", "log.txt", "model.pt"]
     assert sorted(one.name for one in tmp_path.iterdir()) == ["keep.txt", "train.py"]
     assert (tmp_path / "keep.txt").read_text() == "mine"
+
+
+def test_commands_are_left_out_and_listed(run_script: RunScript, tmp_path: Path) -> None:
+    text = """
+import os, subprocess
+assert subprocess.run("touch made", shell=True).returncode == 0
+assert subprocess.check_output(["git", "rev-parse", "HEAD"], text=True, cwd="/nowhere") == ""
+assert os.system("touch made") == 0 and os.popen("ls").read() == ""
+"""
+    found = run_script(text + LOOP + MODEL + "train(model, optimizer, 5)\n")
+    assert found.message == ""
+    assert found.prediction is not None and found.prediction.script is not None
+    noted = [(one.name, one.place) for one in found.prediction.script.stand_ins if one.kind == "command"]
+    assert noted == [("touch made", "train.py:3"), ("git rev-parse HEAD", "train.py:4"), ("ls", "train.py:5")]
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_loop_without_an_optimizer_says_so(run_script: RunScript) -> None:
+    text = LOOP.replace("        optimizer.step()\n        optimizer.zero_grad()\n", "")
+    found = run_script(text + "train(nn.Linear(16, 16).cuda(), None, 2)\n").prediction
+    assert found is not None and found.script is not None
+    said = script_sentences(found.script)
+    assert said[0] == "`train.py` ended by itself after 2 steps"
+    assert any(one.startswith("no optimizer stepped") for one in said)
 
 
 def test_values_that_decide_are_noted_with_their_line(run_script: RunScript) -> None:
@@ -156,7 +208,15 @@ def test_the_time_limit_ends_a_script(run_script: RunScript) -> None:
     found = run_script(text, time_limit=1.0).prediction
     assert found is not None
     assert found.script is not None
-    assert found.script.ending == "time limit"
+    assert (found.script.ending, found.script.place) == ("time limit", "train.py:17")
+    assert "reached the time limit at train.py:17 after 1 optimizer step" in ending(found.script)
+
+
+def test_the_time_limit_is_raised_again(run_script: RunScript) -> None:
+    text = "try:\n    time.sleep(20)\nexcept:\n    pass\ntime.sleep(20)\n"
+    found = run_script(LOOP + MODEL + "train(model, optimizer, 1)\nimport time\n" + text, time_limit=0.5).prediction
+    assert found is not None and found.script is not None
+    assert (found.script.ending, found.script.place) == ("time limit", "train.py:21")
 
 
 def test_a_model_may_be_called_on_the_cpu_before_it_moves(run_script: RunScript) -> None:

@@ -12,12 +12,13 @@ _ENDINGS: dict[Ending, str] = {
     "finished": "ended by itself after {steps}",
     "exit": "ended by sys.exit after {steps}",
     "error": "failed after {steps}; what it held until then is below",
-    "interrupted": "was interrupted after {steps}; what it held until then is below",
-    "time limit": "reached the time limit after {steps}; what it held until then is below",
+    "interrupted": "was interrupted{place} after {steps}; what it held until then is below",
+    "time limit": "reached the time limit{place} after {steps}; what it held until then is below",
 }
 _MOST_WRITES = 5
 
 _STAND_INS: dict[StandInKind, str] = {
+    "command": "the command `{name}` was not run: it counts as successful and prints nothing",
     "computed values": "{times} of computed {name} by Python: they were taken as 0, and conditions as in a healthy "
     "training (no overflow, no NaN); another value may change what the script does",
     "compiled": "torch.compile of {name} was left out: the step was simulated eagerly. Compiled steps of four small "
@@ -44,7 +45,8 @@ def script_sentences(run: ScriptRun) -> list[str]:
 
 def ending(run: ScriptRun) -> str:
     """Return ``train.py --epochs 1 was stopped after 3 optimizer steps``."""
-    said = _ENDINGS[run.ending].format(steps=many(run.steps, "optimizer step"))
+    kind = "optimizer step" if run.optimizers else "step"
+    said = _ENDINGS[run.ending].format(steps=many(run.steps, kind), place=f" at {run.place}" if run.place else "")
     return f"`{' '.join(run.command)}` {said}"
 
 
@@ -55,6 +57,8 @@ def _what_ran(run: ScriptRun) -> Iterator[str]:
     for model in run.models:
         frozen = "" if model.trainable_parameters == model.parameters else f", {model.trainable_parameters:,} trained"
         yield f"model {model.name}: {model.parameters:,} parameters{frozen}, {human_bytes(model.bytes)} on the GPU"
+    if not run.optimizers:
+        yield "no optimizer stepped: steps are backward passes, and there are no optimizer states"
     for optimizer in run.optimizers:
         steps = many(optimizer.steps, "step")
         yield f"optimizer {optimizer.name}: {steps}, states of {human_bytes(optimizer.state_bytes)}"

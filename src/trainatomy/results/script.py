@@ -10,6 +10,7 @@ Ending = Literal["steps", "finished", "exit", "error", "interrupted", "time limi
 Ctrl-C, or at the time limit."""
 
 StandInKind = Literal[
+    "command",
     "computed values",
     "compiled",
     "configuration",

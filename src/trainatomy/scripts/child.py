@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
+import signal
 import sys
 import traceback
 from pathlib import Path
+from types import FrameType
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.scripts.job import Job, Outcome
+from trainatomy.scripts.job import CRASH, INTERRUPTED, Job, Outcome
 
 BUG = 70
 
@@ -17,11 +20,13 @@ BUG = 70
 def main(job_file: str, folder: str) -> None:
     """Run the job in a file, and write its outcomes into a folder."""
     job: Job = pickle.loads(Path(job_file).read_bytes())
+    _let_interrupts_end(job, folder)
+    _note_crashes(folder)
     from trainatomy.scripts import places
     from trainatomy.scripts.preload import libraries_of, preload
     from trainatomy.scripts.run import run_job
 
-    places.add_libraries([one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one])
+    places.add_libraries(places.libraries_in(os.environ))
     try:
         file = job.command.file()
         preload(libraries_of(file))
@@ -29,11 +34,17 @@ def main(job_file: str, folder: str) -> None:
         for gpu in job.gpus:
             _write(folder, Outcome(gpu, None, str(error), error.exit_code))
         return
+    if len(job.gpus) == 1:
+        _write(folder, _outcome(job, job.gpus[0], run_job))
+        return
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))  # it is for the processes of the GPUs
     for gpu in job.gpus:
-        if len(job.gpus) == 1:
-            _write(folder, _outcome(job, gpu, run_job))
+        if interrupts:
+            _write(folder, Outcome(gpu, None, f"{job.command.name} was interrupted on a GPU before", INTERRUPTED))
         elif os.fork() == 0:
             try:
+                _let_interrupts_end(job, folder)
                 _write(folder, _outcome(job, gpu, run_job))
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -43,10 +54,31 @@ def main(job_file: str, folder: str) -> None:
             os.wait()
 
 
+def _let_interrupts_end(job: Job, folder: str) -> None:
+    """Let Ctrl-C end the process until the script runs: libraries that are being imported may catch it."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        message = f"{job.command.name} was interrupted before it began: its libraries were being imported"
+        for gpu in job.gpus:
+            if not Path(folder, f"{gpu}.pickle").is_file():
+                _write(folder, Outcome(gpu, None, message, INTERRUPTED))
+        os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, end)
+
+
+def _note_crashes(folder: str) -> None:
+    """Write where Python is to a file when the process crashes, and when its parent asks before it kills it."""
+    file = Path(folder, CRASH).open("w")  # noqa: SIM115 - it stays open as long as the process
+    faulthandler.enable(file, all_threads=False)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, file, all_threads=False)
+
+
 def _outcome(job: Job, gpu: str, run_job: object) -> Outcome:
     """Run the job on one GPU; an error of ours is an outcome, too."""
     try:
-        return run_job(job, gpu)  # type: ignore[operator]
+        return run_job(job, gpu, is_last=True)  # type: ignore[operator]
     except TrainatomyError as error:
         return Outcome(gpu, None, str(error), error.exit_code)
     except Exception as error:

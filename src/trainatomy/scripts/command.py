@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
 import shlex
@@ -14,6 +15,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.workload.launch import Launch, read_launch
 
 _LAUNCHERS = {"torchrun": 1, "accelerate": 2, "python": 1, "python3": 1}
+_MOST_NAMES = 6
 _SWITCHES = frozenset(
     "--standalone --no-python --run-path --multi-gpu --use-fsdp --use-deepspeed --cpu --debug --quiet --same-network "
     "--use-megatron-lm --main-training-function --enable-cpu-affinity -u".split()
@@ -122,14 +124,25 @@ def _script(target: str) -> Path:
     if path.is_dir():
         raise WorkloadError(f"{target} is a folder: name the script in it, or run a module (-m {path.name})")
     if not path.is_file():
-        near = sorted(one.name for one in path.parent.glob("*.py"))[:6] if path.parent.is_dir() else []
-        hint = f"; in {path.parent}: {', '.join(near)}" if near else ""
-        raise WorkloadError(f"no such file: {target}{hint}")
+        raise WorkloadError(f"no such file: {target}{_nearest(path)}")
     if path.suffix in (".yaml", ".yml"):
         raise WorkloadError(f"{target} is a workload file, not a script: `trainatomy predict {target}`")
     if path.suffix == ".sh":
         raise WorkloadError(f"{target} is a shell script: give the Python command in it to `trainatomy run`")
     return path.resolve()
+
+
+def _nearest(path: Path) -> str:
+    """Return the scripts in the folder of a missing file, those with similar names first."""
+    if not path.parent.is_dir():
+        return f" (there is no folder {path.parent})"
+    there = sorted(one.name for one in path.parent.glob("*.py"))
+    near = difflib.get_close_matches(path.name, there, _MOST_NAMES) or difflib.get_close_matches(
+        f"{path.name}.py", there
+    )
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return f"; in {path.parent}: {', '.join(there[:_MOST_NAMES])}" if there else ""
 
 
 def with_gpus(command: Command, gpus: int | None) -> Command:

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as in a shell."""
+CRASH = "crash.txt"
+"""File in the folder of outcomes that says where Python was when the process crashed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A script to run on a simulated GPU.

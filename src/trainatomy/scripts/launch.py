@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from trainatomy.errors import DeviceError, SimulationError
 from trainatomy.results.measurement import Measurement
-from trainatomy.scripts.job import Job, Outcome
+from trainatomy.scripts.job import CRASH, Job, Outcome
 
 _ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
@@ -39,6 +42,9 @@ _ENVIRONMENT = {
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 _GRACE = 60.0
 """Seconds that a process has to end after its time limit, and after Ctrl-C."""
+_ANSWER = 0.5
+"""Seconds that a process has to write where it is, before it is ended."""
+_FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _LIBRARIES = 120.0
 """Seconds for importing the libraries, which the limit of the script does not count."""
 
@@ -62,7 +68,7 @@ def run_script(job: Job, output: Path | None = None) -> tuple[Outcome, ...]:
             env=environment(os.environ, folder, network=job.network),
         )
         code = _wait(process, _LIBRARIES + (job.time_limit + _GRACE) * len(job.gpus))
-        return tuple(_outcome(folder, gpu, code) for gpu in job.gpus)
+        return tuple(_outcome(job, folder, gpu, code) for gpu in job.gpus)
 
 
 def measure_script(job: Job, output: Path | None = None) -> Measurement:
@@ -106,25 +112,60 @@ def _target(output: Path | None) -> Iterator[IO[Any] | int]:
         yield subprocess.DEVNULL
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> int:
-    """Wait for a process; Ctrl-C, which it gets too, lets it report what it has."""
-    limit = seconds
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Wait for a process; Ctrl-C, which it gets too, lets it report what it has, and a second one ends it.
+
+    Returns:
+        Its exit code; None: it did not end in time and was killed.
+    """
+    limit, was_interrupted = seconds, False
     while True:
         try:
             return process.wait(limit)
         except KeyboardInterrupt:
-            limit = _GRACE
+            if was_interrupted:
+                process.kill()
+                raise
+            limit, was_interrupted = _GRACE, True
         except subprocess.TimeoutExpired:
+            if hasattr(signal, "SIGUSR1"):
+                process.send_signal(signal.SIGUSR1)  # it writes where it is
+                time.sleep(_ANSWER)
             process.kill()
             process.wait()
-            return -9
+            return None
 
 
-def _outcome(folder: str, gpu: str, code: int) -> Outcome:
+def _outcome(job: Job, folder: str, gpu: str, code: int | None) -> Outcome:
     file = Path(folder, f"{gpu}.pickle")
     if file.is_file():
         found: Outcome = pickle.loads(file.read_bytes())
         return found
-    how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-    message = f"the script's process {how} before it reported anything; its output says more"
+    crash = Path(folder, CRASH)
+    place = crashed_at(crash.read_text(errors="replace")) if crash.is_file() else ""
+    where = f" at {place}" if place else ""
+    if code is None:
+        message = (
+            f"{job.command.name} did not stop{where} when its time was up ({job.time_limit:g} s, --time-limit), and "
+            "was ended: it catches every exception (`except:`), or waits in code that Python cannot interrupt"
+        )
+    elif code == -signal.SIGKILL:
+        message = f"{job.command.name} was killed{where}: probably this machine is out of memory"
+    elif code < 0:
+        message = (
+            f"{job.command.name} crashed{where} ({signal.Signals(-code).name}): compiled code, such as an extension "
+            "of its own, read a tensor's memory, which does not exist in a dry run.\nReplace it by PyTorch's operators "
+            "for the dry run, or measure the script: trainatomy run --measure"
+        )
+    else:
+        message = f"the script's process ended with code {code}{where} before it reported anything; see its output"
     return Outcome(gpu, None, message, SimulationError.exit_code)
+
+
+def crashed_at(text: str) -> str:
+    """Return ``train.py:31`` for the user's innermost line in what ``faulthandler`` wrote; "" if there is none."""
+    from trainatomy.scripts.places import add_libraries, is_users, libraries_in
+
+    add_libraries(libraries_in(os.environ))
+    lines = [(one[1], one[2]) for one in _FRAME.finditer(text) if is_users(one[1])]
+    return f"{Path(lines[0][0]).name}:{lines[0][1]}" if lines else ""

@@ -26,6 +26,11 @@ from trainatomy.training.optimizer import tensors_in
 from trainatomy.training.parallel.deepspeed import part_of
 from trainatomy.training.quantization import parameter_count, scales
 
+_ON_THE_GPU = (
+    "A dry run predicts GPU memory; move the model there (model.to('cuda')), or check the option of the script that "
+    "chooses the device"
+)
+
 
 class ScriptObserver(PhaseMarker):
     """Observer of a script of at most ``steps`` optimizer steps.
@@ -96,7 +101,7 @@ class ScriptObserver(PhaseMarker):
         """Count a step of an optimizer.
 
         Raises:
-            SimulationError: It decides by values of gradients how much it does.
+            SimulationError: It decides by values of gradients how much it does, or nothing is trained on the GPU.
         """
         if isinstance(optimizer, torch.optim.LBFGS):
             raise SimulationError(
@@ -106,6 +111,13 @@ class ScriptObserver(PhaseMarker):
             )
         if all(optimizer is not one for one in self._optimizers()):
             self.made(optimizer)
+        if not self._loaded and not any(
+            self._number(part_of(one)) >= 0 for group in optimizer.param_groups for one in group["params"]
+        ):
+            raise SimulationError(
+                f"{current_place(self._script)}: {type(optimizer).__name__} updates tensors on the CPU, none on the "
+                f"GPU.\n{_ON_THE_GPU}"
+            )
         self._used[id(optimizer)] = self._used.get(id(optimizer), 0) + 1
 
     def look(self) -> None:
@@ -182,8 +194,7 @@ class ScriptObserver(PhaseMarker):
         if id(model) not in self._trained and not any(self._number(part_of(one)) >= 0 for one in model.parameters()):
             raise SimulationError(
                 f"{current_place(self._script)}: {type(model).__name__} is trained on the CPU: none of its parameters "
-                "was moved to the GPU.\nA dry run predicts GPU memory; move the model there (model.to('cuda')), or "
-                "check the option of the script that chooses the device"
+                f"was moved to the GPU.\n{_ON_THE_GPU}"
             )
         self._trained.setdefault(id(model))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -13,6 +15,7 @@ import torch
 _OURS = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple({*map(sysconfig.get_path, _LIBRARIES), str(Path(torch.__path__[0]).parent)})
+_STANDARD = tuple({*map(sysconfig.get_path, _LIBRARIES[:2])})
 _known: dict[str, bool] = {}
 
 
@@ -31,6 +34,23 @@ def add_libraries(folders: list[str]) -> None:
     global _INSTALLED
     _INSTALLED = (*_INSTALLED, *(str(Path(folder).resolve()) for folder in folders))
     _known.clear()
+
+
+def is_called_by_user() -> bool:
+    """Return whether the caller's caller is code of the user, perhaps through Python's own library."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and _is_of_python(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and is_users(frame.f_code.co_filename)
+
+
+def _is_of_python(filename: str) -> bool:
+    return filename.startswith((*_STANDARD, "<frozen ")) and "site-packages" not in filename
+
+
+def libraries_in(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders of PYTHONPATH."""
+    return [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one]
 
 
 def current_place(script: str = "") -> str:

@@ -20,7 +20,7 @@ from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.prediction import keep_executed
 from trainatomy.results.script import Ending
-from trainatomy.scripts.job import Job, Outcome
+from trainatomy.scripts.job import INTERRUPTED, Job, Outcome
 from trainatomy.scripts.places import place_of
 from trainatomy.scripts.prediction import prediction_of_script, run_of
 from trainatomy.scripts.session import Session, Settings, TimeIsUp
@@ -44,8 +44,12 @@ class _End:
     place: str = ""
 
 
-def run_job(job: Job, gpu_id: str) -> Outcome:
-    """Run a job's script on one of its GPUs, in this process."""
+def run_job(job: Job, gpu_id: str, *, is_last: bool = False) -> Outcome:
+    """Run a job's script on one of its GPUs, in this process.
+
+    ``is_last``: the process has nothing else to do: once the script has ended, Ctrl-C does nothing until its bill is
+    written.
+    """
     started = time.perf_counter()
     gpu = find_gpu(gpu_id)
     file = job.command.file()
@@ -62,11 +66,14 @@ def run_job(job: Job, gpu_id: str) -> Outcome:
     )
     session = Session(gpu, settings, str(file))
     with session.open():
-        end = _end(session, job.command, file)
+        end = _end(session, job.command, file, is_last)
     message = "" if end.error is None else str(end.error)
-    code = 0 if end.error is None else end.error.exit_code
-    if session.observer.steps == 0:
+    code = INTERRUPTED if end.ending == "interrupted" else 0
+    code = code if end.error is None else end.error.exit_code
+    seen = session.observer
+    if seen.steps == 0 or (end.error is not None and not (seen.models or seen.optimizers)):
         return Outcome(gpu_id, None, message or _nothing(session, job, end), code or WorkloadError.exit_code)
+    code = 0 if end.error is None else code
     run = run_of(session, job.command.typed, end.ending, message, end.place)
     calibration = resolve_calibration(job.calibration)
     with keep_executed() as executed:
@@ -87,21 +94,21 @@ def topology_of(command: Command) -> Topology:
     return Topology(0, launch.gpus * launch.nodes, launch.gpus)
 
 
-def _end(session: Session, command: Command, file: Path) -> _End:
+def _end(session: Session, command: Command, file: Path, is_last: bool) -> _End:
     """Run the script, and return how it ended."""
     try:
-        with _limited(session.settings.time_limit):
+        with _interruptible(is_last), _limited(session.settings.time_limit):
             _run(command, file)
     except StepsDone:
         return _End("steps")
-    except TimeIsUp:
-        return _End("time limit")
-    except KeyboardInterrupt:
-        return _End("interrupted")
+    except TimeIsUp as error:
+        return _End("time limit", place=place_of(error))
+    except KeyboardInterrupt as error:
+        return _End("interrupted", place=place_of(error))
     except SystemExit as error:
         return _exit(session, error)
     except TrainatomyError as error:
-        return _End("error", error, place_of(error))
+        return _End("error", _at_place(error), place_of(error))
     except BaseException as error:
         return _End("error", explained(error, command.name), place_of(error))
     finally:
@@ -109,9 +116,34 @@ def _end(session: Session, command: Command, file: Path) -> _End:
     return _End("finished")
 
 
+def _at_place(error: TrainatomyError) -> TrainatomyError:
+    """Return an error of ours in the words of a script, with its line."""
+    place = place_of(error)
+    text = str(error).replace("`trainatomy measure`", "`trainatomy run --measure`")
+    located = TrainatomyError(text if not place or place in text else f"{place}: {text}")
+    located.exit_code = error.exit_code
+    return located
+
+
+@contextmanager
+def _interruptible(is_last: bool) -> Iterator[None]:
+    """Let Ctrl-C interrupt the block, and with ``is_last`` do nothing after it."""
+    if not is_last:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Raise ``TimeIsUp`` in the block after so many seconds, wherever the script is."""
+    """Raise ``TimeIsUp`` in the block after so many seconds, wherever the script is.
+
+    It is raised again every second, as a bare ``except:`` of the script may catch it.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -120,7 +152,7 @@ def _limited(seconds: float) -> Iterator[None]:
         raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, time_is_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
@@ -154,6 +186,8 @@ def _exit(session: Session, error: SystemExit) -> _End:
 def explained(error: BaseException, name: str) -> TrainatomyError:
     """Return the error to report for an exception of a script."""
     place, text = place_of(error) or name, (str(error).strip() or "no message")[:_LONGEST]
+    if isinstance(error, SyntaxError):
+        return FactoryError(f"{place} raised {type(error).__name__}: {error.msg}")
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]
         return MissingLibrary(f"{place} needs {top}, which is not installed: pip install {top}", library=top)
@@ -162,6 +196,11 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
             f"{place} computes with tensors of the CPU and of the GPU (or with a model's weights on the CPU): {text}\n"
             "On a GPU this fails if one of them is there; weights have no values in a dry run, so nothing can be "
             "computed with them on the CPU"
+        )
+    if "fake impl" in text:
+        return SimulationError(
+            f"{place} calls an operator of an extension without a kernel for meta tensors: {text.partition('. ')[0]}.\n"
+            "Register one (torch.library.register_fake), or measure the script: trainatomy run --measure"
         )
     if isinstance(error, NotImplementedError) and "meta" in text:
         return SimulationError(f"{place} needs values that do not exist without a GPU: {text}")
@@ -178,10 +217,11 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
 def _nothing(session: Session, job: Job, end: _End) -> str:
     """Return why there is nothing to predict."""
     name = job.command.name
+    where = f" (it was at {end.place})" if end.place else ""
     if end.ending == "time limit":
-        return f"{name} did not complete an optimizer step within {job.time_limit:g} s (--time-limit)"
+        return f"{name} did not complete an optimizer step within {job.time_limit:g} s (--time-limit){where}"
     if end.ending == "interrupted":
-        return f"{name} was interrupted before its first optimizer step was complete"
+        return f"{name} was interrupted before its first optimizer step was complete{where}"
     seen = session.observer
     if seen.called_models:
         return (

@@ -318,8 +318,7 @@ class Recorder(TorchDispatchMode):
                     return copied
             module = self._modules.current()
             raise SimulationError(
-                f"{name} in {module or 'the training loop'} cannot be executed without data: "
-                "its result depends on values that do not exist in a run without a GPU.\n"
+                f"{name} in {module or 'the training loop'} cannot be executed without data: {_cause(name)}.\n"
                 "Measure this model with `trainatomy measure`, or replace the operation "
                 f"(PyTorch says: {str(error).splitlines()[0][:200]})",
                 operation=name,
@@ -413,6 +412,13 @@ class Recorder(TorchDispatchMode):
         if trial.bytes:
             self.release(self.allocate(trial.bytes, f"{name} (trial of cuDNN's plans)"))
         self.trace.events.append(Event("empty_cache", -1, 0))
+
+
+def _cause(name: str) -> str:
+    """Return why PyTorch cannot run an operation on meta tensors."""
+    if name.startswith("aten::"):
+        return "its result depends on values that do not exist in a run without a GPU"
+    return "its extension registers no kernel for meta tensors (torch.library.register_fake)"
 
 
 def _goes_to_host(kwargs: dict[str, Any]) -> bool:

@@ -1,48 +1,116 @@
-"""What a dry run refuses: other processes, questions to the user, the network; and kernels that are not run."""
+"""What a dry run refuses (other processes, questions, the network) and leaves out (commands, kernels)."""
 
 from __future__ import annotations
 
 import builtins
+import getpass
+import io
 import multiprocessing.process
 import os
+import shlex
 import socket
+import subprocess
 import sys
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
 from trainatomy.errors import SimulationError
-from trainatomy.scripts.places import current_place
+from trainatomy.scripts.places import current_place, is_called_by_user
 from trainatomy.scripts.standins.notes import StandIns
 
+_PYTHON = ("python", "torchrun", "accelerate", "deepspeed")
+"""Beginnings of the names of programs that run Python."""
+_NOTHING = [sys.executable, "-S", "-c", ""]
+"""A command that does nothing."""
+_MOST_WORDS = 60
+"""Characters of a command in a note."""
 _LOCAL = ("localhost", "127.0.0.1", "::1", "")
 
 
 def install(stand_ins: StandIns) -> None:
     """Put them in place."""
 
-    def start(*_: Any, **__: Any) -> Any:
+    def start(*_: Any, **__: Any) -> NoReturn:
         raise SimulationError(
             f"{_at(stand_ins)} starts another process, and a dry run follows one.\n"
             "Run the script as one process (without --multiprocessing-distributed, mp.spawn or the like); "
             "`trainatomy run torchrun --nproc-per-node N …` simulates one rank of several"
         )
 
-    def ask(prompt: object = "") -> str:
-        raise SimulationError(
-            f"{_at(stand_ins)} asks for input ({str(prompt).strip() or 'no prompt'}), and nobody answers in a dry "
-            "run.\nPass the answer as an argument of the script"
-        )
-
     stand_ins.put(multiprocessing.process.BaseProcess, "start", start)
     stand_ins.put(os, "fork", start)
-    stand_ins.put(builtins, "input", ask)
+    for name in ("execv", "execve", "posix_spawn"):
+        if hasattr(os, name):
+            stand_ins.put(os, name, start)
+    _install_commands(stand_ins, start)
+    _install_questions(stand_ins)
     _install_extensions(stand_ins)
     if not stand_ins.network:
         _install_network(stand_ins)
     _install_kernels(stand_ins)
     if stand_ins.process.topology.has_group:
         _install_group(stand_ins)
+
+
+def _install_commands(stand_ins: StandIns, refuse: Callable[[], NoReturn]) -> None:
+    """Let commands that the script runs do nothing, as they could write and remove files; refuse other Pythons.
+
+    What libraries run to find out about the machine is left to them.
+    """
+    create, system = subprocess.Popen.__init__, os.system
+
+    def left_out(command: Any) -> bool:
+        """Note a command of the script."""
+        words = command if isinstance(command, str) else shlex.join(map(os.fsdecode, command))
+        if any(Path(word).name.startswith(_PYTHON) for word in shlex.split(words)[:1]):
+            refuse()
+        stand_ins.note("command", words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}…")
+        return True
+
+    def popen(process: Any, args: Any, *rest: Any, **options: Any) -> None:
+        if is_called_by_user() and left_out([os.fspath(args)] if isinstance(args, os.PathLike) else args):
+            kept = {name: value for name, value in options.items() if name not in _OF_A_COMMAND}
+            create(process, _NOTHING, *rest, **kept)
+        else:
+            create(process, args, *rest, **options)
+
+    def run(command: Any) -> int:
+        return 0 if is_called_by_user() and left_out(command) else system(command)
+
+    stand_ins.put(subprocess.Popen, "__init__", popen)
+    stand_ins.put(os, "system", run)
+
+
+_OF_A_COMMAND = ("shell", "executable", "cwd", "env", "preexec_fn")
+"""Options of ``subprocess.Popen`` that belong to the command."""
+
+
+def _install_questions(stand_ins: StandIns) -> None:
+    """Refuse to wait for the user."""
+
+    def ask(prompt: object = "", *_: Any, **__: Any) -> NoReturn:
+        raise SimulationError(
+            f"{_at(stand_ins)} asks for input ({str(prompt).strip() or 'no prompt'}), and nobody answers in a dry "
+            "run.\nPass the answer as an argument of the script"
+        )
+
+    class Nobody(io.TextIOBase):
+        """The standard input of a script."""
+
+        def read(self, *_: Any) -> NoReturn:
+            raise SimulationError(
+                f"{_at(stand_ins)} reads its standard input, which is empty in a dry run.\n"
+                "Let it read a file, or pass what it needs as an argument"
+            )
+
+        readline = readlines = __next__ = read
+
+    stand_ins.put(builtins, "input", ask)
+    stand_ins.put(getpass, "getpass", ask)
+    stand_ins.put(sys, "stdin", Nobody())
 
 
 def _install_group(stand_ins: StandIns) -> None:
