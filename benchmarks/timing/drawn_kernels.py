@@ -49,6 +49,10 @@ ALWAYS = (
 _WRAPPERS = ("gemm_4bit", "gemv_4bit", "int8_scaled_mm", "int8_mixed_scaled_mm")
 WRAPPED = tuple(f"bitsandbytes::{name}(" for name in _WRAPPERS)
 """Operators of bitsandbytes whose Python may run several kernels, which a simulation writes as operations each."""
+FALLBACKS = ("wgrad_alg1", "dgrad2d_alg1", "dgrad_engine", "dgrad2d_grouped_direct", "wgrad2d_grouped_direct")
+"""Kernels of cuDNN that ran five of 340 convolutions without groups, up to 20 times as slow as implicit products."""
+MOST_FEW = 3
+"""Input channels of a network's first convolution, for which such kernels are usual."""
 LAST = ["small tensors", "quantised layers", "quantised weights", "recurrent layers", "sampling", "sequence losses"]
 """Groups that come when all others are measured: one of them took more than a minute for a batch of seven cases."""
 BATCH = 9
@@ -177,7 +181,8 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
     for point in points:
         family = _family(point, chip)
         key = (_without_step(point["call"]), point.get("tf32", False))
-        if point["split"] != FIT or family is None or key in known or not re.match(only, family):
+        wanted = point["split"] == FIT and not fell_back(point) and key not in known
+        if not wanted or family is None or not re.match(only, family):
             continue
         if counts[family] < FEWEST or family.startswith(ALWAYS):
             known.add(key)
@@ -192,6 +197,14 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
 
 def _without_step(call: str) -> str:
     return re.sub(r";step=\d+", "", call)
+
+
+def fell_back(point: dict[str, Any]) -> bool:
+    """Return whether cuDNN ran a convolution without groups, of many channels, by one of ``FALLBACKS``."""
+    dense = ";groups=1;" in f"{point['call']};" and point["call"].startswith("aten::convolution")
+    if not dense or from_text(point["call"]).inputs[1].shape[1] <= MOST_FEW:
+        return False
+    return any(kernel in name for name in point.get("names", ()) for kernel in FALLBACKS)
 
 
 def _family(point: dict[str, Any], chip: Chip) -> str | None:

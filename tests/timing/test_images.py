@@ -51,7 +51,7 @@ def test_depthwise_convolutions_reach_little_of_the_peak():
     deep = kernel_work(
         from_text("aten::convolution(f32[16,96,56,56],f32[96,1,7,7])->f32[16,96,56,56];stride=[1, 1];groups=96"), CHIP
     )
-    assert deep.family == "convolution.forward.fp32.depthwise.2d.first" and deep.rate == "fp32"
+    assert deep.family == "convolution.forward.depthwise.first.fp32" and deep.rate == "fp32"
     assert deep.flop == 2 * 16 * 96 * 56 * 56 * 49
     assert 130e-6 < deep.seconds < 200e-6
 
@@ -114,7 +114,7 @@ def test_tokens_that_update_one_row_are_serialized():
     ],
 )
 def test_layout_groups_and_dilation_are_families_of_their_own(text, form):
-    assert kernel_work(from_text(text), CHIP).family.endswith(f".2d.{form}")
+    assert kernel_work(from_text(text), CHIP).family.split(".")[3] == form
 
 
 def test_interpolation_goes_through_planes_one_after_the_other():
@@ -132,3 +132,43 @@ def test_interpolation_goes_through_planes_one_after_the_other():
     assert works[1].seconds == pytest.approx(2 * works[0].seconds)
     last = seconds((128, 16, 14), "|3136,1,224,16")
     assert last < seconds((128, 16, 14)) / 10
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "more", "family"),
+    [
+        ("f16[16,128,28,28]", "f16[128,1,3,3]", "groups=128", "depthwise.first shared.half"),
+        ("bf16[16,128,28,28]", "bf16[128,1,3,3]", "groups=128", "depthwise.first.half"),
+        ("f16[16,16,28,28]", "f16[16,1,3,3]", "groups=16", "depthwise.first.half"),
+        ("f16[16,128,1000]", "f16[128,1,3]", "groups=128", "depthwise.first shared.half"),
+        ("f16[16,128,28,28|100352,1,3584,128]", "f16[128,1,3,3]", "groups=128", "depthwise.last.half"),
+        ("f16[16,128,28,28]", "f16[128,1,3,3]", "groups=128;dilation=[2, 2]", "depthwise.first dilated.half"),
+        ("f16[16,128,28,28]", "f16[128,24,3,3]", "groups=4", "spatial.first padded.small.half"),
+        ("f16[16,128,28,28]", "f16[128,32,3,3]", "groups=4", "spatial.first grouped.small.half"),
+        ("f32[16,128,28,28]", "f32[128,128,7,7]", "groups=1", "spatial.first.wide.fp32"),
+        ("f32[16,3,224,224]", "f32[128,3,16,16]", "groups=1;stride=[16, 16]", "few.first patches.fp32"),
+    ],
+)
+def test_families_are_of_the_kernels_that_run(x, weight, more, family):
+    stride = "" if "stride" in more else "stride=[1, 1];"
+    text = f"aten::convolution({x},{weight})->{x};{stride}{more}"
+    assert kernel_work(from_text(text), CHIP).family == f"convolution.forward.{family}"
+
+
+def test_a_depthwise_gradient_has_a_block_for_each_number_of_the_weight():
+    """A kernel of 7 x 7 has 49 blocks a channel, which share the multiprocessors; few blocks wait for their latency."""
+    text = "aten::convolution_backward({0}*2,{1})->{0},{1};bias_sizes=[0];stride=[1, 1];groups={2};output_mask={3}"
+    both, to_input = "[True, True, False]", "[True, False, False]"
+
+    def weight_seconds(x: str, weight: str, groups: int) -> float:
+        works = [kernel_work(from_text(text.format(x, weight, groups, mask)), CHIP) for mask in (both, to_input)]
+        return works[0].seconds - works[1].seconds
+
+    assert weight_seconds("f32[32,256,80,80]", "f32[256,1,7,7]", 256) == pytest.approx(4.2e-3, rel=0.05)
+    assert weight_seconds("f32[32,16,80,80]", "f32[16,1,3,3]", 16) == pytest.approx(800 * 2e-7, rel=0.05)
+
+
+def test_channels_last_depthwise_with_dilation_runs_the_general_kernel():
+    text = "aten::convolution(f16[16,128,56,56|401408,1,7168,128],f16[128,1,3,3])->f16[16,128,56,56];groups=128;{}"
+    plain, dilated = (kernel_work(from_text(text.format(f"dilation=[{d}, {d}]")), CHIP).seconds for d in (1, 2))
+    assert dilated > 5 * plain

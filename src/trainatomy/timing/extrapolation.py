@@ -33,6 +33,7 @@ _FP32_CORES = {(3, 7): 192, (6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
 """fp32 cores per multiprocessor by compute capability (CUDA C++ Programming Guide); 128 on all others."""
 _WRITTEN_FOR_AMPERE = ("attention.", "matmul.half_", "matmul.tf32_")
 """Families of kernels that predate Hopper."""
+_HALF_RATES = ("fp16", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,10 @@ def _precision_kind(work: KernelWork) -> str:
     """Return the key of ``Extrapolation.products`` for a product: half, tf32 or fp32."""
     parts = work.family.split(".")
     if parts[0] == "grouped":
-        return "half" if work.rate in ("fp16", "bf16") else "fp32"
-    part = parts[2] if parts[0] == "convolution" else parts[1] if len(parts) > 1 else ""
-    return part.partition("_")[0]
+        return "half" if work.rate in _HALF_RATES else "fp32"
+    if parts[0] == "convolution":
+        return "half" if work.rate in _HALF_RATES else work.rate
+    return parts[1].partition("_")[0] if len(parts) > 1 else ""
 
 
 def _attained_share(facts: Mapping[str, Any], gpu: GPU, kind: str) -> float | None:

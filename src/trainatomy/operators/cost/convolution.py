@@ -24,6 +24,8 @@ from trainatomy.operators.cost.matmul import product
 from trainatomy.results.operations import Array, Call
 
 _LAYOUT_TILE, _GATHER_TILE, _ALIGNED, _KERNELS_OF_GROUP = 32, 128, 16, 4
+_MOST_ALIGNED = 64
+_WIDE = 4
 
 
 class ConvolutionConstants(NamedTuple):
@@ -63,7 +65,7 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     flop = 2.0 * _outputs(call, out, x) * prod(weight.shape[1:]) * times
     deep = groups > 1 and weight.shape[1] == 1
     rate = "fp32" if deep else chip.precision(x.dtype, chip.cudnn_tf32)
-    kind = "depthwise" if deep else "few" if _few(weight) else "pointwise" if _plain(call, weight) else "spatial"
+    kind = "depthwise" if deep else _kind(call, weight)
     precision = "half" if x.dtype in HALVES else rate
     seconds = launches = 0.0
     if deep:
@@ -76,25 +78,47 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     if mask[2]:
         seconds, launches = seconds + _bias_seconds(chip, out, backward), launches + 1
     way, form = "backward" if backward else "forward", _form(call, x, weight, groups, deep=deep)
-    family = f"convolution.{way}.{precision}.{kind}.{len(weight.shape) - 2}d.{form}"
+    family = f"convolution.{way}.{kind}.{form}.{precision}"
     moved = (out.bytes + x.bytes + weight.bytes) * max(times, 1)
-    features = (log2(max(flop, 1)), log2(moved), log2(x.shape[1]), log2(weight.shape[0]))
+    features = (log2(max(flop, 1)), log2(moved), log2(x.shape[1]), log2(weight.shape[0]), *_likeness(call, x, weight))
     passes = passes_to(call, moved, "operands of each product")
     return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes)
 
 
+def _kind(call: Call, weight: Array) -> str:
+    """Return the kind of a convolution that is not depthwise: few, pointwise or spatial."""
+    return "few" if _few(weight) else "pointwise" if _plain(call, weight) else "spatial"
+
+
+def _likeness(call: Call, x: Array, weight: Array) -> tuple[float, ...]:
+    """Return what decides cuDNN's kernel besides sizes: places of the weight, stride, and the channels' alignment.
+
+    The weights (2 for a stride, 0.7 for a power of two that divides the channels) were chosen by leaving points out.
+    """
+    stride = max(whole_numbers(number(call, "stride", "1")) or [1])
+    aligned = (log2(min(channels & -channels, _MOST_ALIGNED)) for channels in (x.shape[1], weight.shape[0]))
+    return log2(prod(weight.shape[2:])), 2 * log2(stride), *(0.7 * each for each in aligned)
+
+
 def _form(call: Call, x: Array, weight: Array, groups: int, *, deep: bool) -> str:
-    """Return what else decides the kernel: the order of the images, groups, dilation, transposition."""
+    """Return what else decides the kernel: the images' order, groups, dilation, transposition, the weight's size."""
     parts = ["last" if x.strides[1] == 1 and prod(x.shape[2:]) > 1 else "first"]
+    places, width = prod(weight.shape[2:]), weight.shape[1]
     if deep and kind_of(call, x, weight) == "shared":
         parts.append("shared")
     if groups > 1 and not deep:
-        parts.append("of products" if prod(weight.shape[2:]) == 1 else "grouped")
+        parts.append("of products" if places == 1 else "grouped" if width & -width == width else "padded")
     if set(whole_numbers(number(call, "dilation", "1"))) - {1}:
         parts.append("dilated")
     if number(call, "transposed") == "True":
         parts.append("transposed")
-    return " ".join(parts)
+    if deep or _plain(call, weight):
+        return " ".join(parts)
+    if _few(weight):
+        patches = set(whole_numbers(number(call, "stride", "1"))) == set(weight.shape[2:])
+        return " ".join((*parts, "patches")) if patches else " ".join(parts)
+    size = "one" if places == 1 else "wide" if max(weight.shape[2:]) > _WIDE else "small"
+    return f"{' '.join(parts)}.{size}"
 
 
 def _bias_seconds(chip: Chip, out: Array, backward: bool) -> float:

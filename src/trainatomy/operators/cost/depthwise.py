@@ -77,7 +77,7 @@ def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask:
         to_input = {
             "own": x.elements * (form.own_output + form.own_place * places),
             "shared": out.elements * form.shared_output,
-            "last": out.elements * form.last_backward_place * places,
+            "last": x.elements * form.last_backward_place * places,
             "direct": out.elements * form.direct_backward_place * places,
         }[kind]
         seconds += form.kernel_seconds + max(to_input * scale, least)
