@@ -1,4 +1,7 @@
-"""Compare measured scripts (the lines that ``measure.py`` wrote) with the predictions stored before, as Markdown."""
+"""Compare measured scripts (``measured.jsonl``) with the predictions stored before, and write docs/scripts.md.
+
+``compare.py LINES`` prints the table of other lines of ``measure.py`` instead.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+HERE = Path(__file__).parent
+MEASURED = HERE / "measured.jsonl"
+PAGE = HERE.parents[1] / "docs" / "scripts.md"
+BEGIN, END = "<!-- Written by benchmarks/scripts/compare.py. -->", "<!-- End of what compare.py writes. -->"
 KEYS = {"peak_allocated_bytes": "allocated", "peak_reserved_bytes": "reserved"}
+TITLES = {
+    "first": "The first {count}, on which the causes of the errors were looked for afterwards",
+    "held out": "{count} held out: the same scripts with other arguments, chosen before the first were compared with "
+    "their predictions, and predicted before they were measured",
+}
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
@@ -28,13 +40,37 @@ def table(found: list[dict[str, Any]]) -> str:
         for key in KEYS:
             measured, predicted = line["measured"][key], line["predicted"][key]
             errors[key].append(predicted / measured - 1)
-            cells += [f"{measured / 2**20:,.0f} MiB", f"{predicted / 2**20:,.0f} MiB", f"{errors[key][-1]:+.1%}"]
+            error = "exact" if measured == predicted else f"{errors[key][-1]:+.2%}"
+            cells += [f"{measured / 2**20:,.0f} MiB", f"{predicted / 2**20:,.0f} MiB", error]
         text.append(f"| {' | '.join(cells)} |")
+    text.append("")
     for key, name in KEYS.items():
         sizes = [abs(one) for one in errors[key]]
-        text.append(f"\n{name}: median {statistics.median(sizes):.2%}, worst {max(sizes):.1%} of {len(sizes)} scripts")
+        exact = sum(size == 0 for size in sizes)
+        text.append(
+            f"- {name}: median {statistics.median(sizes):.2%}, worst {max(sizes):.1%}, second worst "
+            f"{sorted(sizes)[-2]:.1%}; {exact} of {len(sizes)} to the byte"
+        )
     return "\n".join(text)
 
 
+def section(found: list[dict[str, Any]]) -> str:
+    """Return the tables of both sets."""
+    parts = []
+    for name, title in TITLES.items():
+        some = [line for line in found if line["set"] == name]
+        parts.append(f"{title.format(count=len(some))}:\n\n{table(some)}")
+    return "\n\n".join(parts)
+
+
+def write_page(text: str) -> str:
+    """Return the page with the tables in their place."""
+    begin, rest = text.split(BEGIN)
+    return f"{begin}{BEGIN}\n\n{section(rows(MEASURED))}\n\n{END}{rest.split(END)[1]}"
+
+
 if __name__ == "__main__":
-    print(table(rows(Path(sys.argv[1]))))
+    if len(sys.argv) > 1:
+        print(table(rows(Path(sys.argv[1]))))
+    else:
+        PAGE.write_text(write_page(PAGE.read_text()))
