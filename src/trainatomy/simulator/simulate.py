@@ -207,8 +207,9 @@ def simulate(
             built = _build(workload, model, trust_remote_code)
             # FSDP1 leaves only this rank's shards in the model; on one GPU the first step may complete it.
             is_spread = workload.parallel.world_size > 1 or workload.train.deepspeed is not None
-            described = _describe(workload, built) if is_spread else None
-            with _quantised_layers(process, wanted=is_quantised(workload, built) or has_quantised_layers(built)):
+            loads_in_process = is_quantised(workload, built)  # with DDP, which leaves the model as it is
+            described = _describe(workload, built) if is_spread and not loads_in_process else None
+            with _quantised_layers(process, wanted=loads_in_process or has_quantised_layers(built)):
                 built = _execute(workload, process, built, steps, make_batch, watch)
     if workload.parallel.enable_expert_parallel:
         share_rows(process.recorder.operations.operations, workload.parallel.tp_size)

@@ -80,8 +80,8 @@ def quantised_problems(workload: Workload, *, is_quantised: bool) -> list[Proble
     if workload.mode == "training" and workload.model.lora is None:
         reason = "quantised weights cannot be trained: add model.lora, or ask for mode: inference"
         found.append(Problem(("model", "quantization"), reason))
-    if workload.parallel.world_size > 1:
-        reason = "quantised weights on several GPUs are not simulated: without it, one GPU is"
+    if workload.parallel.world_size > 1 and not _is_plain_ddp(workload):
+        reason = "quantised weights on several GPUs are simulated with DDP only (parallel.strategy: ddp, no train.fsdp)"
         found.append(Problem(("parallel",), reason))
     if train.deepspeed is not None:
         found.append(
@@ -93,3 +93,14 @@ def quantised_problems(workload: Workload, *, is_quantised: bool) -> list[Proble
     if casts and workload.mode == "inference":
         found.append(Problem(("train", casts[0]), "casts the model, which transformers refuses for quantised weights"))
     return found
+
+
+def _is_plain_ddp(workload: Workload) -> bool:
+    """Return whether every GPU holds the whole model: layers of 4 and 8 bits are not sharded."""
+    parallel = workload.parallel
+    return (
+        parallel.strategy in (None, "ddp")
+        and parallel.data_parallel_size == parallel.world_size
+        and not workload.train.fsdp
+        and parallel.devices == 1
+    )
