@@ -135,6 +135,8 @@ def test_a_thread_of_autograd_has_a_cublas_handle_of_its_own() -> None:
         ("my_library::flash_attention", "attention"),
         ("aten::brand_new", "pointwise"),
         ("bitsandbytes::quantize_4bit", "library"),
+        ("bitsandbytes::dequantize_4bit", "quantised"),
+        ("bitsandbytes::gemm_4bit", "quantised"),
     ],
 )
 def test_launch_kinds(name: str, kind: str) -> None:

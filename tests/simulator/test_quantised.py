@@ -150,7 +150,7 @@ def test_few_rows_are_multiplied_with_packed_weights() -> None:
     names = [Counter(call.name for call in each.operations.calls) for each in (few, many)]
     assert PRODUCTS & names[0].keys()
     assert not PRODUCTS & names[1].keys()
-    assert "bitsandbytes::dequantize_blockwise" in names[1]
+    assert "bitsandbytes::dequantize_4bit" in names[1]
 
 
 def test_products_of_packed_weights_are_counted() -> None:

@@ -24,6 +24,7 @@ LaunchKind = Literal[
     "index",
     "list",
     "library",
+    "quantised",
     "collective",
     "host",
 ]

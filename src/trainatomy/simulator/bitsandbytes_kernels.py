@@ -36,7 +36,7 @@ class _Kernel(NamedTuple):
     """A kernel of the C library: the operation that it is written as, and its pointer arguments.
 
     Attributes:
-        name: Start of its name in the library; what follows is the type of its numbers.
+        name: Start of its name in the library; what follows is the type of its numbers, and that of 4-bit ones.
         operation: Operation that it is written as.
         reads: Positions of the tensors that it reads.
         writes: Positions of the tensors that it writes.
@@ -58,6 +58,7 @@ _KERNELS = (
     _Kernel("cint8_vector_quant", "int8_vectorwise_quant", (0,), (1, 2)),
 )
 """Kernels by the order in which their names are tried; csrc/pythonInterface.cpp declares them."""
+_FOUR_BITS = ("_nf4", "_fp4")
 
 
 class _Symbol:
@@ -65,6 +66,8 @@ class _Symbol:
 
     def __init__(self, name: str) -> None:
         self._kernel = next((each for each in _KERNELS if name.startswith(each.name)), None)
+        operation = "" if self._kernel is None else self._kernel.operation
+        self._operation = operation.replace("blockwise", "4bit") if name.endswith(_FOUR_BITS) else operation
 
     def __call__(self, *arguments: Any) -> int:
         """Write the kernel as an operation; returns the library's code for success."""
@@ -73,7 +76,7 @@ class _Symbol:
             writes = [arguments[position] for position in self._kernel.writes]
             tensors = [each for each in (*reads, *writes) if isinstance(each, torch.Tensor)]
             written = tuple(range(len(tensors) - len(writes), len(tensors)))
-            with one_operation(f"bitsandbytes::{self._kernel.operation}", *tensors, written=written):
+            with one_operation(f"bitsandbytes::{self._operation}", *tensors, written=written):
                 pass
         return 0
 
