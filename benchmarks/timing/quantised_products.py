@@ -1,7 +1,7 @@
 """Time the Python around products with 4-bit weights: ``python benchmarks/timing/quantised_products.py``.
 
 No GPU is needed: the Python of bitsandbytes' CUDA backend runs on small tensors of the CPU, with its C library replaced
-by functions that do nothing.  Prints microseconds of a layer with 4-bit weights and of a plain one, and of a view, which
+by functions that do nothing.  Prints microseconds of a layer with 4-bit weights, of a plain one and of a view, which
 says how quick this host is (``plain.view`` of ``catalog/hosts.yaml``).
 """
 
@@ -106,7 +106,7 @@ def main() -> None:
         both = microseconds(lambda layer=layer: step(layer))  # type: ignore[misc]
         with torch.no_grad():
             inference = microseconds(lambda layer=layer: layer(data))  # type: ignore[misc]
-        print(f"{name}: forward {forward:.1f} us, backward {both - forward:.1f} us, without gradients {inference:.1f} us")
+        print(f"{name}: forward {forward:.1f} us, backward {both - forward:.1f} us, inference {inference:.1f} us")
     del library
 
 
