@@ -12,7 +12,7 @@ from trainatomy.catalog.published import notebook
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
-from trainatomy.reporters.text.rendering import bar, render
+from trainatomy.reporters.text.rendering import bar, bullets, render
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Line, OutOfMemoryPoint
@@ -127,3 +127,9 @@ def test_bar(share: float, drawn: str) -> None:
 
 def test_no_colours_where_they_are_not_wanted(prediction: Prediction) -> None:
     assert "\x1b" not in render(prediction_page(prediction), 80)
+
+
+def test_a_path_longer_than_the_line_is_not_cut() -> None:
+    path = "/" + "folder/" * 12 + "model.safetensors"
+    lines = render(bullets([f"not written: {path}"]), width=40).split()
+    assert "".join(lines[3:]) == path

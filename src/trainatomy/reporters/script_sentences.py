@@ -19,10 +19,12 @@ _MOST_WRITES = 5
 
 _STAND_INS: dict[StandInKind, str] = {
     "command": "the command `{name}` was not run: it counts as successful and prints nothing",
-    "computed values": "{times} of computed {name} by Python: they were taken as 0, and conditions as in a healthy "
-    "training (no overflow, no NaN); another value may change what the script does",
+    "computed values": "Python reads computed {name} ({times}), which have no values without a GPU: numbers count as "
+    "0, conditions as in a healthy training (no overflow, no NaN); if the script decides by them, it may do something "
+    "else on a GPU",
     "compiled": "torch.compile of {name} was left out: the step was simulated eagerly. Compiled steps of four small "
-    "models on an H200 (PyTorch 2.11) allocated 28 to 47 % less than eager ones in three cases, and 20 % more in one",
+    "models on an H200 (PyTorch 2.11) allocated 28 to 47 % less than eager ones in three cases, and 20 % more in one; "
+    "a workload with train.torch_compile simulates a compiled step",
     "configuration": "the configuration of {name} comes from trainatomy's data: it is not in the cache on this machine",
     "data loader": "data are loaded in the script's own process",
     "data set": "the data set {name} is not on this machine: rows of its columns were made up, with texts of one "

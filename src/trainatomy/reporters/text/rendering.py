@@ -117,8 +117,10 @@ class AdaptiveTable:
 
 
 def bullets(sentences: Sequence[str]) -> Table:
-    """Return sentences as a list with hanging indentation."""
+    """Return sentences as a list with hanging indentation; a word longer than the line, such as a path, is divided."""
     table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(overflow="fold")
     for sentence in sentences:
         table.add_row("•", Text(sentence))
     return table
