@@ -40,7 +40,7 @@ _OPERATIONS = {
     "weight gradient": backend.Kind.BACKWARD_FILTER,
 }
 _CROSS_CORRELATION = 1
-_WORKSPACE_KNOB, _CLUSTER_KNOB = 25, 27
+_WORKSPACE_KNOB, CLUSTER_KNOB = 25, 27
 """``CUDNN_KNOB_TYPE_WORKSPACE`` and ``CUDNN_KNOB_TYPE_TILE_CGA_M``."""
 _ALIGNMENT = 32
 """Bytes: the largest alignment that PyTorch looks for (``getAlignment``); blocks of its allocator have 512."""
@@ -59,7 +59,7 @@ class EnginePlan:
     def divides_sums(self) -> bool:
         """Return whether a kernel may divide sums among the multiprocessors (stream-K): clusters, with workspace."""
         knobs = dict(self.knobs)
-        return _CLUSTER_KNOB in knobs and knobs.get(_WORKSPACE_KNOB) == 0
+        return CLUSTER_KNOB in knobs and knobs.get(_WORKSPACE_KNOB) == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from trainatomy.operators.allocation.arguments import ceil_div, round_up
 from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE
 
 if TYPE_CHECKING:
-    from trainatomy.operators.allocation.cudnn.convolution import Convolution
+    from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 
 _OF_PRODUCT, _LARGE_PRODUCT = {4: 400, 2: 272}, 80_000_000
 """Workspace of a product by type, and the bytes it must move to need one."""
@@ -31,14 +31,15 @@ _SHORT_SUM, _LONG_SUM, _FEW_WEIGHTS, _FEW_RESULTS = 576, 700, 23_000, 97_000
 _FEW_PRODUCTS_FORWARD, _FEW_PRODUCTS, _SOME_PRODUCTS = 20_000_000, 50_000_000, 2_000_000_000
 _WIDE_FORWARD, _WIDE_GRADIENT, _WIDE_STRIDED, _TAPS_OF_WIDE = 30_000, 22_500, 7_500, 40
 _MANY_CHANNELS = 112
-_UNEVEN_HALF, _UNEVEN = 25_000_000, 100_000_000
+_UNEVEN_HALF, _UNEVEN, _LARGEST_PRODUCT = 70_000_000, 240_000_000, 4_000_000_000
+_MANY_BETWEEN, _MORE_BETWEEN, _SMALL_IMAGE = 90_000, 240_000, 49
 _LARGE_FILTER, _LARGER_FILTER = 49, 144
 _STEM_FILTERS, _STEM_PRODUCTS, _OVERLAPPING_STEM = 384, 200_000_000, 5
 
 
 def forward(one: Convolution) -> int:
     """Return the bytes of workspace."""
-    if is_product(one):
+    if is_product("forward", one):
         return _product(one)
     if one.is_stem and len(one.data) < 5 and not one.channels_last:
         return _stem(one)
@@ -59,7 +60,7 @@ def forward(one: Convolution) -> int:
 
 def input_gradient(one: Convolution) -> int:
     """Return the bytes of workspace."""
-    if is_product(one):
+    if is_product("input gradient", one):
         return _product(one)
     if not one.channels_last and not one.is_half and _is_direct_gradient(one):
         return 0
@@ -74,9 +75,24 @@ def input_gradient(one: Convolution) -> int:
     return data + weight + output + HEADER + wide
 
 
-def is_product(one: Convolution) -> bool:
-    """Return whether forward and the input gradient are matrix products of cuBLAS."""
-    return one.is_plain_product and not _is_uneven(one)
+def is_product(kind: Kind, one: Convolution) -> bool:
+    """Return whether forward or the input gradient is a matrix product of cuBLAS.
+
+    Not so where rows are unaligned (an odd number of pixels) and there is much to compute between many channels, and
+    for the gradient of small images between many channels in 16 bits.
+    """
+    if not one.is_plain_product or one.channels_last:
+        return one.is_plain_product
+    places, between = math.prod(one.data[2:]), one.channels * one.weight[0]
+    many = between >= (_MANY_BETWEEN if kind == "forward" else _MORE_BETWEEN)
+    if places % 2 == 1 and min(one.data[2:]) > 1:
+        fits = one.is_half or (one.channels % 32 == one.weight[0] % 32 == 0)
+        return not (many and fits and one.products >= (_UNEVEN_HALF if one.is_half else _UNEVEN))
+    if kind == "forward":
+        return True
+    if one.is_half:
+        return not (many and len(one.data) == 4 and _SMALL_IMAGE < places <= 64)
+    return one.products < _LARGEST_PRODUCT
 
 
 def _product(one: Convolution) -> int:
@@ -99,12 +115,6 @@ def _transformed(one: Convolution) -> tuple[int, int, int]:
 def overlaps(one: Convolution) -> bool:
     """Return whether filters of five positions and more overlap and have a stride."""
     return one.weight[-1] >= _OVERLAPPING_STEM and 1 < max(one.strides) < one.weight[-1]
-
-
-def _is_uneven(one: Convolution) -> bool:
-    """Return whether it is a large product of images with an odd number of pixels, whose rows are unaligned."""
-    odd = math.prod(one.data[2:]) % 2 == 1 and min(one.data[2:]) > 1 and not one.channels_last
-    return odd and one.products >= (_UNEVEN_HALF if one.is_half else _UNEVEN)
 
 
 def _strided_product(one: Convolution) -> int:

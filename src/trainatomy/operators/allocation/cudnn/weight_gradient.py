@@ -26,6 +26,8 @@ _MEBI = 2**20
 _TILE, _OF_PARTS, _BYTES_PER_PART = 64, 159, 4
 _OF_PADDED_PARTS = 128
 _PARTS_OF_STEM, _PADDED_STEM = 8, 4
+_THIN, _LARGE_IMAGE = 40, 3000
+"""Channels of the input, and pixels, that fp32 and volumes are transformed for."""
 _MOST_SPLIT_ROWS, _MANY_PLACES = 256, 3000
 
 
@@ -68,6 +70,8 @@ def is_by_image(one: Convolution) -> bool:
     places = math.prod(one.data[2:])
     images, inside, outside = one.data[0], one.channels, one.weight[0]
     sums, moved = images * inside * outside * _SUM, images * (inside + outside) * places * one.itemsize
+    if inside <= _THIN and places >= _LARGE_IMAGE and (not one.is_half or len(one.data) == 5):
+        return False
     return places < 49 or sums <= 2 * moved
 
 
