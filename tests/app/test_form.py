@@ -9,8 +9,11 @@ from urllib.parse import parse_qsl
 
 import pytest
 
+from trainatomy.app.answers import Answers, Request, Task
 from trainatomy.app.form import MAX_CONFIG_CHARACTERS, Form
-from trainatomy.errors import WorkloadError
+from trainatomy.app.refusals import in_terms_of_the_page
+from trainatomy.app.suited import Lengths, lengths_of
+from trainatomy.errors import TrainatomyError, WorkloadError
 
 CHANGED = Form(
     "Qwen/Qwen2.5-0.5B", "", "a100-80gb", 2, 256, 4, "fp16", "adafactor", True, 16, "4-bit"
@@ -85,3 +88,48 @@ def test_configurations_are_refused_by_name(config: str, said: str) -> None:
 def test_values_beyond_the_limits_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(WorkloadError, match=next(iter(change))):
         replace(Form(), **change).workload()
+
+
+def test_precision_and_length_suit_the_gpu_and_the_model() -> None:
+    assert Form(gpu="t4").suited().precision == "fp16"
+    assert Form(gpu="k80").suited().precision == "fp32"
+    assert Form(model="google/vit-base-patch16-224").suited().length == 0
+    assert lengths_of("FacebookAI/roberta-base", "").most == 512
+    assert lengths_of("gpt2", "").most == 1024
+    assert lengths_of("", '{"max_position_embeddings": 128}') == Lengths(128, 128)
+
+
+@pytest.mark.parametrize("form", [Form(gpu="t4"), Form(model="google/vit-base-patch16-224")])
+def test_a_link_without_precision_and_length_gets_those_that_suit(form: Form) -> None:
+    suited = form.suited()
+    assert Form.of_query(dict(parse_qsl(suited.query()))) == suited
+    assert "precision" not in suited.query() and "length" not in suited.query()
+
+
+def test_settings_of_a_search_become_those_of_the_form_if_it_has_them_all() -> None:
+    workload = replace(CHANGED, batch=4, accumulation=2, checkpointing=False).workload().to_mapping()
+    assert CHANGED.with_settings(workload) == replace(CHANGED, batch=4, accumulation=2, checkpointing=False)
+    assert CHANGED.with_settings({**workload, "allocator": "expandable_segments:True"}) is None
+
+
+@pytest.mark.parametrize(
+    ("form", "task", "said"),
+    [
+        (Form(gpu="t4"), "fit", r"^Precision: .*tick precision above the button"),
+        (Form(model="google/vit-base-patch16-224"), "bill", "^Sequence length: .*reads no text: set it to 0"),
+        (Form(length=4096), "bill", "^Sequence length: 4096 is longer"),
+    ],
+)
+def test_refusals_name_the_fields_of_the_page(form: Form, task: Task, said: str) -> None:
+    with pytest.raises(TrainatomyError, match=said) as caught:
+        Answers().answer(Request.of(task, form.workload()))
+    assert "--" not in str(caught.value)
+
+
+def test_a_refusal_of_the_form_names_its_field() -> None:
+    with pytest.raises(WorkloadError) as caught:
+        Form(quantization="4-bit").workload()
+    assert in_terms_of_the_page(caught.value).startswith(
+        "Quantised weights: quantised weights cannot be trained: set a"
+    )
+    assert in_terms_of_the_page(WorkloadError("do: --this")) == "do: --this (on the command line)"

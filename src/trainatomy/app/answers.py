@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from trainatomy.app.refusals import in_terms_of_the_page
+from trainatomy.errors import TrainatomyError
+from trainatomy.results.fit import Candidate, Fit, Permission
 from trainatomy.workload.schema import Workload
 
+if TYPE_CHECKING:
+    from trainatomy.prediction import Executed
+    from trainatomy.results.detail import Detail
+    from trainatomy.results.prediction import Prediction
+
 Task = Literal["bill", "report", "fit", "gpus"]
+
+
+class Request(NamedTuple):
+    """What a visitor asks for.
+
+    Attributes:
+        task: The memory breakdown, the report of it, settings that fit, or the training on every GPU.
+        training: The workload as JSON.
+        allow: What a search may change of the training.
+    """
+
+    task: Task
+    training: str
+    allow: tuple[Permission, ...] = ()
+
+    @classmethod
+    def of(cls, task: Task, workload: Workload, allow: tuple[Permission, ...] = ()) -> Request:
+        return cls(task, json.dumps(workload.to_mapping()), allow)
+
+    @property
+    def is_search(self) -> bool:
+        """Whether it takes long."""
+        return self.task in ("fit", "gpus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +52,9 @@ class Answer:
         sentence: The answer in words.
         figures: Title, value and remark of each figure.
         report: The report, a whole HTML document; empty for a bill.
-        exports: The settings as Python code, workload file and options, by those names.
+        exports: The settings as Python code, workload file and options, by those names; of a search, the best ones.
         device_bytes: Device memory at the peak, of a prediction.
+        best: The best settings of a search, a workload as a mapping; None where nothing fits.
     """
 
     verdict: str = ""
@@ -31,50 +64,83 @@ class Answer:
     report: str = ""
     exports: tuple[str, str, str] = ("", "", "")
     device_bytes: int | None = None
+    best: dict[str, Any] | None = None
 
 
-def answer(task: Task, mapping: dict[str, Any]) -> Answer:
-    """Return the answer of a task for a workload, as a mapping.
+class Answers:
+    """Answers requests in its process; it keeps the last execution, of which a report is made next."""
 
-    Raises:
-        TrainatomyError: Those of ``predict`` and ``fit``.
-    """
-    workload = Workload.from_mapping(mapping)
-    if task == "fit":
-        return _searched(workload)
-    return _on_all_gpus(workload) if task == "gpus" else _predicted(workload, in_detail=task == "report")
+    def __init__(self) -> None:
+        self._last: tuple[str, Prediction, Executed] | None = None
+
+    def answer(self, request: Request) -> Answer:
+        """Return the answer to a request.
+
+        Raises:
+            TrainatomyError: Those of ``predict`` and ``fit``, in terms of the page.
+        """
+        workload = Workload.from_mapping(json.loads(request.training))
+        try:
+            if request.task == "fit":
+                return _searched(workload, request.allow)
+            if request.task == "gpus":
+                return _on_all_gpus(workload)
+            return self._predicted(request, workload)
+        except TrainatomyError as error:
+            raise TrainatomyError(in_terms_of_the_page(error)) from error
+
+    def _predicted(self, request: Request, workload: Workload) -> Answer:
+        from trainatomy.reporters.html.page import page_of, render
+
+        prediction, executed = self._executed(request.training, workload)
+        in_detail = request.task == "report"
+        page = page_of(prediction, detail=_detail(executed, workload) if in_detail else None)
+        settings = Candidate((), workload.to_mapping(), prediction, prediction.fits)
+        return Answer(
+            page.verdict,
+            page.tone,
+            page.answer[0] if page.answer else "",
+            tuple((figure.title, figure.value, figure.remark) for figure in page.figures),
+            render(page) if in_detail else "",
+            _exports(settings, workload),
+            prediction.memory.device_bytes,
+        )
+
+    def _executed(self, training: str, workload: Workload) -> tuple[Prediction, Executed]:
+        from trainatomy import api
+        from trainatomy.prediction import keep_executed
+
+        if self._last is None or self._last[0] != training:
+            self._last = None  # its memory is needed
+            with keep_executed() as executed:
+                prediction = api.predict(workload)
+            self._last = (training, prediction, executed[-1])
+        return self._last[1:]
 
 
-def _predicted(workload: Workload, *, in_detail: bool) -> Answer:
-    from trainatomy import api
+def _detail(executed: Executed, workload: Workload) -> Detail:
+    from trainatomy.runs.options import load_calibration
+    from trainatomy.step_detail import detail_of_executed
+
+    return detail_of_executed(executed, load_calibration(None, [workload]))
+
+
+def _exports(settings: Candidate, workload: Workload) -> tuple[str, str, str]:
     from trainatomy.reporters.export import command_line_flags, training_arguments_code, workload_yaml
-    from trainatomy.reporters.html.page import page_of, render
-    from trainatomy.results.fit import Candidate
 
-    prediction, detail = api.predict_in_detail(workload) if in_detail else (api.predict(workload), None)
-    page = page_of(prediction, detail=detail)
-    settings = Candidate((), workload.to_mapping(), prediction, prediction.fits)
     flags = command_line_flags(settings)
-    return Answer(
-        page.verdict,
-        page.tone,
-        page.answer[0] if page.answer else "",
-        tuple((figure.title, figure.value, figure.remark) for figure in page.figures),
-        render(page) if in_detail else "",
-        (
-            training_arguments_code(settings, workload.display_name),
-            workload_yaml(settings),
-            f"trainatomy predict {flags}",
-        ),
-        prediction.memory.device_bytes,
-    )
+    python = training_arguments_code(settings, workload.display_name)
+    return python, workload_yaml(settings), f"trainatomy predict {flags}"
 
 
-def _searched(workload: Workload) -> Answer:
+def _searched(workload: Workload, allow: tuple[Permission, ...]) -> Answer:
     from trainatomy import api
     from trainatomy.reporters.html import to_html
 
-    return Answer(report=to_html(api.fit(workload)))
+    fit: Fit = api.fit(workload, allow=allow)
+    best = fit.best
+    exports = ("", "", "") if best is None else _exports(best, workload)
+    return Answer(report=to_html(fit), exports=exports, best=dict(best.workload) if best is not None else None)
 
 
 def _on_all_gpus(workload: Workload) -> Answer:

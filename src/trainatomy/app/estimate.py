@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainatomy.app.answers import Request
 from trainatomy.app.form import Form
-from trainatomy.app.worker import Worker
+from trainatomy.app.workers import Workers
 
 
-def estimated_bytes(worker: Worker, form: Form) -> int | None:
+def estimated_bytes(workers: Workers, form: Form) -> int | None:
     """Return device memory on the line through the two executed batch sizes nearest to that of a form.
 
     None where fewer than two trainings were executed that differ from the form in nothing but the batch size. The
@@ -18,7 +19,7 @@ def estimated_bytes(worker: Worker, form: Form) -> int | None:
         (batch, found.device_bytes)
         for batch in range(1, 129)
         if batch != form.batch
-        and (found := worker.known("bill", replace(form, batch=batch).workload())) is not None
+        and (found := workers.known(Request.of("bill", replace(form, batch=batch).workload()))) is not None
         and found.device_bytes is not None
     ]
     if len(known) < 2:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import urlencode
 
+from trainatomy.app.suited import Precision, lengths_of, precision_of
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.schema import Workload
 
-Precision = Literal["fp32", "bf16", "fp16"]
 Quantization = Literal["none", "8-bit", "4-bit"]
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adafactor", "sgd")
 MOST = {"batch": 1024, "length": 131_072, "accumulation": 1024, "lora_rank": 1024}
@@ -81,15 +81,41 @@ class Form:
         data = {"sequence_length": self.length} if self.length else {}
         return Workload.from_mapping({"model": model, "data": data, "train": train, "gpu": self.gpu})
 
+    def suited(self) -> Form:
+        """Return this form with the precision and the length that suit its model and its GPU."""
+        return replace(self, precision=precision_of(self.gpu), length=lengths_of(self.model, self.config).usual)
+
+    def with_settings(self, workload: Mapping[str, Any]) -> Form | None:
+        """Return this form with the settings of a workload, or None where it has some that are not on the page."""
+        train, model = workload.get("train", {}), workload.get("model", {})
+        quantized = model.get("quantization") or {}
+        found = replace(
+            self,
+            batch=train.get("per_device_train_batch_size", 8),
+            length=workload.get("data", {}).get("sequence_length", 0),
+            accumulation=train.get("gradient_accumulation_steps", 1),
+            precision="bf16" if train.get("bf16") else "fp16" if train.get("fp16") else "fp32",
+            optimizer=train.get("optim", self.optimizer),
+            checkpointing=bool(train.get("gradient_checkpointing")),
+            lora_rank=(model.get("lora") or {}).get("r", 0),
+            quantization="4-bit" if quantized.get("load_in_4bit") else "8-bit" if quantized else "none",
+        )
+        try:
+            same = found.workload().to_mapping() == Workload.from_mapping(workload).to_mapping()
+        except WorkloadError:
+            return None
+        return found if same else None
+
     def query(self) -> str:
         """Return the fields that differ from the defaults as the query of a URL."""
-        default = asdict(Form())
+        first, suited = asdict(Form()), self.suited()
+        default = {**first, "precision": suited.precision, "length": suited.length}
         changed = {key: value for key, value in asdict(self).items() if value != default[key]}
         return urlencode({key: int(value) if isinstance(value, bool) else value for key, value in changed.items()})
 
     @classmethod
     def of_query(cls, query: Mapping[str, str]) -> Form:
-        """Return the form of a URL's query; keys that are not fields are left out.
+        """Return the form of a URL's query; keys that are not fields are left out, fields that it lacks are suited.
 
         Raises:
             WorkloadError: A number is not one.
@@ -104,11 +130,16 @@ class Form:
                 found[field.name] = text if kind is str else kind(int(text))
             except ValueError:
                 raise WorkloadError(f"the link's {field.name}={text!r} is not a whole number") from None
-        return cls(**found)
+        form = cls(**found)
+        suited = form.suited()
+        missing = {name: getattr(suited, name) for name in ("precision", "length") if name not in found}
+        return replace(form, **missing)
 
     def _check(self) -> None:
         for name, most in MOST.items():
             value, least = getattr(self, name), 0 if name in ("length", "lora_rank") else 1
+            if not isinstance(value, int):
+                raise WorkloadError(f"{name}: give a whole number from {least} to {most}", key=name)
             if not least <= value <= most:
                 raise WorkloadError(f"{name}: {value} is outside what this page predicts ({least} to {most})", key=name)
         for name, options in (

@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator
-from dataclasses import astuple
 from typing import Any
 
-from trainatomy.app.answers import Answer, Task
+from trainatomy.app.answers import Answer, Request
 from trainatomy.app.estimate import estimated_bytes
-from trainatomy.app.form import MOST, OPTIMIZERS, Form
-from trainatomy.app.worker import Limits, Worker
-from trainatomy.catalog.architectures import architectures
-from trainatomy.catalog.gpus import gpus
+from trainatomy.app.fields import form_fields, suit, values_of
+from trainatomy.app.form import Form
+from trainatomy.app.refusals import in_terms_of_the_page
+from trainatomy.app.turns import Turns
+from trainatomy.app.worker import Limits
+from trainatomy.app.workers import Workers
 from trainatomy.errors import TrainatomyError
 from trainatomy.libraries import import_library
 from trainatomy.units import human_bytes
 
-WAITING = 20
+WAITING = 40
 """Requests in the queue; a further one is turned away."""
+AT_ONCE = 8
+"""Requests of one kind that wait for a process at a time; the others wait in the queue."""
+_ADJUSTED = ("batch", "length", "precision", "checkpointing", "optimizer", "quantization")
+"""Fields that are predicted for as soon as they change."""
+_AT_REST = """(...values) => new Promise((go, stop) => {
+  window.trainatomyMoved?.();
+  const timer = setTimeout(() => go(values), 150);
+  window.trainatomyMoved = () => { clearTimeout(timer); stop(); };
+})"""
+"""Goes on when nothing has been adjusted for 150 ms, so that a slider that moves asks for nothing."""
+MAY_CHANGE = (
+    ("precision", "precision"),
+    ("optimizer", "optimizer"),
+    ("LoRA in place of all weights", "lora"),
+    ("quantised weights", "quantization"),
+    ("shorter sequences", "sequence-length"),
+)
+"""What a search may change of the training, as the page says it."""
 CSS = """
 .gradio-container { max-width: 1560px !important; padding: 1rem clamp(.6rem, 2vw, 1.6rem) !important; }
 .ta-card { border: 1px solid var(--border-color-primary); border-radius: 12px; padding: 1rem 1.1rem;
@@ -50,132 +69,164 @@ def launch(
         TrainatomyError: The port is in use.
     """
     import_library("gradio", "the app", install="'trainatomy[app]'")
-    worker = Worker(limits or Limits())
-    worker.start()
+    workers = Workers(limits or Limits())
+    workers.start()
     try:
-        build(worker).queue(max_size=WAITING, default_concurrency_limit=2).launch(
+        build(workers).queue(max_size=WAITING).launch(
             server_name=host, server_port=port, inbrowser=is_opened, css=CSS, show_error=True, footer_links=[]
         )
     except OSError as error:
         raise TrainatomyError(f"--port {port}: cannot be used: {error}") from error
     finally:
-        worker.close()
+        workers.close()
 
 
-def build(worker: Worker) -> Any:
+def build(workers: Workers) -> Any:
     """Return the page as Gradio's blocks."""
     gr = import_library("gradio", "the app", install="'trainatomy[app]'")
+    turns = Turns()
     with gr.Blocks(title="trainatomy", analytics_enabled=False) as page:
         gr.Markdown("# trainatomy\nWhat a training holds in GPU memory and how long a step takes, without a GPU.")
         with gr.Row():
             with gr.Column(scale=1, min_width=320):
-                inputs = _inputs(gr)
+                form = form_fields(gr)
+                inputs = list(form.values())
                 predict = gr.Button("Predict", variant="primary")
             with gr.Column(scale=3, min_width=320):
-                card = gr.HTML(notice("Press Predict. The first prediction takes some seconds longer."))
+                card = gr.HTML(notice("The first prediction takes some seconds longer."))
                 link = gr.Textbox(label="Link to this training", buttons=["copy"], interactive=False, elem_id="ta-link")
-                report, searches, exports = _tabs(gr)
-        outputs = [card, report, link, *exports]
-        shown = _predicts(gr, worker)
-        predict.click(shown, inputs, outputs, show_progress="hidden")
-        for slider in inputs[3:5]:  # batch and length
-            slider.release(shown, inputs, outputs, show_progress="hidden", trigger_mode="always_last")
-        for task, (button, found) in searches.items():
-            button.click(_searches(worker, task), inputs, found, show_progress="full")
-        page.load(_from_link(gr), None, inputs)
+                with gr.Tab("Memory and time"):
+                    report = gr.HTML("", elem_id="ta-report")
+                used = _searches(gr, workers, inputs)
+                exports = _exports(gr)
+        shown = gr.State()
+        predicts = _predicts(gr, workers, turns), inputs, [card, link, *exports, shown]
+        reports = _reports(gr, workers, turns), shown, report
+        limits = {"show_progress": "hidden", "concurrency_limit": AT_ONCE, "trigger_mode": "always_last"}
+        adjusted = [form[name].input for name in _ADJUSTED]
+        at_rest = gr.on(adjusted, None, inputs, None, js=_AT_REST, trigger_mode="multiple", show_progress="hidden")
+        submitted = [predict.click, form["accumulation"].submit, form["lora_rank"].submit]
+        loaded = page.load(_from_link(gr), None, inputs)
+        for event in (*submitted, at_rest.then, *suit(gr, form), used.then, loaded.success):
+            bill = event(*predicts, concurrency_id="predictions", **limits)
+            bill.then(*reports, concurrency_id="reports", **limits)
     return page
 
 
-def _inputs(gr: Any) -> list[Any]:
-    """Return the components of the form, in the order of the fields of ``Form``."""
-    first = Form()
-    names = [entry.hub_id for entry in architectures()]
-    model = gr.Dropdown(names, value=first.model, label="Model (listed, or a name on the hub)", allow_custom_value=True)
-    with gr.Accordion("Paste a config.json instead", open=False):
-        config = gr.Code(value="", language="json", label="config.json", lines=6, max_lines=12)
-    gpu = gr.Dropdown([(each.name, each.id) for each in gpus()], value=first.gpu, label="GPU")
-    batch = gr.Slider(1, 128, first.batch, step=1, label="Batch size of the device")
-    length = gr.Slider(0, 8192, first.length, step=64, label="Sequence length (0: the model's own)")
-    precision = gr.Radio(["fp32", "bf16", "fp16"], value=first.precision, label="Precision")
-    checkpointing = gr.Checkbox(first.checkpointing, label="Gradient checkpointing")
-    with gr.Accordion("Optimizer, accumulation, LoRA, quantisation", open=False):
-        accumulation = gr.Number(first.accumulation, label="Accumulation steps", precision=0, minimum=1)
-        optimizer = gr.Dropdown(list(OPTIMIZERS), value=first.optimizer, label="Optimizer")
-        rank = gr.Number(first.lora_rank, label="LoRA rank (0: train all)", precision=0, maximum=MOST["lora_rank"])
-        quantization = gr.Radio(["none", "8-bit", "4-bit"], value=first.quantization, label="Quantised weights")
-    return [
-        model,
-        config,
-        gpu,
-        batch,
-        length,
-        accumulation,
-        precision,
-        optimizer,
-        checkpointing,
-        rank,
-        quantization,
-    ]
-
-
-def _tabs(gr: Any) -> tuple[Any, dict[Task, tuple[Any, Any]], list[Any]]:
-    with gr.Tab("Memory and time"):
-        report = gr.HTML("")
-    with gr.Tab("What fits"):
-        gr.Markdown("Searches the fastest settings with the same effective batch size. This may take a minute.")
-        fit = (gr.Button("Find settings that fit this GPU"), gr.HTML(""))
-    with gr.Tab("On which GPU"):
-        gr.Markdown("Predicts this training, as it is, on every GPU that is known.")
-        all_gpus = (gr.Button("Predict on every GPU"), gr.HTML(""))
+def _exports(gr: Any) -> list[Any]:
     with gr.Tab("Export"):
-        exports = [
+        return [
             gr.Code(label="TrainingArguments", language="python"),
             gr.Code(label="Workload file", language="yaml"),
             gr.Code(label="Command line", language="shell"),
         ]
-    return report, {"fit": fit, "gpus": all_gpus}, exports
 
 
-def _predicts(gr: Any, worker: Worker) -> Any:
+def _searches(gr: Any, workers: Workers, inputs: list[Any]) -> Any:
+    """Add the tabs of what takes long; return the event after which the best settings are those of the form."""
+    limits = {"show_progress": "hidden", "concurrency_limit": AT_ONCE}
+    with gr.Tab("What fits"):
+        gr.Markdown("Searches the fastest settings with the same effective batch size. This may take a minute.")
+        allow = gr.CheckboxGroup(list(MAY_CHANGE), label="The search may also change")
+        find = gr.Button("Find settings that fit this GPU")
+        use = gr.Button("Use these settings in the form", visible=False)
+        found, best = gr.HTML("", elem_id="ta-fit"), gr.State()
+        find.click(_fits(gr, workers), [allow, *inputs], [found, best, use], concurrency_id="fit", **limits)
+    with gr.Tab("On which GPU"):
+        gr.Markdown("Predicts this training, as it is, on every GPU that is known. This may take a minute.")
+        compare = gr.Button("Predict on every GPU")
+        on_all = gr.HTML("", elem_id="ta-gpus")
+        compare.click(_on_all_gpus(workers), inputs, on_all, concurrency_id="gpus", **limits)
+    return use.click(lambda best: values_of(gr, best), best, inputs, show_progress="hidden")
+
+
+def _predicts(gr: Any, workers: Workers, turns: Turns) -> Any:
     def predicts(request: Any, *values: Any) -> Iterator[tuple[Any, ...]]:
         form, unchanged = Form(*values), gr.skip()
+        turn = turns.next(request.session_hash)
         try:
-            workload = form.workload()
-            if worker.known("bill", workload) is None:
-                yield notice(waiting(worker, form)), *[unchanged] * 5
-            bill = worker.ask("bill", workload)
+            asked = Request.of("bill", form.workload())
+            if workers.known(asked) is None:
+                yield notice(waiting(workers, form)), *[unchanged] * 5
+            bill = workers.ask(asked)
             link = f"{str(request.request.base_url).rstrip('/')}/?{form.query()}"
-            yield card(bill), unchanged, link, *bill.exports
-            yield card(bill), framed(worker.ask("report", workload)), link, *bill.exports
+            found: tuple[Any, ...] = (card(bill), link, *bill.exports, (turn, form))
         except TrainatomyError as error:
-            yield notice(str(error), "bad"), "", "", "", "", ""
+            found = notice(in_terms_of_the_page(error), "bad"), "", "", "", "", None
+        yield found if turns.is_latest(request.session_hash, turn) else (unchanged,) * 6
 
     predicts.__annotations__["request"] = gr.Request
     return predicts
 
 
-def _searches(worker: Worker, task: Task) -> Any:
-    def searches(*values: Any) -> str:
+def _reports(gr: Any, workers: Workers, turns: Turns) -> Any:
+    def reports(request: Any, shown: tuple[int, Form] | None) -> Any:
+        """Return the report of the training whose figures are shown."""
+        if shown is None:
+            return ""
+        turn, form = shown
+        if not turns.is_latest(request.session_hash, turn):
+            return gr.skip()
         try:
-            return framed(worker.ask(task, Form(*values).workload()))
+            found = framed(workers.ask(Request.of("report", form.workload())))
         except TrainatomyError as error:
-            return notice(str(error), "bad")
+            found = notice(str(error), "bad")
+        return found if turns.is_latest(request.session_hash, turn) else gr.skip()
 
-    return searches
+    reports.__annotations__["request"] = gr.Request
+    return reports
 
 
-def waiting(worker: Worker, form: Form) -> str:
+def _fits(gr: Any, workers: Workers) -> Any:
+    def fits(allow: list[Any], *values: Any) -> Iterator[tuple[Any, ...]]:
+        form, hidden = Form(*values), gr.update(visible=False)
+        try:
+            asked = Request.of("fit", form.workload(), tuple(allow))
+            yield notice(_searching(workers, asked)), None, hidden
+            found = workers.ask(asked)
+        except TrainatomyError as error:
+            yield notice(in_terms_of_the_page(error), "bad"), None, hidden
+            return
+        best = form.with_settings(found.best) if found.best else None
+        yield framed(found), best, gr.update(visible=best is not None)
+
+    return fits
+
+
+def _on_all_gpus(workers: Workers) -> Any:
+    def on_all_gpus(*values: Any) -> Iterator[str]:
+        try:
+            asked = Request.of("gpus", Form(*values).workload())
+            yield notice(_searching(workers, asked))
+            yield framed(workers.ask(asked))
+        except TrainatomyError as error:
+            yield notice(in_terms_of_the_page(error), "bad")
+
+    return on_all_gpus
+
+
+def waiting(workers: Workers, form: Form) -> str:
     """Return what is shown while a training is executed: an estimate, named so, or that it is executed."""
-    estimate = estimated_bytes(worker, form)
+    estimate = estimated_bytes(workers, form)
+    if workers.must_wait(Request.of("bill", form.workload())):
+        doing = "Waiting for a prediction of another visitor …"
+    else:
+        doing = "Executing the step without a GPU …"
     if estimate is None:
-        return "Executing the step without a GPU …"
-    return f"About {human_bytes(estimate)}: an estimate from other batch sizes. Executing the step without a GPU …"
+        return doing
+    return f"About {human_bytes(estimate)}: an estimate from other batch sizes. {doing}"
+
+
+def _searching(workers: Workers, asked: Request) -> str:
+    if workers.must_wait(asked):
+        return "Waiting for the search of another visitor …"
+    return f"Searching … It is stopped after {workers.limits.seconds:.0f} s."
 
 
 def _from_link(gr: Any) -> Any:
     def from_link(request: Any) -> list[Any]:
         try:
-            return list(astuple(Form.of_query(dict(request.query_params))))
+            return values_of(gr, Form.of_query(dict(request.query_params)))
         except TrainatomyError as error:
             raise gr.Error(str(error)) from error
 

@@ -4,71 +4,60 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from threading import Lock
 from typing import Any
 
-from trainatomy.app.answers import Answer, Task, answer
+from trainatomy.app.answers import Answer, Answers, Request
 from trainatomy.errors import TrainatomyError
-from trainatomy.workload.schema import Workload
 
-KEPT = 200
-"""Answers that are kept."""
+_LESS_URGENT = 10
+"""Niceness of processes that search, so that predictions do not wait for them on a machine with few cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may take.
+    """What requests may take.
 
     Attributes:
         seconds: Time of one request.
-        memory_bytes: Memory that the process may hold.
+        memory_bytes: Memory that each process may hold.
+        predictions: Processes that predict.
+        searches: Processes that search for settings, or predict on every GPU.
     """
 
     seconds: float = 120.0
     memory_bytes: int = 8 * 1024**3
+    predictions: int = 2
+    searches: int = 1
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
-    """One process for the requests of all visitors, one after the other, and the answers that it gave."""
+    """One process, which answers one request after the other; for one thread at a time.
+
+    Attributes:
+        limits: Limits of each request.
+        is_urgent: Whether it runs before processes of searches.
+        last: Key of its last request; the report of a training that it has just predicted needs no second execution.
+    """
 
     limits: Limits = field(default_factory=Limits)
+    is_urgent: bool = True
+    last: str = ""
 
     def __post_init__(self) -> None:
-        self._lock = Lock()
-        self._known: OrderedDict[tuple[Task, str], Answer] = OrderedDict()
         self._process: Any = None
         self._connection: Connection[Any, Any] | None = None
 
-    def known(self, task: Task, workload: Workload) -> Answer | None:
-        """Return an answer that was already given, else None."""
-        return self._known.get(_key(task, workload))
-
-    def ask(self, task: Task, workload: Workload) -> Answer:
-        """Return the answer to a request, computed in the process unless it is known.
-
-        Raises:
-            TrainatomyError: That of the request, or the process exceeded a limit.
-        """
-        with self._lock:
-            if (kept := self.known(task, workload)) is not None:
-                return kept
-            found = self._compute(task, workload)
-            if isinstance(found, TrainatomyError):
-                raise found
-            self._known[_key(task, workload)] = found
-            if len(self._known) > KEPT:
-                self._known.popitem(last=False)
-            return found
+    @property
+    def is_started(self) -> bool:
+        return self._process is not None
 
     def start(self) -> None:
         """Start the process, which imports the libraries while the visitor still reads the page."""
-        with self._lock:
-            self._opened()
+        self._opened()
 
     def close(self) -> None:
         """End the process."""
@@ -78,11 +67,17 @@ class Worker:
         if self._connection is not None:
             self._connection.close()
         self._process = self._connection = None
+        self.last = ""
 
-    def _compute(self, task: Task, workload: Workload) -> Answer | TrainatomyError:
+    def compute(self, request: Request) -> Answer:
+        """Return the answer to a request.
+
+        Raises:
+            TrainatomyError: That of the request, or the process exceeded a limit.
+        """
         connection = self._opened()
         try:
-            connection.send((task, workload.to_mapping()))
+            connection.send(request)
             if not connection.poll(self.limits.seconds):
                 self.close()
                 raise TrainatomyError(
@@ -96,6 +91,9 @@ class Worker:
                 f"The prediction ended unexpectedly; it may hold {self.limits.memory_bytes / 1024**3:.0f} GiB of host "
                 "memory here. The command line has no limit."
             ) from None
+        if isinstance(found, TrainatomyError):
+            raise found
+        self.last = request.training
         return found
 
     def _opened(self) -> Connection[Any, Any]:
@@ -104,32 +102,32 @@ class Worker:
         self.close()
         context = get_context("spawn")
         self._connection, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, self.limits.memory_bytes), daemon=True)
+        niceness = 0 if self.is_urgent else _LESS_URGENT
+        arguments = (other, self.limits.memory_bytes, niceness)
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         other.close()
         return self._connection
 
 
-def _key(task: Task, workload: Workload) -> tuple[Task, str]:
-    return task, repr(workload.to_mapping())
-
-
-def _serve(connection: Connection[Any, Any], memory_bytes: int) -> None:
+def _serve(connection: Connection[Any, Any], memory_bytes: int, niceness: int) -> None:
     """Answer requests until the page ends."""
     import resource
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    os.nice(niceness)
     os.dup2(2, 1)
     import trainatomy.runs.preload  # noqa: F401
 
+    answers = Answers()
     while True:
         try:
-            task, mapping = connection.recv()
+            request = connection.recv()
         except EOFError:
             return
         try:
-            connection.send(answer(task, mapping))
+            connection.send(answers.answer(request))
         except TrainatomyError as error:
             connection.send(TrainatomyError(str(error)))
         except MemoryError:

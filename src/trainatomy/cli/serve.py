@@ -16,7 +16,7 @@ Space = Annotated[
     in_output("--space", "Write the files of a Hugging Face Space into this folder, and serve nothing.", metavar="DIR"),
 ]
 TimeLimit = Annotated[int, time_limit_option("Longest time for one request (default: 120).", min=1)]
-Memory = Annotated[int, in_run("--memory-limit", "Most host memory of a request, in GiB (default: 8).", min=1)]
+Memory = Annotated[int, in_run("--memory-limit", "Most host memory of a process, in GiB (default: 8).", min=1)]
 
 
 def app(
