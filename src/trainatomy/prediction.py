@@ -213,6 +213,7 @@ def time_of(
         data_parallel_size=workload.parallel.data_parallel_size,
         pipeline=pipeline,
         paces=paces,
+        collated=workload.data.factory is None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.files import read_yaml
@@ -46,6 +47,7 @@ def predict_step_time(
     data_parallel_size: int = 1,
     pipeline: Pipeline | None = None,
     paces: Sequence[float] = (),
+    collated: bool = True,
 ) -> Time:
     """Predict how long a step takes on one rank.
 
@@ -65,11 +67,13 @@ def predict_step_time(
         data_parallel_size: Ranks that process different samples.
         pipeline: The step of the whole pipeline that the rank belongs to; it has no ``paces``.
         paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
+        collated: Whether the loop makes batches of samples.  If not, a function returns them as they are, and the CPU
+            only waits until they are copied.
     """
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
     host = _cpu_costs(calibration)[1]
     kernels = [kernel_cost(call, cost_model) for call in operations.calls]
-    timeline = replayed(operations, cost_model, gpu, loop, calibration, driver_calls)
+    timeline = replayed(operations, cost_model, gpu, loop, calibration, driver_calls, collated=collated)
     bubble = 0.0
     if pipeline is not None:
         timeline.seconds, bubble = pipeline.step_seconds, pipeline.bubble_share
@@ -99,7 +103,12 @@ def predict_step_time(
         communication=_communication(timeline, links, gpus, data_parallel_size, rate, tokens, bubble),
         pipeline=pipeline,
         at_paces=tuple(
-            PacedStep(pace, replayed(operations, cost_model, gpu, loop, calibration, driver_calls, pace=pace).seconds)
+            PacedStep(
+                pace,
+                replayed(
+                    operations, cost_model, gpu, loop, calibration, driver_calls, pace=pace, collated=collated
+                ).seconds,
+            )
             for pace in sorted(paces if pipeline is None else ())
         ),
         probe_seconds=probe_seconds(calibration),
@@ -116,12 +125,15 @@ def replayed(
     at_once: Collection[str] = (),
     pace: float = 1.0,
     on_launch: Callable[[int, float, float, float], None] | None = None,
+    collated: bool = True,
 ) -> StepTimeline:
     """Replay a rank's step; operations named in ``at_once`` take no time, the CPU ``pace`` times as long.
 
-    ``on_launch``: see ``replay_streams``.
+    ``on_launch``: see ``replay_streams``.  ``collated``: see ``predict_step_time``.
     """
     costs = _cpu_costs(calibration, pace)[0]
+    if not collated:
+        costs = replace(costs, batch_byte=dict.fromkeys(costs.batch_byte, 0.0))
     kernels = [
         KernelCost(0.0, 0.0, 0.0, 0) if call.name in at_once else kernel_cost(call, cost_model)
         for call in operations.calls
