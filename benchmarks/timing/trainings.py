@@ -132,9 +132,8 @@ def _shown(one: dict[str, Any]) -> str:
     return f"{own}  step {one['step'] * 1e3:8.2f} ms {errors} pace {one['pace']:4.2f}"
 
 
-def report(measurements: Path, predictions: Path, quiet_us: float | None) -> None:
-    """Print the errors: each training, then median and worst by what bounds the step."""
-    every = sorted(compared(measurements, predictions, quiet_us), key=lambda one: one.get("gpu_error", 0.0))
+def groups_of(every: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return the absolute errors by what bounds the step: the GPU's own time, and whole steps at either pace."""
     groups: dict[str, list[float]] = defaultdict(list)
     for one in every:
         steps = f"whole steps that the {one['bound']} bounds"
@@ -142,9 +141,32 @@ def report(measurements: Path, predictions: Path, quiet_us: float | None) -> Non
         for key, title in {**kinds, "quiet_error": f"{steps}, at a quiet host"}.items():
             if key in one:
                 groups[title].append(abs(one[key]))
+    return dict(sorted(groups.items()))
+
+
+def report(measurements: Path, predictions: Path, quiet_us: float | None) -> None:
+    """Print the errors: each training, then median and worst by what bounds the step."""
+    every = sorted(compared(measurements, predictions, quiet_us), key=lambda one: one.get("gpu_error", 0.0))
+    for one in every:
         print(f"{one['name']:32} {one['bound']:4} {_shown(one)}")
-    for name, errors in sorted(groups.items()):
+    for name, errors in groups_of(every).items():
         print(f"{name}: {len(errors)} trainings, median {median(errors):.1%}, worst {max(errors):.1%}")
+
+
+def page(gpu_ids: Sequence[str]) -> None:
+    """Print tables of the errors of stored predictions: what bounds the step, then each training, for each GPU."""
+    for gpu_id in gpu_ids:
+        every = list(compared(HERE / "records" / f"trainings-{gpu_id}.jsonl", predictions_of(gpu_id), None))
+        print(f"\n### {gpu_id}\n\n| | trainings | median | nine of ten | worst |\n| --- | ---: | ---: | ---: | ---: |")
+        for name, errors in groups_of(every).items():
+            most = sorted(errors)[int(0.9 * len(errors))]
+            print(f"| {name} | {len(errors)} | {median(errors):.1%} | {most:.1%} | {max(errors):.1%} |")
+        print("\n| training | the GPU's own time | error | whole step | error | bound by |")
+        print("| --- | ---: | ---: | ---: | ---: | --- |")
+        for one in sorted(every, key=lambda one: str(one["name"])):
+            own = f"{one['gpu'] * 1e3:.1f} ms | {one['gpu_error']:+.1%}" if "gpu" in one else "|"
+            step = f"{one['step'] * 1e3:.1f} ms | {one['quiet_error']:+.1%}" if "step" in one else "|"
+            print(f"| {one['name']} | {own} | {step} | {one['bound']} |")
 
 
 def predict(gpu_id: str, names: str, again: bool) -> None:
@@ -182,8 +204,11 @@ def main() -> int:
     reporting.add_argument("--gpu", default="h200")
     reporting.add_argument("--predictions", type=Path, help="default: those that are stored for the GPU")
     reporting.add_argument("--quiet-us", type=float, help="the probe on a quiet host (default: the least measured)")
+    commands.add_parser("page", help="tables for docs/timing-accuracy.md")
     options = parser.parse_args()
-    if options.command == "predict":
+    if options.command == "page":
+        page(("h200", "h100-sxm"))
+    elif options.command == "predict":
         predict(options.gpu, options.names, options.again)
     else:
         report(options.file, options.predictions or predictions_of(options.gpu), options.quiet_us)
