@@ -273,3 +273,19 @@ def test_embedding_bags_read_rows_and_sort_indices():
     )
     assert summed.family == "table.embedding_backward.sorted.bags"
     assert summed.launches > 10 * greatest.launches
+
+
+def test_batches_are_copied_at_the_pace_of_the_drivers_buffers():
+    small, large = (seconds(f"aten::_to_copy(hf32[{count}])->f32[{count}]") for count in (262144, 15052800))
+    assert small == pytest.approx(22.4e-6, rel=0.1)  # the calibration of an H200
+    assert large == pytest.approx(6.64e-3, rel=0.05)  # 100 images of a SqueezeNet on an H200
+
+
+def test_group_norm_of_one_group_waits_for_one_block_an_image():
+    one, many = (
+        seconds(
+            f"aten::native_group_norm(bf16[8,128,112,112],bf16[128]*2)->bf16[8,128,112,112],bf16[8,{g}]*2;group={g}"
+        )
+        for g in (1, 64)
+    )
+    assert one == pytest.approx(1.3e-3, rel=0.1) and many < one / 5  # an H200: 1.30 ms
