@@ -206,7 +206,7 @@ def test_nothing_of_the_library_changes() -> None:
         ({**FOUR, "llm_int8_threshold": 3.0}, {}, "no effect without load_in_8bit"),
         (FOUR, {"model": {"lora": None}}, "cannot be trained: add model.lora"),
         (FOUR, {"era": "2022"}, "layers of 4 and 8 bits"),
-        (FOUR, {"parallel": {"gpus": 2}}, "several GPUs"),
+        (FOUR, {"parallel": {"gpus": 2, "strategy": "fsdp2"}, "loop": "pytorch"}, "several GPUs"),
         (FOUR, {"mode": "inference", "train": {"bf16_full_eval": True}}, "casts the model"),
         ({"prepare_model_for_kbit_training": False}, {}, "neither load_in_4bit nor load_in_8bit"),
     ],
