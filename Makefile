@@ -2,7 +2,7 @@
 #
 #   make setup     .venv with the package (editable) at the versions in constraints.txt
 #   make demo      the nine trainings of Hugging Face's guide on two GPUs, and one full memory breakdown
-#   make test      install the test requirements and run the tests   in two processes   (TESTS="tests/reporters -k json" runs some; TEST_JOBS=4)
+#   make test      install the test requirements and run the tests   (TESTS="tests/reporters -k json" runs some; TEST_JOBS=2: in two processes)
 #   make check     lint, formatting, spelling, types, import layers, generated documentation
 #   make coverage  run the tests with coverage; fails below the floor in pyproject.toml
 #   make format    format the code and apply safe lint fixes
@@ -34,7 +34,7 @@ GPUS ?= 8
 PIP_ARGS ?=
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt $(PIP_ARGS)
 SETUP := $(VENV)/.setup-done
-TEST_JOBS ?= 2
+TEST_JOBS ?= 0
 TEST_SETUP := $(VENV)/.test-setup-done
 DEV_SETUP := $(VENV)/.dev-setup-done
 DOCS_SETUP := $(VENV)/.docs-setup-done
