@@ -44,7 +44,7 @@ def test_every_case_is_valid_and_its_name_decides_what_is_held_out() -> None:
         workload = case.workload("h100")
         assert workload.evaluates or case.kind != "evaluation"
         assert (workload.mode == "generation") == (case.kind == "generation")
-        assert workload.saves == (case.kind == "saving")
+        assert (workload.saves or workload.resumes) == (case.kind == "saving")
     for kind in ("evaluation", "generation"):
         held_out = [case.held_out for case in found if case.kind == kind]
         assert 0.3 < sum(held_out) / len(held_out) < 0.7
