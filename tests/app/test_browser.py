@@ -77,7 +77,8 @@ def test_a_link_is_predicted_when_it_opens(browser: Any, address: str, width: in
     page.wait_for_selector(".ta-figures")
     assert "T4" in page.inner_text(".ta-card")
     frame = page.frame_locator("#ta-report iframe")
-    frame.locator("[data-chart=timeline]").scroll_into_view_if_needed()
+    page.locator("#ta-report iframe").evaluate("frame => frame.scrollIntoView()")
+    frame.locator("[data-chart=timeline]").evaluate("chart => chart.scrollIntoView()")
     frame.locator("[data-chart=timeline][data-drawn=true]").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert wrong == []
