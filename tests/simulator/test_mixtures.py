@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainatomy import ops, predict
-from trainatomy.reporters import sentences
+from trainatomy.reporters import task_sentences
 from trainatomy.workload.schema import Workload
 
 SMALL = {
@@ -71,4 +71,4 @@ def test_a_dense_model_has_no_experts() -> None:
 def test_the_sentences_state_the_assumption(words: str) -> None:
     found = predict(MIXTRAL).experts
     assert found is not None
-    assert any(words in line for line in sentences.experts(found))
+    assert any(words in line for line in task_sentences.experts(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainatomy.reporters import settings
-from trainatomy.reporters.labels import FIT_NOTES, GOALS
+from trainatomy.reporters.search_labels import FIT_NOTES, GOALS
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.fit import Candidate, Fit, Maximum, Remedy, SearchCounts, Shortage
 from trainatomy.results.plan import total_rate

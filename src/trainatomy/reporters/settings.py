@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from trainatomy.reporters.labels import MAY_CHANGE, OPTIONS, PERMISSIONS, STRATEGIES, VARIED
+from trainatomy.reporters.search_labels import MAY_CHANGE, OPTIONS, PERMISSIONS, STRATEGIES, VARIED
 from trainatomy.results.fit import Candidate, Change
 from trainatomy.results.plan import Plan
 from trainatomy.units import many

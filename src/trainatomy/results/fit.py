@@ -245,7 +245,7 @@ class Fit:
         shortage: If nothing fits, what the smallest candidate needs, and ways to make it fit.
         maximum: The largest value, if the goal is not throughput.
         counts: How the candidates were dealt with.
-        notes: Further codes for the reader (``reporters.labels.FIT_NOTES``), with their values.
+        notes: Further codes for the reader (``reporters.search_labels.FIT_NOTES``), with their values.
         interrupted: Whether the search was stopped before its end.
         measured: The best candidates measured on this machine's GPU.
         by_gpus: Of a training on several GPUs, the best candidate on each number of them, the fewest first; where

@@ -9,7 +9,8 @@ from trainatomy.reporters.html.from_text import sections_of
 from trainatomy.reporters.html.labels import REPORT
 from trainatomy.reporters.html.prediction import bill_table, memory_summary
 from trainatomy.reporters.html.values import Block, KeyFigure, Page, Section, TextBlock
-from trainatomy.reporters.labels import ALARM, AXES, COMPONENTS, FIT_MARKS, HIGHLIGHT, MUTED, SECTIONS, THROUGHPUT
+from trainatomy.reporters.labels import ALARM, AXES, COMPONENTS, HIGHLIGHT, MUTED, SECTIONS, THROUGHPUT
+from trainatomy.reporters.search_labels import FIT_MARKS
 from trainatomy.reporters.settings import settings_of
 from trainatomy.reporters.text.fit import fit_page, shortage_page
 from trainatomy.reporters.text.gpus import gpus_fit_page

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import settings
-from trainatomy.reporters.labels import REMEDIES, VERDICT_STYLES
+from trainatomy.reporters.labels import VERDICT_STYLES
+from trainatomy.reporters.search_labels import REMEDIES
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, grid
 from trainatomy.results.fit import Candidate, Change, Price, Remedy
 from trainatomy.units import difference, human_bytes, percent, rate, signed_percent

@@ -8,19 +8,19 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters import sentences
+from trainatomy.reporters import task_sentences
 from trainatomy.results.lengths import Distribution, LengthsPrediction
 from trainatomy.units import human_bytes, seconds
 
 
 def lengths_section(lengths: LengthsPrediction) -> list[RenderableType]:
     """Return the body of the section: the samples, the distributions, the tokens."""
-    body: list[RenderableType] = [Text(sentences.samples_of_lengths(lengths))]
+    body: list[RenderableType] = [Text(task_sentences.samples_of_lengths(lengths))]
     if lengths.orders:
         body.append(_distributions(lengths))
-        body.append(Text(sentences.worst_order(lengths)))
-    body.append(Text(sentences.padding_of_lengths(lengths)))
-    if (first := sentences.new_lengths(lengths)) is not None:
+        body.append(Text(task_sentences.worst_order(lengths)))
+    body.append(Text(task_sentences.padding_of_lengths(lengths)))
+    if (first := task_sentences.new_lengths(lengths)) is not None:
         body.append(Text(first))
     return body
 

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters import run_sentences, sentences
+from trainatomy.reporters import run_sentences, sentences, task_sentences
 from trainatomy.reporters.labels import COLUMNS, FIGURES, NVML_FIGURES, SECTIONS, STATUS_STYLES
 from trainatomy.reporters.text.memory import MeasuredBreakdown, modules_table
 from trainatomy.reporters.text.ranks import ranks_section
@@ -43,12 +43,12 @@ def measurement_page(measurement: Measurement, prediction: Prediction | None) ->
     parts.append(section(SECTIONS["totals"], _totals(measurement, prediction)))
     if measurement.other_ranks:
         parts.append(section(SECTIONS["measured_ranks"], ranks_section(measurement, prediction)))
-    if checkpoints := sentences.checkpoints(measurement.checkpoint, measurement.restored):
+    if checkpoints := task_sentences.checkpoints(measurement.checkpoint, measurement.restored):
         parts.append(section(SECTIONS["checkpoint"], bullets(checkpoints)))
     if measurement.generation is not None:
-        parts.append(section(SECTIONS["generation"], bullets(sentences.generation(measurement.generation))))
+        parts.append(section(SECTIONS["generation"], bullets(task_sentences.generation(measurement.generation))))
     if measurement.evaluation is not None:
-        parts.append(section(SECTIONS["evaluation"], bullets(sentences.evaluation(measurement.evaluation))))
+        parts.append(section(SECTIONS["evaluation"], bullets(task_sentences.evaluation(measurement.evaluation))))
     if measurement.stages:
         parts.append(section(SECTIONS["stages"], _stages(measurement)))
     if measurement.timed_step_seconds:

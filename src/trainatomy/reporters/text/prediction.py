@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters import sentences
+from trainatomy.reporters import sentences, task_sentences
 from trainatomy.reporters.labels import BASIS_STYLES, PHASES, SECTIONS, TIMES, VERDICT_STYLES, component
 from trainatomy.reporters.script_sentences import script_sentences
 from trainatomy.reporters.settings import rank_name
@@ -36,13 +36,13 @@ def prediction_page(prediction: Prediction) -> Group:
     parts.append(section(f"{prediction.name}: {SECTIONS['peak']}", Breakdown(memory)))
     parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
     if prediction.experts is not None:
-        parts.append(section(SECTIONS["experts"], bullets(sentences.experts(prediction.experts))))
-    if checkpoints := sentences.checkpoints(prediction.checkpoint, prediction.restored):
+        parts.append(section(SECTIONS["experts"], bullets(task_sentences.experts(prediction.experts))))
+    if checkpoints := task_sentences.checkpoints(prediction.checkpoint, prediction.restored):
         parts.append(section(SECTIONS["checkpoint"], bullets(checkpoints)))
     if prediction.generation is not None:
-        parts.append(section(SECTIONS["generation"], bullets(sentences.generation(prediction.generation))))
+        parts.append(section(SECTIONS["generation"], bullets(task_sentences.generation(prediction.generation))))
     if prediction.evaluation is not None:
-        parts.append(section(SECTIONS["evaluation"], bullets(sentences.evaluation(prediction.evaluation))))
+        parts.append(section(SECTIONS["evaluation"], bullets(task_sentences.evaluation(prediction.evaluation))))
     if prediction.lengths is not None:
         parts.append(section(SECTIONS["lengths"], *lengths_section(prediction.lengths)))
     if prediction.other_ranks:
