@@ -108,6 +108,7 @@ def prediction_of(
         seconds_taken=perf_counter() - started,
         versions=installed_versions(),
         without_workspace=len(analysis.skipped_workspaces),
+        trials=simulation.trials,
         evaluation=_evaluation(workload, software, simulation, analysis, calibration, timed=timed),
         generation=_generation(workload, software, simulation, calibration, time),
         checkpoint=_checkpoint(workload, simulation, analysis),

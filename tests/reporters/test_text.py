@@ -106,6 +106,10 @@ def test_a_training_that_fits_only_because_the_cache_is_freed(prediction: Predic
     )
 
 
+def test_memory_is_the_least_where_cudnn_tries_its_algorithms(prediction: Prediction) -> None:
+    assert ": needs at least 8.00 GiB, 8.00 GiB to spare" in str(verdict_line(replace(prediction, trials=2)))
+
+
 def test_a_training_that_fragments_does_not_seem_to_fit(too_big: Prediction) -> None:
     fragmented = replace(too_big, room_bytes=GIB)
     assert "fails because of fragmentation although 1.00 GiB would be left" in str(verdict_line(fragmented))

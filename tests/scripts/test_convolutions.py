@@ -49,6 +49,7 @@ def test_a_benchmark_tries_all_plans_in_the_first_step(run_script: RunScript, mo
     assert found is not None
     assert LARGEST < found.memory.peak_allocated_bytes < LARGEST + CHOSEN
     assert found.memory.peak.step == 0
+    assert found.trials == 2
     assert any("cudnn.benchmark is on" in note and "for 2 convolutions" in note for note in found.notes)
 
 

@@ -41,6 +41,7 @@ class PredictionV2:
     seconds_taken: float
     versions: dict[str, str]
     without_workspace: int
+    trials: int
     evaluation: Evaluation | None = None
     generation: Generation | None = None
     checkpoint: Checkpoint | None = None
@@ -68,6 +69,7 @@ _NAMES_V2 = {
     "num_alloc_retries": "allocator_retries",
     "priced_by": "kernel_times_from",
     "room_bytes": "headroom_bytes",
+    "trials": "convolutions_with_trials",
     "without_workspace": "convolutions_without_workspace",
 }
 """Keys of version 1 that have another name in version 2."""

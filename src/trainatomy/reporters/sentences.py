@@ -26,8 +26,9 @@ _SCRATCH = re.compile(r"(?P<operator>\S+) \(.+\)")
 
 def fit(prediction: Prediction) -> str:
     """Return what follows the verdict: `` on T4 (14.6 GiB): needs 5.18 GiB, 9.39 GiB to spare``."""
-    gpu, needed = prediction.gpu, prediction.memory.device_bytes
-    return f" on {gpu.name} ({human_bytes(gpu.memory_bytes)}): needs {human_bytes(needed)}, {_headroom(prediction)}"
+    gpu, needed = prediction.gpu, human_bytes(prediction.memory.device_bytes)
+    least = "at least " if prediction.trials else ""  # cuDNN tries algorithms that it names only on a GPU
+    return f" on {gpu.name} ({human_bytes(gpu.memory_bytes)}): needs {least}{needed}, {_headroom(prediction)}"
 
 
 def _headroom(prediction: Prediction) -> str:

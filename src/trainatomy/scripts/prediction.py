@@ -95,6 +95,7 @@ def prediction_of_script(
         notes=(*version_notes(session.version), *trial_notes(len(recorder.tried)), *session.process.notes),
         operations=operations,
         tokens_per_sample=seen.tokens,
+        trials=len(recorder.tried),
         weights_dtype=_dtype(seen.dtype),
         cudnn=None if session.process.processor.cudnn is None else session.process.processor.cudnn.version,
         communicators={ranks: frozenset(kinds) for ranks, kinds in recorder.groups.items()},

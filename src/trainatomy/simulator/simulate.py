@@ -84,6 +84,7 @@ class Simulation:
         host_bytes_of_saving: Most that was copied to host memory at once to save it.
         experts: The experts of a mixture of experts.
         cudnn: Version of cuDNN's library that chose for convolutions; None: rules did.
+        trials: Convolutions for which cuDNN tries all its algorithms (``cudnn.benchmark``).
     """
 
     trace: AllocationTrace
@@ -106,6 +107,7 @@ class Simulation:
     host_bytes_of_saving: int = 0
     experts: Experts | None = None
     cudnn: str | None = None
+    trials: int = 0
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -331,11 +333,12 @@ def _result(process: SimulatedProcess, described: _Description, steps: int, file
         notes=(
             *version_notes(version),
             *described.notes,
-            *trial_notes(len(process.recorder.tried)),
+            *trial_notes(len(recorder.tried)),
             *process.notes,
         ),
         operations=recorder.operations.operations,
         tokens_per_sample=described.tokens_per_sample,
+        trials=len(recorder.tried),
         weights_dtype=described.weights_dtype,
         evaluation=recorder.evaluation,
         layers=described.layers,
