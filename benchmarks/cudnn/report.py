@@ -44,7 +44,7 @@ CALLS = {
         "sample": "those of the stored sample (seen when rules were made)",
         "fresh": "random ones (seen when the library's use was worked out)",
     },
-    "calls-h200-held-out.jsonl.gz": {"fresh": "other random ones, held out"},
+    "calls-h200-held-out.jsonl.gz": {"fresh": "other random ones (seen since, for cuBLAS)"},
 }
 
 
