@@ -330,3 +330,23 @@ def test_a_timeline_of_100000_events_stays_smooth(visit: Callable[..., Any], pre
     )
     assert frame < 150  # the aim is 50 ms; beside other work on the same processors it takes some times as long
     assert page.problems == []
+
+
+@pytest.mark.slow
+def test_a_zoom_draws_the_highest_event_of_what_it_shows(visit: Callable[..., Any], prediction: Prediction) -> None:
+    sources = (Source("weights", "line", "aten::op", "h.0", "forward", 0),)
+    allocations = tuple(
+        Allocation(2 * number, 2 * number + 1, 99 * MIB if number == 4321 else MIB, MIB, 512, 0, 0)
+        for number in range(10_000)
+    )
+    page = visit(to_html(prediction, detail=Detail(20_000, allocations, sources, 8642)))
+    page.evaluate(
+        """() => echarts.getInstanceByDom(document.querySelector('.canvas.timeline'))
+          .dispatchAction({type: 'dataZoom', startValue: 6000, endValue: 12000})"""
+    )
+    drawn = """() => echarts.getInstanceByDom(document.querySelector('.canvas.timeline')).getOption().series[0].data"""
+    page.wait_for_function(f"(() => {{ const drawn = ({drawn})(); return drawn[0] > 5000; }})()")
+    points = list(page.evaluate(f"Array.from(({drawn})())"))
+    heights = dict(zip(points[::2], points[1::2], strict=True))
+    assert heights[8642] == 99 * MIB
+    assert page.problems == []

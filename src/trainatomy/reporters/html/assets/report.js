@@ -241,7 +241,7 @@
     const last = past.events - 1;
     const chart = start(box, "canvas");
     const table = box.closest("figure").nextElementSibling.querySelector("table");
-    let view = [0, last], cursor = spec.peak, shown = [], every = false, mouse = null, queued = 0, refreshed = 0;
+    let view = [0, last], cursor = spec.peak, shown = [], every = false, mouse = null, resting = 0, refreshed = 0;
     const top = Math.max(...raw.reserved.map((each) => each[1]), past.total[spec.peak]);
     const bandAt = (event) => { let found = raw.bands[0]; for (const band of raw.bands) if (band[0] <= event) found = band; return found; };
     const where = (event) => { const band = bandAt(event); return band ? [band[1], band[2]].filter(Boolean).join(", ") : ""; };
@@ -261,18 +261,24 @@
       });
     }
     function areas() {
-      // Two pixels for each point; with a margin, so that a small move needs no new data.
+      // Three pixels for each point; with a margin, so that a small move needs no new data.
       const margin = Math.round((view[1] - view[0]) / 8);
       const from = Math.max(0, view[0] - margin), to = Math.min(last, view[1] + margin);
-      const most = Math.max(200, Math.min(550, Math.floor(box.clientWidth / 2)));
+      const most = Math.max(150, Math.min(400, Math.floor(box.clientWidth / 3)));
       shown = chosen(past.total, from, to, most);
       every = shown.length === to - from + 1;
-      return raw.components.map((_, kind) => {
+      return past.held.map((held) => {
         const points = new Float64Array(2 * shown.length);
-        shown.forEach((event, place) => { points[2 * place] = event; points[2 * place + 1] = past.held[kind][event]; });
-        return points;
+        let holds = false;
+        for (let place = 0; place < shown.length; place++) {
+          points[2 * place] = shown[place];
+          points[2 * place + 1] = held[shown[place]];
+          holds ||= held[shown[place]] > 0;
+        }
+        return holds ? points : []; // a component without memory here needs no area
       });
     }
+    const step = () => (every ? "end" : false);
     function marks() {
       return { symbol: "none", silent: true, animation: false, data: [{ xAxis: cursor }], lineStyle: { color: css("--ink"), type: "solid", width: 1 }, label: { show: false } };
     }
@@ -280,7 +286,7 @@
       const drawing = areas();
       return [
         ...raw.components.map((each, kind) => ({
-          id: `c${kind}`, name: each.title, type: "line", stack: "held", step: every ? "end" : false, symbol: "none", showSymbol: false, data: drawing[kind],
+          id: `c${kind}`, name: each.title, type: "line", stack: "held", step: step(), symbol: "none", showSymbol: false, data: drawing[kind],
           lineStyle: { width: 0 }, areaStyle: { color: each.colour, opacity: 0.92 }, itemStyle: { color: each.colour }, emphasis: { disabled: true }, silent: true,
         })),
         {
@@ -341,10 +347,22 @@
         series: series(),
       }, { replaceMerge: ["series"] });
     }
-    // While the view moves, what is drawn already moves with it; new data follow at most ten times a second.
+    // Only what the view changes; ECharts draws it in its next frame, together with a move of the view.
+    function renew() {
+      clearTimeout(resting);
+      refreshed = performance.now();
+      const drawing = areas();
+      chart.setOption({
+        series: [...drawing.map((data, kind) => ({ id: `c${kind}`, data, step: step() })), { id: "reserved", markArea: { data: bands() } }],
+      }, { lazyUpdate: true });
+    }
+    // While the view moves, what is drawn moves with it. New points come when it rests; before that, at most five
+    // times a second, only where the view leaves the drawn events or is a third of them.
     function refresh() {
-      if (queued) return;
-      queued = setTimeout(() => { queued = 0; refreshed = performance.now(); chart.setOption({ series: series() }); }, Math.max(0, 100 - (performance.now() - refreshed)));
+      const from = shown[0], to = shown[shown.length - 1];
+      const isShort = view[0] < from || view[1] > to || (!every && 3 * (view[1] - view[0]) < to - from);
+      clearTimeout(resting);
+      resting = setTimeout(renew, isShort ? Math.max(0, 200 - (performance.now() - refreshed)) : 120);
     }
     function zoom(from, to) {
       const span = Math.max(10, Math.min(last, to - from));
