@@ -48,14 +48,14 @@ CSS = """
 .ta-verdict.good { background: #d9f2e3; color: #11613a; }
 .ta-verdict.warn { background: #fdecc8; color: #7a4b00; }
 .ta-verdict.bad { background: #fbdcd9; color: #8f1d14; }
-.ta-figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: .9rem;
+.ta-figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(118px, 1fr)); gap: .9rem;
   margin: .9rem 0 0; }
-.ta-figures dt { font-size: .8rem; color: var(--body-text-color-subdued); }
+.ta-figures dt { font-size: .8rem; color: var(--body-text-color); opacity: .7; }
 .ta-figures dd { margin: 0; font-size: 1.2rem; font-weight: 600; font-variant-numeric: tabular-nums; }
-.ta-figures small { display: block; font-size: .78rem; font-weight: 400; color: var(--body-text-color-subdued); }
+.ta-figures small { display: block; font-size: .78rem; font-weight: 400; color: var(--body-text-color); opacity: .7; }
 .ta-report { width: 100%; height: min(1100px, 88vh); border: 1px solid var(--border-color-primary);
   border-radius: 12px; background: #fff; }
-.ta-wait { color: var(--body-text-color-subdued); }
+.ta-wait { color: var(--body-text-color); opacity: .7; }
 """
 
 
@@ -95,7 +95,7 @@ def build(workers: Workers) -> Any:
             with gr.Column(scale=3, min_width=320):
                 card = gr.HTML(notice("The first prediction takes some seconds longer."))
                 link = gr.Textbox(label="Link to this training", buttons=["copy"], interactive=False, elem_id="ta-link")
-                with gr.Tab("Memory and time"):
+                with gr.Tab("Report"):
                     report = gr.HTML("", elem_id="ta-report")
                 used = _searches(gr, workers, inputs)
                 exports = _exports(gr)
@@ -132,7 +132,7 @@ def _searches(gr: Any, workers: Workers, inputs: list[Any]) -> Any:
         use = gr.Button("Use these settings in the form", visible=False)
         found, best = gr.HTML("", elem_id="ta-fit"), gr.State()
         find.click(_fits(gr, workers), [allow, *inputs], [found, best, use], concurrency_id="fit", **limits)
-    with gr.Tab("On which GPU"):
+    with gr.Tab("GPUs"):
         gr.Markdown("Predicts this training, as it is, on every GPU that is known. This may take a minute.")
         compare = gr.Button("Predict on every GPU")
         on_all = gr.HTML("", elem_id="ta-gpus")
