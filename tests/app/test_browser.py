@@ -76,6 +76,7 @@ def test_a_link_is_predicted_when_it_opens(browser: Any, address: str, width: in
     page, wrong = _opened(browser, address, width)
     page.wait_for_selector(".ta-figures")
     assert "T4" in page.inner_text(".ta-card")
+    assert page.get_by_role("tab").all_inner_texts() == ["Report", "What fits", "GPUs", "Export"]
     frame = page.frame_locator("#ta-report iframe")
     page.locator("#ta-report iframe").evaluate("frame => frame.scrollIntoView()")
     frame.locator("[data-chart=timeline]").evaluate("chart => chart.scrollIntoView()")
