@@ -51,7 +51,7 @@ def use_cuda_backend() -> torch.library.Library:
         ("bitsandbytes.cextension", "lib"): _NoLibrary(),
         ("bitsandbytes.functional", "CUBLAS_Context"): mock.MagicMock(),
     }
-    torch._C._cuda_getCurrentRawStream = lambda index: 0
+    torch._C._cuda_getCurrentRawStream = lambda device: 0
     with contextlib.ExitStack() as stack:
         for (place, name), value in replaced.items():
             stack.enter_context(mock.patch.object(importlib.import_module(place), name, value, create=True))
