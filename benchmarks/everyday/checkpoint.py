@@ -46,4 +46,5 @@ def made_elsewhere(name: str, place: Path, cases: Path, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    make(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:4], *map(Path, sys.argv[4:5]))
+    case_name, checkpoint, kind, folder = sys.argv[1:]
+    make(case_name, Path(checkpoint), kind, Path(folder))

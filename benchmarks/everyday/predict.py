@@ -33,7 +33,7 @@ def line_of(case: Case, found: Prediction | TrainatomyError, commit: str) -> dic
     if isinstance(found, TrainatomyError):
         return {**about, **made, "error": str(found)}
     memory = asdict(found.memory)
-    parts = {name: asdict(part) for name in _PARTS if (part := getattr(found, name)) is not None}
+    parts: dict[str, Any] = {name: asdict(part) for name in _PARTS if (part := getattr(found, name)) is not None}
     parts |= {"restored": [asdict(each) for each in found.restored]} if found.restored else {}
     step_seconds = None if found.time is None else found.time.step_seconds
     return {**about, **made, "versions": found.versions, "memory": memory, "step_seconds": step_seconds, **parts}
