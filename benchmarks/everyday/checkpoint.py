@@ -46,5 +46,5 @@ def made_elsewhere(name: str, place: Path, cases: Path, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    case_name, checkpoint, kind, folder = sys.argv[1:]
+    case_name, checkpoint, kind, folder = [*sys.argv[1:], *["cuda", str(everyday_cases.CASES)][len(sys.argv) - 3 :]]
     make(case_name, Path(checkpoint), kind, Path(folder))
