@@ -197,6 +197,35 @@ def test_partial_sums_that_only_a_driver_tells_are_added_by_the_rules() -> None:
     assert missing_parts("weight gradient", one, larger) == 0
 
 
+def stream_k(engine: int, tile: int, cluster: tuple[int, int], workspace: int) -> EnginePlan:
+    """Return a plan that divides sums, as it is answered without a driver."""
+    return EnginePlan(engine, ((2, tile), (25, 0), (27, cluster[0]), (28, cluster[1])), (), workspace)
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "plan", "measured"),
+    [
+        # VGG-16: 18 parts without a driver are 126 on a GPU.
+        ("weight gradient", convolution((16, 64, 224, 224), (64, 64, 3, 3), 1, 1, dtype=torch.float32),
+         stream_k(68, 5, (1, 1), 411_484_371), 413_254_311),
+        # The last round's tiles are shared, as often as they fit.
+        ("weight gradient", convolution((16, 512, 28, 28), (512, 512, 3, 3), 1, 1, dtype=torch.float32),
+         stream_k(68, 0, (1, 1), 60_817_555), 69_468_911),
+        ("forward", convolution((16, 512, 28, 28), (512, 512, 3, 3), 1, 1, dtype=torch.float32),
+         stream_k(67, 3, (1, 2), 60_817_555), 77_595_055),
+        # Of clusters of three, 117 blocks fit at once.
+        ("weight gradient", convolution((16, 64, 224, 224), (64, 64, 3, 3), 1, 1, dtype=torch.bfloat16),
+         stream_k(65, 5, (1, 3), 205_889_747), 207_512_231),
+        # Parts are answered without a driver, and none are needed on a GPU.
+        ("input gradient", convolution((16, 256, 28, 28), (512, 256, 3, 3), 1, 1, dtype=torch.bfloat16),
+         stream_k(67, 3, (1, 2), 23_724_243), 21_626_896),
+    ],
+)  # fmt: skip
+def test_partial_sums_are_those_of_a_gpu(kind: Kind, one: Convolution, plan: EnginePlan, measured: int) -> None:
+    assert abs(plan.workspace - measured) > 10**6
+    assert abs(plan.workspace + missing_parts(kind, one, plan) - measured) < 512  # the allocator's blocks
+
+
 def fact(found: Prediction) -> Fact:
     """Return the fact on convolutions."""
     return next(fact for fact in found.facts if fact.name == "convolutions")

@@ -52,7 +52,7 @@ def weight_gradient(one: Convolution) -> int:
         if _is_in_place(one):
             counters = 8 * ceil_div(one.weight[0], 32) * ceil_div(one.length, 32)
             return counters if not one.is_half and counters >= 8 * 120 and one.products < 10**8 else 0
-        moved = _transformed(one)
+        moved = transformed(one)
         if one.is_plain_product and len(one.data) == 5 and 4 < min(one.channels, one.weight[0]) <= 44:
             moved += _both(one)  # volumes of few channels are turned twice
     if one.is_half and one.taps >= 49 and min(one.channels, one.weight[0]) >= 300:
@@ -91,7 +91,7 @@ def _is_in_place(one: Convolution) -> bool:
     return read + written + size <= 150_000 and ceil_div(one.weight[0], 64) * ceil_div(one.length, 64) <= 4
 
 
-def _transformed(one: Convolution) -> int:
+def transformed(one: Convolution) -> int:
     """Return the bytes of data, weight and output in channels-last layout, channels padded to 16 bytes."""
     inside, outside, total = one.filled(one.channels), one.filled(one.weight[0]), 0
     shapes = ((one.data, one.data[0] * inside), (one.weight, outside * inside), (one.output, one.output[0] * outside))
