@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "convolutions.md"
 FIGURES = {"peak_allocated_bytes": "allocated", "peak_reserved_bytes": "reserved"}
 SOURCES = {"library": "cuDNN's library", "rules": "the rules"}
-AGAIN = "library-again"
+AGAIN = {f"{source}-again": f"{title}, again after the measurements" for source, title in SOURCES.items()}
 CALLS = {
     "calls-h200.jsonl.gz": {
         "sample": "those of the stored sample (seen when rules were made)",
@@ -125,7 +125,7 @@ def errors_of(gpu: str) -> dict[str, dict[str, dict[str, float]]]:
     """Return relative errors by source, network and figure, of the networks that were measured."""
     measured = {line["name"]: line for line in everyday_cases.lines(HERE / "records" / f"{gpu}.jsonl")}
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for source in (*SOURCES, AGAIN):
+    for source in (*SOURCES, *AGAIN):
         stored = {line["name"]: line for line in everyday_cases.lines(HERE / "predictions" / f"{gpu}-{source}.jsonl")}
         found[source] = {
             name: {figure: stored[name]["memory"][figure] / line[figure] - 1 for figure in FIGURES}
@@ -138,8 +138,7 @@ def errors_of(gpu: str) -> dict[str, dict[str, dict[str, float]]]:
 def networks_summary(errors: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
     """Return a table of median and worst errors by source and precision."""
     rows = []
-    titles = {**SOURCES, **({AGAIN: "cuDNN's library, again after the measurements"} if errors[AGAIN] else {})}
-    for source, title in titles.items():
+    for source, title in {**SOURCES, **AGAIN}.items():
         for precision in ("fp32", "fp16", "bf16", ""):
             of = [each for name, each in errors[source].items() if name.endswith(precision)]
             if not of:
