@@ -2,11 +2,13 @@
 
 python benchmarks/cudnn/probe.py --out cudnn.jsonl [--seconds 120] [--library .../libcudnn.so.9]      (on a GPU)
 python benchmarks/cudnn/probe.py --benchmark --out benchmark.jsonl [--seconds 40]                     (on a GPU)
+python benchmarks/cudnn/probe.py --plans 0/4 --out plans.jsonl.gz [--seconds 50]                      (on a GPU)
 
 The calls are those of ``tests/data/workspaces-h200.json.gz`` and then random ones that no rule was made from. The file
 holds one line for the GPU (with its properties as cuDNN serialises them), one for each call, and the log of a few.
 With ``--benchmark`` the calls are made with ``torch.backends.cudnn.benchmark``, twice: all plans are tried, then the
-fastest is called again. They are those of a GAN, and then random ones.
+fastest is called again. They are those of a GAN, and then random ones. With ``--plans`` nothing is run: all plans that
+the handle offers are listed, for the networks' calls in fp32 and for random ones; ``0/4`` is the first of four parts.
 """
 
 from __future__ import annotations
@@ -129,6 +131,46 @@ def benchmarked(options: argparse.Namespace) -> Any:
         yield line
 
 
+def listed(options: argparse.Namespace) -> Any:
+    """Yield all plans that the handle offers for one part of the calls."""
+    from network_calls import CALLS, as_convolution, as_line
+
+    begin = time.monotonic()
+    torch.zeros(1, device="cuda")
+    cudnn = backend.Backend(options.library or library())
+    handle = cudnn.handle()
+    yield {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cudnn": cudnn.version}
+    with gzip.open(CALLS, "rt", encoding="utf-8") as file:
+        calls = [line for line in map(json.loads, file) if line["dtype"] == "float32"]
+    for number, case in enumerate(measured.convolutions(1200, random.Random(options.seed))):
+        dtype = case["dtype"] if number % 3 == 0 else "float32"
+        one = as_called({**case, "dtype": dtype, "output": output_of(case)})
+        calls += [as_line(kind, one) for kind in KINDS]
+    chance = random.Random(options.seed)
+    chance.shuffle(calls)
+    part, parts = map(int, options.plans.split("/"))
+    for line in calls[part::parts]:
+        if time.monotonic() - begin > options.seconds:
+            return
+        found = {name: value for name, value in line.items() if name not in ("networks", "library", "rules")}
+        try:
+            offered = plans(line["kind"], as_convolution(line), cudnn, handle, Choice())
+            found["plans"] = [[plan.engine, plan.knobs, plan.notes, plan.workspace] for plan in offered]
+        except backend.BackendError as error:
+            found["error"] = str(error)
+        yield found
+
+
+def output_of(case: dict[str, Any]) -> list[int]:
+    """Return the shape of the result of a case."""
+    with torch.device("meta"):
+        pair = (case["inside"], case["outside"]) if case["transposed"] else (case["outside"], case["inside"])
+        weight = torch.empty(pair[0], pair[1] // case["groups"], *case["kernel"])
+        data = torch.empty(case["batch"], case["inside"], *case["places"])
+        where = case["stride"], case["padding"], case["dilation"], case["transposed"], [0] * len(case["places"])
+        return list(torch.ops.aten.convolution(data, weight, None, *where, case["groups"]).shape)
+
+
 def properties(cudnn: backend.Backend, handle: Any) -> dict[str, str]:
     """Return the GPU as cuDNN serialises it, asked by its handle and by its number."""
     found = {}
@@ -208,10 +250,11 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="leave out the stored calls and the log")
     parser.add_argument("--benchmark", action="store_true", help="try all plans, as cudnn.benchmark does")
     parser.add_argument("--seconds", type=float, default=120, help="after which no case starts (default: 120)")
+    parser.add_argument("--plans", help="list the plans of one part of the calls, 0/4 is the first of four")
     options = parser.parse_args()
     opened = gzip.open if options.out.suffix == ".gz" else open
     with opened(options.out, "wt", encoding="utf-8") as file:
-        for line in (benchmarked if options.benchmark else lines)(options):
+        for line in (listed if options.plans else benchmarked if options.benchmark else lines)(options):
             file.write(json.dumps(line) + "\n")
             file.flush()
 
