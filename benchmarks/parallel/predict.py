@@ -1,7 +1,8 @@
 """Predict the cases that have not been measured yet: ``python benchmarks/parallel/predict.py --gpus 2 --torch 2.11``.
 
 Each prediction becomes a line of ``predictions/h200xN.jsonl`` at once, with the commit that made it, so that a
-measurement can be compared with what was said before it.
+measurement can be compared with what was said before it.  Lines that are there are kept; remove one to predict its
+case again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import parallel_cases
@@ -36,6 +38,12 @@ def _commit() -> str:
     return subprocess.run(described, capture_output=True, text=True, check=False).stdout.strip()
 
 
+def _names(path: Path) -> set[str]:
+    """Return the names of the cases that have a line in a file."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return {json.loads(line)["name"] for line in text.splitlines()}
+
+
 def main() -> int:
     """Predict; return 1 where a case cannot be predicted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -43,11 +51,11 @@ def main() -> int:
     parser.add_argument("--torch", default="2.11", help="version of PyTorch on the GPUs' machine")
     options = parser.parse_args()
     measured = parallel_cases.records(options.gpus)
-    done = {json.loads(line)["name"] for line in measured.open(encoding="utf-8")} if measured.exists() else set()
     out = parallel_cases.HERE / "predictions" / measured.name
     out.parent.mkdir(exist_ok=True)
+    done = _names(measured) | _names(out)
     failed = 0
-    with out.open("w", encoding="utf-8") as file:
+    with out.open("a", encoding="utf-8") as file:
         for case in parallel_cases.cases(gpus=options.gpus):
             if case.name in done:
                 continue
