@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from trainatomy.errors import DeviceError
+from trainatomy.errors import DeviceError, SimulationError, WorkloadError
 from trainatomy.integrations import measured_script
 from trainatomy.integrations.measured_script import StepClock, compared, measure_here
 from trainatomy.integrations.utilization import Utilization
 from trainatomy.results.measurement import Measurement
-from trainatomy.scripts.command import read_command
+from trainatomy.scripts.command import read_command, with_gpus
 from trainatomy.scripts.job import Job
+from trainatomy.scripts.launch import started_by
+from trainatomy.scripts.launcher import variables
 
 SCRIPT = """
 import torch
@@ -36,7 +39,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measurement:
     monkeypatch.setattr(measured_script, "utilization", lambda device: held)
     monkeypatch.setattr(measured_script, "driver_version", lambda: "1")
     monkeypatch.setattr("sys.argv", [])
-    answers = {"is_available": True, "synchronize": None, "current_device": 0, "memory_stats": {}}
+    answers = {"is_available": True, "device_count": 1, "synchronize": None, "current_device": 0, "memory_stats": {}}
     answers |= {"max_memory_allocated": 4, "max_memory_reserved": 5}
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
@@ -44,9 +47,10 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measurement:
 
 
 def test_it_stops_after_its_steps(measured: Measurement, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (measured.status, measured.steps, len(measured.timed_step_seconds)) == ("completed", 2, 2)
+    assert (measured.status, measured.steps, len(measured.timed_step_seconds)) == ("completed", 2, 1)
     assert (measured.peak_allocated_bytes, measured.device_bytes) == (4, 5 + 2)
     assert measured.samples_per_second == pytest.approx(6 / measured.timed_step_seconds[-1])
+    assert measured.step_seconds == measured.timed_step_seconds[-1]
     assert measured.workload["script"] == ["train.py"]
     assert compared(measured, None) is measured
 
@@ -62,3 +66,55 @@ def test_a_clock_counts_no_samples_of_a_scalar() -> None:
     clock = StepClock()
     clock.batch((torch.ones(()),), {})
     assert clock.samples == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "started"),
+    [
+        ("train.py --lr 1", []),
+        ("python -u train.py", []),
+        ("torchrun --nproc-per-node 2 train.py --lr 1", ["torch.distributed.run", "--nproc-per-node", "2"]),
+        (
+            "python -m torch.distributed.run --nproc-per-node=2 -m train",
+            ["torch.distributed.run", "--nproc-per-node=2"],
+        ),
+        (
+            "accelerate launch --mixed_precision bf16 -m train --lr 1",
+            ["accelerate.commands.launch", "--num_processes=1", "--mixed_precision", "bf16"],
+        ),
+    ],
+)
+def test_a_measured_script_is_started_by_its_launcher(typed: str, started: list[str]) -> None:
+    assert started_by(read_command(typed.split())) == [sys.executable, *(["-m", *started] if started else [])]
+
+
+def test_gpus_are_started_as_torchrun_does() -> None:
+    command = with_gpus(read_command(["train.py"]), 2)
+    assert started_by(command)[1:] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def test_several_machines_are_not_measured() -> None:
+    with pytest.raises(WorkloadError, match="starts 2 machines; this is one"):
+        started_by(read_command("torchrun --nnodes 2 --nproc-per-node 8 train.py".split()))
+
+
+def test_more_processes_than_gpus(measured: Measurement, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(DeviceError, match="starts 2 or more processes, one for each GPU; there are 1 here"):
+        measure_here(Job(read_command(["train.py"]), ("h200",)))
+
+
+def test_what_accelerate_says_by_variables() -> None:
+    pytest.importorskip("accelerate")
+    command = read_command("accelerate launch --mixed_precision bf16 --dynamo_backend inductor train.py".split())
+    found = variables(command)
+    assert (found["ACCELERATE_MIXED_PRECISION"], found["ACCELERATE_DYNAMO_BACKEND"]) == ("bf16", "INDUCTOR")
+    assert variables(read_command(["torchrun", "train.py"])) == {}
+
+
+def test_what_accelerate_refuses() -> None:
+    pytest.importorskip("accelerate")
+    with pytest.raises(WorkloadError, match="accelerate refuses this"):
+        variables(read_command("accelerate launch --multi_gpu --num_processes 1 train.py".split()))
+    with pytest.raises(SimulationError, match="accelerate starts with use_megatron_lm"):
+        variables(read_command("accelerate launch --use_megatron_lm --num_processes 2 train.py".split()))

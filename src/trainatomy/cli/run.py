@@ -22,12 +22,13 @@ from trainatomy.cli.options import (
 from trainatomy.cli.output import note, progress, show, show_json
 from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_folder, check_report, write_exports, write_report
 from trainatomy.cli.values import several_gpus
-from trainatomy.errors import DoesNotFit, TrainatomyError
+from trainatomy.errors import DoesNotFit, TrainatomyError, WorkloadError
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
 from trainatomy.reporters.text.script import scripts_page
 from trainatomy.results.comparison import Comparison, ComparisonRow
+from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
 from trainatomy.scripts.command import read_command, with_gpus
 from trainatomy.scripts.job import Job, Outcome
@@ -151,16 +152,20 @@ def run(
         torch=torch,
         detail=bool(page or trace or snapshot),
     )
+    if measure:
+        _check_measured(job)
     with progress(f"running {job.command.name} without a GPU"):
         from trainatomy.scripts.launch import run_script
 
         outcomes = run_script(job, script_output)
-    if measure:
-        _measure(job, outcomes[0], records, script_output, page, is_opened=open_report, json=json)
-        return
-    _report(outcomes, page, is_opened=open_report)
     if outcomes[0].prediction is not None and outcomes[0].detail is not None:
         write_exports(outcomes[0].prediction, outcomes[0].detail, trace, snapshot)
+    if measure:
+        measured = _measure(job, outcomes[0], records, script_output, page, is_opened=open_report, json=json)
+        if check and measured.status == "out of memory":
+            raise DoesNotFit(f"{job.command.name} ran out of memory on this machine's {measured.gpu}")
+        return
+    _report(outcomes, page, is_opened=open_report)
     _show(outcomes, json=json)
     _raise(outcomes, check=check)
 
@@ -185,6 +190,19 @@ def this_gpu() -> str:
     return next((each.id for each in all_gpus() if each.device_name == name), DEFAULT_GPU)
 
 
+def _check_measured(job: Job) -> None:
+    """Refuse, before anything runs, what cannot be measured here.
+
+    Raises:
+        WorkloadError: The dry run is of several kinds of GPUs, or the launcher starts several machines.
+    """
+    from trainatomy.scripts.launch import started_by
+
+    if len(job.gpus) > 1:
+        raise WorkloadError("--measure shows one prediction beside the run on this machine's GPU: name one with --gpu")
+    started_by(job.command)
+
+
 def _report(outcomes: tuple[Outcome, ...], page: Path | None, *, is_opened: bool) -> None:
     """Write the report of a script: on one GPU with every allocation, on several side by side."""
     found = [outcome.prediction for outcome in outcomes if outcome.prediction is not None]
@@ -204,8 +222,8 @@ def _measure(
     *,
     is_opened: bool,
     json: bool,
-) -> None:
-    """Run the script for real, and show and record it beside the prediction."""
+) -> Measurement:
+    """Run the script for real, show and record it beside the prediction, and return it."""
     from trainatomy.integrations.measured_script import compared
     from trainatomy.records.create import make_record
     from trainatomy.records.store import Store
@@ -222,6 +240,7 @@ def _measure(
         show_json(measurement_to_json(measured, outcome.prediction))
     else:
         show(measurement_page(measured, outcome.prediction))
+    return measured
 
 
 def _show(outcomes: tuple[Outcome, ...], *, json: bool) -> None:

@@ -6,8 +6,10 @@ step hooks wait for the GPU at the end of each step, and nothing is allocated.
 
 from __future__ import annotations
 
+import os
 import pickle
 import runpy
+import statistics
 import sys
 import time
 from collections.abc import Mapping
@@ -78,7 +80,12 @@ def measure_here(job: Job) -> Measurement:
     """
     if not torch.cuda.is_available():
         raise DeviceError("PyTorch finds no GPU on this machine; `trainatomy run` without --measure needs none")
-    idle = utilization(0).used_bytes
+    local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= there:
+        raise DeviceError(
+            f"`{job.command.text}` starts {local + 1} or more processes, one for each GPU; here are {there}"
+        )
+    idle = utilization(local).used_bytes
     file, clock = job.command.file(), StepClock()
     status, message = _run(job, file, clock)
     if not clock.seconds and status == "completed":
@@ -86,7 +93,8 @@ def measure_here(job: Job) -> Measurement:
             f"{job.command.name} ended before its first optimizer step{f': {message}' if message else ''}"
         )
     after = utilization(torch.cuda.current_device())
-    seconds = clock.seconds[-1] if clock.seconds else None
+    timed = clock.seconds[1:] or clock.seconds  # the first includes what a process does once
+    seconds = statistics.median(timed) if timed else None
     device = None if after.context_bytes is None else torch.cuda.max_memory_reserved() + after.context_bytes
     return Measurement(
         name=job.command.name,
@@ -109,7 +117,7 @@ def measure_here(job: Job) -> Measurement:
         steps=len(clock.seconds),
         message=message,
         tape_file=None,
-        timed_step_seconds=tuple(clock.seconds),
+        timed_step_seconds=tuple(timed),
         samples_per_second=clock.samples / seconds if seconds and clock.samples else None,
     )
 
@@ -145,11 +153,18 @@ def compared(measurement: Measurement, prediction: Prediction | None) -> Measure
 def main(job_file: str, folder: str) -> None:
     """Run the job in a file, and write its measurement, or the message of an error, into a folder."""
     job: Job = pickle.loads(Path(job_file).read_bytes())
+    rank = int(os.environ.get("RANK", "0"))
     try:
         found: Measurement | str = measure_here(job)
     except DeviceError as error:
         found = str(error)
-    Path(folder, "measured.pickle").write_bytes(pickle.dumps(found))
+    failed = isinstance(found, str) or found.status != "completed" or bool(found.message)
+    if rank == 0 or failed:
+        Path(folder, f"measured-{rank:04d}.pickle").write_bytes(pickle.dumps(found))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without waiting for workers of a loader, or for ranks that are not done; a rank that failed ends the others.
+    os._exit(int(failed and "RANK" in os.environ))
 
 
 if __name__ == "__main__":

@@ -51,6 +51,14 @@ class Command:
         """The command as it would be typed in a shell."""
         return shlex.join(self.typed)
 
+    @property
+    def launcher(self) -> tuple[str, ...]:
+        """The launcher's words with its options, before the script; empty without one."""
+        if self.launch is None:
+            return ()
+        before = self.typed[: len(self.typed) - len(self.arguments) - 1]
+        return before[:-1] if self.is_module else before
+
     def file(self) -> Path:
         """Return the file that is run.
 

@@ -14,13 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from trainatomy.errors import DeviceError, SimulationError
+from trainatomy.errors import DeviceError, SimulationError, WorkloadError
 from trainatomy.results.measurement import Measurement
+from trainatomy.scripts.command import Command
 from trainatomy.scripts.job import CRASH, Job, Outcome
 
 _ENVIRONMENT = {
@@ -44,6 +44,10 @@ _GRACE = 60.0
 """Seconds that a process has to end after its time limit, and after Ctrl-C."""
 _ANSWER = 0.5
 """Seconds that a process has to write where it is, before it is ended."""
+_ACCELERATE_COUNTS = ("--num-processes", "--config-file")
+"""Options of ``accelerate launch`` that say how many processes it starts."""
+_LAUNCHER_ENDS = 40.0
+"""Seconds that a launcher has to end its processes; torchrun gives them 30."""
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _LIBRARIES = 120.0
 """Seconds for importing the libraries, which the limit of the script does not count."""
@@ -72,7 +76,10 @@ def run_script(job: Job, output: Path | None = None) -> tuple[Outcome, ...]:
 
 
 def measure_script(job: Job, output: Path | None = None) -> Measurement:
-    """Run a script for real in a process of its own, until its steps are done.
+    """Run a script for real until its steps are done: in a process of its own, or in those that its launcher starts.
+
+    Returns:
+        The measurement of rank 0, or of a rank that failed before it.
 
     Raises:
         DeviceError: It did not reach its first step, or its process ended without a word.
@@ -81,16 +88,48 @@ def measure_script(job: Job, output: Path | None = None) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="trainatomy-run-") as folder, _target(output) as target:
         file = Path(folder, "job.pickle")
         file.write_bytes(pickle.dumps(job))
-        command = [sys.executable, "-m", "trainatomy.integrations.measured_script", str(file), folder]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=target, stderr=target)
-        code = _wait(process, _LIBRARIES + job.time_limit)
-        result = Path(folder, "measured.pickle")
-        if not result.is_file():
-            raise DeviceError(f"the script's process ended with code {code} and measured nothing; its output says more")
-        found: Measurement | str = pickle.loads(result.read_bytes())
-        if isinstance(found, str):
-            raise DeviceError(found)
-        return found
+        words = [*started_by(job.command), "-m", "trainatomy.integrations.measured_script", str(file), folder]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=target, stderr=target)
+        code = _wait(process, _LIBRARIES + job.time_limit, is_asked=signal.SIGTERM, answers_in=_LAUNCHER_ENDS)
+        found = [pickle.loads(file.read_bytes()) for file in sorted(Path(folder).glob("measured-*.pickle"))]
+        if not found:
+            raise DeviceError(_measured_nothing(job, code))
+        first: Measurement | str = found[0]
+        if isinstance(first, str):
+            raise DeviceError(first)
+        return first
+
+
+def started_by(command: Command) -> list[str]:
+    """Return the words that start a script's own process, or its launcher, of the installed Python.
+
+    Raises:
+        WorkloadError: Its launcher needs several machines.
+    """
+    launch = command.launch
+    if launch is None:
+        return [sys.executable]
+    if launch.nodes > 1:
+        raise WorkloadError(f"--measure: `{command.text}` starts {launch.nodes} machines; this is one")
+    words = command.launcher
+    if not words:  # --gpus
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={launch.gpus}"]
+    if Path(words[0]).name == "accelerate":
+        has_count = any(word.partition("=")[0].replace("_", "-") in _ACCELERATE_COUNTS for word in words)
+        # Without a number it would take all GPUs of the machine; the dry run takes what the command says.
+        count = [] if has_count else [f"--num_processes={launch.gpus}"]
+        return [sys.executable, "-m", "accelerate.commands.launch", *count, *words[2:]]
+    options = words[1:] if Path(words[0]).name == "torchrun" else words[3:]
+    return [sys.executable, "-m", "torch.distributed.run", *options]
+
+
+def _measured_nothing(job: Job, code: int | None) -> str:
+    if code is None:
+        return (
+            f"{job.command.name} did not reach its {job.steps} steps within {job.time_limit:g} s (--time-limit), and "
+            "was ended: nothing was measured"
+        )
+    return f"the script's process ended with code {code} and measured nothing; its output says more"
 
 
 def environment(given: Mapping[str, str], folder: str, *, network: bool) -> dict[str, str]:
@@ -112,8 +151,20 @@ def _target(output: Path | None) -> Iterator[IO[Any] | int]:
         yield subprocess.DEVNULL
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+def _wait(
+    process: subprocess.Popen[bytes],
+    seconds: float,
+    *,
+    is_asked: int | None = getattr(signal, "SIGUSR1", None),
+    answers_in: float = _ANSWER,
+) -> int | None:
     """Wait for a process; Ctrl-C, which it gets too, lets it report what it has, and a second one ends it.
+
+    Args:
+        process: The process.
+        seconds: Its time limit.
+        is_asked: Signal before it is killed: a dry run writes where it is, a launcher ends its processes.
+        answers_in: Seconds after that signal.
 
     Returns:
         Its exit code; None: it did not end in time and was killed.
@@ -128,9 +179,10 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
                 raise
             limit, was_interrupted = _GRACE, True
         except subprocess.TimeoutExpired:
-            if hasattr(signal, "SIGUSR1"):
-                process.send_signal(signal.SIGUSR1)  # it writes where it is
-                time.sleep(_ANSWER)
+            if is_asked is not None:
+                process.send_signal(is_asked)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(answers_in)
             process.kill()
             process.wait()
             return None

@@ -1,0 +1,54 @@
+"""What `accelerate launch` tells a script by environment variables: precision, compiling, FSDP."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from trainatomy.errors import SimulationError, WorkloadError
+from trainatomy.libraries import import_library
+from trainatomy.scripts.command import Command
+
+_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+
+
+def variables(command: Command) -> Mapping[str, str]:
+    """Return the variables that a command's launcher sets for each process, as accelerate's own code computes them.
+
+    torchrun's say a process's rank, which the simulated process does itself.
+
+    Raises:
+        SimulationError: The launcher starts what is not simulated in scripts.
+        WorkloadError: accelerate refuses its options.
+    """
+    words = command.launcher
+    if command.launch is None or not words or os.path.basename(words[0]) != "accelerate":  # noqa: PTH119
+        return {}
+    import_library("accelerate", f"`{command.text}`", install="accelerate")
+    from accelerate.commands import launch
+
+    parser = launch.launch_command_parser()
+    given: Any = parser.parse_args([*words[2:], "script.py"])
+    if given.num_processes is None and given.config_file is None:
+        given.num_processes = command.launch.gpus
+    logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            given = launch._validate_launch_command(given)[0]
+            for kind in ("use_deepspeed", "use_megatron_lm", "tpu"):
+                if getattr(given, kind, False):
+                    raise SimulationError(
+                        f"`{command.text}`: scripts that accelerate starts with {kind} are not simulated; describe "
+                        "the training by a workload"
+                    )
+            if (given.use_fsdp or given.multi_gpu) and not given.cpu:
+                found = launch.prepare_multi_gpu_env(given)
+            else:
+                found = launch.prepare_simple_launcher_cmd_env(given)[1]
+    except ValueError as error:
+        raise WorkloadError(f"`{command.text}`: accelerate refuses this: {error}") from error
+    return {name: value for name, value in found.items() if name.startswith(_PREFIXES)}
