@@ -83,7 +83,7 @@ def measure_here(job: Job) -> Measurement:
     local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= there:
         raise DeviceError(
-            f"`{job.command.text}` starts {local + 1} or more processes, one for each GPU; here are {there}"
+            f"`{job.command.text}` starts {local + 1} or more processes, one for each GPU; there are {there} here"
         )
     idle = utilization(local).used_bytes
     file, clock = job.command.file(), StepClock()
