@@ -116,5 +116,5 @@ def test_what_accelerate_refuses() -> None:
     pytest.importorskip("accelerate")
     with pytest.raises(WorkloadError, match="accelerate refuses this"):
         variables(read_command("accelerate launch --multi_gpu --num_processes 1 train.py".split()))
-    with pytest.raises(SimulationError, match="accelerate starts with use_megatron_lm"):
-        variables(read_command("accelerate launch --use_megatron_lm --num_processes 2 train.py".split()))
+    with pytest.raises(SimulationError, match="accelerate starts with DeepSpeed"):
+        variables(read_command("accelerate launch --use_deepspeed --zero_stage 2 --num_processes 2 train.py".split()))

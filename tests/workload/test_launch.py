@@ -118,8 +118,9 @@ def test_options_of_accelerate_override_its_file(tmp_path: Path) -> None:
         ({"gpu_ids": "0,1"}, "gpu_ids names 0,1, fewer GPUs than num_processes 16"),
         ({"use_cpu": True}, "use_cpu"),
         ({"num_proceses": 4}, "num_proceses: not a key of accelerate's configuration.*num_processes"),
-        ({"dynamo_backend": "INDUCTOR"}, "compiled graphs are not simulated"),
-        ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "compiled graphs are not simulated"),
+        ({"dynamo_backend": "CUDAGRAPHS"}, "dynamo_backend: CUDAGRAPHS is not simulated; INDUCTOR is"),
+        ({"dynamo_config": {"dynamo_backend": "IPEX"}}, "dynamo_backend: IPEX is not simulated; INDUCTOR is"),
+        ({"dynamo_config": {"dynamo_backend": "INDUCTOR", "dynamo_mode": "max-autotune"}}, "dynamo_mode: MAX-AUTOTUNE"),
         ({"distributed_type": "MULTI_GPU", "parallelism_config": {"parallelism_config_dp_shard_size": 8}}, "MULTI_GPU"),
     ],
 )
@@ -130,10 +131,18 @@ def test_contradictions_and_what_is_not_simulated_are_named(
         read_launch(written(tmp_path, **changes))
 
 
+def test_accelerates_compiler_is_that_of_a_workload() -> None:
+    launch = read_launch("accelerate launch --dynamo_backend inductor --dynamo_use_fullgraph train.py")
+    assert launch.settings("trainer")["train", "torch_compile"] is True
+    assert ("train", "torch_compile") not in read_launch("accelerate launch train.py").settings("trainer")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--dynamo_backend inductor", "compiled graphs are not simulated"),
+        ("--dynamo_backend cudagraphs", "dynamo_backend: CUDAGRAPHS is not simulated; INDUCTOR is"),
+        ("--dynamo_backend inductor --dynamo_use_dynamic", "dynamo_use_dynamic: TRUE is not simulated; FALSE is"),
+        ("--dynamo_backend inductor --dynamo_use_regional_compilation", "regional_compilation: TRUE is not simulated"),
         ("--cpu", "use_cpu"),
         ("--use_megatron_lm", "MEGATRON_LM is not simulated"),
         ("--tpu", "XLA is not simulated"),

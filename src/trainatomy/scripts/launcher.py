@@ -39,12 +39,11 @@ def variables(command: Command) -> Mapping[str, str]:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             given = launch._validate_launch_command(given)[0]
-            for kind in ("use_deepspeed", "use_megatron_lm", "tpu"):
-                if getattr(given, kind, False):
-                    raise SimulationError(
-                        f"`{command.text}`: scripts that accelerate starts with {kind} are not simulated; describe "
-                        "the training by a workload"
-                    )
+            if given.use_deepspeed:
+                raise SimulationError(
+                    f"`{command.text}`: scripts that accelerate starts with DeepSpeed are not simulated; describe the "
+                    "training by a workload"
+                )
             if (given.use_fsdp or given.multi_gpu) and not given.cpu:
                 found = launch.prepare_multi_gpu_env(given)
             else:

@@ -59,6 +59,7 @@ class Launch:
         fsdp: Settings of FSDP with the keys of ``TrainingArguments.fsdp_config``; None without FSDP.
         deepspeed: DeepSpeed's configuration; None without DeepSpeed.
         sizes: Degrees of parallelism, by their keys in the section ``parallel``.
+        compiles: Whether accelerate compiles the model (``dynamo_backend: INDUCTOR``).
     """
 
     source: str
@@ -68,6 +69,7 @@ class Launch:
     fsdp: Mapping[str, Any] | None = None
     deepspeed: Mapping[str, Any] | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    compiles: bool = False
 
     def settings(self, loop: str) -> dict[Path, Any]:
         """Return the keys of a workload that say the same, for one of its loops."""
@@ -75,6 +77,8 @@ class Launch:
         if self.nodes > 1:
             found["parallel", "nodes"] = self.nodes
         found |= {("parallel", name): size for name, size in self.sizes.items()}
+        if self.compiles:
+            found["train", "torch_compile"] = True
         if self.deepspeed is not None:
             if loop != "trainer":
                 raise WorkloadError(f"{self.source}: DeepSpeed {_BY_TRAINER}", key="launch")
@@ -313,7 +317,8 @@ def _of_configuration(content: Any, source: str) -> Launch:
         deepspeed = launch_deepspeed.of_accelerate(content.get("deepspeed_config") or {}, precision_name, source)
     if kind != "FSDP" and sizes.get("dp_shard_size"):
         raise _contradiction(source, f"dp_shard_size is {sizes['dp_shard_size']}, but distributed_type is {kind}")
-    return Launch(source, processes // nodes, nodes, precision_name, fsdp, deepspeed, sizes)
+    compiles = _compiler(content)["dynamo_backend"] != "NO"
+    return Launch(source, processes // nodes, nodes, precision_name, fsdp, deepspeed, sizes, compiles)
 
 
 _KEYS = frozenset(
@@ -323,6 +328,14 @@ _KEYS = frozenset(
     "parallelism_config rdzv_backend same_network use_cpu".split()
 )
 """Keys of a configuration (accelerate 1.15, ``ClusterConfig``); ``dynamo_backend`` belongs to old ones."""
+_COMPILED: Mapping[str, tuple[str, ...]] = {
+    "dynamo_backend": ("NO", "INDUCTOR"),
+    "dynamo_mode": ("DEFAULT",),
+    "dynamo_use_fullgraph": ("FALSE", "TRUE"),
+    "dynamo_use_dynamic": ("FALSE",),
+    "dynamo_use_regional_compilation": ("FALSE",),
+}
+"""Settings of the compiler that are simulated, accelerate's defaults first."""
 _OF_TPU = ("tpu_", "command")
 
 
@@ -348,16 +361,25 @@ def _refuse(content: Mapping[str, Any], source: str) -> None:
     precision = str(content.get("mixed_precision", "no")).lower()
     if precision not in (*_PRECISIONS, "no", "none"):
         raise WorkloadError(f"{source}: mixed_precision: {precision} is not simulated; fp16 and bf16 are", key="launch")
-    dynamo = content.get("dynamo_config") or {}
-    backend = str(dynamo.get("dynamo_backend", content.get("dynamo_backend", "NO"))).upper()
-    if backend != "NO":
-        raise WorkloadError(f"{source}: dynamo_backend: compiled graphs are not simulated", key="launch")
+    for name, value in _compiler(content).items():
+        if value not in _COMPILED[name]:
+            raise WorkloadError(
+                f"{source}: {name}: {value} is not simulated; {_COMPILED[name][-1]} is (train.torch_compile)",
+                key="launch",
+            )
     if str(_parallelism(content).get("parallelism_config_sp_size", 1)) != "1":
         raise WorkloadError(f"{source}: parallelism_config_sp_size is not simulated", key="launch")
     rotation = str(_parallelism(content).get("parallelism_config_cp_comm_strategy", "allgather"))
     if rotation != "allgather":
         message = f"parallelism_config_cp_comm_strategy: {rotation} is not read here; set parallel.cp_comm_strategy"
         raise WorkloadError(f"{source}: {message}, and leave it out", key="launch")
+
+
+def _compiler(content: Mapping[str, Any]) -> dict[str, str]:
+    """Return accelerate's settings of the compiler, in capitals; its defaults where they are missing."""
+    given = {**(content.get("dynamo_config") or {})}
+    given.setdefault("dynamo_backend", content.get("dynamo_backend", "NO"))
+    return {name: str(given.get(name, known[0])).upper() for name, known in _COMPILED.items()}
 
 
 def _fsdp(raw: Mapping[str, Any]) -> dict[str, Any]:
