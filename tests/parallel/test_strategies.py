@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +95,18 @@ def test_zero1_shards_only_the_states() -> None:
     found = simulated(workload(gpus=4, strategy="zero1"))
     assert labelled(found.trace, "weight") >= weight_bytes(found)
     assert 0 < labelled(found.trace, "optimizer_state") < 0.6 * 2 * weight_bytes(found)
+
+
+def test_zero1_shards_an_optimizer_by_its_class() -> None:
+    found = simulated(workload(gpus=4, strategy="zero1", train={"optim": "torch.optim.SGD"}))
+    assert labelled(found.trace, "optimizer_state") == 0  # SGD without momentum
+
+
+def test_zero1_refuses_a_function_that_makes_optimizers(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\ndef make(model): return torch.optim.SGD(model.parameters(), lr=1)\n")
+    with pytest.raises(WorkloadError, match="ZeroRedundancyOptimizer makes them of a class"):
+        simulated(workload(gpus=4, strategy="zero1", train={"optim": f"{path}:make"}))
 
 
 def test_tensor_parallelism_shards_every_linear_layer() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
+from trainatomy.workload.arguments import path_of
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def check_keywords(batch: Any, optimizer: Any) -> None:
 
 def changed(
     workload: Workload,
-    optimizer: str | type[torch.optim.Optimizer] | None,
+    optimizer: str | type[torch.optim.Optimizer] | Callable[[Any], Any] | None,
     gpu: str | None,
     settings: Mapping[str, Any],
 ) -> Workload:
@@ -44,10 +45,7 @@ def changed(
     if gpu is not None:
         changes["gpu"] = gpu
     if optimizer is not None:
-        if isinstance(optimizer, str):
-            changes["train.optim"] = optimizer
-        else:
-            changes["train.optim"] = f"{optimizer.__module__}.{optimizer.__qualname__}"
+        changes["train.optim"] = optimizer if isinstance(optimizer, str) else path_of(optimizer)
     return workload.replace(changes) if changes else workload
 
 

@@ -29,7 +29,7 @@ def predict(
     what: Workload | nn.Module,
     *,
     batch: Batch | None = None,
-    optimizer: str | type[torch.optim.Optimizer] | None = None,
+    optimizer: str | type[torch.optim.Optimizer] | Callable[[Any], Any] | None = None,
     gpu: str | None = None,
     timeline: bool = False,
     trust_remote_code: bool = False,
@@ -46,7 +46,8 @@ def predict(
         what: A workload, or a live module, which is neither changed nor moved.
         batch: A mapping of tensors (on any device; only shapes, dtypes and the values of small integer tensors
             matter), or a function of the batch size that returns one. A transformers model and a workload need none.
-        optimizer: A name of ``TrainingArguments.optim``, or an optimizer class.
+        optimizer: A name of ``TrainingArguments.optim``, an optimizer class, or a function of the model that returns
+            an optimizer or several (several need ``loop="pytorch"``).
         gpu: The GPU to predict for.
         timeline: Include memory by component over the step.
         trust_remote_code: Run code that a model on the hub brings along.

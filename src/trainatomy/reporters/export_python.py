@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from trainatomy.reporters.export_parallel import SpreadCode, spread_code
 from trainatomy.results.fit import Candidate
 from trainatomy.results.plan import Plan
-from trainatomy.workload.arguments import is_class_path
+from trainatomy.workload.arguments import is_class_path, is_factory, is_own
 from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.model import LoraSpec
 from trainatomy.workload.quantization import QuantizationSpec
@@ -99,7 +100,7 @@ def _settings(candidate: Candidate, workload: Workload) -> dict[str, Any]:
     ]
     written = dict.fromkeys((*_ALWAYS, *changed, *workload.to_mapping().get("train", {})))
     left_out = {"gradient_checkpointing_every"}
-    if is_class_path(workload.train.optim):
+    if is_own(workload.train.optim):
         left_out |= {"optim", "optim_args"}
     elif workload.train.optim in OF_TORCH:
         left_out.add("optim_args")
@@ -202,6 +203,9 @@ def _trainer_settings(workload: Workload) -> list[tuple[list[str], str]]:
         keywords = ", ".join(["model.parameters()", "lr=args.learning_rate", *_keywords(extra)])
         code = f"optimizer = {kind}({keywords})"
         found.append(([f"from {place} import {kind}", code], "optimizers=(optimizer, None)"))
+    elif is_factory(train.optim):
+        importing, making = _made_by_function(train.optim)
+        found.append(([importing, making], "optimizers=(optimizer, None)"))
     elif extra and train.optim in OF_TORCH:
         code = "optimizer, keywords = Trainer.get_optimizer_cls_and_kwargs(args)"
         found.append(([code], f"optimizer_cls_and_kwargs=(optimizer, {{**keywords, {_literal(extra)[1:-1]}}})"))
@@ -301,6 +305,9 @@ def _plain_optimizer(workload: Workload, *, sharded: bool = False) -> tuple[list
     if is_class_path(train.optim):
         place, _, kind = train.optim.rpartition(".")
         return [f"from {place} import {kind}", *imports], _made(kind, [rate, *extra], sharded=sharded)
+    if is_factory(train.optim):
+        importing, making = _made_by_function(train.optim)
+        return [importing, *imports], [making]
     if train.optim in ("adamw_torch", "adamw_torch_fused"):
         adam = {"betas": (train.adam_beta1, train.adam_beta2), "eps": train.adam_epsilon}
         given = [rate, *_keywords({**adam, "weight_decay": train.weight_decay})]
@@ -317,6 +324,13 @@ def _plain_optimizer(workload: Workload, *, sharded: bool = False) -> tuple[list
     parameters = 'keywords.pop("params", model.parameters())'
     lines.append(f"optimizer = {made}({parameters}, {'optimizer_class=kind, ' if sharded else ''}**keywords)")
     return ["from transformers import Trainer, TrainingArguments", *imports], lines
+
+
+def _made_by_function(path: str) -> tuple[str, str]:
+    """Return the import of a user's function and the line that calls it."""
+    place, _, name = path.rpartition(":")
+    module = PurePath(place).stem if place.endswith(".py") else place
+    return f"from {module} import {name}", f"optimizer = {name}(model)  # step and zero each, if it returns several"
 
 
 def _made(kind: str, keywords: list[str], *, sharded: bool) -> list[str]:

@@ -13,7 +13,7 @@ from trainatomy.catalog.gpus import GPU
 from trainatomy.results.fit import Permission
 from trainatomy.search.axis import Axis, Option, axis_of
 from trainatomy.search.plans import plan_axis
-from trainatomy.workload.arguments import is_class_path
+from trainatomy.workload.arguments import is_class_path, is_factory
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
 from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.schema import Workload
@@ -241,6 +241,8 @@ def _optimizer(workload: Workload) -> Axis:
     }
     if is_class_path(optim):
         given = optim.rpartition(".")[2]
+    elif is_factory(optim):
+        given = optim.rpartition(":")[2]
     given = next((name for name, value in names.items() if value == optim), given)
     options = [Option(name, {"train.optim": value, "train.optim_args": None}) for name, value in names.items()]
     return axis_of("optimizer", options, given, "optimizer")

@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from trainatomy.errors import WorkloadError
 from trainatomy.simulator import quantised_layers
 from trainatomy.training.batch import MakeBatch
+from trainatomy.workload.arguments import path_of
 from trainatomy.workload.schema import Workload
 
 _SECTIONS = ("loop", "mode", "allocator", "data", "zero_grad_set_to_none", "software")
@@ -84,7 +85,7 @@ def _computed_attributes(model: nn.Module) -> Iterator[torch.Tensor]:
 def described(
     model: nn.Module,
     batch: Mapping[str, Any] | Callable[[int], Mapping[str, Any]] | None,
-    optimizer: str | type[torch.optim.Optimizer] | None,
+    optimizer: str | type[torch.optim.Optimizer] | Callable[[Any], Any] | None,
     gpu: str | None,
     train: Mapping[str, Any],
 ) -> tuple[Workload, MakeBatch | None]:
@@ -107,7 +108,7 @@ def described(
     settings = dict(train)
     top = {key: settings.pop(key) for key in _SECTIONS if key in settings}
     if optimizer is not None:
-        path = optimizer if isinstance(optimizer, str) else f"{optimizer.__module__}.{optimizer.__qualname__}"
+        path = optimizer if isinstance(optimizer, str) else path_of(optimizer)
         settings["optim"] = path
     make_batch: MakeBatch | None = None
     if isinstance(batch, Mapping):
@@ -195,9 +196,12 @@ def check_keywords(batch: Any, optimizer: Any) -> None:
             "in TrainingArguments (learning_rate=1e-4)",
             key="train.optim",
         )
-    if optimizer is not None and not isinstance(optimizer, (str, type)):
+    if optimizer is not None and not isinstance(optimizer, str) and not callable(optimizer):
+        kinds = "a name, a class of torch.optim.Optimizer, or a function of the model that returns optimizers"
+        raise WorkloadError(f"optimizer: takes {kinds}, not a {type(optimizer).__name__}", key="train.optim")
+    if not "".join(getattr(optimizer, "__qualname__", "x").split(".")).isidentifier():
         raise WorkloadError(
-            f"optimizer: takes a name or a class of torch.optim.Optimizer, not a {type(optimizer).__name__}",
+            f"optimizer: {optimizer.__qualname__} cannot be imported by its name: define it at the top of a module",
             key="train.optim",
         )
     if batch is not None and not isinstance(batch, Mapping) and not callable(batch):

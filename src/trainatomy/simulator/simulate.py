@@ -14,7 +14,7 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import SimulationError, WorkloadError
-from trainatomy.libraries import import_library
+from trainatomy.libraries import import_library, version_of
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
@@ -50,7 +50,7 @@ from trainatomy.training.process import preload
 from trainatomy.training.quantization import has_quantised_layers, is_quantised, load_on_device, parameter_count
 from trainatomy.training.run import run
 from trainatomy.training.throughput import tokens_per_sample
-from trainatomy.workload.arguments import arguments
+from trainatomy.workload.arguments import arguments, is_factory
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import steps_per_generation
@@ -380,7 +380,9 @@ def _quantised_layers(process: SimulatedProcess, *, wanted: bool) -> Iterator[No
 @contextlib.contextmanager
 def _optimizer_library(workload: Workload, process: SimulatedProcess) -> Iterator[None]:
     """Open a context in which optimizers of other libraries run without a GPU."""
-    if arguments().package_of(workload.train.optim) != "bitsandbytes":
+    optim = workload.train.optim
+    may_be_any = is_factory(optim) and version_of("bitsandbytes") is not None
+    if arguments().package_of(optim) != "bitsandbytes" and not may_be_any:
         yield
         return
     from trainatomy.simulator.bitsandbytes import paged_notes, simulated_bitsandbytes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import import_library
-from trainatomy.workload.arguments import is_class_path
+from trainatomy.workload.arguments import is_own
 from trainatomy.workload.deepspeed import REPORTS
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.nearest import suggestion
@@ -98,7 +98,7 @@ def _settings(workload: Workload) -> dict[str, Any]:
     values["eval_on_start"] = workload.evaluates and train.eval_on_start
     if isinstance(values.get("optim_target_modules"), tuple):
         values["optim_target_modules"] = list(values["optim_target_modules"])
-    if is_class_path(train.optim):
+    if is_own(train.optim):
         values = {name: value for name, value in values.items() if name not in {"optim", "optim_args"}}
     if isinstance(values.get("fsdp"), tuple):
         values["fsdp"] = list(values["fsdp"])

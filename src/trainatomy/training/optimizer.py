@@ -9,6 +9,9 @@ The path of a class (``bitsandbytes.optim.Adam8bit``, ``mine.optimizers.Slow``) 
 optimizer to the Trainer, ``optimizers=(optimizer, None)``: over the model as it was built, before the Trainer moves it.
 A parameter stays the same object when it is moved, and states are made in the first step, so they are on the device of
 the parameters at that time.
+
+A function (``mine.optimizers:make``) gets the model and returns its optimizer, or several, which a plain loop steps one
+after the other.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from torch import nn
 
 from trainatomy.errors import MissingLibrary, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.training import factory
+from trainatomy.training.several_optimizers import SeveralOptimizers, optimizers_of
 from trainatomy.workload.arguments import arguments as known_arguments
-from trainatomy.workload.arguments import is_class_path
+from trainatomy.workload.arguments import is_class_path, is_factory, is_own
 from trainatomy.workload.nearest import suggestion
 
 if TYPE_CHECKING:
@@ -87,7 +91,7 @@ def create_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.M
     """
     from transformers import Trainer
 
-    if is_class_path(train.optim):
+    if is_own(train.optim):
         return create_custom(train, model)
     maker = Trainer.__new__(Trainer)
     maker.model = model
@@ -181,13 +185,26 @@ def _is_installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
+def create_single(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of a user for a Trainer, which takes one; the errors are those of ``create_custom``."""
+    optimizer = create_custom(workload.train, model)
+    if isinstance(optimizer, SeveralOptimizers):
+        found = f"{workload.train.optim} returned {len(optimizer.parts)} optimizers"
+        raise WorkloadError(
+            f"train.optim: {found}, and loop: {workload.loop} steps one: use loop: pytorch", key="train.optim"
+        )
+    return optimizer
+
+
 def create_custom(train: TrainSpec, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of ``train`` over the trainable parameters of ``model``.
+    """Return the optimizer of ``train`` over the trainable parameters of ``model``; several are one object.
 
     Raises:
-        WorkloadError: The constructor refuses the arguments; the message gives its reason.
+        WorkloadError: The constructor refuses the arguments, with its reason; a function returned something else.
         MissingLibrary, FactoryError: See ``optimizer_class``.
     """
+    if is_factory(train.optim):
+        return optimizers_of(train.optim, model)
     chosen = optimizer_class(train.optim)
     accepted = inspect.signature(chosen).parameters
     keywords = _keywords(train, chosen, accepted)
@@ -199,6 +216,17 @@ def create_custom(train: TrainSpec, model: nn.Module) -> torch.optim.Optimizer:
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise WorkloadError(f"train.optim: {train.optim} refuses: {reason}", key="train.optim") from error
+
+
+def sharded_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.Module) -> Choice:
+    """Return the class that ``ZeroRedundancyOptimizer`` shards, and its arguments; raise as ``create_custom`` does."""
+    if is_factory(train.optim):
+        message = f"{train.optim} makes its optimizers itself, and ZeroRedundancyOptimizer makes them of a class"
+        raise WorkloadError(f"train.optim: {message}: give the class, or another strategy", key="train.optim")
+    if not is_class_path(train.optim):
+        return choose_optimizer(train, arguments, model)
+    chosen = optimizer_class(train.optim)
+    return chosen, _keywords(train, chosen, inspect.signature(chosen).parameters)
 
 
 def _keywords(train: TrainSpec, chosen: OptimizerClass, accepted: Any) -> dict[str, Any]:

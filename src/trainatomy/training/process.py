@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.libraries import import_library
+from trainatomy.training import factory
 from trainatomy.training.optimizer import optimizer_class
 from trainatomy.training.parallel.deepspeed import import_deepspeed
-from trainatomy.workload.arguments import arguments, is_class_path
+from trainatomy.workload.arguments import arguments, is_class_path, is_factory
 from trainatomy.workload.loops import loop_of
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ def preload(workload: Workload) -> None:
         import_deepspeed()
     if is_class_path(workload.train.optim):
         optimizer_class(workload.train.optim)
+        return
+    if is_factory(workload.train.optim):
+        factory.load(workload.train.optim, "train.optim")
         return
     package = arguments().optimizers.get(workload.train.optim)
     if package is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -81,6 +81,23 @@ def is_class_path(optim: str) -> bool:
     """Return whether ``optim`` is the path of a class (``package.module.Class``), not a name that the Trainer has."""
     parts = optim.split(".")
     return len(parts) > 1 and all(part.isidentifier() for part in parts)
+
+
+def is_factory(optim: str) -> bool:
+    """Return whether ``optim`` is a function that makes optimizers: ``package.module:make``, ``file.py:make``."""
+    place, colon, name = optim.rpartition(":")
+    return bool(colon and place) and name.isidentifier()
+
+
+def path_of(optimizer: Callable[..., Any]) -> str:
+    """Return the path of a class or of a function that makes optimizers, as ``train.optim`` has it."""
+    between = "." if isinstance(optimizer, type) else ":"
+    return f"{optimizer.__module__}{between}{optimizer.__qualname__}"
+
+
+def is_own(optim: str) -> bool:
+    """Return whether ``optim`` is the user's own class or function, not a name that the Trainer has."""
+    return is_class_path(optim) or is_factory(optim)
 
 
 def _is_off(value: Any) -> bool:

@@ -29,6 +29,10 @@ _CLASSES = (
     "constructor has `lr`, `weight_decay`, `betas` and `eps`; `optim_args` is applied last, and may hold tuples and",
     "lists. The Trainer's own name may differ: `adamw_bnb_8bit` keeps the states of embeddings in 32 bits,",
     "`bitsandbytes.optim.Adam8bit` does not.",
+    "",
+    "Or a function, `mine.optimizers:make` or `file.py:make`, which gets the model and returns its optimizer or, with",
+    "`loop: pytorch`, a list of several, such as Muon for matrices and AdamW for the rest. They are stepped one after",
+    "the other. Settings of `train` are not passed to it.",
 )
 
 

@@ -13,16 +13,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainatomy.workload.arguments import arguments, is_class_path
+from trainatomy.workload.arguments import arguments, is_class_path, is_factory, is_own
 from trainatomy.workload.deepspeed import read_deepspeed
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.section import Amount, Count, Decay, Fraction, Index, Names, Problem, Section, Settings, Text
 
 
 def _optimizer(name: str) -> str:
-    """Check the name of an optimizer; for the path of a class only its syntax, as no code is loaded here."""
+    """Check the name of an optimizer; for a class or a function only its syntax, as no code is loaded here."""
     known = arguments()
-    if name in known.optimizers or is_class_path(name):
+    if name in known.optimizers or is_own(name):
         return name
     if reason := known.refused_optimizers.get(name):
         raise PydanticCustomError("optimizer", "{name} {reason}", {"name": name, "reason": reason})
@@ -154,7 +154,8 @@ class TrainSpec(Section):
     bf16_full_eval: bool = Field(default=False, description="cast the weights to bfloat16 for inference")
     optim: Annotated[str, AfterValidator(_optimizer)] = Field(
         default="adamw_torch_fused",
-        description="optimizer: a name that the Trainer knows, or the path of a class, `package.module.Class`",
+        description="optimizer: a name that the Trainer knows, the path of a class, `package.module.Class`, "
+        "or a function of the model that returns one or several, `package.module:make` or `file.py:make`",
     )
     optim_args: Annotated[str, AfterValidator(_optimizer_arguments)] | None = Field(
         default=None, description='further arguments of the optimizer, such as `"momentum=0.9"` or `"foreach=True"`'
@@ -284,7 +285,10 @@ class TrainSpec(Section):
             problems.append(
                 Problem(("fp16_full_eval",), "cannot be combined with bf16_full_eval: choose one precision")
             )
-        if not is_class_path(self.optim) and re.search(r"[(\[]", self.optim_args or ""):
+        if is_factory(self.optim) and self.optim_args:
+            message = f"is not passed to a function ({self.optim}): set the arguments in it"
+            problems.append(Problem(("optim_args",), message))
+        elif not is_class_path(self.optim) and re.search(r"[(\[]", self.optim_args or ""):
             message = (
                 "transformers reads no tuples or lists here; use the path of a class as `optim`, which accepts them"
             )

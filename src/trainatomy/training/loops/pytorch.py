@@ -21,6 +21,7 @@ from trainatomy.training.model import set_use_cache
 from trainatomy.training.optimizer import needs_closure
 from trainatomy.training.parallel.spread import Spread, spread_over_gpus
 from trainatomy.training.precision import autocast
+from trainatomy.training.several_optimizers import each_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +60,7 @@ def train(
     average = average_of(workload, model, observer)
     optimizer = optimizer_of(workload, spread, device, steps)
     observer.ready(model, spread.with_states(optimizer))
+    optimizers = each_of(optimizer)
     kind = torch.device(device).type
     scaler = spread.scaler(kind, enabled=settings.fp16)
     module = compiled(spread.module, settings)
@@ -91,10 +93,12 @@ def train(
             observer.loss_kept(loss)
             observer.micro_step_end(micro_step)
         if settings.max_grad_norm > 0:
-            scaler.unscale_(optimizer)
+            for each in optimizers:
+                scaler.unscale_(each)
             spread.clip(settings.max_grad_norm)
         observer.optimizer_begin()
-        scaler.step(optimizer)
+        for each in optimizers:
+            scaler.step(each)
         scaler.update()
         observer.optimizer_end()
         average.update_parameters(model)

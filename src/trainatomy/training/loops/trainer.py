@@ -15,9 +15,9 @@ from trainatomy.training.checkpointing import check_checkpointing
 from trainatomy.training.evaluation import Evaluation, evaluation_of
 from trainatomy.training.loops.generation import special_tokens
 from trainatomy.training.model import unwrap
-from trainatomy.training.optimizer import create_custom
+from trainatomy.training.optimizer import create_single
 from trainatomy.training.outputs import returning_loss
-from trainatomy.workload.arguments import is_class_path
+from trainatomy.workload.arguments import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ def _run(
     if workload.train.predict_with_generate and evaluation is not None:
         kind = GeneratingTrainer
         _begin_decoder(model)
-    optimizer = create_custom(workload.train, model) if is_class_path(workload.train.optim) else None
+    optimizer = create_single(workload, model) if is_own(workload.train.optim) else None
     trainer = kind(workload, observer, model, arguments, dataset, optimizer, evaluation)
     trainer.remove_callback(PrinterCallback)
     with without_progress_bars():

@@ -12,10 +12,10 @@ from trainatomy.training.arguments import training_arguments
 from trainatomy.training.checkpointing import check_checkpointing
 from trainatomy.training.loops.observed_trainer import ObservedTrainer
 from trainatomy.training.loops.trainer import continue_training, watched_zero_grad, without_progress_bars
-from trainatomy.training.optimizer import create_custom
+from trainatomy.training.optimizer import create_single
 from trainatomy.training.trl import check_model, quiet_trl
 from trainatomy.training.trl_data import make_tokenizer
-from trainatomy.workload.arguments import is_class_path
+from trainatomy.workload.arguments import is_own
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,7 +47,7 @@ def train_with(
     """
     check_model(loop, model)
     check_checkpointing(model, workload.train)
-    optimizer = create_custom(workload.train, model) if is_class_path(workload.train.optim) else None
+    optimizer = create_single(workload, model) if is_own(workload.train.optim) else None
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder, quiet_trl():
         arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=device == "cpu")
         with watched_zero_grad(model, observer, set_to_none=workload.zero_grad_set_to_none):

@@ -27,7 +27,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 from trainatomy.errors import WorkloadError
-from trainatomy.training.optimizer import choose_optimizer
+from trainatomy.training.optimizer import sharded_optimizer
 from trainatomy.training.parallel.context import share_sequences, shared
 from trainatomy.training.parallel.experts import share_experts
 from trainatomy.training.parallel.spread import Spread
@@ -99,7 +99,7 @@ class ZeRO1(DDP):
 
     def optimizer(self, train: TrainSpec, arguments: TrainingArguments) -> torch.optim.Optimizer:
         """Return the sharded optimizer."""
-        chosen, keywords = choose_optimizer(train, arguments, self._model)
+        chosen, keywords = sharded_optimizer(train, arguments, self._model)
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         return ZeroRedundancyOptimizer(trained, optimizer_class=chosen, **keywords)
 
