@@ -16,7 +16,7 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -62,12 +62,19 @@ HELD_OUT_SHARE = 0.5
 """Held-out cases of a group for each one that is used."""
 
 
-def batches() -> Iterator[tuple[str, list[Any]]]:
-    """Yield batches of cases of one split: one case of each group in turn, until all are drawn."""
+def batches(groups: Sequence[str] = (), draw: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yield batches of cases of one split: one case of each group in turn, until all are drawn.
+
+    Args:
+        groups: The groups to draw from; all by default.
+        draw: Names another draw of the same groups.
+    """
     from trainatomy.measurement.calibration import drawn
 
-    splits = ((FIT, drawn.SEED, 1.0), (HELD_OUT, drawn.HELD_OUT_SEED, HELD_OUT_SHARE))
-    for names in ([name for name in drawn.DRAWS if name not in LAST], LAST):
+    seeds = [f"{seed}, {draw}" if draw else seed for seed in (drawn.SEED, drawn.HELD_OUT_SEED)]
+    splits = ((FIT, seeds[0], 1.0), (HELD_OUT, seeds[1], HELD_OUT_SHARE))
+    chosen = [name for name in drawn.DRAWS if not groups or name in groups]
+    for names in ([name for name in chosen if name not in LAST], [name for name in LAST if name in chosen]):
         waiting = {
             split: [drawn.cases(name, seed, round(drawn.DRAWS[name][1] * share)) for name in names]
             for split, seed, share in splits
@@ -86,10 +93,10 @@ def _in_turn(waiting: dict[str, list[Iterator[Any]]]) -> Iterator[tuple[str, lis
                 yield from ((split, cases[first : first + BATCH]) for first in range(0, len(cases), BATCH))
 
 
-def measure(out: Path, time_limit: float) -> None:
+def measure(out: Path, time_limit: float, groups: Sequence[str] = (), draw: str = "") -> None:
     """Measure batch after batch until the time is up, in a fork that is replaced where a batch takes too long."""
     began, log = time.monotonic(), out.with_suffix(".log")
-    chosen, first = list(batches()), 0
+    chosen, first = list(batches(groups, draw)), 0
     processes.preload()
     while first < len(chosen) and time.monotonic() - began < time_limit:
         done = out.with_suffix(".done")
@@ -224,6 +231,8 @@ def main() -> int:
     measuring = commands.add_parser("measure")
     measuring.add_argument("--out", type=Path, required=True)
     measuring.add_argument("--time-limit", type=float, default=140)
+    measuring.add_argument("--groups", default="", help="names of groups with commas between; all by default")
+    measuring.add_argument("--draw", default="", help="the name of another draw, with seeds of its own")
     comparing = commands.add_parser("compare")
     comparing.add_argument("file", type=Path)
     comparing.add_argument("--split", choices=(FIT, HELD_OUT), default=FIT)
@@ -236,7 +245,8 @@ def main() -> int:
     adding.add_argument("--only", default="", help="pattern of the families to add, as in the answer of compare")
     options = parser.parse_args()
     if options.command == "measure":
-        measure(options.out, options.time_limit)
+        groups = [name for name in options.groups.split(",") if name]
+        measure(options.out, options.time_limit, groups, options.draw)
     elif options.command == "compare":
         chosen = [point for point in read(options.file) if point["split"] == options.split]
         compare(chosen, options.gpu, options.by, options.worst)

@@ -22,9 +22,11 @@ Draw = Callable[[Random], Case]
 DRAWS: dict[str, tuple[Draw, int]] = {
     **{f"{kind} convolutions": (partial(images.convolution, kind=kind), 24) for kind in images.CONVOLUTIONS},
     "drawn norms": (images.norm, 36),
+    "norms of channels-last": (images.norm_of_channels_last, 24),
     "quantised states": (tables.quantised_states, 18),
     "bags": (tables.bag, 18),
     "pooling": (images.pooling, 24),
+    "pooling of volumes": (images.pooling_of_volumes, 16),
     "interpolation": (images.interpolation, 20),
     "activations": (images.activation, 24),
     "connections": (images.connection, 10),

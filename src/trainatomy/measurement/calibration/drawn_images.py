@@ -27,6 +27,8 @@ BATCHES = (2, 4, 8, 16, 24, 32, 64, 128)
 LEAST, MOST = 2**18, 2**28
 """Bytes of the larger side of a case."""
 MOST_FLOP = 4e11
+MOST_GROUPED = 2048
+"""Channels of a convolution of wide groups."""
 
 
 class Shape(NamedTuple):
@@ -95,6 +97,17 @@ def _grouped(random: Random) -> Shape:
     return Shape(
         _image(random, channels), (channels, width, kernel, kernel), random.choice((1, 1, 2)), (kernel // 2,) * 2,
         groups=groups, channels_last=random.random() < 0.3,
+    )  # fmt: skip
+
+
+def _wide_groups(random: Random) -> Shape:
+    """Draw a convolution of few, wide groups, as RegNet and ResNeXt have them."""
+    width = random.choice((8, 16, 24, 40, 48, 56, 64, 112, 120, 168, 232, 264))
+    groups = random.choice([groups for groups in (2, 3, 4, 5, 8, 10, 14, 16, 32) if groups * width <= MOST_GROUPED])
+    channels = groups * width
+    return Shape(
+        _image(random, channels), (channels, width, 3, 3), random.choice((1, 1, 1, 2)), (1, 1),
+        groups=groups, channels_last=random.random() < 0.15,
     )  # fmt: skip
 
 
@@ -170,6 +183,7 @@ def _transposed(random: Random) -> Shape:
 _DRAWS: dict[str, Callable[[Random], Shape]] = {
     "depthwise": _depthwise,
     "grouped": _grouped,
+    "wide groups": _wide_groups,
     "dilated": _dilated,
     "three-dimensional": _volume,
     "sequence": _sequence,
@@ -213,6 +227,12 @@ def norm(random: Random) -> Case:
     return Case(partial(group_norm, groups, *drawn), runs=3)
 
 
+def norm_of_channels_last(random: Random) -> Case:
+    """Draw a batch norm of feature maps that are channels-last."""
+    shape, dtype, _ = maps(random, least=2**18)
+    return Case(partial(batch_norm, shape, dtype, True), runs=3)
+
+
 def batch_norm(*drawn: Any) -> Work:
     """Return batch norm in training, with fp32 weights as under autocast."""
     x = feature_maps(*drawn)
@@ -251,6 +271,16 @@ def pooling(random: Random) -> Case:
         return Case(partial(of_maps, lambda x: adaptive(x, size), shape, dtype, last), runs=3)
     pool: Any = {"max": (F.max_pool2d, F.max_pool3d), "mean": (F.avg_pool2d, F.avg_pool3d)}[kind][volume]
     return Case(partial(of_maps, lambda x: pool(x, kernel, stride, padding), shape, dtype, last), runs=3)
+
+
+def pooling_of_volumes(random: Random) -> Case:
+    """Draw a maximum over windows of a volume, as in networks for video."""
+    shape, dtype, _ = maps(random, volume=1.0, least=2**18)
+    kernel, stride, padding = random.choice((
+        (3, 1, 1), (3, 2, 1), (2, 2, 0), ((1, 3, 3), (1, 2, 2), (0, 1, 1)), ((2, 2, 2), (2, 1, 1), 0)
+    ))  # fmt: skip
+    pool: Any = partial(F.max_pool3d, kernel_size=kernel, stride=stride, padding=padding)
+    return Case(partial(of_maps, pool, shape, dtype, False), runs=3)
 
 
 def interpolation(random: Random) -> Case:
