@@ -1,4 +1,4 @@
-"""Twenty networks of torchvision whose memory is predicted and measured, with the batches that they train on."""
+"""Networks of torchvision whose memory is predicted and measured, with the batches that they train on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ CLASSIFIERS = (
     "alexnet", "vgg16", "resnet18", "resnet50", "resnet101", "resnext50_32x4d", "wide_resnet50_2", "densenet121",
     "inception_v3", "googlenet", "squeezenet1_1", "mobilenet_v2", "mobilenet_v3_large", "shufflenet_v2_x1_0",
     "efficientnet_b0", "mnasnet1_0", "convnext_tiny",
+    "resnet34", "vgg11_bn", "densenet169", "efficientnet_b1", "mobilenet_v3_small", "shufflenet_v2_x1_5",
+    "regnet_y_800mf", "convnext_small",
 )  # fmt: skip
-SEGMENTERS = ("deeplabv3_resnet50", "fcn_resnet50")
-VIDEOS = ("r3d_18",)
+SEGMENTERS = ("deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large")
+VIDEOS = ("r3d_18", "mc3_18", "r2plus1d_18")
 
 
 class WithLoss(nn.Module):
