@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from trainatomy.training.configuration import (
     dtype_note,
     dtype_to_load,
 )
+from trainatomy.training.host_values import call_with_values
 from trainatomy.training.positions import lengths
 from trainatomy.training.stored_weights import check_stored, stored_quantization
 from trainatomy.workload.nearest import suggestion
@@ -94,7 +96,7 @@ def add_notes(model: nn.Module, notes: tuple[str, ...]) -> None:
 
 def _from_factory(reference: str) -> nn.Module:
     build = factory.load(reference, "model.factory")
-    model = factory.call(build, f"model.factory: {reference}", ())
+    model = call_with_values(partial(factory.call, build, f"model.factory: {reference}", ()))
     if not isinstance(model, nn.Module):
         raise FactoryError(f"model.factory: {reference} must return an nn.Module, not a {type(model).__name__}")
     return model
