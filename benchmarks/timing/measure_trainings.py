@@ -7,8 +7,8 @@ Two forks of a process that has imported the libraries run all trainings, one af
 
 kernels   profiles two steps after the warm-up, without recording the CPU: the GPU's own time is the sum of the
           durations of kernels, copies and fills
-steps     times steps by CUDA events, without a synchronisation in between, and the host's pace before and after; no
-          profiler runs in this process, because it slows later launches
+steps     times steps by CUDA events, without a synchronisation in between, and the host's pace before, between and
+          after them; no profiler runs in this process, because it slows later launches
 
 Each result is a line at once.  Weights are made on the GPU, which saves seconds and changes no time of a step.
 """
@@ -43,7 +43,7 @@ GRACE = 25
 
 
 class TimedSteps(Silent):
-    """Times steps after the warm-up; the host's pace is probed before and after."""
+    """Times steps after the warm-up; the host's pace is probed before, between and after them."""
 
     def __init__(self, warm_up: int) -> None:
         from trainatomy.measurement.device.host_probe import HostProbe
@@ -71,6 +71,9 @@ class TimedSteps(Silent):
             self.probe.after()
             self.watch.finish()
             raise EnoughSteps
+        if timed and self.probe.is_due():
+            self.probe.between()
+            self.watch.leave_out()
 
     def result(self) -> dict[str, Any]:
         """Return the times."""

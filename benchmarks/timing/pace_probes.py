@@ -2,6 +2,7 @@
 
 python benchmarks/timing/pace_probes.py predict [--gpu ID]   # anywhere, first: predictions/pace-h200.jsonl
 python benchmarks/timing/pace_probes.py measure --out FILE --draw first [--time-limit 90]   # on the GPU
+python benchmarks/timing/pace_probes.py report FILE [--gpu ID]   # errors at the pace, by load
 
 Each training of ``pace.yaml`` runs in blocks of some steps: on the machine as it is, with a spinning process for half
 of its processors, and for all of them.  Between steps all candidates run, one after the other (``Candidates``), and the
@@ -22,6 +23,7 @@ import traceback
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import yaml
@@ -33,6 +35,9 @@ import grid  # noqa: E402
 import trainings  # noqa: E402
 from monitors import spinning  # noqa: E402
 
+from trainatomy.catalog.hosts import reference_host  # noqa: E402
+from trainatomy.measurement.device.host_probe import PROBE  # noqa: E402
+from trainatomy.results.host_pace import HostPace  # noqa: E402
 from trainatomy.training.observer import Silent  # noqa: E402
 
 PACE = HERE / "pace.yaml"
@@ -198,11 +203,11 @@ class Block(Silent):
     """Times steps, their phases on the CPU, and all candidates between them."""
 
     def __init__(self, candidates: Candidates, warm_up: int) -> None:
-        from trainatomy.measurement.device.host_load import LoadMeter
+        from trainatomy.measurement.device.host_probe import HostProbe
         from trainatomy.measurement.step.stopwatch import Stopwatch
 
         self._candidates, self._first = candidates, warm_up
-        self._watch, self._load = Stopwatch(), LoadMeter()
+        self._watch, self._probe = Stopwatch(), HostProbe()
         self._began = self._since = self._step_began = 0.0
         self._phase = "other"
         self._step: dict[str, float] = defaultdict(float)
@@ -212,7 +217,6 @@ class Block(Silent):
         self.taken: list[list[Any]] = []
         self.before: dict[str, Any] = {}
         self.after: dict[str, Any] = {}
-        self.load: Any = None
 
     def _enter(self, phase: str) -> None:
         now = time.perf_counter()
@@ -236,18 +240,21 @@ class Block(Silent):
             enough = time.perf_counter() - self._began > BLOCK_SECONDS and timed >= LEAST_STEPS
             if timed >= MOST_STEPS or enough:
                 self.after = threads()
+                self._probe.after()
                 torch.cuda.synchronize()
                 self._watch.finish()
                 raise EnoughSteps
             if timed % 2 == 0:
+                if self._probe.is_due():
+                    self._probe.between()
                 self.taken.append([timed, self._candidates.take()])
                 self._watch.leave_out()
         else:
             torch.cuda.synchronize()
             for _ in range(3):
                 self._candidates.take()
+            self._probe.before()
             self.before, self._began = threads(), time.perf_counter()
-            self._load.read()
             self._watch.tick()
         self._step = defaultdict(float)
         self._process = time.process_time()
@@ -284,7 +291,7 @@ class Block(Silent):
             "taken_us": [[at, {key: round(value * 1e6, 1) for key, value in one.items()}] for at, one in self.taken],
             "before": self.before,
             "after": self.after,
-            "load": asdict(self._load.read()),
+            "host_pace": asdict(self._probe.result()),
         }
 
 
@@ -348,6 +355,48 @@ def _blocks(out: Path, row: grid.Row, candidates: Candidates, began: float) -> N
         print(f"{time.monotonic() - began:6.1f} s {row.name} {kind}: {typical * 1e3:.2f} ms", flush=True)
 
 
+def pace_of(line: dict[str, Any]) -> HostPace:
+    """Return the pace of a block; of those that were measured before the probe had its form, from the candidates."""
+    if "host_pace" in line:
+        return HostPace(
+            **{name: tuple(each) if isinstance(each, list) else each for name, each in line["host_pace"].items()}
+        )
+    times = tuple((one["main"] + 2 * one["thread"]) * 1e-6 for _, one in line["taken_us"])
+    before, after = line["before"]["schedstat"], line["after"]["schedstat"]
+    passed = [
+        [now - was for now, was in zip(after[name], before[name], strict=True)] for name in after if name in before
+    ]
+    launching = sorted(passed, reverse=True)[:2]
+    waited = sum(one[1] for one in launching) / sum(one[0] + one[1] for one in launching)
+    return HostPace(PROBE, (), times, waited_share=waited, exponent=reference_host().pace_exponents[PROBE])
+
+
+def report(path: Path, gpu_id: str) -> None:
+    """Print each block's error on a quiet host and at its pace, and both by load."""
+    predicted = {line["name"]: line for line in trainings.lines(predictions_of(gpu_id))}
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for line in trainings.lines(path):
+        if line["line"] != "block":
+            continue
+        ours, pace, step = predicted[line["name"]], pace_of(line), median(line["steps_us"]) * 1e-6
+        assumed = reference_host().probe_seconds[pace.probe]
+        errors = ours["step_seconds"] / step - 1, trainings.at_pace(ours, pace.beside(assumed)) / step - 1
+        groups[line["load_kind"]].append((abs(errors[0]), abs(errors[1])))
+        beside = pace.beside(assumed)
+        print(
+            f"{line['name']:18} {line['load_kind']:5} {step * 1e3:7.2f} ms"
+            f" {errors[0]:+7.1%} at the pace {errors[1]:+7.1%}"
+            f" (pace {beside:.2f}, probe {pace.seconds * 1e6:.0f} us, waits {pace.waited_share or 0:.0%})"
+        )
+    groups["every"] = [each for one in list(groups.values()) for each in one]
+    for name, every in groups.items():
+        quiet, paced = zip(*every, strict=True)
+        print(
+            f"{name}: {len(every)} blocks, median {median(quiet):.1%}, worst {max(quiet):.1%}; "
+            f"at the pace median {median(paced):.1%}, worst {max(paced):.1%}"
+        )
+
+
 def _write(out: Path, content: dict[str, Any]) -> None:
     with out.open("a", encoding="utf-8") as file:
         file.write(json.dumps(content) + "\n")
@@ -363,9 +412,14 @@ def main() -> int:
     measuring.add_argument("--out", type=Path, required=True)
     measuring.add_argument("--draw", default="first")
     measuring.add_argument("--time-limit", type=float, default=90, help="seconds after which no training starts")
+    reporting = commands.add_parser("report")
+    reporting.add_argument("file", type=Path)
+    reporting.add_argument("--gpu", default="h200")
     options = parser.parse_args()
     if options.command == "predict":
         predict(options.gpu)
+    elif options.command == "report":
+        report(options.file, options.gpu)
     else:
         measure(options.out, options.draw, options.time_limit)
     return 0

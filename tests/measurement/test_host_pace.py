@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from measured import RESULT
 import trainatomy
 from trainatomy.catalog.calibrations import Calibration
 from trainatomy.catalog.hosts import reference_host
-from trainatomy.measurement.device import host_probe
+from trainatomy.measurement.device import host_probe, thread_waits
 from trainatomy.measurement.device.host_probe import PROBE, HostProbe
 from trainatomy.measurement.step.monitors import Monitors
 from trainatomy.measurement.step.stopwatch import Stopwatch
@@ -133,6 +134,43 @@ def test_the_pace_is_relative_to_the_host_that_the_prediction_assumes() -> None:
     assert time.pace_of(HostPace("another/1", during_seconds=(600e-6,))) is None
 
 
+def test_waits_for_a_processor_stretch_the_pace_and_the_probe_counts_by_its_power() -> None:
+    time = _time({PROBE: 200e-6})
+    slow = HostPace(PROBE, during_seconds=(400e-6,), reference_seconds=200e-6, waited_share=0.5, exponent=0.5)
+    assert time.pace_of(slow) == slow.relative == pytest.approx(2 * 2**0.5)
+    assert time.pace_of(replace(slow, waited_share=None)) == pytest.approx(2**0.5)
+
+
+def test_the_reference_host_has_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = reference_host()
+    monkeypatch.setattr(host_probe, "probe_seconds", lambda: host.probe_seconds[PROBE])
+    probe = HostProbe()
+    probe.before()
+    pace = probe.result()
+    assert pace is not None and pace.relative == pytest.approx(1.0) and 0 < pace.exponent < 1
+
+
+def test_waits_are_those_of_the_named_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(**times: str) -> None:
+        for thread, content in times.items():
+            (tmp_path / thread[1:]).mkdir(exist_ok=True)
+            (tmp_path / thread[1:] / "schedstat").write_text(content, encoding="ascii")
+
+    monkeypatch.setattr(thread_waits, "_TASKS", tmp_path)
+    write(t1="100 50 1", t2="10 0 1", t3="0 0 0")
+    meter = thread_waits.ThreadMeter((1, 2, 9))
+    assert meter.read() is None
+    write(t1="400 250 9", t2="310 100 9", t3="9000 9000 9")
+    assert meter.read() == pytest.approx(300 / 900)
+    assert thread_waits.ThreadMeter((9,)).read() is None
+
+
+def test_the_probe_works_on_the_thread_of_autograd() -> None:
+    host_probe._Visit.seconds = host_probe._Visit.thread = 0
+    assert host_probe.probe_seconds() > host_probe._Visit.seconds > 0
+    assert host_probe._Visit.thread in host_probe.launching_threads()
+
+
 def test_a_page_says_what_is_predicted_at_the_pace_and_at_a_quiet_host() -> None:
     pace = HostPace(PROBE, (490e-6,), (600e-6,), (510e-6,))
     found = run_sentences.host_pace(pace, _time({PROBE: 400e-6}), 0.0155)
@@ -141,8 +179,9 @@ def test_a_page_says_what_is_predicted_at_the_pace_and_at_a_quiet_host() -> None
         "the CPU took 1.50 times as long as the one that the prediction assumes",
         "predicted at this pace: 15 ms per step (-3.2 %); at that of a quiet host: 10 ms",
     ]
-    stalled = replace(pace, others_share=0.9, stolen_share=0.02, throttled_share=0.3)
-    assert run_sentences.host_pace(stalled, None, 0.0155)[1:4] == [
+    stalled = replace(pace, others_share=0.9, stolen_share=0.02, throttled_share=0.3, waited_share=0.4)
+    assert run_sentences.host_pace(stalled, None, 0.0155)[1:5] == [
+        "its threads waited for a processor for 40.0 % of their time",
         "other processes used 90.0 % of the processors",
         "the hypervisor gave 2.0 % of their time to other machines",
         "the container's limit of processors stopped it for 30.0 % of the time",

@@ -20,6 +20,7 @@ class Host:
         source: Origin of the figures.
         probe_seconds: Time of the probe of a host's pace (``measurement.device.host_probe``) while nothing else ran, by
             the probe's name.
+        pace_exponents: Power of the probe's time with which a step's CPU time grows, by the probe's name.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Host:
     slowdowns: tuple[float, ...]
     source: str
     probe_seconds: dict[str, float] = field(default_factory=dict)
+    pace_exponents: dict[str, float] = field(default_factory=dict)
 
     @property
     def quiet(self) -> float:
@@ -45,7 +47,8 @@ def hosts() -> dict[str, Host]:
 def _host(key: str, one: dict[str, Any]) -> Host:
     slowdowns = tuple(float(session["factor"]) for session in one["sessions"])
     probes = {name: float(value) / 1e6 for name, value in one.get("probe_microseconds", {}).items()}
-    return Host(key, one["name"], one["microseconds"], slowdowns, one["source"].strip(), probes)
+    exponents = {name: float(value) for name, value in one.get("pace_exponents", {}).items()}
+    return Host(key, one["name"], one["microseconds"], slowdowns, one["source"].strip(), probes, exponents)
 
 
 def reference_host() -> Host:

@@ -51,8 +51,10 @@ def host_pace(pace: HostPace, time: Time | None, step_seconds: float | None) -> 
 
 
 def _load(pace: HostPace) -> list[str]:
-    """Return what else took processors during the steps: it stalls a training, which the probe cannot see."""
+    """Return what took processors from the training during the steps."""
     lines = []
+    if (pace.waited_share or 0.0) >= STALLED:
+        lines.append(f"its threads waited for a processor for {percent(pace.waited_share or 0.0, 1)} of their time")
     if pace.others_share is not None and pace.others_share >= BUSY:
         lines.append(f"other processes used {percent(pace.others_share, 1)} of the processors")
     if (pace.stolen_share or 0.0) >= STALLED:

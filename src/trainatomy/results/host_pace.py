@@ -8,7 +8,7 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class HostPace:
-    """Seconds that a fixed piece of CPU work (the probe) took, on the thread that launches the kernels of a training.
+    """Seconds that a fixed piece of CPU work (the probe) took, on the threads that launch the kernels of a training.
 
     Attributes:
         probe: Name and version of the work; only times of the same probe can be compared.
@@ -19,6 +19,9 @@ class HostPace:
         others_share: Time that other processes ran meanwhile, as a share of all processors' time; ``None``: not known.
         stolen_share: Time that the hypervisor gave to other machines, likewise.
         throttled_share: Share of the time in which the container's limit of processors stopped its processes.
+        waited_share: Waits for a processor, as a share of the time in which the launching threads ran or waited;
+            ``None``: not known.
+        exponent: Power of the probe's time with which a step's CPU time grows.
     """
 
     probe: str
@@ -29,6 +32,8 @@ class HostPace:
     others_share: float | None = None
     stolen_share: float | None = None
     throttled_share: float | None = None
+    waited_share: float | None = None
+    exponent: float = 1.0
 
     @property
     def seconds(self) -> float:
@@ -37,5 +42,10 @@ class HostPace:
 
     @property
     def relative(self) -> float | None:
-        """The pace: `seconds` as a multiple of the reference host's; above 1 this host was slower."""
-        return None if self.reference_seconds is None else self.seconds / self.reference_seconds
+        """The pace beside the reference host's; above 1 this host was slower."""
+        return None if self.reference_seconds is None else self.beside(self.reference_seconds)
+
+    def beside(self, seconds: float) -> float:
+        """Return the pace as a multiple of that of a host on which the probe takes so long and no thread waits."""
+        running = 1.0 - (self.waited_share or 0.0)
+        return float((self.seconds / seconds) ** self.exponent / running)

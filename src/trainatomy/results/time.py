@@ -122,7 +122,7 @@ class Time:
     def pace_of(self, host: HostPace) -> float | None:
         """Return the pace of a measured host beside the assumed one; None where the latter is not known."""
         assumed = self.probe_seconds.get(host.probe)
-        return None if assumed is None else host.seconds / assumed
+        return None if assumed is None else host.beside(assumed)
 
     def step_seconds_at(self, pace: float) -> float | None:
         """Return the time of the step on a host of this pace, from `at_paces`; None outside of them.

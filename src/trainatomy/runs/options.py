@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainatomy.records.store import Store
     from trainatomy.workload.schema import Workload
 
-COMPARED_PACES = (0.5, 0.75, 1.25, 1.5, 2.0, 3.0, 4.0)
+COMPARED_PACES = (0.5, 0.75, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)
 """Paces of the host for which a training that is measured is predicted: between them the time is interpolated."""
 
 

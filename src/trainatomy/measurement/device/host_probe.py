@@ -1,31 +1,41 @@
 """A fixed piece of CPU work, timed to know how fast this host is at the moment.
 
 The work is what launching kernels is: Python calls, PyTorch's dispatcher, nodes of autograd, small allocations, and the
-autograd engine's way back.  It runs on tensors of the CPU, so that it neither waits for a GPU nor gives it work, on the
-thread that calls it.  Tensors of four numbers keep arithmetic and the number of threads out of it.
+autograd engine's way back.  It runs on tensors of the CPU, so that it neither waits for a GPU nor gives it work.
+Tensors of four numbers keep arithmetic and the number of threads out of it.
 
-One pass is run before the one that is timed.  What a training leaves in the CPU's caches makes the first pass up to 1.6
-times as long, and the second no longer than a third one: its time is the host's own, whatever ran before.
+A part runs on the thread that calls it, and a part on the thread from which autograd launches the backward pass on the
+GPU: these are two processors, and each may share its core with somebody else's work.  An empty tensor of the GPU leads
+there; it takes no memory and launches nothing.
+
+On each thread, some of the work is run before what is timed.  What a training leaves in the CPU's caches makes the
+first pass up to 1.6 times as long, and the second no longer than a third one: its time is the host's own, whatever ran
+before.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.measurement.device.host_load import HostLoad, LoadMeter
+from trainatomy.measurement.device.thread_waits import ThreadMeter
 from trainatomy.results.host_pace import HostPace
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PROBE = "launches/1"
+PROBE = "launches/2"
 """Name and version of the work below; change it with the work."""
 LAYERS = 2
+"""Layers forward and backward on the calling thread."""
+BACKWARD_LAYERS = 8
+"""Layers forward on autograd's thread."""
 SHARE = 0.01
 """Share of a training's time that probing may take."""
 REPEATS = 3
@@ -41,6 +51,13 @@ def _tensors() -> tuple[Tensor, Tensor, Tensor]:
         return scale, shift, torch.ones(4, dtype=torch.float32, device="cpu")
 
 
+@cache
+def _empty(device: str) -> Tensor:
+    """Return a tensor without numbers, which needs a gradient."""
+    with torch.inference_mode(False):
+        return torch.empty(0, device=device).requires_grad_()
+
+
 def _layer(value: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return (value * scale + shift).view(2, 2).transpose(0, 1).tanh().reshape(4)
 
@@ -52,13 +69,49 @@ def _work() -> None:
     torch.autograd.grad(value.sum(), (scale, shift))
 
 
+class _Visit(torch.autograd.Function):
+    """Times work on the thread that runs the backward pass of its input's device."""
+
+    seconds = 0.0
+    thread = 0
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        scale, shift, value = _tensors()
+        with torch.enable_grad():
+            for layers in (BACKWARD_LAYERS // 2, BACKWARD_LAYERS):
+                began = time.perf_counter()
+                for _ in range(layers):
+                    _layer(value, scale, shift)
+                _Visit.seconds = time.perf_counter() - began
+        _Visit.thread = threading.get_native_id()
+        return gradients[0]
+
+
+def _visit() -> tuple[float, int]:
+    """Return the time of the work on autograd's thread, and that thread's number."""
+    device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else "cpu"
+    empty = _empty(device)
+    torch.autograd.grad(_Visit.apply(empty), empty, grad_outputs=empty.detach())
+    return _Visit.seconds, _Visit.thread
+
+
 def probe_seconds() -> float:
-    """Return the time of the work in seconds, after a pass that is not timed."""
+    """Return the time of the work in seconds, after passes that are not timed."""
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
         _work()
         began = time.perf_counter()
         _work()
-        return time.perf_counter() - began
+        return time.perf_counter() - began + _visit()[0]
+
+
+def launching_threads() -> tuple[int, ...]:
+    """Return the numbers of this thread and of the one from which autograd launches."""
+    return tuple({threading.get_native_id(), _Visit.thread or threading.get_native_id()})
 
 
 class HostProbe:
@@ -74,11 +127,14 @@ class HostProbe:
         self._ended = self._cost = 0.0
         self._meter: LoadMeter | None = None
         self._load: HostLoad | None = None
+        self._threads: ThreadMeter | None = None
+        self._waited: float | None = None
 
     def before(self) -> None:
-        """Probe before the first timed step, and begin to watch the load of the machine."""
+        """Probe before the first timed step, and begin to watch the load of the machine and waits for a processor."""
         self._run(self._before, REPEATS)
         self._meter = LoadMeter()
+        self._threads = ThreadMeter(launching_threads())
 
     def is_due(self) -> bool:
         """Return whether the time since the last probe pays for another."""
@@ -91,23 +147,25 @@ class HostProbe:
     def after(self) -> None:
         """Read the load during the steps, and probe after the last one."""
         self._load = None if self._meter is None else self._meter.read()
+        self._waited = None if self._threads is None else self._threads.read()
         self._run(self._after, REPEATS)
 
     def result(self) -> HostPace | None:
         """Return what was measured; ``None`` if nothing was."""
         if not (self._before or self._during or self._after):
             return None
-        reference = reference_host().probe_seconds.get(PROBE)
-        load = self._load
+        reference, load = reference_host(), self._load
         return HostPace(
             PROBE,
             tuple(self._before),
             tuple(self._during),
             tuple(self._after),
-            reference,
+            reference.probe_seconds.get(PROBE),
             others_share=None if load is None else load.others_share,
             stolen_share=None if load is None else load.stolen_share,
             throttled_share=None if load is None else load.throttled_share,
+            waited_share=self._waited,
+            exponent=reference.pace_exponents.get(PROBE, 1.0),
         )
 
     def _run(self, times: list[float], count: int) -> None:
