@@ -31,8 +31,8 @@ class Answers:
     def plan(self, kind: Kind, one: Convolution, **settings: bool) -> EnginePlan:
         return EnginePlan(62, (), (), CHOSEN)
 
-    def largest_workspace(self, kind: Kind, one: Convolution, **settings: bool) -> int:
-        return LARGEST
+    def offered(self, kind: Kind, one: Convolution, **settings: bool) -> tuple[EnginePlan, ...]:
+        return tuple(EnginePlan(62, (), (), size) for size in (CHOSEN, LARGEST))
 
 
 def test_the_library_chooses_where_it_is_installed(run_script: RunScript, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def replay(
     allocator = CachingAllocator(
         settings, capacity_bytes, device_bytes=device_bytes, addresses=addresses, on_driver=on_driver
     )
-    choices = Choices(trace.choices, allocator.malloc)
+    choices = Choices(trace.choices, allocator.malloc, trace.trials, allocator.largest_possible)
     count = 1 + max((event[1] for event in trace.events), default=-1)
     sizes, allocated, reserved = array("q", bytes(8 * count)), array("q"), array("q")
     handles: dict[int, int] = {}

@@ -167,6 +167,13 @@ class CachingAllocator:
         blocks[block.address] = block
         insort(keys, block.size << ADDRESS_BITS | block.address)
 
+    def largest_possible(self) -> float:
+        """Return the larger of what the driver has left and the largest cached block (``cacheInfo``)."""
+        cached = (
+            pool.keys[-1] >> ADDRESS_BITS for kind in (self._large, self._small) for pool in kind.values() if pool.keys
+        )
+        return max(self._capacity - self.reserved_bytes, *cached, 0)
+
     def empty_cache(self) -> None:
         """Return every wholly free segment (expandable: page) to the driver."""
         for pool in (*self._pools(self._large), *self._pools(self._small)):

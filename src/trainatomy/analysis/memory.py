@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from trainatomy.allocator.replay import Replay, replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.late_releases import peak_range
+from trainatomy.analysis.plan_choice import plan_range
 from trainatomy.analysis.purposes import Purpose, lifetimes, purposes
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint, Verdict
 from trainatomy.results.trace import AllocationTrace, DriverCall
@@ -74,7 +75,8 @@ def analyze_memory(
     shown = bounded if bounded.out_of_memory is None else unlimited
     found = analyze_replay(trace, shown, context_bytes, _out_of_memory_point(trace, bounded), nccl_bytes)
     peaks = peak_range(trace, settings, gpu_bytes, found.memory)
-    return found if peaks is None else replace(found, memory=replace(found.memory, range=peaks))
+    plans = plan_range(trace, settings, gpu_bytes, found.memory)
+    return replace(found, memory=replace(found.memory, range=peaks, plans=plans))
 
 
 def analyze_replay(
@@ -104,12 +106,13 @@ def analyze_replay(
 def verdict(memory: Memory, gpu_bytes: int, out_of_memory: OutOfMemoryPoint | None) -> Verdict:
     """Return whether a training fits; ``tight``: barely, or only because the allocator frees its cache.
 
-    Where memory depends on timing, it has to fit in the worst case.
+    Where memory depends on timing or on the fastest plans, it has to fit in the worst case.
     """
     if out_of_memory is not None:
         return "does not fit"
-    timing = memory.range.reserved_bytes[1] - memory.peak_reserved_bytes if memory.range else 0
-    scarce = gpu_bytes - memory.device_bytes - timing < TIGHT_SHARE * gpu_bytes
+    ranges = [one for one in (memory.range, memory.plans) if one is not None]
+    highest = max((one.reserved_bytes[1] for one in ranges), default=memory.peak_reserved_bytes)
+    scarce = gpu_bytes - memory.device_bytes - (highest - memory.peak_reserved_bytes) < TIGHT_SHARE * gpu_bytes
     return "tight" if scarce or memory.num_alloc_retries else "fits"
 
 

@@ -27,7 +27,8 @@ _SCRATCH = re.compile(r"(?P<operator>\S+) \(.+\)")
 def fit(prediction: Prediction) -> str:
     """Return what follows the verdict: `` on T4 (14.6 GiB): needs 5.18 GiB, 9.39 GiB to spare``."""
     gpu, needed = prediction.gpu, human_bytes(prediction.memory.device_bytes)
-    least = "at least " if prediction.trials else ""  # cuDNN tries algorithms that it names only on a GPU
+    asked = any(fact.name == "convolutions" and fact.value == "library" for fact in prediction.facts)
+    least = "at least " if prediction.trials and not asked else ""  # only cuDNN's library names what is tried
     return f" on {gpu.name} ({human_bytes(gpu.memory_bytes)}): needs {least}{needed}, {_headroom(prediction)}"
 
 
@@ -128,6 +129,16 @@ def peak_range(peaks: PeakRange) -> str:
         f"Memory depends on timing: {allocated} allocated, {reserved} reserved. The low end: memory is free as soon as "
         "its tensor dies; the high end: once the streams that use it are done, and NCCL has let go of it."
     )
+
+
+def plan_range(peaks: PeakRange) -> str:
+    """Return the peaks that depend on which plans ``cudnn.benchmark`` finds the fastest."""
+    parts = [
+        f"{human_bytes(low)} to {human_bytes(high)} {name}"
+        for name, (low, high) in (("allocated", peaks.allocated_bytes), ("reserved", peaks.reserved_bytes))
+        if low != high
+    ]
+    return f"Depending on which algorithms cudnn.benchmark finds the fastest: {', '.join(parts)}."
 
 
 def bytes_per_parameter(figures: BytesPerParameter) -> str:

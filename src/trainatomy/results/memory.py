@@ -72,7 +72,7 @@ OUTSIDE = ("nccl",)
 
 @dataclass(frozen=True, slots=True)
 class PeakRange:
-    """Lowest and highest peaks where memory waits for other streams, which depends on timing (``record_stream``)."""
+    """Lowest and highest peaks where they depend on what is known on a GPU only, in bytes."""
 
     allocated_bytes: tuple[int, int]
     reserved_bytes: tuple[int, int]
@@ -116,8 +116,10 @@ class Memory:
     """Memory held by the allocator and the driver at the peak, in bytes.
 
     ``peak_requested_bytes`` is before rounding to the allocator's blocks; ``model_bytes`` is allocated once the model
-    is loaded; ``lines`` are the parts of the components.  ``range`` is given where the peaks depend on timing; the
-    other figures are then the low end: memory is free as soon as its tensor dies.
+    is loaded; ``lines`` are the parts of the components.  ``range`` is given where memory waits for other streams, and
+    depends on timing; the other figures are then the low end, where memory is free as soon as its tensor
+    dies.  ``plans`` is given where the peaks depend on which plans ``cudnn.benchmark`` finds the fastest; the other
+    figures are those with the plans that cuDNN's heuristics prefer.
     """
 
     peak_allocated_bytes: int
@@ -130,6 +132,7 @@ class Memory:
     peak: Instant
     num_alloc_retries: int
     range: PeakRange | None = None
+    plans: PeakRange | None = None
 
 
 @dataclass(frozen=True, slots=True)

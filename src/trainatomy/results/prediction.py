@@ -95,7 +95,8 @@ class Prediction:
     fits with less than 5 % of the GPU's memory left, or only because the allocator frees its cache on the way
     (``num_alloc_retries`` > 0).  ``without_workspace`` counts the convolutions of a step that fall back to a slower
     algorithm because the workspace of their first choice does not fit.  ``trials`` counts those for which cuDNN tries
-    all its algorithms (``cudnn.benchmark``); memory is then the least that the training needs.
+    all its algorithms (``cudnn.benchmark``); by the rules, without cuDNN's library, memory is then the least that the
+    training needs.
 
     The memory fields describe ``rank``: rank 0, or in a pipeline the one that holds most.  ``other_ranks`` holds
     further ranks of a training on several GPUs.  ``evaluation`` is the evaluation that runs during the training, if

@@ -114,6 +114,18 @@ class CollectiveUse(NamedTuple):
     in_backward: bool
 
 
+class PlansTried(NamedTuple):
+    """Plans of a convolution that ``cudnn.benchmark`` tries.
+
+    Attributes:
+        workspaces: Bytes of each, the one that is expected to be kept first.
+        timed: How many of those that there is memory for are timed; the fastest of them is kept.
+    """
+
+    workspaces: tuple[int, ...]
+    timed: int
+
+
 @dataclass(slots=True)
 class AllocationTrace:
     """Events of one process on one GPU, with the origin of each allocation.
@@ -125,6 +137,8 @@ class AllocationTrace:
         marks: Moments of the run.
         choices: Workspaces that their library does without when memory is short, by their numbers; the value numbers
             the decision that each belongs to, as a library decides once for all equal calls.
+        trials: Plans that were tried, by the number of the allocation for them; its number in ``choices`` is that of
+            the workspaces of the plan that is kept.
         rank: Rank of the process in a training on several GPUs.
         stream_uses: Calls of ``Tensor.record_stream``.  The simulated allocator does not wait for these streams.
         cpu_waits: Waits of the CPU for streams, where memory depends on them.
@@ -136,6 +150,7 @@ class AllocationTrace:
     labels: dict[int, str] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     choices: dict[int, int] = field(default_factory=dict)
+    trials: dict[int, PlansTried] = field(default_factory=dict)
     rank: int = 0
     stream_uses: list[StreamUse] = field(default_factory=list)
     cpu_waits: list[CPUWait] = field(default_factory=list)

@@ -213,8 +213,12 @@ def _keep_torch_settings() -> Callable[[], None]:
     dtype, anomaly = torch.get_default_dtype(), (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
     autocast = {device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES}
     cache = torch.is_autocast_cache_enabled()
+    cudnn: Any = torch.backends.cudnn
+    plans_timed = cudnn.benchmark_limit
 
     def restore() -> None:
+        if cudnn.benchmark_limit != plans_timed:
+            cudnn.benchmark_limit = plans_timed
         for setter, value in flags.items():
             getattr(c, setter)(*(value if isinstance(value, tuple) else (value,)))
         for key, value in precisions.items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 
 from trainatomy.catalog.versions import parse_version, version_note
 from trainatomy.libraries import version_of
+from trainatomy.operators.allocation.cudnn.library import EXTRA
+from trainatomy.results.trace import PlansTried
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
 from trainatomy.simulator.triton import has_liger_kernels, uses_liger
 from trainatomy.training.model import unwrap
@@ -29,15 +31,18 @@ def version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
             yield note
 
 
-def trial_notes(trials: int) -> Iterator[str]:
-    """Yield a note where convolutions tried cuDNN's algorithms."""
-    if trials:
-        yield (
-            f"torch.backends.cudnn.benchmark is on: in the first step cuDNN tries its algorithms for {trials} "
-            "convolutions, each with the largest workspace of all; those that it names only on a GPU are not counted, "
-            "and which one is the fastest is not known, so the first step can need much more than this (pytorch/"
-            "examples' DCGAN on an H200: 1,107 MiB allocated; without such trials 369 MiB)"
-        )
+def trial_notes(trials: Mapping[int, PlansTried], *, known: bool) -> Iterator[str]:
+    """Yield a note where convolutions tried cuDNN's algorithms; ``known``: its library names them."""
+    if not trials:
+        return
+    timed = max(each.timed for each in trials.values())
+    yield (
+        f"torch.backends.cudnn.benchmark is on: for {len(trials)} convolutions PyTorch tries cuDNN's algorithms in the "
+        f"first call, with the largest workspace of all, and keeps the fastest of the first {timed} (torch.backends."
+        "cudnn.benchmark_limit), here assumed to be the one that cuDNN's heuristics prefer"
+    )
+    if not known:
+        yield f"without cuDNN's library only a few of these algorithms are known; the first step may need more: {EXTRA}"
 
 
 def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:

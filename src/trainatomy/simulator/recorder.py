@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Rule, Scratch, Trial
 from trainatomy.operators.registry import find, libraries_of
-from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, StreamUse
+from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, PlansTried, StreamUse
 from trainatomy.simulator.cpu_waits import CPUWaits
 from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED, DataDependentSizes, ScalarReads, assumed_values
 from trainatomy.simulator.inplace import FreshZeros, GradientReferences, is_dense
@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):
         self._processor = processor
         self._workspaces = workspaces
         self._choices = defaultdict[Hashable, int](count().__next__)  # each thread decides for itself
-        self.tried = set[Hashable]()
+        self._decided = set[Hashable]()
         self._references = GradientReferences()
         self._zeros = FreshZeros()
         self._sizes = DataDependentSizes(self.values, self.hold)
@@ -392,25 +392,36 @@ class Recorder(TorchDispatchMode):
             if isinstance(item, Scratch):
                 scratch.append((item.name, number := self.allocate(item.bytes, f"{name} ({item.name})")))
                 if item.choice is not None:
-                    self.trace.choices[number] = self._choices[item.choice, torch._C._current_graph_task_id() != -1]
+                    self.trace.choices[number] = self._decision(item.choice)
             elif isinstance(item, Out):
                 if item.number < len(outputs):
                     self.hold(outputs[item.number], name, item.bytes)
             elif isinstance(item, Free):
                 found = next(i for i, (key, _) in enumerate(scratch) if key == item.name)
                 self.release(scratch.pop(found)[1])
-            elif item.key not in self.tried:
+            else:
                 self._try(item, name)
         for tensor in outputs:
             self.hold(tensor, name)
         for _, number in reversed(scratch):
             self.release(number)
 
+    def _decision(self, choice: Hashable) -> int:
+        """Return the number of a library's decision; each thread decides for itself, that of autograd too."""
+        return self._choices[choice, torch._C._current_graph_task_id() != -1]
+
     def _try(self, trial: Trial, name: str) -> None:
         """Write what a trial of algorithms allocates, and that the cache is emptied after it."""
-        self.tried.add(trial.key)
-        if trial.bytes:
-            self.release(self.allocate(trial.bytes, f"{name} (trial of cuDNN's plans)"))
+        decided = trial.key, torch._C._current_graph_task_id() != -1
+        if decided in self._decided:
+            return
+        self._decided.add(decided)
+        if not trial.workspaces:
+            return
+        number = self.allocate(max(trial.workspaces), f"{name} (trial of cuDNN's plans)")
+        self.trace.choices[number] = self._decision(trial.choice)
+        self.trace.trials[number] = PlansTried(trial.workspaces, trial.timed)
+        self.release(number)
         self.trace.events.append(Event("empty_cache", -1, 0))
 
 

@@ -42,6 +42,7 @@ class FirstStep:
             labels={number: label for number, label in trace.labels.items() if number < count},
             marks=[mark for mark in trace.marks if mark.step < 1],
             choices={number: choice for number, choice in trace.choices.items() if number < count},
+            trials={number: tried for number, tried in trace.trials.items() if number < count},
         )
         return cls(begun, pieces.kept, tuple(piece.signature for piece in pieces.steps[0]))
 
@@ -130,7 +131,12 @@ class StepLibrary:
             raise _unlike("the first step keeps other things than later ones")
         begun = first.trace
         trace = AllocationTrace(
-            list(begun.events), list(begun.origins), dict(begun.labels), list(begun.marks), dict(begun.choices)
+            list(begun.events),
+            list(begun.origins),
+            dict(begun.labels),
+            list(begun.marks),
+            dict(begun.choices),
+            dict(begun.trials),
         )
         kept, ends = list(first.kept), [len(trace.events)]
         for number, shapes in enumerate(steps, start=1):

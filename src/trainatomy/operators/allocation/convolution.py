@@ -30,12 +30,15 @@ from trainatomy.operators.allocation.cudnn import workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.grouped import is_cudnn_depthwise
 from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered, missing_parts
+from trainatomy.operators.allocation.cudnn.unnamed import unnamed_workspaces
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch, Trial
 from trainatomy.operators.allocation.reduction import SUM
 
 if TYPE_CHECKING:
     from trainatomy.operators.allocation.plan import Processor
 
+PLANS_TIMED, _ALL_PLANS = 10, 10_000
+"""Plans that ``cudnn.benchmark`` times by default, and with a limit of 0 (``torch.backends.cudnn.benchmark_limit``)."""
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -109,7 +112,8 @@ def _workspace(
     fastest is not known; assumed: the one that the heuristics would choose.
     """
     data, weight = named["input"], named["weight"]
-    if processor.cudnn is None and not _has_tensor_cores(data.dtype, processor):
+    tries = torch.backends.cudnn.benchmark
+    if processor.cudnn is None and not tries and not _has_tensor_cores(data.dtype, processor):
         return []
     if named["transposed"]:  # the gradient of the input of a convolution from ``output`` to ``data``
         swapped: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}
@@ -117,14 +121,33 @@ def _workspace(
     one = _cudnn_convolution(data, weight, output, wanted is not torch.contiguous_format, named, processor)
     if _runs_in_aten(one, wanted, named):
         return []
-    plan: list[Scratch | Trial] = []
-    if torch.backends.cudnn.benchmark:
-        exact, tf32 = _is_deterministic(), _allows_tf32(processor)
-        library = processor.cudnn
-        largest = library.largest_workspace(kind, one, tf32=tf32, deterministic=exact) if library else 0
-        plan.append(Trial(largest, (kind, one.key, exact, tf32)))
-    size = workspace_bytes(kind, one, processor)
-    return [*plan, Scratch(size, "cudnn_workspace", (kind, one.key))] if size else plan
+    size, choice = workspace_bytes(kind, one, processor), (kind, one.key)
+    key = kind, one.key, _is_deterministic(), _allows_tf32(processor)
+    scratch = Scratch(size, "cudnn_workspace", choice)
+    if not tries:
+        return [Trial(key), scratch] if size else [Trial(key)]
+    return [Trial(key, workspaces_tried(kind, one, size, processor), _plans_timed(), choice), scratch]
+
+
+def workspaces_tried(kind: Kind, one: Convolution, chosen: int, processor: Processor) -> tuple[int, ...]:
+    """Return the workspaces of the plans that ``cudnn.benchmark`` tries, that of the chosen one first.
+
+    The plans that cuDNN names only on a GPU follow those that its library names.
+    """
+    sizes: list[int] = []
+    if processor.cudnn is not None:
+        tf32, exact = _allows_tf32(processor), _is_deterministic()
+        offered = processor.cudnn.offered(kind, one, tf32=tf32, deterministic=exact)
+        sizes = [plan.workspace + missing_parts(kind, one, plan) for plan in offered]
+    if chosen not in sizes[:1]:
+        sizes.insert(0, chosen)
+    return (*sizes, *unnamed_workspaces(kind, one))
+
+
+def _plans_timed() -> int:
+    """Return how many plans ``cudnn.benchmark`` times; a build without CUDA does not know PyTorch's default."""
+    limit = torch.backends.cudnn.benchmark_limit
+    return PLANS_TIMED if limit is None else limit or _ALL_PLANS
 
 
 def workspace_bytes(kind: Kind, one: Convolution, processor: Processor) -> int:

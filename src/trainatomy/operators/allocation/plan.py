@@ -43,13 +43,20 @@ class Free(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Trial of all algorithms in the first call of an equal ``key``, with a buffer for the largest.
+    """First call of an equal ``key``, for which a library tries several algorithms and keeps the fastest.
 
-    After it the buffer is released and the allocator's cache emptied (``cudnn.benchmark``).
+    The buffer of the trial is as large as the largest workspace that there is memory for. After it the buffer is
+    released and the allocator's cache emptied (``cudnn.benchmark``). Without ``workspaces`` nothing is tried, nor is
+    it later for the same key.
+
+    ``workspaces``: bytes of each algorithm, the expected choice first; ``timed``: how many of them compete. ``choice``
+    is that of the ``Scratch`` of these calls.
     """
 
-    bytes: int
     key: Hashable
+    workspaces: tuple[int, ...] = ()
+    timed: int = 0
+    choice: Hashable | None = None
 
 
 Plan = Sequence[Out | Scratch | Free | Trial]

@@ -57,6 +57,8 @@ def prediction_page(prediction: Prediction) -> Group:
     parts.append(section(SECTIONS["counters"], counters(memory)))
     if memory.range is not None:
         parts.append(Text(sentences.peak_range(memory.range)))
+    if memory.plans is not None:
+        parts.append(Text(sentences.plan_range(memory.plans)))
     if prediction.modules:
         table = modules_table(prediction.modules, memory.components.activations)
         parts.append(section(SECTIONS["modules"], table))

@@ -218,7 +218,7 @@ class Heuristics:
         self.version = version_text(library.version)
         self._library, self._mode, self._device = library, mode, library.device(text)
         self._known: dict[object, EnginePlan | None] = {}
-        self._largest: dict[object, int] = {}
+        self._offered: dict[object, tuple[EnginePlan, ...]] = {}
 
     def plan(self, kind: Kind, one: Convolution, *, tf32: bool, deterministic: bool) -> EnginePlan | None:
         """Return the first plan of an operation of a convolution; None where cuDNN offers none."""
@@ -231,16 +231,16 @@ class Heuristics:
                 self._known[key] = None
         return self._known[key]
 
-    def largest_workspace(self, kind: Kind, one: Convolution, *, tf32: bool, deterministic: bool) -> int:
-        """Return the largest workspace of all plans of an operation, all of which ``cudnn.benchmark`` tries."""
+    def offered(self, kind: Kind, one: Convolution, *, tf32: bool, deterministic: bool) -> tuple[EnginePlan, ...]:
+        """Return all plans of an operation in PyTorch's order, which ``cudnn.benchmark`` tries; () where none is."""
         key = kind, one.key, tf32, deterministic
-        if key not in self._largest:
-            found = plans(kind, one, self._library, self._device, Choice(tf32, deterministic))
+        if key not in self._offered:
+            choice = Choice(tf32, deterministic)
             try:
-                self._largest[key] = max((each.workspace for each in found), default=0)
+                self._offered[key] = tuple(plans(kind, one, self._library, self._device, choice))
             except BackendError:
-                self._largest[key] = 0
-        return self._largest[key]
+                self._offered[key] = ()
+        return self._offered[key]
 
 
 def mode_of(environment: Mapping[str, str]) -> Mode:
