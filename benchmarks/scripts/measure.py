@@ -2,7 +2,8 @@
 
 ``measure.py --predict`` (no GPU) stores the predictions in ``predicted.json``; ``measure.py --folder FOLDER --out
 FILE`` measures. FOLDER holds the scripts as ``run.py`` fetched them; scripts written here are in ``own/``. With
-``--variants`` both do so for the same scripts with other arguments, ``variants.yaml``.
+``--variants`` both do so for the same scripts with other arguments, ``variants.yaml``, and with ``--trials`` for those
+of ``trials.yaml``, whose predictions are in ``trials-predicted.json``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import yaml
 from run import BUILD, HERE, fetch, prepare
 
 PREDICTED = HERE / "predicted.json"
+TRIALS = HERE / "trials-predicted.json"
 GPU = "h200"
 TORCH = "2.11"
 """The release on the machine that measures."""
@@ -38,6 +40,8 @@ def main() -> None:
     parser.add_argument("--predict", action="store_true")
     parser.add_argument("--names")
     parser.add_argument("--variants", action="store_true", help="the scripts of variants.yaml")
+    parser.add_argument("--trials", action="store_true", help="the scripts of trials.yaml")
+    parser.add_argument("--gpu", default=GPU)
     parser.add_argument("--one", help="measure this command in this process")
     parser.add_argument("--mirror", type=Path)
     parser.add_argument("--folder", type=Path, default=BUILD)
@@ -47,17 +51,23 @@ def main() -> None:
     began = time.monotonic()
     if given.one:
         measure_one(given.one)
-    known: dict[str, Any] = json.loads(PREDICTED.read_text()) if PREDICTED.is_file() else {}
-    found = commands(given.folder.resolve(), given.mirror, fetches=given.predict and not given.variants)
-    for name, (folder, command) in (variants(found) if given.variants else found).items():
+    stored = TRIALS if given.trials else PREDICTED
+    known: dict[str, Any] = json.loads(stored.read_text()) if stored.is_file() else {}
+    found = commands(
+        given.folder.resolve(), given.mirror, fetches=given.predict and not (given.variants or given.trials)
+    )
+    if given.variants or given.trials:
+        found = variants(found, HERE / ("trials.yaml" if given.trials else "variants.yaml"))
+    for name, (folder, command) in found.items():
         if given.names and name not in given.names.split(","):
             continue
+        key = f"{name} on {given.gpu}" if given.trials else name
         if given.predict:
-            known[name] = predicted(folder, command)
-            PREDICTED.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
-            print(name, known[name], flush=True)
+            known[key] = predicted(folder, command, given.gpu)
+            stored.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+            print(key, known[key], flush=True)
         elif time.monotonic() - began < given.seconds:
-            line = {"name": name, "predicted": known.get(name), **measured(folder, command)}
+            line = {"name": name, "predicted": known.get(key), **measured(folder, command)}
             with given.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line)[:400], flush=True)
@@ -82,23 +92,25 @@ def commands(build: Path, mirror: Path | None, *, fetches: bool) -> dict[str, tu
     return {**{name: (HERE, command) for name, command in OWN.items()}, **found}
 
 
-def variants(found: dict[str, tuple[Path, str]]) -> dict[str, tuple[Path, str]]:
-    """Return the folder and the command of each script with other arguments."""
-    listed = yaml.safe_load((HERE / "variants.yaml").read_text())
+def variants(found: dict[str, tuple[Path, str]], file: Path) -> dict[str, tuple[Path, str]]:
+    """Return the folder and the command of each script of a file."""
+    listed = yaml.safe_load(file.read_text())
     return {
         name: (found[entry["of"]][0] if "of" in entry else HERE, entry["run"].strip()) for name, entry in listed.items()
     }
 
 
-def predicted(folder: Path, command: str) -> dict[str, Any]:
+def predicted(folder: Path, command: str, gpu: str = GPU) -> dict[str, Any]:
     """Predict a script with the release that is measured."""
-    words = [sys.executable, "-m", "trainatomy", "run", "--gpu", GPU, "--torch", TORCH, "--json", *shlex.split(command)]
+    words = [sys.executable, "-m", "trainatomy", "run", "--gpu", gpu, "--torch", TORCH, "--json", *shlex.split(command)]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
     if not done.stdout.startswith("{"):
         return {"error": done.stderr[-400:]}
     said = json.loads(done.stdout)
     keys = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
     found = {key: said["memory"][key] for key in keys}
+    if plans := said["memory"].get("plans"):
+        found["plans"] = plans
     return {**found, "steps": said["script"]["steps"], "step_seconds": said["time"] and said["time"]["step_seconds"]}
 
 

@@ -1,7 +1,7 @@
 """The range of peaks over the plans that ``cudnn.benchmark`` may find the fastest.
 
-Of the plans that it times, which one is the fastest is known on the GPU only. The plan decides which workspace the calls
-after the trial need.
+Of the plans that it times, which one is the fastest is known on the GPU only. The plan decides which workspace the
+calls after the trial need.
 """
 
 from __future__ import annotations
