@@ -1,4 +1,4 @@
-"""Train a convolutional network with ``torch.backends.cudnn.benchmark``, at a size and in a precision that are given."""
+"""Train a convolutional network, whose size and precision are given, with ``torch.backends.cudnn.benchmark``."""
 
 import argparse
 

@@ -41,10 +41,11 @@ def plan_range(trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: i
 def with_plans(trace: AllocationTrace, pick: Callable[[Iterable[int]], int]) -> AllocationTrace:
     """Return the trace with another of the timed plans for each convolution, picked by their workspaces."""
     kept = {trace.choices[number]: pick(tried.workspaces[: tried.timed]) for number, tried in trace.trials.items()}
-    sizes = {number: kept[choice] for number, choice in trace.choices.items() if choice in kept}
+    chosen = {number: kept[choice] for number, choice in trace.choices.items() if choice in kept}
+    sizes = {number: size for number, size in chosen.items() if number not in trace.trials}
     events = [
         event._replace(bytes=sizes[event.allocation])
-        if event.action == "alloc" and event.allocation in sizes and event.allocation not in trace.trials
+        if event.action == "alloc" and event.allocation in sizes
         else event
         for event in trace.events
     ]

@@ -132,7 +132,7 @@ def peak_range(peaks: PeakRange) -> str:
 
 
 def plan_range(peaks: PeakRange) -> str:
-    """Return the peaks that depend on which plans ``cudnn.benchmark`` finds the fastest."""
+    """Return the peaks that depend on the plans that ``cudnn.benchmark`` finds the fastest."""
     parts = [
         f"{human_bytes(low)} to {human_bytes(high)} {name}"
         for name, (low, high) in (("allocated", peaks.allocated_bytes), ("reserved", peaks.reserved_bytes))

@@ -116,10 +116,10 @@ class Memory:
     """Memory held by the allocator and the driver at the peak, in bytes.
 
     ``peak_requested_bytes`` is before rounding to the allocator's blocks; ``model_bytes`` is allocated once the model
-    is loaded; ``lines`` are the parts of the components.  ``range`` is given where memory waits for other streams, and
-    depends on timing; the other figures are then the low end, where memory is free as soon as its tensor
-    dies.  ``plans`` is given where the peaks depend on which plans ``cudnn.benchmark`` finds the fastest; the other
-    figures are those with the plans that cuDNN's heuristics prefer.
+    is loaded; ``lines`` are the parts of the components.  ``range`` is given where memory waits for other streams,
+    and depends on timing; the other figures are then the low end, where memory is free as soon as its tensor dies.
+    ``plans`` is given where the peaks depend on which plans ``cudnn.benchmark`` finds the fastest; the other figures
+    are those with the plans that cuDNN's heuristics prefer.
     """
 
     peak_allocated_bytes: int

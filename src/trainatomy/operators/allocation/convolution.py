@@ -35,6 +35,7 @@ from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Sc
 from trainatomy.operators.allocation.reduction import SUM
 
 if TYPE_CHECKING:
+    from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
     from trainatomy.operators.allocation.plan import Processor
 
 PLANS_TIMED, _ALL_PLANS = 10, 10_000
@@ -126,22 +127,24 @@ def _workspace(
     scratch = Scratch(size, "cudnn_workspace", choice)
     if not tries:
         return [Trial(key), scratch] if size else [Trial(key)]
-    return [Trial(key, workspaces_tried(kind, one, size, processor), _plans_timed(), choice), scratch]
+    named = plans_named(kind, one, size, processor)
+    sizes = (*named, *unnamed_workspaces(kind, one, _offered(kind, one, processor)))
+    return [Trial(key, sizes, _plans_timed(), choice), scratch]
 
 
-def workspaces_tried(kind: Kind, one: Convolution, chosen: int, processor: Processor) -> tuple[int, ...]:
-    """Return the workspaces of the plans that ``cudnn.benchmark`` tries, that of the chosen one first.
+def plans_named(kind: Kind, one: Convolution, chosen: int, processor: Processor) -> tuple[int, ...]:
+    """Return the workspaces of the plans that cuDNN's library names, which ``cudnn.benchmark`` tries.
 
-    The plans that cuDNN names only on a GPU follow those that its library names.
+    That of the chosen one comes first, and is alone where the library is not installed.
     """
-    sizes: list[int] = []
-    if processor.cudnn is not None:
-        tf32, exact = _allows_tf32(processor), _is_deterministic()
-        offered = processor.cudnn.offered(kind, one, tf32=tf32, deterministic=exact)
-        sizes = [plan.workspace + missing_parts(kind, one, plan) for plan in offered]
-    if chosen not in sizes[:1]:
-        sizes.insert(0, chosen)
-    return (*sizes, *unnamed_workspaces(kind, one))
+    sizes = [plan.workspace + missing_parts(kind, one, plan) for plan in _offered(kind, one, processor)]
+    return tuple(sizes) if chosen in sizes[:1] else (chosen, *sizes)
+
+
+def _offered(kind: Kind, one: Convolution, processor: Processor) -> tuple[EnginePlan, ...]:
+    if processor.cudnn is None:
+        return ()
+    return processor.cudnn.offered(kind, one, tf32=_allows_tf32(processor), deterministic=_is_deterministic())
 
 
 def _plans_timed() -> int:

@@ -48,12 +48,13 @@ _ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """A plan of cuDNN: an engine, its knobs and the bytes of workspace that it needs."""
+    """A plan of cuDNN: an engine, its knobs, the bytes of workspace that it needs; ``last``: of the fallback list."""
 
     engine: int
     knobs: tuple[tuple[int, int], ...]
     notes: tuple[int, ...]
     workspace: int
+    last: bool = False
 
     @property
     def divides_sums(self) -> bool:
@@ -103,7 +104,7 @@ def plans(
             except BackendError:
                 continue
             index = engine.integers(Attribute.ENGINE_INDEX, Type.INT64, 1)[0]
-            yield EnginePlan(index, _knobs(config), tuple(notes), workspace)
+            yield EnginePlan(index, _knobs(config), tuple(notes), workspace, mode is Mode.FALLBACK)
 
 
 def _workspace(config: Descriptor, library: Backend, target: Descriptor | ctypes.c_void_p) -> int:

@@ -11,34 +11,73 @@ Read off the plans that an H200's handle offered (cuDNN 9.19; benchmarks/cudnn/r
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from trainatomy.operators.allocation.arguments import ceil_div, round_up
-from trainatomy.operators.allocation.cudnn.weight_gradient import transformed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
+    from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
 
 _COMPLEX, _REAL = 8, 4
 """Bytes of a number in fp32."""
 _SMALLEST, _LARGEST, _TILE = 16, 256, 32
 """Rows of the smallest and the largest FFT of a whole image, and of one of tiles."""
-_WINOGRAD_TILE, _WINOGRAD_NUMBERS = 4, 36
-"""Pixels in a row of a tile of the result, and numbers of a transformed tile (6 x 6)."""
-_ALIGNED = 64
-_OF_COPY = 128
-"""Additional bytes of a copy in channels-last layout."""
+_GROUPS_AT_ONCE, _SMALLEST_OF_TILES = 8, 3
+"""Groups that are transformed at once, and rows of the smallest filter of an FFT of tiles."""
+_WINOGRAD_TILE, _WINOGRAD_ROWS = 4, 6
+"""Rows of a tile of the result and of its transform, for filters of 3 x 3."""
+_BESIDE = {2: {56, 76}}
+"""Engines that cuDNN names for an input gradient where it also names an FFT, by the stride."""
+_BESIDE_OF_OTHERS = {56}
+_HEADER, _ALIGNED, _OF_COPY = 16, 64, 128
+"""Bytes: added to a workspace with copies in another layout, alignment of buffers, added to a copy."""
 
 
-def unnamed_workspaces(kind: Kind, one: Convolution) -> tuple[int, ...]:
-    """Return the workspaces of the plans that cuDNN's library names on a GPU only."""
+@dataclass(frozen=True, slots=True)
+class _Planes:
+    """Images and filters that are transformed at once: those of at most eight groups."""
+
+    filters: int
+    inputs: int
+    outputs: int
+
+    @classmethod
+    def of(cls, one: Convolution, strides: int = 1) -> _Planes:
+        """Count them; with strides, the pixels between two steps are channels."""
+        at_once = min(one.groups, _GROUPS_AT_ONCE)
+        channels, outside = one.channels * strides, one.weight[0] // one.groups
+        images = one.data[0] * at_once
+        return cls(channels * outside * at_once, images * channels, images * outside)
+
+
+def unnamed_workspaces(kind: Kind, one: Convolution, named: Sequence[EnginePlan]) -> tuple[int, ...]:
+    """Return the workspaces of the plans that cuDNN's library names on a GPU only, where it may name them.
+
+    Whether it does is up to its heuristics, which leave out what they find slow. On an H200 they named an FFT for 81 of
+    100 forward passes, 172 of 197 weight gradients and 87 of 94 input gradients without strides; with a stride of 2,
+    for all 22 input gradients where they also named certain other engines (``named``) and for one of 10 others.
+
+    Args:
+        kind: The operation.
+        one: The convolution.
+        named: What the library names without a GPU; empty where it is not installed.
+    """
     sizes = [_generated(one)]
-    if one.dtype == torch.float32 and len(one.data) == 4 and not one.channels_last and max(one.dilation) == 1:
-        sizes.append(_by_tiles(one) if kind == "input gradient" else _of_whole_images(kind, one))
+    beside = _BESIDE.get(max(one.strides), _BESIDE_OF_OTHERS)
+    unfolds = not named or beside <= {plan.engine for plan in named if not plan.last}
+    if one.dtype == torch.float32 and len(one.data) == 4 and max(one.dilation) == 1:
+        if kind != "input gradient":
+            sizes.append(of_whole_images(kind, one))
+        elif unfolds or max(one.strides) == 1:
+            sizes.append(by_tiles(one))
         if kind == "weight gradient":
-            sizes.append(_winograd(one))
+            sizes.append(winograd(one))
     return tuple(size for size in sizes if size)
 
 
@@ -50,51 +89,76 @@ def _generated(one: Convolution) -> int:
     return sum(math.prod(shape) * one.itemsize + _OF_COPY for shape in copied)
 
 
-def _of_whole_images(kind: Kind, one: Convolution) -> int:
-    """Return the workspace of an FFT of padded images, 0 where cuDNN offers none."""
+def of_whole_images(kind: Kind, one: Convolution) -> int:
+    """Return the workspace of an FFT of padded images, 0 where there is none."""
     rows = max(places + 2 * padding for places, padding in zip(one.data[2:], one.padding, strict=True))
     size = max(_SMALLEST, 1 << (rows - 1).bit_length())
-    if max(one.strides) > 1 or one.taps == 1 or size > _LARGEST:
+    if max(one.strides) > 1 or size > _LARGEST:
         return 0
-    filters, inputs, outputs = math.prod(one.weight[:2]), math.prod(one.data[:2]), math.prod(one.output[:2])
+    planes = _Planes.of(one)
     if kind == "forward":
-        planes, plain = max(filters + inputs, outputs), math.prod(one.weight)
+        buffers, plain = max(planes.filters + planes.inputs, planes.outputs), planes.filters * one.taps
     else:
-        planes, plain = max(filters, inputs + outputs), math.prod(one.output)
-    return 2 * planes * _plane(size) + round_up(plain * _REAL, _ALIGNED)
+        buffers, plain = max(planes.filters, planes.inputs + planes.outputs), planes.outputs * math.prod(one.output[2:])
+    return 2 * buffers * _plane(size) + round_up(plain * _REAL, _ALIGNED) + _copies(one, planes)
 
 
-def _by_tiles(one: Convolution) -> int:
-    """Return the workspace of an FFT of tiles for the input gradient.
+def by_tiles(one: Convolution) -> int:
+    """Return the workspace of an FFT of tiles for the input gradient, 0 where there is none.
 
-    Strides turn the pixels between two steps into channels (``_unfolded``); two rows of tiles are in work at once.
+    Two rows of tiles are in work at once. With strides, the pixels between two steps become channels.
     """
-    strided = max(one.strides) > 1
-    if one.taps == 1 or one.groups > 1 or len(set(one.strides)) > 1 or max(one.strides) > 2:
+    if one.weight[2] != one.weight[3] or one.weight[2] < _SMALLEST_OF_TILES or min(one.data[2:]) == 1:
         return 0
-    channels = one.filled(one.channels) * math.prod(one.strides) if strided else one.channels
-    kernel = max(ceil_div(size - 1, stride) + 1 for size, stride in zip(one.weight[2:], one.strides, strict=True))
-    side = max(ceil_div(places, stride) for places, stride in zip(one.data[2:], one.strides, strict=True))
-    at_once = 1 if side + kernel - 1 <= _TILE else 2
-    images = one.data[0] * (channels + one.weight[0])
-    extra = _unfolded(one, channels) if strided else 0
-    return (channels * one.weight[0] + at_once * images) * _plane(_TILE) + extra
+    folds = [_folded(one, dimension) for dimension in range(len(one.strides))]
+    planes, strided = _Planes.of(one, math.prod(one.strides)), max(one.strides) > 1
+    at_once = 1 if all(fold.places + fold.taps - 1 <= _TILE for fold in folds) else 2
+    transformed = (planes.filters + at_once * (planes.inputs + planes.outputs)) * _plane(_TILE)
+    return transformed + (_unfolded(one, folds) if strided else _copies(one, planes))
 
 
-def _unfolded(one: Convolution, channels: int) -> int:
-    """Return the bytes of the tensors in channels-last layout with the pixels of a stride as channels."""
-    taps = math.prod(ceil_div(size - 1, stride) + 1 for size, stride in zip(one.weight[2:], one.strides, strict=True))
-    filters = one.weight[0] * (channels * taps - one.filled(one.channels) * one.taps) * _REAL
-    return transformed(one) + filters
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """One dimension of a convolution with strides, written as one without: places, taps and places of the output."""
+
+    places: int
+    taps: int
+    output: int
 
 
-def _winograd(one: Convolution) -> int:
-    """Return the workspace of Winograd's method for the weight gradient of a 3 x 3 filter."""
-    if tuple(one.weight[2:]) != (3, 3) or max(one.strides) > 1 or one.groups > 1:
+def _folded(one: Convolution, dimension: int) -> _Fold:
+    stride, padding = one.strides[dimension], one.padding[dimension]
+    places = ceil_div(one.data[2 + dimension], stride)
+    taps = ceil_div(one.weight[2 + dimension] + -padding % stride, stride)
+    return _Fold(places, taps, places + 2 * ceil_div(padding, stride) - taps + 1)
+
+
+def _unfolded(one: Convolution, folds: Iterable[_Fold]) -> int:
+    """Return the bytes of data, weight and output as those of a convolution without strides, channels-last."""
+    places, taps, output = (
+        math.prod(each) for each in zip(*((f.places, f.taps, f.output) for f in folds), strict=True)
+    )
+    pixels = math.prod(one.strides)
+    inside = (one.filled(one.channels) if one.groups == 1 else one.channels) * pixels
+    data, weight = one.data[0] * one.groups * inside * places, one.weight[0] * inside * taps
+    return (data + weight + one.output[0] * one.weight[0] * output) * _REAL + _HEADER
+
+
+def winograd(one: Convolution) -> int:
+    """Return the workspace of Winograd's method for the weight gradient, 0 where there is none."""
+    if tuple(one.weight[2:]) != (3, 3) or max(one.strides) > 1 or one.channels_last:
         return 0
-    tiles = math.prod(ceil_div(places, _WINOGRAD_TILE) for places in one.output[2:])
-    images = one.data[0] * (one.channels + one.weight[0])
-    return (math.prod(one.weight[:2]) + images * tiles) * _WINOGRAD_NUMBERS * _REAL
+    tiles, planes = math.prod(ceil_div(places, _WINOGRAD_TILE) for places in one.output[2:]), _Planes.of(one)
+    return (planes.filters + (planes.inputs + planes.outputs) * tiles) * _WINOGRAD_ROWS**2 * _REAL
+
+
+def _copies(one: Convolution, planes: _Planes) -> int:
+    """Return the bytes of copies in the layout that an FFT reads: groups apart, channels before places."""
+    data, output = planes.inputs * math.prod(one.data[2:]), planes.outputs * math.prod(one.output[2:])
+    if one.groups > 1:
+        return sum(round_up(size * _REAL, _ALIGNED) + _ALIGNED for size in (data, output)) if one.data[0] > 1 else 0
+    weight = planes.filters * one.taps if one.taps > 1 else 0
+    return (data + weight + output) * _REAL + _HEADER if one.channels_last else 0
 
 
 def _plane(rows: int) -> int:
