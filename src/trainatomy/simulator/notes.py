@@ -39,8 +39,8 @@ def trial_notes(trials: Mapping[int, PlansTried], *, known: bool) -> Iterator[st
     yield (
         f"torch.backends.cudnn.benchmark is on: for {len(trials)} convolutions PyTorch tries cuDNN's algorithms in the "
         f"first call, with the largest workspace of all, and keeps the fastest of the first {timed} (torch.backends."
-        "cudnn.benchmark_limit), here assumed to be the one that cuDNN's heuristics prefer; algorithms by FFT, which need the most and are named on "
-        "a GPU only, are counted where an H200 mostly tried them"
+        "cudnn.benchmark_limit), here assumed to be the one that cuDNN's heuristics prefer; algorithms by FFT, which "
+        "need the most and are named on a GPU only, are counted where an H200 mostly tried them"
     )
     if not known:
         yield f"without cuDNN's library only a few of these algorithms are known; the first step may need more: {EXTRA}"
