@@ -127,8 +127,8 @@ def _workspace(
     scratch = Scratch(size, "cudnn_workspace", choice)
     if not tries:
         return [Trial(key), scratch] if size else [Trial(key)]
-    named = plans_named(kind, one, size, processor)
-    sizes = (*named, *unnamed_workspaces(kind, one, _offered(kind, one, processor)))
+    tried = plans_named(kind, one, size, processor)
+    sizes = (*tried, *unnamed_workspaces(kind, one, _offered(kind, one, processor)))
     return [Trial(key, sizes, _plans_timed(), choice), scratch]
 
 
