@@ -19,16 +19,24 @@ GPU = "h100-sxm"
 
 @pytest.fixture
 def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunScript:
-    """Run the text of a script, with arguments and keywords of ``Job``; ``before`` are the words of a launcher."""
+    """Run the text of a script, with arguments and keywords of ``Job``.
+
+    ``before`` are the words of a launcher, ``eager`` why nothing is compiled.
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(
-        text: str, *arguments: str, before: tuple[str, ...] = (), gpus: int | None = None, **options: Any
+        text: str,
+        *arguments: str,
+        before: tuple[str, ...] = (),
+        gpus: int | None = None,
+        eager: str = "",
+        **options: Any,
     ) -> Outcome:
         file = tmp_path / "train.py"
         file.write_text(dedent(text))
         preload(libraries_of(file))
         command = with_gpus(read_command([*before, "train.py", *arguments]), gpus)
-        return run_job(Job(command, (GPU,), **options), GPU)
+        return run_job(Job(command, (GPU,), **options), GPU, eager=eager)
 
     return run

@@ -101,6 +101,13 @@ ScriptOutput = Annotated[
 
 
 Measure = Annotated[bool, in_run("--measure", "Run the script for real as well, on this machine's GPU, and compare.")]
+Compiled = Annotated[
+    bool | None,
+    in_run(
+        "--compile/--no-compile",
+        "Simulate torch.compile (default: where the script names it and its compiler is installed; experimental).",
+    ),
+]
 Torch = Annotated[
     str | None, in_run("--torch", "Version of PyTorch to simulate (default: the installed one).", metavar="VERSION")
 ]
@@ -117,6 +124,7 @@ def run(
     samples: Samples = 512,
     lengths: Lengths = 256,
     torch: Torch = None,
+    compile: Compiled = None,
     timeline: Timeline = False,
     html: Html = None,
     open_report: Open = False,
@@ -151,6 +159,7 @@ def run(
         calibration=calibration,
         torch=torch,
         detail=bool(page or trace or snapshot),
+        compiled=compile,
     )
     if measure:
         _check_measured(job)

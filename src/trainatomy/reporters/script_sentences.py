@@ -22,9 +22,8 @@ _STAND_INS: dict[StandInKind, str] = {
     "computed values": "Python reads computed {name} ({times}), which have no values without a GPU: numbers count as "
     "0, conditions as in a healthy training (no overflow, no NaN); if the script decides by them, it may do something "
     "else on a GPU",
-    "compiled": "torch.compile of {name} was left out: the step was simulated eagerly. Compiled steps of four small "
-    "models on an H200 (PyTorch 2.11) allocated 28 to 47 % less than eager ones in three cases, and 20 % more in one; "
-    "a workload with train.torch_compile simulates a compiled step",
+    "compiled": "torch.compile of {name} was left out: that ran eagerly. Compiled steps of four small models on an "
+    "H200 (PyTorch 2.11) allocated 28 to 47 % less than eager ones in three cases, and 20 % more in one",
     "configuration": "the configuration of {name} comes from trainatomy's data: it is not in the cache on this machine",
     "data loader": "data are loaded in the script's own process",
     "data set": "the data set {name} is not on this machine: rows of its columns were made up, with texts of one "

@@ -27,6 +27,7 @@ class Job:
         gpus: Ids of GPUs; the script is run once for each.
         steps, time_limit, network, samples, lengths, data: See ``session.Settings``.
         torch: Version of PyTorch to simulate; None for the installed one.
+        compiled: Whether ``torch.compile`` is simulated; None: where the script names it and its compiler is there.
         detail: Also return every allocation and operation.
         timed, timeline, calibration: See ``runs.options.PredictOptions``.
     """
@@ -44,6 +45,7 @@ class Job:
     calibration: Any = None
     torch: str | None = None
     detail: bool = False
+    compiled: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class ScriptObserver(PhaseMarker):
     def _model(self, model: nn.Module) -> TrainedModel:
         counts = [(parameter_count(one), one.requires_grad) for one in model.parameters()]
         return TrainedModel(
-            type(model).__name__,
+            type(getattr(model, "_orig_mod", model)).__name__,  # of a compiled one
             sum(count for count, _ in counts),
             sum(count for count, trained in counts if trained),
             self._bytes(map(part_of, model.parameters())),

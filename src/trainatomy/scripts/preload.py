@@ -67,20 +67,19 @@ _MOST_FILES = 200
 
 def libraries_of(script: Path, *, package: Path | None = None) -> set[str]:
     """Return the libraries that a script imports, and the modules beside it that it imports."""
-    found: set[str] = set()
-    waiting, seen = [script], {script}
-    while waiting and len(seen) < _MOST_FILES:
-        file = waiting.pop()
-        for name in _imported(file):
-            top = name.partition(".")[0]
-            found.add(top)
-            for folder in {script.parent, *([package] if package else [])}:
-                for local in _local_files(folder, name):
-                    if local not in seen:
-                        seen.add(local)
-                        waiting.append(local)
+    found = {name.partition(".")[0] for file in files_of(script, package=package) for name in _imported(file)}
     for name in list(found):
         found.update(_NEEDED.get(name, ()))
+    return found
+
+
+def files_of(script: Path, *, package: Path | None = None) -> list[Path]:
+    """Return a script and the modules beside it, or in ``package``, that it imports, directly or not."""
+    found = [script]
+    for file in found:  # grows
+        for name in _imported(file) if len(found) < _MOST_FILES else ():
+            for folder in {script.parent, *([package] if package else [])}:
+                found += [local for local in _local_files(folder, name) if local not in found]
     return found
 
 

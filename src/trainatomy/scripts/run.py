@@ -44,11 +44,15 @@ class _End:
     place: str = ""
 
 
-def run_job(job: Job, gpu_id: str, *, is_last: bool = False) -> Outcome:
+def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "") -> Outcome:
     """Run a job's script on one of its GPUs, in this process.
 
-    ``is_last``: the process has nothing else to do: once the script has ended, Ctrl-C does nothing until its bill is
-    written.
+    Args:
+        job: The script, with ``compiled`` decided.
+        gpu_id: One of its GPUs.
+        is_last: The process has nothing else to do: once the script has ended, Ctrl-C does nothing until its bill is
+            written.
+        eager: Why nothing is compiled, where that was not asked for.
     """
     started = time.perf_counter()
     gpu = find_gpu(gpu_id)
@@ -63,6 +67,8 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False) -> Outcome:
         timed=job.timed,
         topology=topology_of(job.command),
         torch=job.torch,
+        compiled=bool(job.compiled),
+        eager=eager,
     )
     session = Session(gpu, settings, str(file))
     with session.open():

@@ -21,7 +21,7 @@ from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.observer import ScriptObserver
 from trainatomy.scripts.signals import ScriptSignals
-from trainatomy.scripts.standins import data, pretrained, processes, savers, tensors
+from trainatomy.scripts.standins import compiler, data, pretrained, processes, savers, tensors
 from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.isolation import isolated
@@ -56,6 +56,8 @@ class Settings:
         timed: Whether operations are written, for the time of a step.
         topology: The place of the process in a training on several GPUs.
         torch: Version of PyTorch to simulate; None for the installed one.
+        compiled: Whether ``torch.compile`` is simulated; ``preload_compiler`` ran before.
+        eager: Else the reason, for a note.
     """
 
     steps: int = STEPS
@@ -67,6 +69,8 @@ class Settings:
     timed: bool = True
     topology: Topology = field(default_factory=Topology)
     torch: str | None = None
+    compiled: bool = False
+    eager: str = ""
 
 
 class Session:
@@ -97,7 +101,7 @@ class Session:
         )
         self.process.recorder.operations.wanted = settings.timed
         self.observer = ScriptObserver(self.process, settings.steps, script)
-        self.signals = ScriptSignals(self.observer, settings.steps, check=self._check)
+        self.signals = ScriptSignals(self.observer, settings.steps, check=self._check, plain_inside=settings.compiled)
         self.tf32: bool | None = None
         self.allocator = ""
         self.uses_trainer = False
@@ -143,6 +147,7 @@ class Session:
         stack.enter_context(_temporary_folder(temporary))
         for part in (tensors, pretrained, data, processes, savers):
             part.install(self.stand_ins)
+        compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)
         self._follow_autocast()
         self._follow_trainer()
         self.files.install(stack)

@@ -58,6 +58,7 @@ class ScriptSignals(LoopSignals):
         steps: Steps after which ``StepsDone`` is raised.
         modules: Modules that are being called.
         check: Called before each forward with gradients; may raise (a time limit).
+        plain_inside: Leave ``Module.__call__`` as it is within an outermost call, for a compiler that traces it.
     """
 
     def __init__(
@@ -66,12 +67,16 @@ class ScriptSignals(LoopSignals):
         steps: int,
         modules: ModuleTracker | None = None,
         check: Callable[[], None] = lambda: None,
+        *,
+        plain_inside: bool = False,
     ) -> None:
         super().__init__(listener)
         self._script: ScriptListener = listener
         self._steps, self._modules, self._check = steps, modules, check
         self._expected: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._stepped: set[int] = set()
+        self._plain_inside = plain_inside
+        self._plain_call: Callable[..., Any] = nn.Module.__call__
         self._depth = 0
 
     @property
@@ -83,6 +88,7 @@ class ScriptSignals(LoopSignals):
     def attached(self) -> Iterator[None]:
         """Listen to the whole process in the block."""
         enter = self._attached.enter_context
+        self._plain_call = nn.Module.__call__
         enter(mock.patch.object(nn.Module, "__call__", self._calling(nn.Module.__call__)))
         enter(wrapped(torch.autograd, "backward", self.around_backward))
         enter(wrapped(nn.Module, "zero_grad", self.around_zero_grad))
@@ -103,6 +109,31 @@ class ScriptSignals(LoopSignals):
     def is_over_once_zeroed(self) -> bool:
         return self._has_gradients and self.is_over()
 
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """Leave ``Module.__call__`` as it is in the block."""
+        with mock.patch.object(nn.Module, "__call__", self._plain_call):
+            yield
+
+    def calls(
+        self,
+        module: nn.Module | None,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+    ) -> Any:
+        """Call a function that calls ``module`` (None: none) where no calls of modules can be seen."""
+        if self._depth or torch._C._current_graph_task_id() != -1:
+            return function(*arguments, **keywords)
+        self._depth += 1
+        try:
+            if module is not None:
+                self._outermost(module, arguments, keywords)
+            with self.plain():
+                return function(*arguments, **keywords)
+        finally:
+            self._depth -= 1
+
     def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``Module.__call__`` that sees which calls are outermost."""
 
@@ -112,7 +143,10 @@ class ScriptSignals(LoopSignals):
             self._depth += 1
             try:
                 self._outermost(module, arguments, keywords)
-                return original(module, *arguments, **keywords)
+                if not self._plain_inside:
+                    return original(module, *arguments, **keywords)
+                with self.plain():
+                    return original(module, *arguments, **keywords)
             finally:
                 self._depth -= 1
 

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.places import current_place, is_called_by_user
 from trainatomy.scripts.standins.notes import StandIns
@@ -151,21 +149,11 @@ def _install_network(stand_ins: StandIns) -> None:
 
 
 def _install_kernels(stand_ins: StandIns) -> None:
-    """Let Triton's kernels do nothing, and compiled models run eagerly."""
+    """Let Triton's kernels do nothing."""
     if "triton.runtime.jit" in sys.modules:
         from trainatomy.simulator.triton import simulated_triton
 
         stand_ins.stack.enter_context(simulated_triton())
-
-    def compiled(model: Any = None, **options: Any) -> Any:
-        stand_ins.note("compiled", type(model).__name__ if isinstance(model, torch.nn.Module) else "a function")
-        return (lambda function: function) if model is None else model
-
-    def compiled_in_place(module: Any, *_: Any, **__: Any) -> None:
-        stand_ins.note("compiled", type(module).__name__)
-
-    stand_ins.put(torch, "compile", compiled)
-    stand_ins.put(torch.nn.Module, "compile", compiled_in_place)
 
 
 def _install_extensions(stand_ins: StandIns) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import SimulationError
@@ -20,8 +21,8 @@ def compiles(workload: Workload) -> bool:
     return workload.mode == "training" and workload.train.compiles
 
 
-def preload_compiler() -> None:
-    """Import the compiler before the simulated GPU appears.
+def preload_compiler(asked: str = "train.torch_compile") -> None:
+    """Import the compiler before the simulated GPU appears; ``asked`` is what asks for it, for messages.
 
     Raises:
         MissingLibrary: Triton is not installed, in whose language Inductor writes its kernels.
@@ -30,10 +31,10 @@ def preload_compiler() -> None:
     installed = parse_version(version_of("torch") or "0")
     if not OLDEST <= installed <= NEWEST:
         raise SimulationError(
-            f"train.torch_compile: the compiler of PyTorch {installed[0]}.{installed[1]} is not simulated; that of "
+            f"{asked}: the compiler of PyTorch {installed[0]}.{installed[1]} is not simulated; that of "
             f"{OLDEST[0]}.{OLDEST[1]} is.\nLeave it out to predict the eager step, or install that release"
         )
-    import_library("triton", "train.torch_compile", install="'trainatomy[compile]'")
+    import_library("triton", asked, install="'trainatomy[compile]'")
     from trainatomy.simulator.compiled.module import preload
 
     preload()
@@ -45,15 +46,22 @@ def compiling(workload: Workload, process: SimulatedProcess) -> contextlib.Abstr
 
 
 @contextlib.contextmanager
-def simulated_compiler(process: SimulatedProcess) -> Iterator[None]:
+def simulated_compiler(
+    process: SimulatedProcess, fails: Callable[[Any, SimulationError], None] | None = None
+) -> Iterator[None]:
     """Let ``torch.compile`` compile for a simulated process; notes of the process say what happened.
 
     The process must be open, and ``preload_compiler`` must have run before it was.
+
+    Args:
+        process: The simulated process.
+        fails: Called with a model or function that the compiler cannot compile, which runs eagerly from then on;
+            without it, that is an error.
     """
     from trainatomy.simulator.compiled.module import Compiler
 
     with contextlib.ExitStack() as stack:
-        compiler = Compiler(process)
+        compiler = Compiler(process, fails)
         compiler.install(stack)
         yield
         if compiler.wrappers:

@@ -103,8 +103,18 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
     patch(FakeTensorMode, "allow_non_fake_inputs", property(lambda mode: True, lambda mode, value: None))
     _install_guard(stack)
     patch(torch.cuda, "get_device_properties", lambda device=None: properties)
+    patch(torch._utils_internal, "max_clock_rate", _no_clock)
     for module in (utils, _triton):
         _forget(stack, module)
+
+
+def _no_clock() -> float:
+    """Refuse to ask nvidia-smi for the clock: without it, every product counts as bound by computation.
+
+    So it does with it, on GPUs that PyTorch has no data sheet of: the clock is in MHz where kHz are expected.
+    Source: torch 2.11-2.13, torch/_inductor/utils.py (``get_device_tflops``), triton/testing.py.
+    """
+    raise RuntimeError("there is no nvidia-smi for a simulated GPU")
 
 
 def _install_guard(stack: contextlib.ExitStack) -> None:

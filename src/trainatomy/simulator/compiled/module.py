@@ -72,10 +72,11 @@ class Compiler:
         eager: Why calls of ``torch.compile`` were left without effect.
     """
 
-    def __init__(self, process: SimulatedProcess) -> None:
+    def __init__(self, process: SimulatedProcess, fails: Callable[[Any, SimulationError], None] | None = None) -> None:
         self.wrappers: list[str] = []
         self.eager: list[str] = []
-        self._process = process
+        self._process, self._fails = process, fails
+        self._is_called = False
         self._compile = torch.compile
         self._known_breaks = _breaks()
 
@@ -124,16 +125,29 @@ class Compiler:
         compiled = self._compile(function, backend=self._backend, dynamic=False)
         modules = self._process.modules
 
+        failed = False
+
         def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal failed
+            if self._is_called or failed:  # by Python between two graphs of another one
+                return (function if failed else compiled)(*args, **kwargs)
+            self._is_called = True
             modules.__exit__(None, None, None)  # hooks of all modules would become part of the graph
             try:
                 return compiled(*args, **kwargs)
-            except TorchDynamoException as error:
-                raise _failure(error) from error
+            except (TorchDynamoException, SimulationError) as error:
+                failure = error if isinstance(error, SimulationError) else _failure(error)
+                if self._fails is None:
+                    raise failure from error
+                failed = True
+                self._fails(function, failure)
             finally:
+                self._is_called = False
                 modules.__enter__()
                 gc.collect()
+            return function(*args, **kwargs)
 
+        call._torchdynamo_inline = function  # type: ignore[attr-defined]
         return call
 
     @contextlib.contextmanager

@@ -1,0 +1,165 @@
+"""``torch.compile`` in a script: the compiled step, as a workload's; what is left out is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from script_types import RunScript
+
+import trainatomy
+from trainatomy.errors import MissingLibrary
+from trainatomy.results.prediction import Prediction
+from trainatomy.scripts.command import read_command
+from trainatomy.scripts.compiling import compiling
+from trainatomy.scripts.job import Job
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 10))
+
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(self.layers(x), y)
+
+def groups(model):
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    return [{"params": weights}, {"params": [p for p in model.parameters() if p.dim() == 1]}]
+
+if __name__ == "__main__":
+    model = Net().to("cuda")
+    optimizer = torch.optim.AdamW(groups(model), lr=1e-4, weight_decay=0.0)
+    COMPILE
+    for step in range(10):
+        batch = {"x": torch.randn(64, 256), "y": torch.zeros(64, dtype=torch.long)}
+        batch = {name: tensor.to("cuda") for name, tensor in batch.items()}
+        loss = CALL
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+WAYS = {
+    "module": ("model = torch.compile(model)", "model(**batch)"),
+    "in place": ("model.compile()", "model(**batch)"),
+    "method": ("forward = torch.compile(model.forward)", "forward(**batch)"),
+    "function": ("loss_of = torch.compile(lambda **batch: model(**batch))", "loss_of(**batch)"),
+}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Prediction:
+    """Predict the workload that says the same as the script."""
+    pytest.importorskip("triton")
+    file = tmp_path_factory.mktemp("workload") / "net.py"
+    file.write_text(SCRIPT)
+    spec: Any = importlib.util.spec_from_file_location("net_of_the_script", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    batch = {"x": torch.randn(64, 256), "y": torch.zeros(64, dtype=torch.long)}
+    return trainatomy.predict(
+        module.Net(), batch=batch, optimizer=torch.optim.AdamW, max_grad_norm=0, torch_compile=True, gpu="h100"
+    )
+
+
+def compiled(run_script: RunScript, line: str, call: str, text: str = SCRIPT) -> Prediction:
+    from trainatomy.simulator.compiled import preload_compiler
+
+    pytest.importorskip("triton")
+    preload_compiler()
+    found = run_script(text.replace("COMPILE", line).replace("CALL", call), compiled=True)
+    assert found.message == ""
+    assert found.prediction is not None
+    return found.prediction
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_compiled_script_holds_what_its_workload_does(run_script: RunScript, expected: Prediction, way: str) -> None:
+    found = compiled(run_script, *WAYS[way])
+    assert found.memory == expected.memory
+    assert found.script is not None
+    assert [(one.name, one.parameters) for one in found.script.models] == [("Net", 273418)]
+    assert not [one for one in found.script.stand_ins if one.kind in ("compiled", "command")]
+    assert [note for note in found.notes if "is experimental" in note]
+
+
+LEFT_OUT = """
+    @torch.compile
+    def update():
+        optimizer.step()
+"""
+
+
+def test_a_function_that_calls_an_optimizer_runs_eagerly_and_is_named(run_script: RunScript) -> None:
+    text = SCRIPT.replace("optimizer.step()", "update()")
+    found = compiled(run_script, LEFT_OUT, "model(**batch)", text)
+    assert found.script is not None
+    assert [one.name for one in found.script.stand_ins if one.kind == "compiled"] == ["a function"]
+
+
+def test_what_the_compiler_cannot_compile_runs_eagerly_and_is_named(
+    run_script: RunScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr("trainatomy.simulator.compiled.module.put_on_gpu", fail)
+    found = compiled(run_script, *WAYS["module"])
+    assert found.script is not None
+    assert [one.name for one in found.script.stand_ins if one.kind == "compiled"] == ["Net"]
+    assert any("no such kernel" in note for note in found.notes)
+
+
+def decided(tmp_path: Path, text: str, *arguments: str, compiled: bool | None = None) -> tuple[bool | None, str]:
+    file = tmp_path / "train.py"
+    file.write_text(text)
+    job, reason = compiling(Job(read_command([str(file), *arguments]), ("h100-sxm",), compiled=compiled), file)
+    return job.compiled, reason
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "wanted"),
+    [
+        ("model = torch.compile(model)", (), True),
+        ("model.compile()", (), True),
+        ("", ("--torch_compile",), True),
+        ("", ("--dynamo_backend=inductor",), True),
+        ("pattern = re.compile('a')", (), False),
+        ("import torch", (), False),
+    ],
+)
+def test_the_compiler_is_imported_where_a_script_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, arguments: tuple[str, ...], wanted: bool
+) -> None:
+    monkeypatch.setattr("trainatomy.simulator.compiled.preload_compiler", lambda asked: None)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    assert decided(tmp_path, text, *arguments) == (wanted, "")
+    assert ("TORCHDYNAMO_DISABLE" in os.environ) is not wanted
+
+
+def test_without_a_compiler_the_reason_is_told_or_it_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    found, reason = decided(tmp_path, "model.compile()")
+    assert found is False and "torch.compile needs triton, which is not installed" in reason
+    with pytest.raises(MissingLibrary, match=r"pip install 'trainatomy\[compile\]'"):
+        decided(tmp_path, "model.compile()", compiled=True)
+    found, reason = decided(tmp_path, "model.compile()", compiled=False)
+    assert found is False and "--no-compile" in reason
+
+
+def test_a_script_says_why_it_was_not_compiled(run_script: RunScript) -> None:
+    text = SCRIPT.replace("COMPILE", WAYS["module"][0]).replace("CALL", WAYS["module"][1])
+    found = run_script(text, compiled=False, eager="no compiler here").prediction
+    assert found is not None and found.script is not None
+    assert "no compiler here" in found.notes
+    assert [one.name for one in found.script.stand_ins if one.kind == "compiled"] == ["Net"]
