@@ -3,7 +3,8 @@
 ``measure.py --predict`` (no GPU) stores the predictions in ``predicted.json``; ``measure.py --folder FOLDER --out
 FILE`` measures. FOLDER holds the scripts as ``run.py`` fetched them; scripts written here are in ``own/``. With
 ``--variants`` both do so for the same scripts with other arguments, ``variants.yaml``, and with ``--trials`` for those
-of ``trials.yaml``, whose predictions are in ``trials-predicted.json``.
+of ``trials.yaml``, whose predictions are in ``trials-predicted.json``; with ``--compiled`` for scripts that compile
+their model, ``compiled.yaml``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from typing import Any
 
 import yaml
 from run import BUILD, HERE, fetch, prepare
+
+from trainatomy.scripts.command import read_command
+from trainatomy.scripts.launch import started_by, visible_gpus
 
 PREDICTED = HERE / "predicted.json"
 TRIALS = HERE / "trials-predicted.json"
@@ -41,7 +45,9 @@ def main() -> None:
     parser.add_argument("--names")
     parser.add_argument("--variants", action="store_true", help="the scripts of variants.yaml")
     parser.add_argument("--trials", action="store_true", help="the scripts of trials.yaml")
+    parser.add_argument("--compiled", action="store_true", help="the scripts of compiled.yaml")
     parser.add_argument("--gpu", default=GPU)
+    parser.add_argument("--limit", type=int, default=60, help="seconds that a script may take")
     parser.add_argument("--one", help="measure this command in this process")
     parser.add_argument("--mirror", type=Path)
     parser.add_argument("--folder", type=Path, default=BUILD)
@@ -50,14 +56,14 @@ def main() -> None:
     given = parser.parse_args()
     began = time.monotonic()
     if given.one:
-        measure_one(given.one)
+        measure_one(given.one, given.gpu)
     stored = TRIALS if given.trials else PREDICTED
     known: dict[str, Any] = json.loads(stored.read_text()) if stored.is_file() else {}
-    found = commands(
-        given.folder.resolve(), given.mirror, fetches=given.predict and not (given.variants or given.trials)
-    )
-    if given.variants or given.trials:
-        found = variants(found, HERE / ("trials.yaml" if given.trials else "variants.yaml"))
+    lists = {"trials.yaml": given.trials, "compiled.yaml": given.compiled, "variants.yaml": given.variants}
+    other = next((HERE / name for name, is_wanted in lists.items() if is_wanted), None)
+    found = commands(given.folder.resolve(), given.mirror, fetches=given.predict and other is None)
+    if other is not None:
+        found = variants(found, other)
     for name, (folder, command) in found.items():
         if given.names and name not in given.names.split(","):
             continue
@@ -67,7 +73,7 @@ def main() -> None:
             stored.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
             print(key, known[key], flush=True)
         elif time.monotonic() - began < given.seconds:
-            line = {"name": name, "predicted": known.get(key), **measured(folder, command)}
+            line = {"name": name, "predicted": known.get(key), **measured(folder, command, given.gpu, given.limit)}
             with given.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line)[:400], flush=True)
@@ -114,12 +120,14 @@ def predicted(folder: Path, command: str, gpu: str = GPU) -> dict[str, Any]:
     return {**found, "steps": said["script"]["steps"], "step_seconds": said["time"] and said["time"]["step_seconds"]}
 
 
-def measured(folder: Path, command: str, limit: int = 60) -> dict[str, Any]:
-    """Measure a script in a process of its own; a fork could not use CUDA once a library has asked for it."""
+def measured(folder: Path, command: str, gpu: str, limit: int) -> dict[str, Any]:
+    """Measure a script in processes of its own, as `run --measure` starts them."""
     began = time.monotonic()
-    words = [sys.executable, str(Path(__file__).resolve()), "--one", command]
+    read = read_command(shlex.split(command))
+    words = [*started_by(read), str(Path(__file__).resolve()), "--gpu", gpu, "--one", command]
+    seen = visible_gpus(read, os.environ)
     try:
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=limit)
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=limit, env=seen)
     except subprocess.TimeoutExpired:
         return {"error": f"{limit} s are over"}
     taken = round(time.monotonic() - began, 1)
@@ -129,13 +137,12 @@ def measured(folder: Path, command: str, limit: int = 60) -> dict[str, Any]:
     return {"measured": json.loads(line.removeprefix(_RESULT)), "taken": taken}
 
 
-def measure_one(command: str) -> None:
+def measure_one(command: str, gpu: str) -> None:
     """Measure a script in this process, and print the result as a line of JSON."""
     from trainatomy.integrations.measured_script import measure_here
-    from trainatomy.scripts.command import read_command
     from trainatomy.scripts.job import Job
 
-    found = measure_here(Job(read_command(shlex.split(command)), (GPU,)))
+    found = measure_here(Job(read_command(shlex.split(command)), (gpu,)))
     print("\n" + _RESULT + json.dumps({key: getattr(found, key) for key in _KEYS}), flush=True)
     os._exit(0)  # without waiting for workers of a loader that was left in the middle
 

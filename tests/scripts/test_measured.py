@@ -15,7 +15,7 @@ from trainatomy.integrations.utilization import Utilization
 from trainatomy.results.measurement import Measurement
 from trainatomy.scripts.command import read_command, with_gpus
 from trainatomy.scripts.job import Job
-from trainatomy.scripts.launch import started_by
+from trainatomy.scripts.launch import started_by, visible_gpus
 from trainatomy.scripts.launcher import variables
 
 SCRIPT = """
@@ -118,3 +118,17 @@ def test_what_accelerate_refuses() -> None:
         variables(read_command("accelerate launch --multi_gpu --num_processes 1 train.py".split()))
     with pytest.raises(SimulationError, match="accelerate starts with DeepSpeed"):
         variables(read_command("accelerate launch --use_deepspeed --zero_stage 2 --num_processes 2 train.py".split()))
+
+
+@pytest.mark.parametrize(
+    ("typed", "given", "visible"),
+    [
+        ("train.py", {}, "0"),
+        ("train.py", {"CUDA_VISIBLE_DEVICES": "3,1"}, "3"),
+        ("torchrun --nproc-per-node 2 train.py", {}, "0,1"),
+        ("torchrun --nproc-per-node 2 train.py", {"CUDA_VISIBLE_DEVICES": "3,1,2"}, "3,1"),
+    ],
+)
+def test_a_measured_script_sees_as_many_gpus_as_the_dry_run(typed: str, given: dict[str, str], visible: str) -> None:
+    found = visible_gpus(read_command(typed.split()), {"A": "1", **given})
+    assert found == {"A": "1", "CUDA_VISIBLE_DEVICES": visible}

@@ -89,7 +89,9 @@ def measure_script(job: Job, output: Path | None = None) -> Measurement:
         file = Path(folder, "job.pickle")
         file.write_bytes(pickle.dumps(job))
         words = [*started_by(job.command), "-m", "trainatomy.integrations.measured_script", str(file), folder]
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=target, stderr=target)
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=target, stderr=target, env=visible_gpus(job.command, os.environ)
+        )
         code = _wait(process, _LIBRARIES + job.time_limit, is_asked=signal.SIGTERM, answers_in=_LAUNCHER_ENDS)
         found = [pickle.loads(file.read_bytes()) for file in sorted(Path(folder).glob("measured-*.pickle"))]
         if not found:
@@ -98,6 +100,16 @@ def measure_script(job: Job, output: Path | None = None) -> Measurement:
         if isinstance(first, str):
             raise DeviceError(first)
         return first
+
+
+def visible_gpus(command: Command, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with as many GPUs as the dry run has: a process without a launcher sees one.
+
+    With more, the Trainer would use all of them by ``DataParallel``.
+    """
+    count = 1 if command.launch is None else command.launch.gpus
+    visible = given.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    return {**given, "CUDA_VISIBLE_DEVICES": ",".join(visible[:count])}
 
 
 def started_by(command: Command) -> list[str]:

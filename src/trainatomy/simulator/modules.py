@@ -31,7 +31,9 @@ class ModuleTracker:
 
     def learn(self, model: nn.Module) -> None:
         """Take the names of a model's modules; the model itself goes by its class."""
-        for name, module in model.named_modules():
+        inner: nn.Module = getattr(model, "_orig_mod", model)  # of a compiled one, which has no name of its own
+        self._paths.setdefault(id(model), type(inner).__name__)
+        for name, module in inner.named_modules():
             self._paths.setdefault(id(module), name or type(module).__name__)
 
     def learn_copy(self, copy: nn.Module, module: nn.Module) -> None:

@@ -88,7 +88,7 @@ def _compiling_notes(timer: StepTimer) -> tuple[str, ...]:
         return ()
     allocated, reserved = map(human_bytes, timer.compiling)
     return (
-        "peaks are those of steps after compiling; while PyTorch compiled the model and tried its kernels, at most "
+        "allocated memory is that of steps after compiling; while PyTorch compiled the model and tried its kernels, at most "
         f"{allocated} were allocated and {reserved} reserved",
     )
 

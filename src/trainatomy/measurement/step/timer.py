@@ -254,9 +254,11 @@ class StepTimer(Silent):
         return self.meter.read()
 
     def _end_compiling(self) -> None:
-        """Let peaks and the allocator's cache begin anew: compiling allocates what no later step does."""
+        """Let the peak of allocated memory begin anew: compiling allocates what no later step does.
+
+        The allocator keeps its cache, as in any training, so that reserved memory counts from the start.
+        """
         self.compiling = _peaks()
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
     def _tick(self) -> None:

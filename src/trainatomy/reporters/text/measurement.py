@@ -8,7 +8,7 @@ from rich.text import Text
 
 from trainatomy.reporters import run_sentences, sentences, task_sentences
 from trainatomy.reporters.labels import COLUMNS, FIGURES, NVML_FIGURES, SECTIONS, STATUS_STYLES
-from trainatomy.reporters.text.memory import MeasuredBreakdown, modules_table
+from trainatomy.reporters.text.memory import MeasuredBreakdown, Timeline, modules_table
 from trainatomy.reporters.text.ranks import ranks_section
 from trainatomy.reporters.text.rendering import bullets, figures, grid, section
 from trainatomy.results.measurement import Measurement
@@ -51,6 +51,8 @@ def measurement_page(measurement: Measurement, prediction: Prediction | None) ->
         parts.append(section(SECTIONS["evaluation"], bullets(task_sentences.evaluation(measurement.evaluation))))
     if measurement.stages:
         parts.append(section(SECTIONS["stages"], _stages(measurement)))
+    if prediction is not None and prediction.timeline:
+        parts.append(section(f"{SECTIONS['timeline']} (predicted)", Timeline(prediction.timeline)))
     if measurement.timed_step_seconds:
         parts.append(section(SECTIONS["time"], bullets(_time(measurement))))
     for name, lines in run_sentences.of_run(measurement, prediction.time if prediction else None).items():

@@ -65,7 +65,8 @@ def simulated_compiler(
         compiler.install(stack)
         yield
         if compiler.wrappers:
-            process.notes += compiled_notes(len(compiler.wrappers), compiler.graph_breaks())
+            asked = "train.torch_compile" if fails is None else "torch.compile"
+            process.notes += compiled_notes(len(compiler.wrappers), compiler.graph_breaks(), asked)
         if compiler.eager:
             process.notes.append(
                 f"torch.compile with {', '.join(dict.fromkeys(compiler.eager))} is not simulated: eager steps ran, "
@@ -73,16 +74,17 @@ def simulated_compiler(
             )
 
 
-def compiled_notes(wrappers: int, breaks: Mapping[str, int]) -> list[str]:
+def compiled_notes(wrappers: int, breaks: Mapping[str, int], asked: str) -> list[str]:
     """Return notes on what a prediction of a compiled step leaves out.
 
     Args:
         wrappers: Number of graphs, of forward and backward passes, that Inductor wrote code for.
         breaks: How often Dynamo broke the graph, by its reason.
+        asked: What asked for it.
     """
     release = version_of("torch") or ""
     notes = [
-        "train.torch_compile is experimental: memory is that of the buffers in the code that Inductor of PyTorch "
+        f"{asked} is experimental: memory is that of the buffers in the code that Inductor of PyTorch "
         f"{release.partition('+')[0]} writes ({wrappers} graphs); compiling itself and the kernels that PyTorch tries "
         "in the first steps are not counted, and the time of fused kernels is that of moving their bytes"
     ]
