@@ -88,8 +88,8 @@ def _compiling_notes(timer: StepTimer) -> tuple[str, ...]:
         return ()
     allocated, reserved = map(human_bytes, timer.compiling)
     return (
-        "allocated memory is that of steps after compiling; while PyTorch compiled the model and tried its kernels, at most "
-        f"{allocated} were allocated and {reserved} reserved",
+        "allocated memory is that of steps after compiling; while PyTorch compiled the model and tried its kernels, at "
+        f"most {allocated} were allocated and {reserved} reserved",
     )
 
 
