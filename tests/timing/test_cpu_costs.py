@@ -11,6 +11,8 @@ from trainatomy.catalog.calibrations import Calibration
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.measurement.calibration import expected, host, phases
+from trainatomy.measurement.device.host_probe import PROBE
+from trainatomy.results.host_pace import HostPace
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.simulator.simulate import simulate
 from trainatomy.timing.launch import PARTS, cpu_costs, cpu_seconds_by_phase, launch_seconds
@@ -80,16 +82,18 @@ def test_trainings_run_and_every_phase_is_timed(monkeypatch: pytest.MonkeyPatch)
     assert set(phases.PHASES) == set(host.PART_OF)
 
 
-def test_each_phase_takes_its_least_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_phase_takes_the_median_of_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = iter([[5.0, 9.0], [7.0, 3.0], [6.0, 4.0]])
 
-    def played(*_: object) -> dict[str, float]:
+    def played(workload: object, device: str, probes: list[float]) -> phases.Round:
         forward, rest = next(rounds)
-        return {"forward": forward, "backward": rest, "optimizer": rest, "other": rest}
+        probes.append(1e-4)
+        found = {"forward": forward, "backward": rest, "optimizer": rest, "other": rest}
+        return phases.Round(found, HostPace(PROBE, during_seconds=(1e-4,)))
 
     monkeypatch.setattr(phases, "_round", played)
     (found,) = phases.phases_of(expected.trainings()[:1])
-    assert found == {"forward": 5.0, "backward": 3.0, "optimizer": 3.0, "other": 3.0}
+    assert found == {"forward": 6.0, "backward": 4.0, "optimizer": 4.0, "other": 4.0}
 
 
 def test_large_batches_have_their_own_factor() -> None:

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 import trainatomy
+from trainatomy.catalog.hosts import reference_host
 from trainatomy.errors import TrainatomyError
 from trainatomy.measurement.calibration import calibrate, expected, host, phases, quiet
 from trainatomy.measurement.device import host_load
 from trainatomy.measurement.device.host_load import HostLoad, LoadMeter
 from trainatomy.measurement.device.host_probe import PROBE
 from trainatomy.reporters import run_sentences
+from trainatomy.results.host_pace import HostPace
 
 IDLE = {"others_share": 0.02, "stolen_share": 0.0, "throttled_share": 0.0}
 BUSY = {**IDLE, "others_share": 0.9}
@@ -79,7 +81,8 @@ def test_a_busy_machine_is_measured_again_and_the_least_is_kept(attempts: Callab
         ({**IDLE, "others_share": None, "stolen_share": None}, 1.05, ""),
         ({**IDLE, "stolen_share": 0.1}, 1.05, "the hypervisor gives 10% of the processors' time to other machines"),
         ({**IDLE, "throttled_share": 0.3}, 1.05, "the container's limit of processors stops it for 30% of the time"),
-        (IDLE, 1.4, "a fixed piece of work typically takes 1.40 times as long as at best"),
+        (IDLE, 1.4, ""),
+        (IDLE, 2.4, "a fixed piece of work typically takes 2.40 times as long as at best"),
     ],
 )
 def test_what_makes_a_machine_busy(load: dict[str, Any], spread: float, found: str) -> None:
@@ -156,6 +159,22 @@ def test_the_probe_is_timed_between_steps_and_belongs_to_no_phase(monkeypatch: p
         now[0] += 1.0
         timer.step_end(0)
     assert timer.probes == [5.0, 5.0] and [step["other"] for step in timer.steps] == [1e6, 1e6]
+
+
+def test_rounds_of_a_slow_moment_are_taken_at_the_pace_of_a_quick_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    exponent = reference_host().pace_exponents[PROBE]
+    paces = iter((2.0, 1.0, 1.5))
+
+    def slow_round(workload: object, device: str, probes: list[float]) -> phases.Round:
+        times = (next(paces) * 1e-4,) * 10
+        probes += times
+        pace = HostPace(PROBE, during_seconds=times, waited_share=0.5, exponent=exponent)
+        return phases.Round(dict.fromkeys(phases.PHASES, 2 * 300.0 * (times[0] / 0.0001) ** exponent), pace)
+
+    monkeypatch.setattr(phases, "_round", slow_round)
+    found = phases.measured(["any"])  # type: ignore[list-item]
+    assert found["trainings"] == [dict.fromkeys(phases.PHASES, 300.0)]
+    assert found["probe_us"] == {PROBE: 100.0} and found["probe_spread"] == 1.5
 
 
 def test_the_load_of_others_is_without_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
