@@ -15,6 +15,8 @@ sys.path.insert(0, str(HERE.parent / "accuracy"))
 
 import grid  # noqa: E402 (beside the accuracy benchmark)
 
+CASES = HERE / "cases.yaml"
+HELD_OUT = HERE / "held-out"
 RECORDS = HERE / "records"
 BASE = "h200"
 GIB = 2**30
@@ -64,7 +66,7 @@ class Cases:
     limits_gib: tuple[int, ...]
 
 
-def read(path: Path = HERE / "cases.yaml") -> Cases:
+def read(path: Path = CASES) -> Cases:
     """Read the cases."""
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     automatic, effective = content["automatic"], content["effective_batch_size"]

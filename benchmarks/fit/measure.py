@@ -200,6 +200,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--cases", type=Path, default=fit_cases.CASES, help="the trainings that the plan is for")
     parser.add_argument("--plan", type=Path, default=fit_tasks.PLAN)
     parser.add_argument("--done", type=Path, nargs="*", default=[], help="more files of lines whose runs are done")
     parser.add_argument("--kinds", help="only these kinds, separated by commas: grid, chosen, verdict, automatic")
@@ -212,7 +213,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def waiting(options: argparse.Namespace) -> list[Group]:
     """Return the groups to run."""
     done = keys_done([options.out / "measured.jsonl", *options.done])
-    groups = fit_tasks.groups(fit_tasks.read_plan(options.plan), fit_cases.read(), done)
+    groups = fit_tasks.groups(fit_tasks.read_plan(options.plan), fit_cases.read(options.cases), done)
     kinds = options.kinds.split(",") if options.kinds else None
     names = options.names.split(",") if options.names else None
     return [

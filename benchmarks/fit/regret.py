@@ -220,6 +220,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     what.add_argument("--choose", action="store_true", help="let the search choose, and add it to the plan")
     what.add_argument("--time", action="store_true", help="time single searches, and add that to the plan")
     what.add_argument("--report", dest="compare", action="store_true", help="compare the plan with what was measured")
+    parser.add_argument("--cases", type=Path, default=fit_cases.CASES, help="the trainings")
     parser.add_argument("--plan", type=Path, default=PLAN)
     parser.add_argument("--calibrated", type=Path, default=CALIBRATED, help="the plan by the machine's calibration")
     parser.add_argument("--lines", type=Path, default=LINES, help="what measure.py wrote")
@@ -234,7 +235,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     """Predict, choose or report."""
-    options, cases = parse(), fit_cases.read()
+    options = parse()
+    cases = fit_cases.read(options.cases)
     if options.predict:
         calibration = resolve_calibration(options.calibration)
         write_plan(predict(cases, options.jobs, options.torch, calibration), options.plan)

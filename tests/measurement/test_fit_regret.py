@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fit_tasks import Group
 
 CASES = fit_cases.read()
+HELD_OUT = fit_cases.read(fit_cases.HELD_OUT / "cases.yaml")
 SMALL = Cases(CASES.cases[:2], tuple(s for s in CASES.grid if s.batch >= 16), 64, (16, 24))
 BERT, GPT2 = (case.name for case in SMALL.cases)
 SIZES = {(64, False): 26.0, (32, False): 23.0, (16, False): 12.0, (64, True): 15.7, (32, True): 10.0, (16, True): 8.0}
@@ -69,20 +70,25 @@ def line(kind: str, entry: dict[str, Any], gib: int | None = None, **changes: An
     } | changes  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES.cases, ids=lambda case: case.name)
-def test_every_setting_of_a_grid_has_the_effective_batch(case: fit_cases.Case) -> None:
-    for setting in CASES.grid:
+@pytest.mark.parametrize(
+    ("case", "cases"),
+    [(case, cases) for cases in (CASES, HELD_OUT) for case in cases.cases],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_every_setting_of_a_grid_has_the_effective_batch(case: fit_cases.Case, cases: Cases) -> None:
+    for setting in cases.grid:
         workload = Workload.from_mapping(setting.apply(case.mapping))
-        assert workload.batch_size * workload.train.gradient_accumulation_steps == 64
+        assert workload.batch_size * workload.train.gradient_accumulation_steps == cases.effective_batch
         assert fit_cases.setting_of(workload.to_mapping(), case.mapping) == setting
 
 
 def test_no_case_was_measured_before_and_every_model_ships() -> None:
     known = {_settings(row.workload().to_mapping()) for row in grid.rows()}
     shipped = {name for entry in architectures() for name in (entry.hub_id, *entry.also)}
-    for case in CASES.cases:
+    for case in (*CASES.cases, *HELD_OUT.cases):
         assert case.mapping["model"]["id"] in shipped
-        assert not known & {_settings(setting.apply(case.mapping)) for setting in CASES.grid}
+        grid_ = HELD_OUT.grid if case in HELD_OUT.cases else CASES.grid
+        assert not known & {_settings(setting.apply(case.mapping)) for setting in grid_}
 
 
 def _settings(mapping: dict[str, Any]) -> str:
