@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trainatomy.doctor.diagnosing import diagnose as diagnose_machine
-from trainatomy.doctor.gathering import gather
 from trainatomy.results.diagnosis import Diagnosis
 
 
@@ -32,4 +30,7 @@ def diagnose(
         DeviceError: There is no GPU of a given number, or none to watch.
         TrainatomyError: There is no process ``pid``.
     """
+    from trainatomy.doctor.diagnosing import diagnose as diagnose_machine
+    from trainatomy.doctor.gathering import gather
+
     return diagnose_machine(gather(gpus, bandwidth=bandwidth, seconds=seconds, pid=pid, stage=stage))
