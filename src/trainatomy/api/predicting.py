@@ -225,9 +225,12 @@ def _predict_lengths(
 def _simulate_workload(
     workload: Workload, make_batch: MakeBatch | None, options: PredictOptions, rank: int = 0
 ) -> Simulation:
-    from trainatomy.runs.predicting import shared_simulation
+    from trainatomy.runs.predicting import recollections, shared_simulation
+    from trainatomy.simulator.recollections import Recollections
     from trainatomy.simulator.simulate import simulate, topology_of
+    from trainatomy.simulator.watcher import Watcher
 
+    known = recollections(workload) if make_batch is None else None
     run = partial(
         simulate,
         workload,
@@ -236,6 +239,7 @@ def _simulate_workload(
         trust_remote_code=options.trust_remote_code,
         operations=options.timed,
         topology=topology_of(workload, rank),
+        watch=Watcher if known is None else partial(Watcher, recollections=Recollections(*known)),
     )
     if make_batch is not None:
         return run()

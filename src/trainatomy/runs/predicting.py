@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.runs.executors import SubmitsTasks, open_workers
+from trainatomy.workload.arguments import arguments, is_class_path
 
 if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction
@@ -34,6 +35,9 @@ INTERRUPTED = 130
 MAX_IN_ONE_PROCESS = 3
 """Trainings that one process predicts faster than several, each of which has to be set up."""
 _SIMULATIONS: ContextVar[dict[str, Any] | None] = ContextVar("_SIMULATIONS", default=None)
+_RECOLLECTIONS: ContextVar[list[Any] | None] = ContextVar("_RECOLLECTIONS", default=None)
+_COMPARED = (("train", "optim"), ("train", "optim_args"), ("model", "dtype"))
+"""Keys in which trainings may differ that recall each other's runs, if those begin alike."""
 _HIDDEN = "TRAINATOMY_HIDDEN_MODULES"
 _PRELOADED = ("trainatomy.runs.preload",)
 
@@ -142,7 +146,11 @@ def prediction_pool(
             yield PredictionPool(predict, workers, workers.count)
         return
     if jobs is None or jobs <= 1:
-        yield PredictionPool(predict, None, 1)
+        token = _RECOLLECTIONS.set([])
+        try:
+            yield PredictionPool(predict, None, 1)
+        finally:
+            _RECOLLECTIONS.reset(token)
         return
     with _processes(jobs) as pool:
         yield PredictionPool(predict, pool, jobs)
@@ -183,7 +191,30 @@ def simulation_key(workload: Workload) -> str:
     Neither the name nor the allocator's settings change which operations run. The GPU does so only by its compute
     capability and its number of multiprocessors, unless user code asks for its name or its memory.
     """
-    gpu, mapping = workload.resolve_gpu(), workload.to_mapping()
+    return _key_of(workload, workload.to_mapping())
+
+
+def recollections(workload: Workload) -> tuple[list[Any], str] | None:
+    """Return the runs that this process remembers, and the key of trainings that may have the same micro-batches.
+
+    None where no runs are remembered, and for trainings whose optimizer may take part in a micro-batch: user code, an
+    optimizer that updates in the backward pass, several GPUs.
+    """
+    runs, optim = _RECOLLECTIONS.get(), workload.train.optim
+    user_code = workload.model.factory or workload.data.factory or is_class_path(optim)
+    of_library = arguments().package_of(optim) not in (None, "bitsandbytes")
+    is_spread = workload.parallel.world_size > 1 or workload.train.deepspeed is not None
+    if runs is None or user_code or of_library or is_spread:
+        return None
+    mapping = workload.to_mapping()
+    for section, key in _COMPARED:
+        mapping.get(section, {}).pop(key, None)
+    return runs, _key_of(workload, mapping)
+
+
+def _key_of(workload: Workload, mapping: dict[str, Any]) -> str:
+    """Return a key of a mapping of a workload, without what does not change which operations run."""
+    gpu = workload.resolve_gpu()
     for key in ("name", "allocator", "gpu"):
         mapping.pop(key, None)
     user_code = (workload.model.factory, workload.data.factory, "." in workload.train.optim)
@@ -238,6 +269,7 @@ def _start_worker(is_quiet: bool) -> None:
     """Send what libraries print to stderr, and end without a message on Ctrl-C."""
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    _RECOLLECTIONS.set([])
     if is_quiet:
         logging.disable(logging.ERROR)
         warnings.simplefilter("ignore")

@@ -11,6 +11,9 @@ executed.
 
 The first micro-batch of a step is copied from that of the step before if that did what the one of the step before it
 did; the gradients that it made are then tensors of the same layout.
+
+What an earlier run of the same training with another optimizer did takes the place of what this run would have to
+execute to see that it repeats (``recollections.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch.utils._pytree import tree_flatten
 
 from trainatomy.results.trace import Event, Mark, Origin
 from trainatomy.simulator.micro_batches import BATCH, FIRST, LOSS, OLDER, OWN, Name, Template, Window, gradients
+from trainatomy.simulator.recollections import Beginning, Recollections, RememberedRun
 from trainatomy.simulator.recorder import Recorder
 
 _PLAIN = (bool, int, float, str)
@@ -37,10 +41,16 @@ class Repetition:
 
     Args:
         recorder: Recorder of the run.
+        recollections: Earlier runs of the same training with other optimizers.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, recollections: Recollections | None = None) -> None:
         self._recorder = recorder
+        self._recollections = recollections
+        self._beginning: Beginning | None = None
+        self._recalled: RememberedRun | None = None
+        self._libraries: frozenset[str] = frozenset()
+        self._loads_later = False
         self._operations = recorder.operations
         self._firsts: dict[int, Window] = {}
         self._further: tuple[Window, list[tuple[Any, ...]]] | None = None
@@ -70,6 +80,7 @@ class Repetition:
         """Forget what repeats: something else than training steps ran, and the next steps are executed."""
         self._firsts.clear()
         self._further = self._template = self._open = self._aligned = None
+        self._recollections = self._recalled = None
 
     def kept(self, loss: torch.Tensor) -> None:
         """Note the loss that the loop keeps of the running micro-batch."""
@@ -95,26 +106,21 @@ class Repetition:
         return self._copy(template, self._batch[1])
 
     def _repeat_first(self, shapes: Any, batch: dict[int, int]) -> torch.Tensor | None:
-        """Copy the first micro-batch of the step before, if it did what that of the step before it did."""
+        """Copy the first micro-batch of the step before, or that of an earlier run, if it is known to repeat."""
         step, trace = self._recorder.step, self._recorder.trace
-        window = self._firsts.get(step - 1)
-        if window is None or window.recording is None or window.gradients is None or window.shapes != shapes:
+        template = None if self._is_in_use() else self._recalled_first(step) or self._first_of_step_before(step)
+        if template is None or template.window.shapes != shapes or template.window.gradients is None:
             return None
-        if any(self._parameters[one.place].grad is not None for one in window.gradients):
-            return None
-        if self._is_in_use() or not self._is_aligned(step - 2, step - 1):
-            return None
-        entries = list(self._entries(window))
-        left = {one.number - window.numbers.start for one in window.gradients} | {window.kept - window.numbers.start}
-        if window.loss is None or not _leaves_only(window, entries, left):
+        window, made = template.window, template.window.gradients
+        if any(self._parameters[one.place].grad is not None for one in made):
             return None
         starts = len(trace.events), len(trace.origins), len(trace.marks)
         kept_before = self._kept
-        loss = self._copy(_template(window, entries), batch)
+        loss = self._copy(template, batch)
         if loss is None:
             return None
         with torch._C.DisableTorchFunction():
-            for one in window.gradients:
+            for one in made:
                 number = one.number - window.numbers.start + starts[1]
                 self._parameters[one.place].grad = self._recorder.stand_in(*one.layout, number)
         self._firsts[step] = replace(
@@ -131,6 +137,27 @@ class Repetition:
             recording=None,
         )
         return loss
+
+    def _first_of_step_before(self, step: int) -> Template | None:
+        """Return the first micro-batch of the step before, if it did what that of the step before it did."""
+        window = self._firsts.get(step - 1)
+        if window is None or not self._is_aligned(step - 2, step - 1):
+            return None
+        return self._template_of_first(window)
+
+    def _recalled_first(self, step: int) -> Template | None:
+        """Return the first micro-batch of an earlier run's second step, if this run began as that one."""
+        if self._recalled is None or not (step == 1 or (step == 2 and self._is_aligned(0, 1))):
+            return None
+        return self._recalled.first
+
+    def _template_of_first(self, window: Window) -> Template | None:
+        """Return the first micro-batch of a step as a template; None if it left more than gradients and its loss."""
+        if window.recording is None or window.gradients is None or window.loss is None:
+            return None
+        entries = list(self._entries(window))
+        left = {one.number - window.numbers.start for one in window.gradients} | {window.kept - window.numbers.start}
+        return _template(window, entries) if _leaves_only(window, entries, left) else None
 
     def begin(self, micro_step: int) -> None:
         """Begin to follow a micro-batch that is executed."""
@@ -154,6 +181,7 @@ class Repetition:
         )
         self._batch, self._loss = None, None
         recorder.functions = functions
+        self._libraries = frozenset(recorder.libraries)
         if self._further is not None if micro_step > 0 else recorder.step - 1 in self._firsts:
             self._operations.begin_recording(recorder.step)
         self._open = window, self.host_state()
@@ -174,11 +202,34 @@ class Repetition:
         if window.micro_step == 0:
             window.gradients = gradients(self._parameters, lambda grad: _number(self._recorder, grad))
             self._firsts[window.step] = window
+            self._recall_or_remember(window)
             return
+        self._loads_later = self._loads_later or self._recorder.libraries != self._libraries
         entries = list(self._entries(window))
         before, self._further, self._template = self._further, (window, entries), None
         if before is not None and window.recording is not None and self._is_repeated(before, window, entries):
             self._template = _template(window, entries)
+
+    # -- earlier runs --------------------------------------------------------------------------------------------------
+
+    def _recall_or_remember(self, window: Window) -> None:
+        """Recall an earlier run that began in the same way, after the first micro-batch, or remember this run.
+
+        It is remembered in its second step, when it has shown whether its micro-batches repeat.
+        """
+        if self._recollections is None or self._is_in_use() or window.is_stateful:
+            return
+        if window.step == 0:
+            self._beginning = Beginning.of(self._recorder.trace, window)
+            self._recalled = self._recollections.recall(self._beginning)
+            if self._recalled is not None:
+                self._template = self._recalled.further
+        elif window.step == 1 and self._beginning is not None and self._recalled is None:
+            further = self._template
+            if further is not None and (further.window.step or self._loads_later):
+                further = None
+            loads = self._recorder.libraries != self._libraries
+            self._recollections.remember(self._beginning, None if loads else self._template_of_first(window), further)
 
     # -- comparison ----------------------------------------------------------------------------------------------------
 

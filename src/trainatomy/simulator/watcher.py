@@ -18,6 +18,7 @@ from trainatomy.results.pipeline import Work
 from trainatomy.simulator.evaluation import ExecutedEvaluation, RepeatedBatches
 from trainatomy.simulator.generation import CallOfGenerate, StepBegin, repeat_step
 from trainatomy.simulator.phases import PhaseMarker
+from trainatomy.simulator.recollections import Recollections
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.simulator.saving import ExecutedSaving
@@ -35,9 +36,14 @@ class Watcher(PhaseMarker):
     """Observer of a simulated run (see ``training.observer.Observer``) of ``steps`` steps.
 
     The operations of the last step are written, and the last evaluation is kept by the recorder.
+
+    Args:
+        recorder: Recorder of the run.
+        steps: Number of its steps.
+        recollections: Earlier runs of the same training with other optimizers.
     """
 
-    def __init__(self, recorder: Recorder, steps: int) -> None:
+    def __init__(self, recorder: Recorder, steps: int, recollections: Recollections | None = None) -> None:
         super().__init__(recorder)
         self._last = steps - 1
         self._micro_steps = 1
@@ -47,7 +53,7 @@ class Watcher(PhaseMarker):
         self._call = CallOfGenerate(0)
         self._begins = StepBegin(0, 0, 0)
         self._executed = Operations()
-        self._repetition = Repetition(recorder)
+        self._repetition = Repetition(recorder, recollections)
         self._batches = RepeatedBatches(recorder, self._repetition.host_state)
         self._interrupted: tuple[Operations, bool] | None = None
         self._model: nn.Module | None = None
