@@ -25,16 +25,17 @@ def convolution(
     dtype: torch.dtype = FLOAT,
     last: bool = False,
     groups: int = 1,
+    spread: int = 1,
 ) -> Convolution:
     """Return a convolution with the dimensions of ``data``; a row counts as an image of height 1."""
     steps = [1 if size == 1 else stride for size in data[2:]]
     around = [0 if size == 1 else padding for size in data[2:]]
     spatial = [
-        (size + 2 * more - filter_) // step + 1
+        (size + 2 * more - spread * (filter_ - 1) - 1) // step + 1
         for size, filter_, step, more in zip(data[2:], weight[2:], steps, around, strict=True)
     ]
     output = torch.Size((data[0], weight[0], *spatial))
-    dilation = [1] * len(spatial)
+    dilation = [spread] * len(spatial)
     shapes = torch.Size(data), torch.Size(weight), output
     return Convolution(*shapes, dtype, steps, around, dilation, groups, False, last, 132)
 
@@ -62,6 +63,25 @@ SQUARE, THREE = (8, 64, 56, 56), (64, 64, 3, 3)
 def test_as_measured(case: Convolution, measured: tuple[int | None, ...]) -> None:
     for kind, known in zip(KINDS, measured, strict=True):
         assert known is None or workspace(kind, case) == known, kind
+
+
+@pytest.mark.parametrize(
+    ("case", "measured"),
+    [
+        (convolution((16, 16, 112, 112), (96, 16, 1, 1), 1, 0, torch.float32), 90_555_191),
+        (convolution((16, 24, 56, 56), (72, 24, 1, 1), 1, 0, torch.float32), 20_374_779),
+        (convolution((4, 2048, 32, 32), (256, 2048, 3, 3), 1, 12, torch.float32, spread=12), 207_618_192),
+        (convolution((16, 96, 56, 56), (96, 1, 7, 7), 1, 3, torch.float32, groups=96, last=True), 164_079_223),
+    ],
+)
+def test_large_weight_gradients_in_fp32(case: Convolution, measured: int) -> None:
+    assert workspace("weight gradient", case) == pytest.approx(measured, rel=0.03)
+
+
+def test_small_filters_of_colour_images_and_vectors_need_nothing_in_fp32() -> None:
+    assert workspace("weight gradient", convolution(IMAGES, (64, 3, 3, 3), 1, 1, torch.float32)) == 0
+    assert workspace("weight gradient", convolution(IMAGES, (64, 3, 7, 7), 2, 3, torch.float32)) > 10**7
+    assert workspace("weight gradient", convolution((16, 960, 1, 1), (240, 960, 1, 1), 1, 0, torch.float32)) < 2048
 
 
 def test_images_are_padded_to_four_channels_for_the_first_filters_in_fp16() -> None:

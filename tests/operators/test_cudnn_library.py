@@ -6,8 +6,9 @@ Tests that ask the library are skipped where it is not installed (``pip install 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -175,11 +176,11 @@ def test_the_library_answers_and_rules_stand_in_where_it_has_no_plan() -> None:
     assert scratch((64, 64, 3, 3), Answers(None)) == scratch((64, 64, 3, 3), None) != []
 
 
-def test_products_and_depthwise_convolutions_are_not_asked_for() -> None:
+def test_the_rules_decide_about_depthwise_convolutions_and_products_of_unknown_engines() -> None:
     for weight, groups in (((64, 64, 1, 1), 1), ((64, 1, 3, 3), 64)):
         answers = Answers(12345)
         assert scratch(weight, answers, groups) == scratch(weight, None, groups)
-        assert answers.asked == 0
+        assert answers.asked == (1 if groups == 1 else 0)
     assert is_unanswered("weight gradient", convolution((16, 64, 56, 56), (256, 64, 1, 1)))
     assert not is_unanswered("weight gradient", convolution((16, 512, 7, 7), (2048, 512, 1, 1)))
     assert not is_unanswered("forward", STEM)
@@ -195,6 +196,43 @@ def test_partial_sums_that_only_a_driver_tells_are_added_by_the_rules() -> None:
     assert missing_parts("forward", one, divided) == 0
     larger = EnginePlan(65, ((25, 0), (27, 1), (28, 3)), (), known + 1)
     assert missing_parts("weight gradient", one, larger) == 0
+
+
+class Names(Answers):
+    """A library that names one engine, with its tile and its stages or cluster."""
+
+    def __init__(self, engine: int, tile: int, blocks: int | tuple[int, int], workspace: int) -> None:
+        super().__init__(workspace)
+        last = ((27, blocks[0]), (28, blocks[1])) if isinstance(blocks, tuple) else ((14, blocks),)
+        self.named = EnginePlan(engine, ((2, tile), *last), (), workspace)
+
+    def plan(self, kind: Kind, one: Convolution, **settings: bool) -> EnginePlan | None:
+        return self.named
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "dtype", "named", "measured"),
+    [
+        # An H200 sums these image by image in cuBLAS; without a driver cuDNN names what would come next.
+        ("weight gradient", ((16, 160, 7, 7), (960, 160, 1, 1)), torch.float16, Names(33, 4, 3, 12_201_104), 9_830_400),
+        ("weight gradient", ((16, 960, 7, 7), (320, 960, 1, 1)), torch.bfloat16, Names(9, 8, 4, 2_007_056), 19_660_800),
+        ("weight gradient", ((16, 512, 7, 7), (128, 512, 1, 1)), torch.float32, Names(40, 11, 0, 2794671), 4194304),
+        # These run in the engine that is named.
+        ("weight gradient", ((16, 464, 7, 7), (1024, 464, 1, 1)), torch.float16, Names(9, 7, 4, 2_333_200), 2_333_200),
+        ("forward", ((16, 352, 14, 14), (128, 352, 1, 1)), torch.float32, Names(67, 1, (8, 1), 6_021_136), 6_021_136),
+        ("forward", ((16, 672, 7, 7), (128, 672, 1, 1)), torch.float16, Names(62, 1, (1, 8), 1_254_416), 1_254_416),
+    ],
+)  # fmt: skip
+def test_the_engine_that_is_named_tells_whether_cublas_computes_a_product(
+    kind: Kind, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype, named: Names, measured: int
+) -> None:
+    one = convolution(*shapes, dtype=dtype)
+    hopper = Processor((9, 0), 132, (2, 11), cast(Any, named))
+    assert workspace_bytes(kind, one, hopper) == measured
+    # Read off an H200: no other generation, and no other setting, is decided by it.
+    for other in (replace(hopper, capability=(8, 0)), replace(hopper, capability=(10, 0))):
+        by_rules = is_unanswered(kind, one)
+        assert workspace_bytes(kind, one, other) == (workspace(kind, one) if by_rules else named.answer)
 
 
 def stream_k(engine: int, tile: int, cluster: tuple[int, int], workspace: int) -> EnginePlan:

@@ -28,6 +28,7 @@ Engine = Literal["direct", "padded", "by group"]
 
 _AT_ONCE, _TILE, _MANY_PLACES = 8, 64, 16_000
 _DEPTHWISE_PARTS = 96
+_LARGE_DEPTHWISE_PARTS, _MANY_DEPTHWISE_PLACES = 32, 10_000
 _OF_PARTS, _BYTES_PER_PART = 159, 4
 
 
@@ -93,8 +94,17 @@ def _sums_depthwise(group: _Group) -> bool:
     return group.kind == "weight gradient" and plain and one.taps > 1 and one.taps % 2 == 1 and enough
 
 
+def _is_large_depthwise(group: _Group) -> bool:
+    """Return whether it is a depthwise weight gradient of large fp32 images in channels-last layout."""
+    one = group.one
+    plain = group.inside == group.outside == 1 and not one.is_half and one.channels_last
+    return group.kind == "weight gradient" and plain and one.places > _MANY_DEPTHWISE_PLACES
+
+
 def _engine(group: _Group) -> Engine:
     one = group.one
+    if _is_large_depthwise(group):
+        return "padded"
     if group.inside == 1:
         multiplied = group.outside > 1 and one.taps < 64 and not one.is_half
         return "padded" if group.kind == "weight gradient" and multiplied else "direct"
@@ -178,6 +188,8 @@ def _padded(group: _Group) -> int:
         return copies + (OF_WIDE if one.places > _MANY_PLACES and wide > 4 else 0)
     merged = max(wide, _TILE)  # narrow groups share a tile
     tiles = ceil_div(one.groups * wide, merged) * one.taps * (merged // _TILE) ** 2
+    if _is_large_depthwise(group):
+        return copies + _LARGE_DEPTHWISE_PARTS * weight * 4 + _OF_PARTS + 3 * _BYTES_PER_PART * tiles
     parts = one.multiprocessors // tiles
     if parts < 2 or one.places < 1600:
         return copies

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 
 from trainatomy.operators.allocation.cudnn import divided
 from trainatomy.operators.allocation.cudnn.ungrouped import is_product
-from trainatomy.operators.allocation.cudnn.weight_gradient import is_by_image, weight_gradient
+from trainatomy.operators.allocation.cudnn.weight_gradient import ALIGNED_ANYWAY, is_by_image, weight_gradient
 
 if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
     from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
 
-_ALIGNED_ANYWAY = 100
-"""Pixels from which a weight gradient is summed image by image with unaligned rows, too."""
 _MOST_PARTS = 20_000_000
 """Partial sums of tiles of 256 x 256 on half of the multiprocessors, bytes."""
 
@@ -53,4 +51,4 @@ def _runs_in_cublas(kind: Kind, one: Convolution) -> bool:
     if kind != "weight gradient":
         return is_product(kind, one)
     places = math.prod(one.data[2:])
-    return one.channels_last or ((places % 2 == 0 or places >= _ALIGNED_ANYWAY) and is_by_image(one))
+    return one.channels_last or ((places % 2 == 0 or places >= ALIGNED_ANYWAY) and is_by_image(one))

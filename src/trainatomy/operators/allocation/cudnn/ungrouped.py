@@ -30,6 +30,7 @@ _OF_PRODUCT, _LARGE_PRODUCT = {4: 400, 2: 272}, 80_000_000
 _SHORT_SUM, _LONG_SUM, _FEW_WEIGHTS, _FEW_RESULTS = 576, 700, 23_000, 97_000
 _FEW_PRODUCTS_FORWARD, _FEW_PRODUCTS, _SOME_PRODUCTS = 20_000_000, 50_000_000, 2_000_000_000
 _WIDE_FORWARD, _WIDE_GRADIENT, _WIDE_STRIDED, _TAPS_OF_WIDE = 30_000, 22_500, 7_500, 40
+_TOO_MANY_PRODUCTS = 20_000_000_000
 _MANY_CHANNELS = 112
 _UNEVEN_HALF, _UNEVEN, _LARGEST_PRODUCT = 70_000_000, 240_000_000, 4_000_000_000
 _MANY_BETWEEN, _MORE_BETWEEN, _SMALL_IMAGE = 90_000, 240_000, 49
@@ -40,7 +41,7 @@ _STEM_FILTERS, _STEM_PRODUCTS, _OVERLAPPING_STEM = 384, 200_000_000, 5
 def forward(one: Convolution) -> int:
     """Return the bytes of workspace."""
     if is_product("forward", one):
-        return _product(one)
+        return product_bytes(one)
     if one.is_stem and len(one.data) < 5 and not one.channels_last:
         return _stem(one)
     if one.taps == 1 and not one.is_half and not one.channels_last:
@@ -61,7 +62,7 @@ def forward(one: Convolution) -> int:
 def input_gradient(one: Convolution) -> int:
     """Return the bytes of workspace."""
     if is_product("input gradient", one):
-        return _product(one)
+        return product_bytes(one)
     if not one.channels_last and not one.is_half and _is_direct_gradient(one):
         return 0
     data, weight, output = _transformed(one)
@@ -95,7 +96,8 @@ def is_product(kind: Kind, one: Convolution) -> bool:
     return one.products < _LARGEST_PRODUCT
 
 
-def _product(one: Convolution) -> int:
+def product_bytes(one: Convolution) -> int:
+    """Return the bytes of workspace of a product in cuBLAS."""
     moved = (math.prod(one.data) + math.prod(one.output)) * one.itemsize
     return _OF_PRODUCT[one.itemsize] if moved > _LARGE_PRODUCT else 0
 
@@ -164,9 +166,10 @@ def _is_direct_gradient(one: Convolution) -> bool:
 def _writes_output(one: Convolution) -> bool:
     """Return whether an fp32 engine writes contiguous output directly.
 
-    Short sums along one dimension, of channels that no tile fits, or of just one tile; little work.
+    Short sums along one dimension, of channels that no tile fits, or of just one tile for few filters; little work.
     """
-    unfit = (one.channels % 16 != 0 and one.weight[0] >= 128) or one.channels == 64
+    of_tile = one.channels == 64 and one.weight[0] in (64, 128) and one.products < _TOO_MANY_PRODUCTS
+    unfit = (one.channels % 16 != 0 and one.weight[0] >= 128) or of_tile
     is_row = len(one.data) == 4 and one.data[2] == 1
     return ((unfit or is_row) and one.length <= _SHORT_SUM) or one.products < _FEW_PRODUCTS
 

@@ -28,6 +28,15 @@ _OF_PADDED_PARTS = 128
 _PARTS_OF_STEM, _PADDED_STEM = 8, 4
 _THIN, _LARGE_IMAGE = 40, 3000
 """Channels of the input, and pixels, that fp32 and volumes are transformed for."""
+_THIN_ROWS = 16
+_LITTLE_WASTE, _WASTE = 2, 3
+"""How many times the bytes of a copy the sums of all images may take: in general, and in fp32 with aligned rows."""
+ALIGNED_ANYWAY = 100
+"""Pixels from which a weight gradient is summed image by image with unaligned rows, too."""
+_SMALL_FILTER = 16
+"""Positions up to which fp32 colour images are read in place."""
+_WIDELY_DILATED, _DILATED_PARTS = 8, 8
+"""Dilations of 12 to 36 run in another engine in fp32 (seen in one network)."""
 _MOST_SPLIT_ROWS, _MANY_PLACES = 256, 3000
 
 
@@ -47,6 +56,8 @@ def weight_gradient(one: Convolution) -> int:
             tiles = one.data[0] * math.prod(ceil_div(size, 4) for size in one.output[2:])
             rows, columns = one.weight[0], one.channels
             return 6 * 6 * _SUM * (rows * columns + tiles * (rows + columns))
+        if not one.is_half and one.is_plain_product and len(one.data) == 4 and _is_thin(one):
+            return _thin_product(one)
         if one.is_stem:
             return _stem(one)
         if _is_in_place(one):
@@ -70,9 +81,29 @@ def is_by_image(one: Convolution) -> bool:
     places = math.prod(one.data[2:])
     images, inside, outside = one.data[0], one.channels, one.weight[0]
     sums, moved = images * inside * outside * _SUM, images * (inside + outside) * places * one.itemsize
-    if inside <= _THIN and places >= _LARGE_IMAGE and (not one.is_half or len(one.data) == 5):
+    if places == 1:
         return False
-    return places < 49 or sums <= 2 * moved
+    if _is_thin(one) and (not one.is_half or len(one.data) == 5):
+        return False
+    aligned = places % 2 == 0 or places >= ALIGNED_ANYWAY
+    return places < 49 or sums <= (_WASTE if aligned and not one.is_half else _LITTLE_WASTE) * moved
+
+
+def _is_thin(one: Convolution) -> bool:
+    """Return whether the images are large and have few channels."""
+    return one.channels <= _THIN and math.prod(one.data[2:]) >= _LARGE_IMAGE
+
+
+def _thin_product(one: Convolution) -> int:
+    """Return the bytes in fp32: input and output are copied, and the sum is divided in tiles of 16 x 64.
+
+    The parts of up to 9 tiles were 17 to 67; half of the multiprocessors for one tile, and all of them for more, are
+    typical.
+    """
+    tiles = ceil_div(one.weight[0], _THIN_ROWS) * ceil_div(one.channels, _TILE)
+    parts = max(1, min(one.multiprocessors // 2, one.multiprocessors // tiles))
+    sums = parts * tiles * _THIN_ROWS * _TILE * _SUM
+    return _both(one) + HEADER + sums + _OF_PARTS + _BYTES_PER_PART * (parts + 1) * tiles
 
 
 def _is_winograds(one: Convolution) -> bool:
@@ -106,11 +137,14 @@ def _stem(one: Convolution) -> int:
     """Return the bytes for colour images.
 
     Data, weight and output are padded, and the sum is split into parts of the weight's type; in fp16, where filters
-    overlap and stride, padded as in forward, with typically eight parts in fp32.
+    overlap and stride, padded as in forward, with typically eight parts in fp32. Small filters of fp32 images are
+    computed in place.
     """
     if one.dtype == torch.float16 and overlaps(one):
         parts = _PARTS_OF_STEM * one.weight[0] * _PADDED_STEM * one.taps * _SUM
         return forward(one) + parts + _OF_PARTS + _BYTES_PER_PART * one.multiprocessors
+    if not one.is_half and len(one.data) == 4 and one.taps <= _SMALL_FILTER:
+        return 0
     inside = one.filled(one.channels)
     weight = one.weight[0] * inside * one.taps * one.itemsize
     data, output = one.data[0] * inside * math.prod(one.data[2:]), math.prod(one.output)
@@ -124,7 +158,7 @@ def _stem(one: Convolution) -> int:
 
 def _parts(one: Convolution, sums: int) -> int:
     """Return the bytes of the parts of a split sum, or of the tile counters of an unsplit one."""
-    if _is_known(one):
+    if _is_known(one) and (one.is_half or max(one.dilation) <= _WIDELY_DILATED):
         return _known_parts(one, sums)
     if one.taps == 1 and not one.is_half and not one.is_plain_product:
         parts = one.multiprocessors // (ceil_div(one.weight[0], 128) * ceil_div(one.length, _TILE))
@@ -152,6 +186,8 @@ def _typical_parts(one: Convolution, sums: int) -> int:
     if one.taps >= 49:
         split = one.is_half and one.weight[0] <= 72 and one.places > 4000
         return min(16, 128 * _MEBI // sums) * sums if split else 0
+    if not one.is_half and max(one.dilation) > _WIDELY_DILATED:
+        return _DILATED_PARTS * sums
     if not one.is_half:
         tiles = ceil_div(one.weight[0], 128) * ceil_div(one.length, 128)
         parts = min(one.multiprocessors // tiles, one.places // 700)
