@@ -17,7 +17,7 @@ CLASSIFIERS = (
     "inception_v3", "googlenet", "squeezenet1_1", "mobilenet_v2", "mobilenet_v3_large", "shufflenet_v2_x1_0",
     "efficientnet_b0", "mnasnet1_0", "convnext_tiny",
     "resnet34", "vgg11_bn", "densenet169", "efficientnet_b1", "mobilenet_v3_small", "shufflenet_v2_x1_5",
-    "regnet_y_800mf", "convnext_small",
+    "regnet_y_800mf", "convnext_small", "resnext101_32x8d", "efficientnet_b2",
 )  # fmt: skip
 SEGMENTERS = ("deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large")
 VIDEOS = ("r3d_18", "mc3_18", "r2plus1d_18")
@@ -66,16 +66,22 @@ def large_pictures(batch_size: int) -> dict[str, Tensor]:
 
 
 @cache
-def scenes(batch_size: int) -> dict[str, Tensor]:
+def scenes(batch_size: int, side: int = 256) -> dict[str, Tensor]:
     """Draw images with a class for each pixel."""
-    shape = batch_size, 256, 256
-    return {"images": torch.rand(batch_size, 3, 256, 256), "labels": torch.randint(0, SEGMENTS, shape)}
+    shape = batch_size, side, side
+    return {"images": torch.rand(batch_size, 3, side, side), "labels": torch.randint(0, SEGMENTS, shape)}
 
 
 @cache
-def clips(batch_size: int) -> dict[str, Tensor]:
+def clips(batch_size: int, side: int = 112) -> dict[str, Tensor]:
     """Draw clips of sixteen frames."""
-    return {"images": torch.rand(batch_size, 3, 16, 112, 112), "labels": torch.randint(0, 400, (batch_size,))}
+    return {"images": torch.rand(batch_size, 3, 16, side, side), "labels": torch.randint(0, 400, (batch_size,))}
 
 
-globals().update({name: partial(network, name) for name in (*CLASSIFIERS, *SEGMENTERS, *VIDEOS)})
+SIDES = {"pictures_192": partial(pictures, side=192), "pictures_256": partial(pictures, side=256),
+         "pictures_320": partial(pictures, side=320),
+         "scenes_192": partial(scenes, side=192), "scenes_320": partial(scenes, side=320),
+         "clips_96": partial(clips, side=96)}  # fmt: skip
+"""Batches of images of other sizes."""
+
+globals().update({name: partial(network, name) for name in (*CLASSIFIERS, *SEGMENTERS, *VIDEOS)} | SIDES)

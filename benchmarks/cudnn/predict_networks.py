@@ -42,13 +42,14 @@ def main() -> int:
     parser.add_argument("--torch", help="version of PyTorch on the GPU's machine (default: the installed one)")
     parser.add_argument("--names", help="cases, separated by commas")
     parser.add_argument("--sources", default=",".join(SOURCES))
+    parser.add_argument("--cases", type=Path, default=HERE / "cases", help="folder of cases (default: the sixty)")
     parser.add_argument("--out", type=Path, default=HERE / "predictions", help="folder")
     options = parser.parse_args()
     commit, failed = everyday.commit_of(HERE), 0
     for source in options.sources.split(","):
         out = options.out / f"{options.gpu}-{source}.jsonl"
         done = {line["name"] for line in everyday_cases.lines(out) if "error" not in line}
-        for case in everyday_cases.chosen(everyday_cases.cases(HERE / "cases"), options.names, None):
+        for case in everyday_cases.chosen(everyday_cases.cases(options.cases), options.names, None):
             if case.name in done:
                 continue
             began = time.monotonic()
