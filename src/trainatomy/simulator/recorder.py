@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Rule, Scratch, Trial
+from trainatomy.operators.allocation.workspaces import product_of
 from trainatomy.operators.registry import find, libraries_of
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, PlansTried, StreamUse
 from trainatomy.simulator.cpu_waits import CPUWaits
@@ -271,7 +272,7 @@ class Recorder(TorchDispatchMode):
                     self._zeros.follow(name, args, outputs[0], self._take_over)
                     self._write(facts, func, args, kwargs, outputs)
                     if facts.loads:
-                        self._use_libraries(name)
+                        self._use_libraries(product_of(name, args))
             if self.operations.recording:
                 self.operations.write(func, args, kwargs, result, event, self._taken_over)
         return result

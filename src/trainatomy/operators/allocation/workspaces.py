@@ -10,7 +10,8 @@ aten/src/ATen/native/cuda/Blas.cpp, torch 2.9-2.14.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainatomy.catalog.workspaces import workspaces
 from trainatomy.operators.registry import find
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
 Thread = Literal["forward", "backward"]
 
 _NAMES = {"cublas": "cublas_workspace", "cublaslt": "cublaslt_workspace"}
+
+
+def product_of(name: str, arguments: Sequence[Any]) -> str:
+    """Return the operator whose libraries a product uses: with a matrix as its bias, that of one without a bias.
+
+    cuBLASLt's epilogue adds a vector; PyTorch gives a product that is added to a matrix, in place or not, to cuBLAS.
+    Source: aten/src/ATen/native/cuda/Blas.cpp, ``isInputCompliesAddmmCudaLt``, torch 2.9-2.11 (later both share a
+    workspace); an H200 with torch 2.11 allocated no workspace of cuBLASLt for such products.
+    """
+    return "aten::mm" if name.startswith("aten::addmm") and arguments and arguments[0].dim() != 1 else name
 
 
 class WorkspaceTracker:

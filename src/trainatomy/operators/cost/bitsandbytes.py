@@ -8,7 +8,8 @@ limit. The traffic alone would be a third of the time.
 
 Sources: csrc/kernels.cu of bitsandbytes 0.45 to 0.50 (``kOptimizerStatic8bit2StateBlockwise``, ``quantize_2D``);
 latencies: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture"
-(arXiv 2402.13499).  Measured: random sizes on an H200 (benchmarks/timing/records/kernels-h200.jsonl.gz).
+(arXiv 2402.13499).  Measured: random sizes on an H200 (benchmarks/timing/records/kernels-h200.jsonl.gz), kernels of
+quantised layers (benchmarks/timing/records/quantised-h200.jsonl.gz).
 """
 
 from __future__ import annotations
@@ -32,48 +33,74 @@ _CLOCK_HZ = 1.7e9
 """Clock of GPUs since 2020 under load, roughly."""
 
 
-_MMA_SHARE = 0.63
-"""Share of the peak of tensor cores that kernels without Hopper's asynchronous instructions (``mma.sync``) reach on an
-H100 on average: Luo et al. (above)."""
-_CUBLASLT_SHARE, _STREAMED_SHARE = 0.7, 0.8
-"""Assumed: shares of the peak and of the bandwidth that cuBLAS reaches with 16-bit numbers."""
+_STREAMED_SHARE = 0.8
+"""Assumed: share of the bandwidth at which packed weights are read where nothing else bounds a product."""
+_START_SECONDS = 4e-6
+_WEIGHT_FLOP, _ROW_FLOP, _TILE_FLOP, _TILE_ROWS = 18, 20, 79, 16
+"""Work of a 4-bit weight in fp32 operations: to unpack it, for each row by threads alone, and for each tile of rows by
+tensor cores.  Measured on an H200: 17 products (``gemm_4bit_simt``, ``gemm_4bit_sm80_m16n8k16``)."""
 _INT8_TO_HALF = 2.0
 """Rate of 8-bit integers on tensor cores relative to 16-bit numbers: data sheets of T4, A100, H100."""
+_INT8_SHARE, _INT8_TILE = 0.47, 128
+"""Share of that rate that a multiprocessor reaches with a tile, and the tile's rows and columns: measured on an H200,
+where cuBLASLt takes kernels of CUTLASS for Ampere (14 products)."""
 
 
 def conversion(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of a kernel that quantises or dequantises: traffic of packed and of plain numbers."""
+    """Return the work of a kernel that quantises or dequantises: traffic of packed and of plain numbers.
+
+    Its family has the bits of a plain number, because a thread looks up or searches each in a code book.  Rows of
+    8-bit integers are one block each, so their number counts too.
+    """
     if not traffic(call).bytes:
         return NOTHING
-    way = "quantise" if "quant" in name_of(call) and "dequant" not in name_of(call) else "dequantise"
-    return memory_bound(f"traffic.plain.mixed.bitsandbytes.{way}", chip, call)
+    tensors = (call.inputs[0], *(call.inputs[position] for position in call.written), *call.outputs)
+    plain = tensors[0].itemsize if name_of(call).startswith(("quantize", "int8_v")) else tensors[-1].itemsize
+    first = call.inputs[0]
+    rows = first.elements / max(first.shape[-1], 1) if name_of(call) == "int8_vectorwise_quant" else 1
+    return memory_bound(f"quantised.{name_of(call)}.{8 * plain}", chip, call, 2 * log2(max(rows, 1)))
 
 
 def product_4bit(call: Call, chip: Chip) -> KernelWork:
     """Return the work of a product with 4-bit weights, which the kernel unpacks in registers.
 
-    bitsandbytes chooses it where there are few rows, so that reading the weights bounds it (``gemm_4bit.cu``).
+    bitsandbytes chooses it where there are few rows (``gemm_4bit.cu``): threads multiply up to some rows, beyond them
+    tensor cores.  Unpacking takes longer than reading the weights.
     """
-    rows, (flop, moved) = call.inputs[0], _product(call)
-    rate = chip.precision(rows.dtype)
-    seconds = max(flop / (_MMA_SHARE * chip.rate(rate)), moved / (_STREAMED_SHARE * chip.bandwidth))
-    return KernelWork("matmul.4bit", (log2(max(flop, 1)),), flop, rate, moved, 1, seconds)
+    inputs, (flop, moved) = call.inputs[0], _product(call)
+    rate = chip.precision(inputs.dtype)
+    rows = max(inputs.elements / max(inputs.shape[-1], 1), 1)
+    weights = flop / 2 / rows
+    each = min(_WEIGHT_FLOP + _ROW_FLOP * rows, _TILE_FLOP * ceil(rows / _TILE_ROWS))
+    seconds = max(_START_SECONDS + weights * each / chip.rate("fp32"), moved / (_STREAMED_SHARE * chip.bandwidth))
+    features = (log2(max(weights, 1)), 2 * log2(rows))
+    return KernelWork("packed.4bit", features, flop, rate, moved, 1, seconds)
 
 
 def product_8bit(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of a product of 8-bit integers by cuBLASLt."""
+    """Return the work of a product of 8-bit integers by cuBLASLt: rounds of tiles, one on each multiprocessor."""
     flop, moved = _product(call)
-    seconds = max(
-        flop / (_CUBLASLT_SHARE * _INT8_TO_HALF * chip.rate("fp16")), moved / (_STREAMED_SHARE * chip.bandwidth)
-    )
-    return KernelWork("matmul.8bit", (log2(max(flop, 1)),), 0.0, "fp32", moved, 1, seconds)
+    rows, columns = _result(call)
+    depth = flop / 2 / max(rows * columns, 1)
+    rounds = ceil(ceil(rows / _INT8_TILE) * ceil(columns / _INT8_TILE) / chip.multiprocessors)
+    of_one = _INT8_SHARE * _INT8_TO_HALF * chip.rate("fp16") / chip.multiprocessors
+    by_tiles = _START_SECONDS + rounds * 2 * _INT8_TILE**2 * depth / of_one
+    seconds = max(by_tiles, moved / (_STREAMED_SHARE * chip.bandwidth))
+    features = (log2(max(rows, 1)), log2(max(columns, 1)), log2(max(depth, 1)))
+    return KernelWork("packed.8bit", features, 0.0, "fp32", moved, 1, seconds)
 
 
 def _product(call: Call) -> tuple[float, int]:
     """Return the FLOP and the bytes of a product of rows (the first input) with packed weights."""
-    results = [call.inputs[position] for position in call.written] or [*call.outputs]
-    columns = results[0].shape[-1]
+    _, columns = _result(call)
     return 2.0 * call.inputs[0].elements * columns, traffic(call).bytes
+
+
+def _result(call: Call) -> tuple[int, int]:
+    """Return the rows and columns of a product."""
+    result = [*(call.inputs[position] for position in call.written), *call.outputs][0]
+    columns = max(result.shape[-1], 1)
+    return result.elements // columns, columns
 
 
 def update_8bit(call: Call, chip: Chip) -> KernelWork:
