@@ -2,8 +2,8 @@
 
 The engines that hand a product to cuBLASLt are missing from an answer without a driver, so that it names the engine
 that would come next. What is named tells which case it is: for each operation and type, some plans are only ever named
-where cuBLAS would come first, and some only where it would not. The tables list those that were named at least three times,
-19 of 20 times in one case, among 1,890 products that an H200 was asked for (cuDNN 9.19,
+where cuBLAS would come first, and some only where it would not. The tables list those that were named at least three
+times, 19 of 20 times in one case, among 1,890 products that an H200 was asked for (cuDNN 9.19,
 benchmarks/cudnn/records/answers-h200.jsonl.gz). Made from half of these calls (by hash), they were right about 805 of
 814 in the other half, the rules about 768.
 """
