@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainatomy.allocator import AllocatorSettings, replay
 from trainatomy.allocator.sizes import MIB
-from trainatomy.results.trace import AllocationTrace, DriverCall, Event
+from trainatomy.results.trace import AllocationTrace, DriverCall, Event, PlansTried
 
 DEFAULT = AllocatorSettings()
 KEPT, FIRST, SECOND = 0, 1, 2
@@ -76,3 +76,32 @@ def test_released_cache_and_unmapped_pages_are_distinguished() -> None:
     expandable = AllocatorSettings.parse("expandable_segments:True", (2, 11))
     trace = AllocationTrace([Event("alloc", 0, 30 * MIB), Event("free", 0, 0), Event("empty_cache", -1, 0)])
     assert replay(trace, expandable).driver_calls == (DriverCall(0, "map", 40 * MIB), DriverCall(2, "unmap", 40 * MIB))
+
+
+def trial(*workspaces: int) -> AllocationTrace:
+    """Return a trace of 30 MiB, a trial of plans, and a workspace of the first one."""
+    sizes = tuple(size * MIB for size in workspaces)
+    events = [Event("alloc", KEPT, 30 * MIB), Event("alloc", FIRST, max(sizes)), Event("free", FIRST, 0)]
+    events += [Event("empty_cache", -1, 0), Event("alloc", SECOND, sizes[0]), Event("free", SECOND, 0)]
+    return AllocationTrace(events, choices={FIRST: 0, SECOND: 0}, trials={FIRST: PlansTried(sizes, 10)})
+
+
+def test_a_trial_takes_the_largest_workspace_that_the_memory_allows() -> None:
+    assert list(replay(trial(20, 400, 50), DEFAULT).block_bytes) == [30 * MIB, 400 * MIB, 20 * MIB]
+    result = replay(trial(20, 400, 50), DEFAULT, 100 * MIB)
+    assert list(result.block_bytes) == [30 * MIB, 50 * MIB, 20 * MIB]
+    assert (result.num_alloc_retries, result.peak_reserved_bytes) == (0, 80 * MIB)
+
+
+def test_a_trial_halves_its_buffer_where_the_driver_refuses_it() -> None:
+    limited = AllocatorSettings(per_process_memory_fraction=0.5)
+    result = replay(trial(4, 60), limited, 100 * MIB)
+    assert list(result.block_bytes) == [30 * MIB, 15 * MIB, 4 * MIB]
+    assert result.out_of_memory is None
+    assert result.num_alloc_retries == 2
+
+
+def test_a_plan_that_did_not_fit_into_the_trial_is_not_kept() -> None:
+    result = replay(trial(400, 10, 50), DEFAULT, 100 * MIB)
+    assert list(result.block_bytes) == [30 * MIB, 50 * MIB, 10 * MIB]
+    assert result.skipped_workspaces == ()

@@ -130,7 +130,8 @@ def _workspace(
     if not tries:
         return [Trial(key), scratch] if size else [Trial(key)]
     tried = plans_named(kind, one, size, processor)
-    sizes = (*tried, *unnamed_workspaces(kind, one, _offered(kind, one, processor)))
+    tf32, offered = _allows_tf32(processor), _offered(kind, one, processor)
+    sizes = (*tried, *unnamed_workspaces(kind, one, offered, tf32=tf32))
     return [Trial(key, sizes, _plans_timed(), choice), scratch]
 
 

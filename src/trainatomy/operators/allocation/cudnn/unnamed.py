@@ -48,15 +48,17 @@ class _Planes:
     outputs: int
 
     @classmethod
-    def of(cls, one: Convolution, strides: int = 1) -> _Planes:
-        """Count them; with strides, the pixels between two steps are channels."""
+    def of(cls, one: Convolution, channels: int | None = None) -> _Planes:
+        """Count them; ``channels``: those of the input of one group, if not the convolution's own."""
         at_once = min(one.groups, _GROUPS_AT_ONCE)
-        channels, outside = one.channels * strides, one.weight[0] // one.groups
+        channels, outside = channels or one.channels, one.weight[0] // one.groups
         images = one.data[0] * at_once
         return cls(channels * outside * at_once, images * channels, images * outside)
 
 
-def unnamed_workspaces(kind: Kind, one: Convolution, named: Sequence[EnginePlan]) -> tuple[int, ...]:
+def unnamed_workspaces(
+    kind: Kind, one: Convolution, named: Sequence[EnginePlan], *, tf32: bool = True
+) -> tuple[int, ...]:
     """Return the workspaces of the plans that cuDNN's library names on a GPU only, where it may name them.
 
     Whether it does is up to its heuristics, which leave out what they find slow. On an H200 they named an FFT for 81 of
@@ -67,8 +69,9 @@ def unnamed_workspaces(kind: Kind, one: Convolution, named: Sequence[EnginePlan]
         kind: The operation.
         one: The convolution.
         named: What the library names without a GPU; empty where it is not installed.
+        tf32: Whether tensor cores may compute in fp32, as the plan that is compiled does.
     """
-    sizes = [_generated(one)]
+    sizes = [_generated(one)] if tf32 or one.dtype != torch.float32 else []
     beside = _BESIDE.get(max(one.strides), _BESIDE_OF_OTHERS)
     unfolds = not named or beside <= {plan.engine for plan in named if not plan.last}
     if one.dtype == torch.float32 and len(one.data) == 4 and max(one.dilation) == 1:
@@ -111,7 +114,10 @@ def by_tiles(one: Convolution) -> int:
     if one.weight[2] != one.weight[3] or one.weight[2] < _SMALLEST_OF_TILES or min(one.data[2:]) == 1:
         return 0
     folds = [_folded(one, dimension) for dimension in range(len(one.strides))]
-    planes, strided = _Planes.of(one, math.prod(one.strides)), max(one.strides) > 1
+    if all(fold.taps == 1 for fold in folds):  # a product of patches
+        return 0
+    strided = max(one.strides) > 1
+    planes = _Planes.of(one, _unfolded_channels(one) if strided else None)
     at_once = 1 if all(fold.places + fold.taps - 1 <= _TILE for fold in folds) else 2
     transformed = (planes.filters + at_once * (planes.inputs + planes.outputs)) * _plane(_TILE)
     return transformed + (_unfolded(one, folds) if strided else _copies(one, planes))
@@ -138,10 +144,14 @@ def _unfolded(one: Convolution, folds: Iterable[_Fold]) -> int:
     places, taps, output = (
         math.prod(each) for each in zip(*((f.places, f.taps, f.output) for f in folds), strict=True)
     )
-    pixels = math.prod(one.strides)
-    inside = (one.filled(one.channels) if one.groups == 1 else one.channels) * pixels
+    inside = _unfolded_channels(one)
     data, weight = one.data[0] * one.groups * inside * places, one.weight[0] * inside * taps
     return (data + weight + one.output[0] * one.weight[0] * output) * _REAL + _HEADER
+
+
+def _unfolded_channels(one: Convolution) -> int:
+    """Return the channels of one group with the pixels between two steps."""
+    return (one.filled(one.channels) if one.groups == 1 else one.channels) * math.prod(one.strides)
 
 
 def winograd(one: Convolution) -> int:
