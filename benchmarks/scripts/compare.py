@@ -20,6 +20,8 @@ TITLES = {
     "first": "The first {count}, on which the causes of the errors were looked for afterwards",
     "held out": "{count} held out: the same scripts with other arguments, chosen before the first were compared with "
     "their predictions, and predicted before they were measured",
+    "trials": "{count} held out that let cuDNN [try its algorithms](#scripts-that-let-cudnn-try-its-algorithms) "
+    "(`trials.yaml`), on an H100, predicted with cuDNN's library before they were measured",
 }
 
 
@@ -60,7 +62,19 @@ def section(found: list[dict[str, Any]]) -> str:
     for name, title in TITLES.items():
         some = [line for line in found if line["set"] == name]
         parts.append(f"{title.format(count=len(some))}:\n\n{table(some)}")
+        if name == "trials":
+            parts[-1] += f"\n- in the range over the fastest algorithms: {within(some)}"
     return "\n\n".join(parts)
+
+
+def within(found: list[dict[str, Any]]) -> str:
+    """Return how often the peaks are in the predicted range, where there is one."""
+    parts = []
+    for key, name in KEYS.items():
+        ranges = [(line["measured"][key], line["predicted"].get("plans"), line["predicted"][key]) for line in found]
+        ends = [(one, plans[key.removeprefix("peak_")] if plans else (only, only)) for one, plans, only in ranges]
+        parts.append(f"{name} {sum(low <= one <= high for one, (low, high) in ends)} of {len(ends)}")
+    return ", ".join(parts)
 
 
 def write_page(text: str) -> str:
