@@ -48,15 +48,15 @@ def as_convolution(line: dict[str, Any], multiprocessors: int = 132) -> Convolut
     return Convolution(shapes[0], shapes[1], shapes[2], getattr(torch, line["dtype"]), *settings, *how)
 
 
-def collect(gpu: str, version: str) -> list[dict[str, Any]]:
-    """Return the distinct calls of all networks."""
+def collect(gpu: str, version: str, folder: Path, names: str | None) -> list[dict[str, Any]]:
+    """Return the distinct calls of the networks in a folder of cases; of all of them where none are named."""
     import everyday_cases
 
     from trainatomy.api import predict
 
     found: dict[str, dict[str, Any]] = {}
     plain = convolution.workspace_bytes
-    for case in everyday_cases.cases(HERE / "cases"):
+    for case in everyday_cases.chosen(everyday_cases.cases(folder), names, None):
         for source in ("library", "rules"):
 
             def noted(kind: Kind, one: Convolution, processor: Any, name: str = case.name, source: str = source) -> int:
@@ -76,7 +76,7 @@ def collect(gpu: str, version: str) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def ask(seconds: float, library: Path | None) -> Any:
+def ask(seconds: float, library: Path | None, calls: Path) -> Any:
     """Yield the lines of the calls with the plan that PyTorch takes, then with the largest workspace of all plans."""
     from probe import library as loaded
     from probe import properties
@@ -87,7 +87,7 @@ def ask(seconds: float, library: Path | None) -> Any:
     handle = cudnn.handle()
     about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cudnn": cudnn.version}
     yield about | {"properties": properties(cudnn, handle)}
-    with gzip.open(CALLS, "rt", encoding="utf-8") as file:
+    with gzip.open(calls, "rt", encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
     for every in (False, True):
         for number, line in enumerate(lines):
@@ -108,6 +108,9 @@ def ask(seconds: float, library: Path | None) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("collect", "ask"))
+    parser.add_argument("--cases", type=Path, default=HERE / "cases", help="folder of cases to collect from")
+    parser.add_argument("--names", help="those cases alone, separated by commas")
+    parser.add_argument("--calls", type=Path, default=CALLS, help="the calls that are asked for")
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--torch", default="2.11.0", help="version of PyTorch on the GPU's machine")
     parser.add_argument("--out", type=Path, default=CALLS)
@@ -115,7 +118,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=50, help="after which nothing is asked (default: 50)")
     options = parser.parse_args()
     opened = gzip.open if options.out.suffix == ".gz" else open
-    lines = collect(options.gpu, options.torch) if options.what == "collect" else ask(options.seconds, options.library)
+    if options.what == "collect":
+        lines = collect(options.gpu, options.torch, options.cases, options.names)
+    else:
+        lines = ask(options.seconds, options.library, options.calls)
     with opened(options.out, "wt", encoding="utf-8") as file:
         for line in lines:
             file.write(json.dumps(line) + "\n")
