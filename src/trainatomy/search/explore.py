@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, Protocol
 
 from trainatomy.errors import TrainatomyError
@@ -132,7 +133,7 @@ class Exploration:
             point = self._at(given, batch)
             if not self._may_fit(point):
                 continue
-            self.execute([point])
+            self.execute([point, *islice(self._alternatives(point), self.executor.jobs - 1)])  # no process waits
             if point in self.errors:
                 raise self.errors[point]
             if self.outcomes[point].fits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from trainatomy.results.fit import Candidate, Fit, Price
@@ -22,6 +22,7 @@ from trainatomy.search.space import Point, Space
 from trainatomy.search.ties import with_ties
 from trainatomy.workload.schema import Workload
 
+_SLOW = frozenset({"lora", "quantization"})
 SAME_SPEED = 0.01
 """Of candidates whose steps differ by less than this share, the one with the fewest changes is the best."""
 
@@ -94,12 +95,19 @@ def _execute_alternatives(exploration: Exploration) -> None:
     waiting = [given] if given is not None else []
     priced: Outcome | None = None
     while (best := best_of(exploration)) is not None and best is not priced:
-        exploration.execute([*waiting, *neighbours(exploration.space, best.point)])
+        others = _slowest_first(alternatives(exploration.space, best.point), exploration.space)
+        fill = others[: exploration.executor.jobs - 1]  # so that no process waits
+        exploration.execute([*waiting, *neighbours(exploration.space, best.point), *fill])
         waiting = []
         if best_of(exploration) is best:
-            exploration.execute(alternatives(exploration.space, best.point))
+            exploration.execute(others)
             priced = best
     exploration.execute(waiting)
+
+
+def _slowest_first(points: Iterable[Point], space: Space) -> list[Point]:
+    """Return points with those first that take the longest to execute, because adapters add modules to the model."""
+    return sorted(points, key=lambda point: not _SLOW & {change.axis for change in space.changes(point)})
 
 
 def best_of(exploration: Exploration) -> Outcome | None:
