@@ -123,3 +123,24 @@ def test_a_measured_search_trusts_remote_code_for_both(monkeypatch: pytest.Monke
     workload = trainatomy.Workload.from_mapping({"model": {"id": "gpt2"}})
     trainatomy.fit(workload, gpu="t4", measure=1, trust_remote_code=True)
     assert given[0][2].trust_remote_code
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--flag", "batch=1,2", "--model", "gpt2"], "--flag names a flag of a script, which --script gives"),
+        (
+            ["--script", "train.py", "--flag", "batch=1,2", "--headroom", "9%"],
+            "--headroom cannot be used with --script",
+        ),
+        (["--script", "train.py", "--flag", "batch=1,2", "--fp16"], "--fp16 cannot be used with --script"),
+        (["--script", "train.py", "--flag", "batch=1,2", "w.yaml"], "FILE cannot be used with --script"),
+        (["--script", "train.py", "--flag", "batch=1,2", "--gpu", "all"], "are searched for one GPU"),
+        (["--model", "gpt2", "--gpu", "t4", "--keep", "nothing"], "known: batch, gradient_checkpointing"),
+    ],
+)
+def test_what_a_search_would_ignore_is_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *options]) != 0
+    assert message in " ".join(capsys.readouterr().err.split())

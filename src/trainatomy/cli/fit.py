@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
+import typer
+
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
@@ -27,7 +29,7 @@ from trainatomy.cli.plots import check_plots, draw_into
 from trainatomy.cli.predict import MANY_CANDIDATES
 from trainatomy.cli.progress import ComparisonProgress, SearchProgress
 from trainatomy.cli.report import Html, Open, check_report, write_report
-from trainatomy.cli.values import keys, names, prices, refuse_together, several_gpus, share
+from trainatomy.cli.values import keys, names, prices, refuse_others, refuse_together, several_gpus, share
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload
 from trainatomy.errors import DoesNotFit
@@ -109,6 +111,8 @@ _EXCLUSIVE = (
     ("--why-oom", "--effective-batch-size"),
 )
 """Options of which only one can be given."""
+_WITH_SCRIPT = frozenset({"script", "flag", "gpu", "json", "check", "debug"})
+"""Parameters that a search over the flags of a script uses."""
 
 
 Script = Annotated[
@@ -150,6 +154,7 @@ class _Outputs(NamedTuple):
 
 @with_workload_options
 def fit(
+    context: typer.Context,
     file: File = None,
     script: Script = None,
     flag: ScriptFlags = None,
@@ -185,8 +190,11 @@ def fit(
     if script is not None:
         from trainatomy.cli.fit_script import fit_script
 
+        refuse_others(context, _WITH_SCRIPT, "with --script, which varies the script's own flags")
         fit_script(script, flag or (), flags.get("gpu"), json=json, check=check)
         return
+    if flag:
+        raise typer.BadParameter("--flag names a flag of a script, which --script gives")
     outputs = _Outputs(check_plots(plot or ()), check_report(html, open_report), open_report, output, json)
     gpus = several_gpus(flags, price)
     _refuse_contradictions(

@@ -6,7 +6,10 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+import typer
+
 from trainatomy.cli.output import progress, show, show_json
+from trainatomy.cli.values import several_gpus
 from trainatomy.errors import DoesNotFit
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.script import script_fit_page
@@ -20,6 +23,8 @@ SCHEMA = "trainatomy/script-fit/1"
 
 def fit_script(script: str, flags: Sequence[str], gpu: str | None, *, json: bool, check: bool) -> None:
     """Run a script with each combination of the values of its flags, and show which fit."""
+    if several_gpus({"gpu": gpu}, None) is not None:
+        raise typer.BadParameter(f"--gpu {gpu}: the flags of a script are searched for one GPU")
     from trainatomy.catalog.gpus import find_gpu
     from trainatomy.scripts.launch import run_script
 

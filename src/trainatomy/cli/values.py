@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -78,3 +78,19 @@ def refuse_together(given: Mapping[str, bool]) -> None:
     both = [name for name, is_given in given.items() if is_given]
     if len(both) > 1:
         raise typer.BadParameter(f"{both[0]} and {both[1]} cannot be combined")
+
+
+def refuse_others(context: typer.Context, used: Collection[str], where: str) -> None:
+    """Raise ``BadParameter`` if an option is given that a mode of the command does not use.
+
+    Args:
+        context: The command that runs.
+        used: Parameters that the mode uses.
+        where: The mode, as the message ends.
+    """
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in used and source is not None and source.name == "COMMANDLINE":
+            option = parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
+            raise typer.BadParameter(f"{option} cannot be used {where}")

@@ -61,7 +61,8 @@ def space_of(workload: Workload, options: SearchOptions, prior: Estimator | None
         axes = (*axes, Axis("plan", (Option("none"),), "none"))
     for name in options.keep:
         if name not in AXES:
-            raise WorkloadError(f"keep: unknown setting {name!r}{suggestion(name, AXES)}")
+            hint = suggestion(name, AXES) or f"; known: {', '.join(AXES)}"
+            raise WorkloadError(f"keep: unknown setting {name!r}{hint}")
     if "batch" in options.keep and axes[0].given not in {option.name for option in axes[0].options}:
         raise WorkloadError(
             f"an effective batch size of {effective} is no multiple of the batch size {axes[0].given}, which was to be "
