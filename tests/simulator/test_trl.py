@@ -53,6 +53,15 @@ def test_packs_hold_as_many_samples_as_fit() -> None:
     assert 2 * 3 * 31 * TILE * 2 in sizes(simulation)  # no token follows the last one of a sample
 
 
+@pytest.mark.parametrize(("settings", "samples"), [({}, 3), ({"eval_packing": False}, 1)])
+def test_evaluation_packs_as_the_training_unless_it_is_told_otherwise(settings: dict[str, bool], samples: int) -> None:
+    train = {"eval_strategy": "steps", "per_device_eval_batch_size": 8}
+    simulation = run("sft", trl={"packing": True, "max_length": 100, **settings}, train=train)
+    assert simulation.evaluation is not None and simulation.evaluation.batches == 2
+    evaluated = [simulation.trace.events[number].bytes for number in simulation.evaluation.events]
+    assert max(evaluated) == 8 * samples * 31 * TILE * 2
+
+
 def test_the_reference_model_is_held_unless_an_adapter_or_precomputed_values_replace_it() -> None:
     data = {"prompt_length": 10}
     plain = run("dpo", data=data)
@@ -93,7 +102,7 @@ def test_grpo_generates_all_tokens_of_a_completion() -> None:
     assert marks.count("token") == simulation.steps * 4
     assert bytes_labelled(simulation, "key_value_cache") > 0
     assert 2 * 5 * TILE * 2 in sizes(simulation)
-    assert any("have not been measured yet" in note for note in simulation.notes)
+    assert any("every completion gets all its tokens" in note for note in simulation.notes)
 
 
 def test_grpo_has_a_reference_model_only_with_a_divergence() -> None:

@@ -81,10 +81,9 @@ def _attention_notes(workload: Workload) -> Iterator[str]:
 
 
 def _trl_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
-    """Yield notes on the samples of TRL's trainers, and on what of them was never measured."""
+    """Yield notes on the samples of TRL's trainers."""
     if workload.mode != "training" or loop_of(workload).settings is None:
         return
-    yield f"the trainers of TRL (here {version_of('trl')}) have not been measured yet"
     length, longest = lengths(workload.data, unwrap(model)).sequence, workload.trl.get("max_length", MAX_LENGTH)
     if workload.loop == "grpo":
         yield (

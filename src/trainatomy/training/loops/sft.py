@@ -41,10 +41,12 @@ def train(
 
     def make(arguments: Any, **shared: Any) -> ObservedSFTTrainer:
         rows = workload.batch_size * workload.train.gradient_accumulation_steps * steps
-        in_a_pack = (arguments.max_length or 0) // sequence_length(workload, model) if arguments.packing else 1
-        samples = tokenised_samples(workload, model, rows * max(in_a_pack, 1))
+        fitting = max((arguments.max_length or 0) // sequence_length(workload, model), 1)
+        samples = tokenised_samples(workload, model, rows * (fitting if arguments.packing else 1))
         if workload.evaluates:
-            shared["eval_dataset"] = tokenised_samples(workload, model, workload.eval_samples)
+            packs = arguments.packing if arguments.eval_packing is None else arguments.eval_packing
+            more = fitting if packs and workload.data.eval_samples is None else 1  # as many batches of packs
+            shared["eval_dataset"] = tokenised_samples(workload, model, workload.eval_samples * more)
         return ObservedSFTTrainer(workload, observer, model, args=arguments, train_dataset=samples, **shared)
 
     train_with("sft", make, workload, model, device=device, steps=steps, observer=observer)
