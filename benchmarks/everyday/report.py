@@ -138,7 +138,7 @@ def signed(share: float) -> str:
 
 def page(found: Sequence[Outcome], missing: Sequence[str]) -> str:
     """Return the report."""
-    text = ["# Accuracy of evaluation, generation, lengths and quantised weights", "", MARK, "", ABOUT, ""]
+    text = ["# Accuracy of evaluation, generation, lengths, quantised weights and TRL", "", MARK, "", ABOUT, ""]
     for title, of in (("Held out", True), ("Tuning", False)):
         part = [one for one in found if one.held_out is of]
         if part:
