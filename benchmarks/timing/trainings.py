@@ -109,16 +109,16 @@ def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> I
     for line in lines(measurements):
         if "error" not in line and line.get("name") in predicted:
             found[line["name"]] |= line
-    probes = {name: HostPace(**line["host_pace"]).seconds for name, line in found.items() if "host_pace" in line}
-    reference = {line["host_pace"]["reference_seconds"] for line in found.values() if "host_pace" in line} - {None}
-    quiet = quiet_us * 1e-6 if quiet_us else reference.pop() if reference else min(probes.values(), default=1.0)
+    paces = {name: HostPace(**line["host_pace"]) for name, line in found.items() if "host_pace" in line}
+    quickest = quiet_us * 1e-6 if quiet_us else min((one.seconds for one in paces.values()), default=1.0)
     for name, line in found.items():
         ours = predicted[name]
         one: dict[str, Any] = {"name": name, "bound": "host" if ours["bound_by"] == "host" else "GPU"}
         if "gpu_seconds" in line:
             one |= {"gpu": line["gpu_seconds"], "gpu_error": ours["gpu_seconds"] / line["gpu_seconds"] - 1}
         if "step_seconds" in line:
-            pace, step = probes[name] / quiet, line["step_seconds"]
+            recorded, step = paces[name], line["step_seconds"]
+            pace = recorded.beside(recorded.reference_seconds or quickest)
             one |= {"pace": pace, "step": step, "step_error": at_pace(ours, pace) / step - 1}
             one["quiet_error"] = ours["step_seconds"] / step - 1
         yield one
