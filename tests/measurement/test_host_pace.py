@@ -54,9 +54,10 @@ def test_the_probe_leaves_the_process_as_it_was(mode: type) -> None:
     assert all(tensor.grad is None and tensor.device.type == "cpu" for tensor in host_probe._tensors())
 
 
-def test_the_probe_runs_when_a_hundredth_of_the_time_pays_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_runs_when_a_share_of_the_time_pays_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
     machine.install(monkeypatch)
+    monkeypatch.setattr(host_probe, "SHARE", 0.01)
     monkeypatch.setattr(host_probe, "probe_seconds", lambda: _spend(machine, 0.001))
     probe = HostProbe()
     probe.before()
@@ -69,6 +70,24 @@ def test_the_probe_runs_when_a_hundredth_of_the_time_pays_for_it(monkeypatch: py
     assert found == [3, 7, 11, 15, 19, 23, 27, 31, 35, 39, 43, 47]
     pace = probe.result()
     assert pace is not None and len(pace.before_seconds) == host_probe.REPEATS and len(pace.during_seconds) == 12
+
+
+def test_a_stalled_probe_does_not_delay_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(now=1.0)
+    machine.install(monkeypatch)
+    costs = iter([0.001, 0.001, 0.001, 0.1, 0.001])
+    monkeypatch.setattr(host_probe, "probe_seconds", lambda: _spend(machine, next(costs)))
+    probe = HostProbe()
+    probe.before()
+    probe.between()
+    machine.now += 0.001 / host_probe.SHARE + 1e-6
+    assert probe.is_due()
+
+
+def test_few_readings_between_steps_are_joined_by_those_around_them() -> None:
+    stalled = HostPace(PROBE, (2e-4,) * 3, (6e-3,), (2.2e-4,) * 3)
+    assert stalled.seconds == 2.2e-4
+    assert replace(stalled, during_seconds=(3e-4,) * 5).seconds == 3e-4
 
 
 def test_steps_do_not_contain_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +191,7 @@ def test_the_probe_works_on_the_thread_of_autograd() -> None:
 
 
 def test_a_page_says_what_is_predicted_at_the_pace_and_at_a_quiet_host() -> None:
-    pace = HostPace(PROBE, (490e-6,), (600e-6,), (510e-6,))
+    pace = HostPace(PROBE, (490e-6,), (600e-6,) * 5, (510e-6,))
     found = run_sentences.host_pace(pace, _time({PROBE: 400e-6}), 0.0155)
     assert found == [
         "probe of the CPU: 600 µs between steps, 490 µs before, 510 µs after them",

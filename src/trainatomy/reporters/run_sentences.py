@@ -33,7 +33,7 @@ def host_pace(pace: HostPace, time: Time | None, step_seconds: float | None) -> 
     beside = ((title, times) for title, times in (("before", pace.before_seconds), ("after", pace.after_seconds)))
     others = ", ".join(f"{seconds(median(times))} {title}" for title, times in beside if times)
     when = "between steps" if pace.during_seconds else "around the steps"
-    text = f"probe of the CPU: {seconds(pace.seconds)} {when}"
+    text = f"probe of the CPU: {seconds(median(pace.during_seconds or (pace.seconds,)))} {when}"
     if pace.during_seconds and others:
         text += f", {others} them"
     lines = [text, *_load(pace)]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
+FEW = 5
+"""Readings between steps below which a median is left to chance: a single one may be of a stall."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostPace:
@@ -37,8 +40,9 @@ class HostPace:
 
     @property
     def seconds(self) -> float:
-        """Median time between steps; of the times before and after them where there is none."""
-        return median(self.during_seconds or (*self.before_seconds, *self.after_seconds))
+        """Median time between steps; of all times where those are fewer than `FEW`."""
+        around = () if len(self.during_seconds) >= FEW else (*self.before_seconds, *self.after_seconds)
+        return median((*self.during_seconds, *around))
 
     @property
     def relative(self) -> float | None:

@@ -36,8 +36,10 @@ LAYERS = 2
 """Layers forward and backward on the calling thread."""
 BACKWARD_LAYERS = 8
 """Layers forward on autograd's thread."""
-SHARE = 0.01
-"""Share of a training's time that probing may take."""
+SHARE = 0.05
+"""Time of a probe as a share of the time since the last one; it is no part of the steps.
+
+With a fifth of the readings, a single one of several milliseconds was half of those beside a training."""
 REPEATS = 3
 """Probes before and after the timed steps."""
 
@@ -124,7 +126,7 @@ class HostProbe:
         self._before: list[float] = []
         self._during: list[float] = []
         self._after: list[float] = []
-        self._ended = self._cost = 0.0
+        self._ended, self._cost = 0.0, float("inf")
         self._meter: LoadMeter | None = None
         self._load: HostLoad | None = None
         self._threads: ThreadMeter | None = None
@@ -138,7 +140,7 @@ class HostProbe:
 
     def is_due(self) -> bool:
         """Return whether the time since the last probe pays for another."""
-        return time.perf_counter() - self._ended >= self._cost / SHARE
+        return not self._ended or time.perf_counter() - self._ended >= self._cost / SHARE
 
     def between(self) -> None:
         """Probe between two steps."""
@@ -172,4 +174,4 @@ class HostProbe:
         began = time.perf_counter()
         times.extend(probe_seconds() for _ in range(count))
         self._ended = time.perf_counter()
-        self._cost = (self._ended - began) / count
+        self._cost = min(self._cost, (self._ended - began) / count)
