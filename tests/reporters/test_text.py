@@ -9,6 +9,7 @@ import pytest
 from snapshots import compare
 
 from trainatomy.catalog.published import notebook
+from trainatomy.reporters.labels import SECTIONS
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
@@ -74,6 +75,10 @@ def test_measured_comparison(measurement: Measurement, prediction: Prediction) -
 
 def test_measurement(measurement: Measurement, prediction: Prediction) -> None:
     compare(measurement_page(measurement, prediction), "measurement")
+
+
+def test_the_predicted_timeline_beside_a_measurement(measurement: Measurement, timeline: Prediction) -> None:
+    assert f"{SECTIONS['timeline']} (predicted)" in render(measurement_page(measurement, timeline), 120)
 
 
 def test_measurement_that_ran_out_of_memory(measurement: Measurement) -> None:

@@ -85,6 +85,7 @@ def compiled(run_script: RunScript, line: str, call: str, text: str = SCRIPT) ->
 def test_a_compiled_script_holds_what_its_workload_does(run_script: RunScript, expected: Prediction, way: str) -> None:
     found = compiled(run_script, *WAYS[way])
     assert found.memory == expected.memory
+    assert "OptimizedModule" not in {one.module for prediction in (found, expected) for one in prediction.modules}
     assert found.script is not None
     assert [(one.name, one.parameters) for one in found.script.models] == [("Net", 273418)]
     assert not [one for one in found.script.stand_ins if one.kind in ("compiled", "command")]

@@ -31,9 +31,7 @@ class ModuleTracker:
 
     def learn(self, model: nn.Module) -> None:
         """Take the names of a model's modules; the model itself goes by its class."""
-        inner: nn.Module = getattr(model, "_orig_mod", model)  # of a compiled one, which has no name of its own
-        self._paths.setdefault(id(model), type(inner).__name__)
-        for name, module in inner.named_modules():
+        for name, module in _plain(model).named_modules():
             self._paths.setdefault(id(module), name or type(module).__name__)
 
     def learn_copy(self, copy: nn.Module, module: nn.Module) -> None:
@@ -42,7 +40,8 @@ class ModuleTracker:
 
     def path(self, module: nn.Module) -> str:
         """Return a module's path in the model, or its class if it is not part of it."""
-        return self._paths.get(id(module), type(module).__name__)
+        plain = _plain(module)
+        return self._paths.get(id(module)) or self._paths.get(id(plain)) or type(plain).__name__
 
     def __enter__(self) -> ModuleTracker:
         self._handles = [
@@ -99,3 +98,9 @@ class ModuleTracker:
             self._stack.pop()
             if not self._stack and torch._C._current_graph_task_id() != -1:
                 self._on_recomputation(False)
+
+
+def _plain(module: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` wrapped, which has the names; any other as it is."""
+    plain: nn.Module = vars(module).get("_modules", {}).get("_orig_mod", module)
+    return plain

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ import torch
 from torch.fx.node import map_aggregate
 
 from trainatomy.operators.allocation.plan import Processor
+from trainatomy.simulator.compiled.padding import pads
 from trainatomy.simulator.driver import DeviceProperties
 
 _SHARED_MEMORY_KIB = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (12, 0): 99, (12, 1): 99}
@@ -91,7 +93,7 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
     folder = joint_graph.UniformValueConstantFolder
     patch(folder, "_deduce_value", _on_host(folder._deduce_value))
     if hasattr(pad_mm, "_should_pad"):
-        patch(pad_mm, "_should_pad", _pads)
+        patch(pad_mm, "_should_pad", partial(pads, properties.name))
     target = types.SimpleNamespace(backend="cuda", arch=capability, warp_size=32)
     backend = types.SimpleNamespace(target=target, hash=lambda: "0")
     patch(_triton, "triton_hash_with_backend", lambda: "0" * 64)
@@ -161,14 +163,3 @@ def _on_host(deduce: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             node.args, node.kwargs = args, kwargs
 
     return deduced
-
-
-def _pads(match: Any, mat1: torch.Tensor, mat2: torch.Tensor, op: Any, input: torch.Tensor | None = None) -> bool:
-    """Return whether Inductor pads a product whose sizes are not aligned: it measures which is faster on the GPU.
-
-    Products that are bound by computation are several times slower without alignment.
-    """
-    from torch._inductor.fx_passes.pad_mm import is_mm_compute_bound
-
-    m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
-    return is_mm_compute_bound(m, k, n, mat1.dtype)
