@@ -22,8 +22,8 @@ TITLES = {
     "their predictions, and predicted before they were measured",
     "trials": "{count} held out that let cuDNN [try its algorithms](#scripts-that-let-cudnn-try-its-algorithms) "
     "(`trials.yaml`), on an H100, predicted with cuDNN's library before they were measured",
-    "compiled": "{count} that compile their model, on an H100, predicted before they were measured; memory that PyTorch "
-    "needs while it compiles is part of what was measured",
+    "compiled": "{count} that compile their model, on an H100, predicted before they were measured; memory that "
+    "PyTorch needs while it compiles is part of what was measured",
 }
 
 

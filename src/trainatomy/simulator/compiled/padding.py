@@ -23,7 +23,8 @@ def pads(device_name: str, match: Any, mat1: torch.Tensor, mat2: torch.Tensor, o
     Args:
         device_name: The GPU's name, as its driver reports it.
         match: Inductor's match of the product's pattern.
-        mat1, mat2: The operands, [M, K] and [K, N], or batches of them.
+        mat1: The first operand, [M, K] or a batch of such.
+        mat2: The second one, [K, N].
         op: The product.
         input: What is added to it.
     """
