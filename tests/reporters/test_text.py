@@ -16,8 +16,8 @@ from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import bar, bullets, render
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.memory import Instant, Line, OutOfMemoryPoint
-from trainatomy.results.prediction import Prediction
+from trainatomy.results.memory import Instant, Line, OutOfMemoryPoint, PeakRange
+from trainatomy.results.prediction import Fact, Prediction
 
 GIB = 1024**3
 
@@ -113,6 +113,14 @@ def test_a_training_that_fits_only_because_the_cache_is_freed(prediction: Predic
 
 def test_memory_is_the_least_where_cudnn_tries_its_algorithms(prediction: Prediction) -> None:
     assert ": needs at least 8.00 GiB, 8.00 GiB to spare" in str(verdict_line(replace(prediction, trials=2)))
+
+
+def test_memory_is_a_range_where_cudnn_finds_the_fastest_algorithm(prediction: Prediction) -> None:
+    asked = replace(prediction, trials=2, facts=(Fact("convolutions", "library", "computed", "9.19.0"),))
+    assert ": needs 8.00 GiB, 8.00 GiB to spare" in str(verdict_line(asked))
+    plans = PeakRange((4 * GIB, 4 * GIB), (5 * GIB, 6 * GIB))
+    page = render(prediction_page(replace(asked, memory=replace(asked.memory, plans=plans))), 100)
+    assert "algorithms cudnn.benchmark finds the fastest: 5.00 GiB to 6.00 GiB reserved." in page.replace("\n", " ")
 
 
 def test_a_training_that_fragments_does_not_seem_to_fit(too_big: Prediction) -> None:
