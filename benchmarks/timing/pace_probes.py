@@ -67,7 +67,7 @@ def predict(gpu_id: str) -> None:
 
     path = predictions_of(gpu_id)
     done = {line["name"] for line in trainings.lines(path)}
-    for row in (*draw("first"), *draw("second")):
+    for row in (*draw("first"), *draw("second"), *draw("third")):
         if row.name in done:
             continue
         workload = row.workload(HERE).model_copy(update={"gpu": gpu_id})
