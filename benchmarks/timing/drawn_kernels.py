@@ -37,6 +37,7 @@ FIT, HELD_OUT = "fit", "held out"
 FEWEST = 3
 ALWAYS = (
     "bitsandbytes.",
+    "channels_last_norm.",
     "convolution.",
     "normalisation.native_batch_norm",
     "normalisation.native_group_norm",

@@ -1,8 +1,12 @@
-"""Batch norm over images in channels-first order: a block of threads for each channel, which it reads twice.
+"""Batch norm over images: channels-first by a block of threads for each channel, channels-last by tiles of pixels.
 
-Three things bound it: how fast one block gets through a channel (few channels leave multiprocessors idle), how many
+Three things bound it channels-first: how fast one block gets through a channel (few channels leave multiprocessors idle), how many
 blocks each multiprocessor has to run, and traffic. The second read hits the L2 cache if the channel fits.
 cuDNN runs it in one kernel for all types but bfloat16; PyTorch takes three kernels for a forward in bfloat16.
+
+Channels-last, all multiprocessors share the work however few channels there are. cuDNN keeps of the images what its
+multiprocessors can hold, and reads the rest twice; PyTorch's kernels (bfloat16) read all of them twice and are also bound
+by the arithmetic of running means.
 
 Sources: aten/src/ATen/native/Normalization.cpp (``_select_batch_norm_backend``) and cuda/Normalization.cuh, torch
 2.9-2.13; kernels of a ResNet-50 and of a calibration on an H200 (cuDNN 9.19). Constants: ``catalog/efficiency.yaml``.
@@ -16,7 +20,10 @@ from typing import Any
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.elementwise import memory_bound
 from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of, number, passes_to
-from trainatomy.results.operations import Call
+from trainatomy.results.operations import Array, Call
+
+_LAST_FAMILY = "channels_last_norm"
+"""A family of its own: how far channels-first kernels are from their formula says nothing about these."""
 
 
 def batch_norm(call: Call, chip: Chip) -> KernelWork:
@@ -36,18 +43,31 @@ def batch_norm(call: Call, chip: Chip) -> KernelWork:
     fits = (read + 1) * x.bytes < chip.l2_bytes
     moved = ((read if fits else 2 * read) + 1) * x.bytes
     form: dict[str, Any] = read_yaml("efficiency.yaml")["batch_norm"]
-    known = form["backward" if backward else "forward"]
-    alone = form["start_seconds"] + channel_elements * known["alone" if fits else "alone_from_memory"]
-    crowded = channels / chip.multiprocessors * (form["start_seconds"] + channel_elements * known["crowded"])
-    seconds = max(alone, crowded, moved / (chip.bandwidth * form["bandwidth"]))
+    way = "backward" if backward else "forward"
     by_cudnn = _runs_on_cudnn(call)
     last = len(x.shape) > 3 and x.strides[1] == 1
+    if last:
+        kept = form["last"]["kept_bytes"] * chip.multiprocessors if by_cudnn else 0.0
+        moved = int((read + 1) * x.bytes + max(read * x.bytes - kept, 0))
+        seconds = _last_seconds(form["last"]["cudnn" if by_cudnn else "own"][way], x, moved, chip)
+    else:
+        known = form[way]
+        alone = form["start_seconds"] + channel_elements * known["alone" if fits else "alone_from_memory"]
+        crowded = channels / chip.multiprocessors * (form["start_seconds"] + channel_elements * known["crowded"])
+        seconds = max(alone, crowded, moved / (chip.bandwidth * form["bandwidth"]))
     short = name_of(call).replace("cudnn_", "native_") + ("" if by_cudnn else ".own")
     features = (log2(moved / chip.l2_bytes), log2(channels) / 2)
     launches = 1 if by_cudnn or backward else 3
     passes = passes_to(call, moved, "passes over the images alone")
-    family = f"normalisation.{short}.{8 * x.itemsize}.{'last' if last else 'first'}"
+    size = f"{short}.{8 * x.itemsize}"
+    family = f"{_LAST_FAMILY}.{size}" if last else f"normalisation.{size}.first"
     return KernelWork(family, features, bytes=moved, launches=launches, seconds=seconds, passes=passes)
+
+
+def _last_seconds(known: dict[str, float], x: Array, moved: float, chip: Chip) -> float:
+    """Return the time of channels-last kernels: a start, arithmetic of all multiprocessors, and traffic."""
+    arithmetic = x.elements * known["element_seconds"] / chip.multiprocessors
+    return known["start_seconds"] + arithmetic + moved / (chip.bandwidth * known["bandwidth"])
 
 
 def _runs_on_cudnn(call: Call) -> bool:
