@@ -18,11 +18,11 @@ from __future__ import annotations
 from math import log2
 
 from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to
-from trainatomy.operators.cost.matmul import product
+from trainatomy.operators.cost.matmul import constants_of, product
 from trainatomy.results.operations import Array, Call
 
-_GATES_SECONDS = {False: 2.4e-6, True: 4.2e-6}
-"""Duration of the elementwise kernels between two products, forward and backward (the gates, the bias, a fill)."""
+_GATES_SECONDS = {"GRU": (2.1e-6, 4.2e-6), "": (2.4e-6, 2.7e-6)}
+"""Duration of the elementwise kernels between two products, forward and backward: of GRUs (two kernels), of others."""
 _STEP_SECONDS = 2.0e-6
 _DEPTH_SECONDS = {"half": 1.7e-9, "tf32": 5.6e-9, "misaligned": 1.5e-8, "fp32": 1.5e-8}
 """Time of a step's product for each number of its depth; that of fp32 without TF32 is assumed."""
@@ -42,14 +42,16 @@ def recurrent(call: Call, chip: Chip) -> KernelWork:
     steps = data.elements // max(batch * data.shape[-1], 1)
     layers = max(len(pairs) // directions, 1)
     chip = chip._replace(tf32=chip.cudnn_tf32)
-    parallel = sum(_parallel_seconds(chip, pair, steps * batch, backward) for pair in pairs)
+    parallel = sum(_parallel_seconds(chip, pair, steps, batch, backward) for pair in pairs)
     gates = pairs[0][1].shape[0]
     columns, depth = (hidden, gates) if backward else (gates, hidden)
-    step = _step_seconds(chip, data, batch, columns, depth, hidden) + _GATES_SECONDS[backward]
+    between = _GATES_SECONDS.get(number(call, "mode"), _GATES_SECONDS[""])
+    step = _step_seconds(chip, data, batch, columns, depth, hidden) + between[backward]
     serial_steps = steps * layers if directions == 2 else steps + layers - 1
     flop = 2.0 * steps * batch * sum(w.elements for pair in pairs for w in pair) * (2 if backward else 1)
     moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) + steps * sum(pair[1].bytes for pair in pairs)
-    launches = 2 * steps * len(pairs) + 3 * len(pairs)
+    by_step = sum(_is_misaligned(chip, one, one.shape[1]) for one, _ in pairs)
+    launches = 2 * steps * len(pairs) + 3 * len(pairs) + steps * by_step
     seconds, waited = parallel + steps * len(pairs) * step, parallel + serial_steps * step
     features = (log2(max(steps, 1)), log2(max(batch, 1)), log2(max(hidden, 1)))
     family = f"recurrent.{'backward' if backward else 'forward'}"
@@ -60,26 +62,36 @@ def recurrent(call: Call, chip: Chip) -> KernelWork:
 
 def _step_seconds(chip: Chip, data: Array, batch: int, columns: int, depth: int, hidden: int) -> float:
     """Return the time of one step's product, which one multiprocessor computes for each tile."""
-    kind = _kind(chip, data)
-    if kind == "tf32" and hidden % 4:  # rows that do not begin at multiples of 16 bytes
-        kind = "misaligned"
-    return max(_product_seconds(chip, data, batch, columns, depth), _STEP_SECONDS + depth * _DEPTH_SECONDS[kind])
+    misaligned = _is_misaligned(chip, data, hidden)
+    kind = "misaligned" if misaligned else _kind(chip, data)
+    start = constants_of(_kind(chip, data)).start_seconds
+    working = _product_seconds(chip, data, batch, columns, depth) - start
+    return _STEP_SECONDS + max(working, depth * _DEPTH_SECONDS[kind])
 
 
-def _parallel_seconds(chip: Chip, pair: tuple[Array, Array], rows: int, backward: bool) -> float:
-    """Return the time of products over all steps: of the inputs; in backward of their gradient and of both weights'."""
+def _parallel_seconds(chip: Chip, pair: tuple[Array, Array], steps: int, batch: int, backward: bool) -> float:
+    """Return the time of products over all steps: of the inputs; in backward of their gradient and of both weights'.
+
+    The inputs' product, and that of their gradient, is computed step by step where rows are not aligned.
+    """
     of_inputs, of_hidden = pair
-    gates, inputs = of_inputs.shape
+    (gates, inputs), hidden = of_inputs.shape, of_hidden.shape[1]
+    times, rows = (steps, batch) if _is_misaligned(chip, of_inputs, inputs) else (1, steps * batch)
     if not backward:
-        return _product_seconds(chip, of_inputs, rows, gates, inputs)
-    weights = _product_seconds(chip, of_inputs, gates, inputs, rows) + _product_seconds(
-        chip, of_inputs, gates, of_hidden.shape[1], rows
-    )
-    return weights + _product_seconds(chip, of_inputs, rows, inputs, gates)
+        return times * _product_seconds(chip, of_inputs, rows, gates, inputs)
+    weights = sum(_product_seconds(chip, of_inputs, gates, columns, steps * batch) for columns in (inputs, hidden))
+    return weights + times * _product_seconds(chip, of_inputs, rows, inputs, gates)
+
+
+def _is_misaligned(chip: Chip, like: Array, columns: int) -> bool:
+    """Return whether rows of numbers that tensor cores multiply as TF32 do not begin at multiples of 16 bytes."""
+    return bool(columns * like.itemsize % 16) and _kind(chip, like) == "tf32"
 
 
 def _product_seconds(chip: Chip, like: Array, m: int, n: int, k: int) -> float:
-    return product(chip, _kind(chip, like), like.dtype, "nn", 1, m, n, k, "plain").seconds
+    kind = _kind(chip, like)
+    kind = "tf32_misaligned" if any(_is_misaligned(chip, like, size) for size in (n, k)) else kind
+    return product(chip, kind, like.dtype, "nn", 1, m, n, k, "plain").seconds
 
 
 def _kind(chip: Chip, like: Array) -> str:
