@@ -54,7 +54,8 @@ def _result(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, form:
     if kind == "nearest" or last:
         each = form["index_seconds"]["nearest" if kind == "nearest" else "last"]
         return float(fine.elements * each / chip.multiprocessors)
-    return _turns(fine, chip) * float(form["plane_seconds"][kind])
+    pooled = kind == "linear" and prod(coarse.shape[2:]) == 1  # what a thread reads stays in the multiprocessor's cache
+    return _turns(fine, chip) * float(form["plane_seconds"]["pooled" if pooled else kind])
 
 
 def _gradient(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, form: dict[str, Any]) -> float:
@@ -68,7 +69,8 @@ def _gradient(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, for
     if kind != "linear":
         return _turns(fine, chip) * float(waiting)
     start, shared = form["atomic_seconds"]["last" if last else "half" if half else "single"]
-    sharing = fine.elements / max(coarse.elements, 1)
+    corners = 2 ** sum(side == 1 for side in coarse.shape[2:])  # of a number, that are one place
+    sharing = corners * fine.elements / max(coarse.elements, 1)
     return float(fine.elements * (start + shared * sharing) / chip.multiprocessors)
 
 
