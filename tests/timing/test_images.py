@@ -172,3 +172,22 @@ def test_channels_last_depthwise_with_dilation_runs_the_general_kernel():
     text = "aten::convolution(f16[16,128,56,56|401408,1,7168,128],f16[128,1,3,3])->f16[16,128,56,56];groups=128;{}"
     plain, dilated = (kernel_work(from_text(text.format(f"dilation=[{d}, {d}]")), CHIP).seconds for d in (1, 2))
     assert dilated > 5 * plain
+
+
+def test_channels_last_norms_share_the_work_of_few_channels():
+    def seconds(channels: int, side: int, order: str = "") -> float:
+        images = f"f32[32,{channels},{side},{side}{order}]"
+        text = f"aten::cudnn_batch_norm({images},f32[{channels}]*4)->{images},f32[{channels}]*2,u8[0];training=True"
+        return kernel_work(from_text(text), CHIP).seconds
+
+    assert seconds(16, 112) > 3 * seconds(1024, 14)  # channels-first, 16 blocks for 132 multiprocessors
+    assert seconds(16, 112, "|200704,1,1792,16") == seconds(1024, 14, "|200704,1,14336,1024")
+
+
+def test_gradients_of_one_pixel_wait_for_each_other():
+    def gradient(side: int) -> float:
+        images, pooled = f"f32[10,256,{8 * side},{8 * side}]", f"f32[10,256,{side},{side}]"
+        text = f"aten::upsample_bilinear2d_backward({images})->{pooled}"
+        return kernel_work(from_text(text), CHIP).seconds / (10 * 256 * 64 * side**2)
+
+    assert gradient(1) > 2 * gradient(2)

@@ -228,6 +228,26 @@ def test_recurrent_layers_run_their_steps_in_sequence():
     assert both.seconds == pytest.approx(2 * one.seconds) and both.seconds / both.at_once < 1.3 * one.seconds
 
 
+def test_rows_of_lstms_that_are_not_aligned_take_more_and_slower_kernels():
+    def layer(hidden: int) -> KernelWork:
+        weights = f"f32[{4 * hidden},{hidden}]*2,f32[{4 * hidden}]*2"
+        states = f"f32[1,80,{hidden}]*2"
+        inputs, outputs = f"f32[70,80,{hidden}],{states},{weights}", f"f32[70,80,{hidden}],{states}"
+        return kernel_work(from_text(f"aten::_cudnn_rnn({inputs})->{outputs};mode=LSTM"), H200.chip)
+
+    assert layer(650).launches == layer(648).launches + 70
+    assert layer(650).seconds > 1.5 * layer(648).seconds
+
+
+def test_joined_slices_are_no_plain_copies():
+    dense = kernel_work(from_text("aten::cat(f32[64,58,28,28]*2)->f32[64,116,28,28];dim=1"), H200.chip)
+    slices = "f32[64,58,28,28|90944,784,28,1],f32[64,58,28,28]"
+    joined = kernel_work(from_text(f"aten::cat({slices})->f32[64,116,28,28];dim=1"), H200.chip)
+    assert joined.family != dense.family and kernel_cost(
+        from_text(f"aten::cat({slices})->f32[64,116,28,28];dim=1"), H200
+    ).seconds > 1.5 * kernel_cost(from_text("aten::cat(f32[64,58,28,28]*2)->f32[64,116,28,28];dim=1"), H200).seconds
+
+
 def test_sums_over_rows_depend_on_rows_not_columns():
     narrow, wide, short = (
         kernel_work(from_text(f"aten::sum(bf16[{rows},{columns}])->bf16[1,{columns}];dim=[0]"), H200.chip).seconds
