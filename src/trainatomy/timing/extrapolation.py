@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.cost.kernel import FP32_CORES
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 _ASYNCHRONOUS_TENSOR_CORES = (9, 10)
 """Major compute capabilities with asynchronous tensor core instructions; consumer GPUs after Ada lack them."""
-_FP32_CORES = {(3, 7): 192, (6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
-"""fp32 cores per multiprocessor by compute capability (CUDA C++ Programming Guide); 128 on all others."""
 _WRITTEN_FOR_AMPERE = ("attention.", "matmul.half_", "matmul.tf32_")
 """Families of kernels that predate Hopper."""
 _HALF_RATES = ("fp16", "bf16")
@@ -164,4 +163,4 @@ def _fp32_attention(source: GPU, target: GPU, older: float) -> float:
 
 def _instruction_rate(gpu: GPU) -> float:
     """Return multiprocessors times clock; the clock follows from the fp32 peak."""
-    return gpu.rates["fp32"] / (2 * _FP32_CORES.get(gpu.capability, 128))
+    return gpu.rates["fp32"] / (2 * FP32_CORES.get(gpu.capability, 128))

@@ -185,7 +185,10 @@ def _product(
         seconds = max(gathering, 2.0 * groups * part.m * part.n * part.k / tf32.rate(tf32.precision(x.dtype)))
     else:
         uneven = name != "fp32" and any(size * x.itemsize % _ALIGNED for size in (part.n, part.k))
-        work = product(tf32, f"{name}_misaligned" if uneven else name, x.dtype, "nn", groups, *part[:3], "plain")
+        stored = sum(tensor.bytes for tensor in part.rewritten)
+        work = product(
+            tf32, f"{name}_misaligned" if uneven else name, x.dtype, "nn", groups, *part[:3], "plain", stored=stored
+        )
         seconds = form.product_seconds + work.seconds / (form.product_weight if to_weight else form.product)
     if kind == "pointwise" or x.strides[1] == 1:
         return seconds, 2 if to_weight else 1

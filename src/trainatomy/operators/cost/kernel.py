@@ -12,6 +12,8 @@ from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Array, Call
 
 HALVES = frozenset({"float16", "bfloat16"})
+FP32_CORES = {(3, 7): 192, (6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
+"""fp32 cores per multiprocessor by compute capability (CUDA C++ Programming Guide); 128 on all others."""
 Passes = tuple[tuple[str, float], ...]
 
 
@@ -40,6 +42,11 @@ class Chip(NamedTuple):
     def rate(self, precision: str) -> float:
         """Return the peak of a precision, or that of fp32 where the GPU lacks it (bf16 before Ampere)."""
         return self.rates.get(precision, self.rates["fp32"])
+
+    @property
+    def issue_rate(self) -> float:
+        """Multiprocessors times clock in Hz; the clock follows from the fp32 peak, two operations a core."""
+        return self.rates["fp32"] / (2 * FP32_CORES.get(self.capability, 128))
 
     def precision(self, dtype: str, tf32: bool | None = None) -> str:
         """Return the key of ``rates`` for matrix arithmetic on numbers of a type."""

@@ -4,6 +4,10 @@ A kernel computes the result tile by tile. With fewer tiles than multiprocessors
 some multiprocessors idle (wave quantisation); a result that is not a multiple of the tile wastes its edge (tile
 quantisation). cuBLAS chooses among many tiles and splits the depth where the result is small; here the fastest choice
 counts. Constants: ``catalog/efficiency.yaml``.
+
+Besides arithmetic, two things bound a product: memory, which the operands cross once, and the multiprocessors' loading
+of them (instructions and the L2 cache), which grows with their number and clock. Kernels for TF32 and for rows that are
+not aligned load too slowly to saturate the memory of an H200; on a GPU of slower memory they take hardly longer.
 """
 
 from __future__ import annotations
@@ -45,6 +49,31 @@ class ProductConstants(NamedTuple):
     traffic: float
 
 
+class _Speed(NamedTuple):
+    """A GPU as far as products depend on it; ``issue_rate`` as in ``Chip``."""
+
+    rate: float
+    processors: int
+    bandwidth: float
+    issue_rate: float
+
+    def memory(self) -> float:
+        """Return the bytes a second that the best kernels read from memory."""
+        return self.bandwidth * _loading().memory
+
+    def loading(self, form: ProductConstants) -> float:
+        """Return the bytes a second that the multiprocessors load."""
+        return form.traffic * _loading().bandwidth * self.issue_rate / _loading().issue_rate
+
+
+class LoadingConstants(NamedTuple):
+    """The GPU of which ``traffic`` of a kind is a share, and the share that memory allows at most."""
+
+    bandwidth: float
+    issue_rate: float
+    memory: float
+
+
 def matmul(call: Call, chip: Chip) -> KernelWork:
     """Return the work of ``mm``, ``bmm``, ``addmm``, ``baddbmm``, ``addbmm``, whose last two inputs are the factors."""
     a, b = call.inputs[-2:]
@@ -64,15 +93,39 @@ def matmul(call: Call, chip: Chip) -> KernelWork:
 
 
 def product(
-    chip: Chip, kind: str, dtype: str, layout: str, batch: int, m: int, n: int, k: int, form: str
+    chip: Chip,
+    kind: str,
+    dtype: str,
+    layout: str,
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    form: str,
+    *,
+    stored: int | None = None,
 ) -> KernelWork:
-    """Return the work of ``batch`` products of m x k with k x n."""
+    """Return the work of ``batch`` products of m x k with k x n.
+
+    Args:
+        chip: The GPU.
+        kind: The family of kernels (``kind_of``).
+        dtype: The type of the factors.
+        layout: Whether each factor is transposed, for the name of the family.
+        batch: The number of products.
+        m: Rows of the result.
+        n: Columns of the result.
+        k: Depth.
+        form: Plain, batched or grouped, for the name of the family.
+        stored: Bytes of the operands in memory where they are fewer than those of the matrices: an implicit product
+            reads a pixel once from memory for all places of the kernel.
+    """
     size = 2 if dtype in HALVES else 8 if dtype == "float64" else 4
     flop, moved = 2.0 * batch * m * n * k, batch * (m * k + k * n + m * n) * size
     rate = chip.precision(dtype)
-    seconds = _seconds(
-        kind, float(chip.rate(rate)), chip.multiprocessors, chip.bandwidth, size, batch, m, n, k
-    )  # fmt: skip
+    memory = min(moved, stored) if stored is not None else moved
+    speed = _Speed(float(chip.rate(rate)), chip.multiprocessors, chip.bandwidth, chip.issue_rate)
+    seconds = _seconds(kind, speed, memory, size, batch, m, n, k)
     features = (log2(batch), log2(m), log2(n), log2(k))
     return KernelWork(f"matmul.{kind}.{form}.{layout}", features, flop, rate, moved, 1, seconds)
 
@@ -91,25 +144,31 @@ def _aligned(tensors: tuple[Array, ...], to: int) -> bool:
 
 
 @lru_cache(maxsize=65536)
-def _seconds(
-    kind: str, rate: float, processors: int, bandwidth: float, size: int, batch: int, m: int, n: int, k: int
-) -> float:
-    """Return the time of the fastest tile and split."""
+def _seconds(kind: str, speed: _Speed, memory: int, size: int, batch: int, m: int, n: int, k: int) -> float:
+    """Return the time of the fastest tile and split, but no less than memory and loading take."""
     form = constants_of(kind)
-    moved = batch * (m * k + k * n + m * n) * size / (bandwidth * form.traffic)
+    loading = speed.loading(form)
+    least = max(memory / speed.memory(), batch * (m * k + k * n + m * n) * size / loading)
+    partial = min(speed.memory(), loading)
     best = float("inf")
     for rows, columns in _TILES[kind]:
-        share = form.peak / (1 + form.border * (1 / rows + 1 / columns)) * rate / processors
+        share = form.peak / (1 + form.border * (1 / rows + 1 / columns)) * speed.rate / speed.processors
         tiles = ceil(m / rows) * ceil(n / columns) * batch
         for split in _SPLITS:
             if split > 1 and k < _LEAST_DEPTH * split:
                 break
-            waves = ceil(tiles * split / processors)
+            waves = ceil(tiles * split / speed.processors)
             seconds = waves * 2 * rows * columns * (ceil(k / split) + form.lead) / share
             if split > 1:
-                seconds += form.split_seconds + 8.0 * split * batch * m * n / (2 * bandwidth * form.traffic)
+                seconds += form.split_seconds + 8.0 * split * batch * m * n / (2 * partial)
             best = min(best, seconds)
-    return form.start_seconds + max(best, moved)
+    return form.start_seconds + max(best, least)
+
+
+@cache
+def _loading() -> LoadingConstants:
+    known = read_yaml("efficiency.yaml")["loading"]
+    return LoadingConstants(**{name: known[name] for name in LoadingConstants._fields})
 
 
 @cache
