@@ -191,3 +191,13 @@ def test_gradients_of_one_pixel_wait_for_each_other():
         return kernel_work(from_text(text), CHIP).seconds / (10 * 256 * 64 * side**2)
 
     assert gradient(1) > 2 * gradient(2)
+
+
+def test_gradients_of_overlapping_windows_of_volumes_wait_for_each_other():
+    def gradient(window: int, padding: int) -> float:
+        images = "bf16[8,256,8,28,28]"
+        more = f"kernel_size=[{window}, {window}, {window}];stride=[1, 1, 1];padding=[{padding}, {padding}, {padding}]"
+        text = f"aten::max_pool3d_with_indices_backward({images}*2,i64[8,256,8,28,28])->{images};{more}"
+        return kernel_work(from_text(text), CHIP).seconds
+
+    assert gradient(3, 1) > 5 * gradient(1, 0)

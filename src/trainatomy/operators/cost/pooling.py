@@ -41,11 +41,23 @@ def pooled(call: Call, chip: Chip) -> KernelWork:
         threads = wide.elements if backward else pooled_one.elements
         reads = window * pooled_one.elements
     working = (threads * each + reads * read) / chip.multiprocessors
+    if backward and kind == "max" and dimensions == 3:
+        working += _waiting(wide, pooled_one, window, chip)
     start = form["start_seconds"] * (2 if backward else 1)
     seconds = start + max(working, moved / (chip.bandwidth * form["bandwidth"]))
     family = f"pooling.{kind}{dimensions}d.{way}.{'last' if last else 'first'}"
     features = (log2(moved / chip.l2_bytes), log2(max(window, 1)) / 2)
     return KernelWork(family, features, bytes=moved, launches=2 if backward else 1, seconds=seconds)
+
+
+def _waiting(wide: Array, pooled_one: Array, window: float, chip: Chip) -> float:
+    """Return how long atomic additions wait for those of other windows that have the same maximum.
+
+    The constant is that of interpolation's gradients, whose numbers share places in the same way.
+    """
+    sharing = window * pooled_one.elements / max(wide.elements, 1)
+    known = read_yaml("efficiency.yaml")["resampling"]["atomic_seconds"]["half" if wide.itemsize < 4 else "single"]
+    return float(pooled_one.elements * max(sharing - 1, 0) * known[1] / chip.multiprocessors)
 
 
 def _window(call: Call, kind: str, wide: Array, pooled_one: Array, dimensions: int) -> float:

@@ -8,7 +8,7 @@ products over all steps.
 
 Sources: Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs" (arXiv 1604.01946), which is
 how cuDNN's standard algorithm works; aten/src/ATen/native/cudnn/RNN.cpp chooses that one by default
-(persistent kernels only for one layer in fp16).  Kernels of three networks on an H200 (LSTM and GRU, fp32 and fp16), by
+(persistent kernels only for one layer in fp16).  Kernels of five networks on an H200 or an H100 (LSTM, GRU and plain ones, fp32 and fp16), by
 the profiler: directions and layers run on streams of cuDNN's own, and the product of a time step does not split its
 depth, so that it takes as long as one multiprocessor needs for the depth.
 """
@@ -21,11 +21,16 @@ from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, p
 from trainatomy.operators.cost.matmul import constants_of, product
 from trainatomy.results.operations import Array, Call
 
-_GATES_SECONDS = {"GRU": (2.1e-6, 4.2e-6), "": (2.4e-6, 2.7e-6)}
-"""Duration of the elementwise kernels between two products, forward and backward: of GRUs (two kernels), of others."""
-_STEP_SECONDS = 2.0e-6
-_DEPTH_SECONDS = {"half": 1.7e-9, "tf32": 5.6e-9, "misaligned": 1.5e-8, "fp32": 1.5e-8}
-"""Time of a step's product for each number of its depth; that of fp32 without TF32 is assumed."""
+_GATES_SECONDS = {"LSTM": (2.4e-6, 2.7e-6), "GRU": (2.1e-6, 4.2e-6), "RNN": (1.6e-6, 2.4e-6)}
+"""Duration of the elementwise kernels between two products, forward and backward; GRUs have two of them in backward."""
+_STEP_SECONDS = {
+    "half": (2.0e-6, 1.7e-9),
+    "tf32": (2.3e-6, 5.6e-9),
+    "tf32 backward": (5.3e-6, 3.7e-9),
+    "misaligned": (2.0e-6, 1.5e-8),
+    "fp32": (2.0e-6, 1.5e-8),
+}
+"""Time of a step's product: its start, and for each number of its depth; that of fp32 without TF32 is assumed."""
 
 
 def recurrent(call: Call, chip: Chip) -> KernelWork:
@@ -45,8 +50,8 @@ def recurrent(call: Call, chip: Chip) -> KernelWork:
     parallel = sum(_parallel_seconds(chip, pair, steps, batch, backward) for pair in pairs)
     gates = pairs[0][1].shape[0]
     columns, depth = (hidden, gates) if backward else (gates, hidden)
-    between = _GATES_SECONDS.get(number(call, "mode"), _GATES_SECONDS[""])
-    step = _step_seconds(chip, data, batch, columns, depth, hidden) + between[backward]
+    between = _GATES_SECONDS.get(number(call, "mode"), _GATES_SECONDS["RNN"])[backward]
+    step = _step_seconds(chip, data, batch, columns, depth, hidden, backward) + between
     serial_steps = steps * layers if directions == 2 else steps + layers - 1
     flop = 2.0 * steps * batch * sum(w.elements for pair in pairs for w in pair) * (2 if backward else 1)
     moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) + steps * sum(pair[1].bytes for pair in pairs)
@@ -60,13 +65,16 @@ def recurrent(call: Call, chip: Chip) -> KernelWork:
     return KernelWork(family, features, flop, rate, moved, launches, seconds, passes, at_once)
 
 
-def _step_seconds(chip: Chip, data: Array, batch: int, columns: int, depth: int, hidden: int) -> float:
+def _step_seconds(chip: Chip, data: Array, batch: int, columns: int, depth: int, hidden: int, backward: bool) -> float:
     """Return the time of one step's product, which one multiprocessor computes for each tile."""
-    misaligned = _is_misaligned(chip, data, hidden)
-    kind = "misaligned" if misaligned else _kind(chip, data)
-    start = constants_of(_kind(chip, data)).start_seconds
-    working = _product_seconds(chip, data, batch, columns, depth) - start
-    return _STEP_SECONDS + max(working, depth * _DEPTH_SECONDS[kind])
+    kind = name = _kind(chip, data)
+    if _is_misaligned(chip, data, hidden):
+        name = "misaligned"
+    elif kind == "tf32" and backward:
+        name = "tf32 backward"
+    start, each = _STEP_SECONDS[name]
+    working = _product_seconds(chip, data, batch, columns, depth) - constants_of(kind).start_seconds
+    return start + max(working, depth * each)
 
 
 def _parallel_seconds(chip: Chip, pair: tuple[Array, Array], steps: int, batch: int, backward: bool) -> float:
