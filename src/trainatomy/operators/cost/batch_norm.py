@@ -1,12 +1,13 @@
 """Batch norm over images: channels-first by a block of threads for each channel, channels-last by tiles of pixels.
 
-Three things bound it channels-first: how fast one block gets through a channel (few channels leave multiprocessors idle), how many
-blocks each multiprocessor has to run, and traffic. The second read hits the L2 cache if the channel fits.
-cuDNN runs it in one kernel for all types but bfloat16; PyTorch takes three kernels for a forward in bfloat16.
+Three things bound it channels-first: how fast one block gets through a channel (few channels leave multiprocessors
+idle), how many blocks each multiprocessor has to run, and traffic. The second read hits the L2 cache if the
+channel fits. cuDNN runs it in one kernel for all types but bfloat16; PyTorch takes three kernels for a forward in
+bfloat16.
 
 Channels-last, all multiprocessors share the work however few channels there are. cuDNN keeps of the images what its
-multiprocessors can hold, and reads the rest twice; PyTorch's kernels (bfloat16) read all of them twice and are also bound
-by the arithmetic of running means.
+multiprocessors can hold, and reads the rest twice; PyTorch's kernels (bfloat16) read all of them twice and are also
+bound by the arithmetic of running means.
 
 Sources: aten/src/ATen/native/Normalization.cpp (``_select_batch_norm_backend``) and cuda/Normalization.cuh, torch
 2.9-2.13; kernels of a ResNet-50 and of a calibration on an H200 (cuDNN 9.19). Constants: ``catalog/efficiency.yaml``.

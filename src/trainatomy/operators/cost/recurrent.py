@@ -8,9 +8,9 @@ products over all steps.
 
 Sources: Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs" (arXiv 1604.01946), which is
 how cuDNN's standard algorithm works; aten/src/ATen/native/cudnn/RNN.cpp chooses that one by default
-(persistent kernels only for one layer in fp16).  Kernels of five networks on an H200 or an H100 (LSTM, GRU and plain ones, fp32 and fp16), by
-the profiler: directions and layers run on streams of cuDNN's own, and the product of a time step does not split its
-depth, so that it takes as long as one multiprocessor needs for the depth.
+(persistent kernels only for one layer in fp16). Kernels of five networks on an H200 or an H100 (LSTM, GRU and plain
+ones, fp32 and fp16), by the profiler: directions and layers run on streams of cuDNN's own, and the product of a time
+step does not split its depth, so that it takes as long as one multiprocessor needs for the depth.
 """
 
 from __future__ import annotations
