@@ -112,17 +112,12 @@ def _liger_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
 
 def _evaluation_notes(workload: Workload) -> Iterator[str]:
     """Yield notes on what evaluations and checkpoints leave out."""
-    if workload.mode == "training" and workload.train.save_strategy not in (None, "no") and not workload.saves:
-        yield "train.save_strategy: saving on several GPUs is not counted; FSDP gathers weights for it on the GPU"
-    for name in ("load_best_model_at_end", "resume_from_checkpoint"):
-        if workload.mode == "training" and getattr(workload.train, name) and workload.parallel.world_size > 1:
-            yield f"train.{name}: loading a checkpoint on several GPUs is not counted"
     train = workload.train
-    wanted = train.eval_strategy != "no" or train.eval_on_start or train.do_eval
-    if workload.mode != "training" or not wanted:
-        return
+    if workload.mode == "training" and train.fsdp and workload.parallel.world_size > 1:
+        for name in ("load_best_model_at_end", "resume_from_checkpoint"):
+            if getattr(train, name):
+                yield f"train.{name}: loading a checkpoint with FSDP is not counted"
     if not workload.evaluates:
-        yield "train.eval_strategy: evaluation on several GPUs is not counted; a prediction for one GPU counts it"
         return
     for name in ("fp16_full_eval", "bf16_full_eval"):
         if getattr(train, name):

@@ -143,7 +143,16 @@ def files_without_data(files: CheckpointFiles | None = None) -> Iterator[None]:
     original = torch.save
 
     def save(value: Any, file: Any, *arguments: Any, **keywords: Any) -> None:
-        if not isinstance(file, str | os.PathLike) or not _tensors(value):
+        tensors = _tensors(value)
+        if not isinstance(file, str | os.PathLike):
+            with torch._C.DisableTorchFunction():
+                is_described = bool(tensors) and tensors[0].is_meta
+            if is_described:
+                _skip(file, _saved_bytes(value, original))  # one of several tensors in a file of a sharded checkpoint
+            else:
+                original(value, file, *arguments, **keywords)
+            return
+        if not tensors:
             original(value, file, *arguments, **keywords)
             return
         _write_sparse(file, size := _saved_bytes(value, original))
@@ -249,3 +258,10 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, int, int]:
 def _write_sparse(file: Any, size: int) -> None:
     with Path(file).open("wb") as opened:
         opened.truncate(size)
+
+
+def _skip(stream: Any, size: int) -> None:
+    """Leave a hole in a file that is open (that of ``_write_item`` in torch/distributed/checkpoint/filesystem.py)."""
+    file = getattr(stream, "raw", stream)
+    file.seek(size, os.SEEK_CUR)
+    file.truncate()

@@ -123,10 +123,10 @@ class Workload(Section):
 
     @property
     def evaluates(self) -> bool:
-        """Return whether the training contains evaluations that are executed: the Trainer's, on one GPU."""
+        """Return whether the training contains evaluations that are executed: the Trainer's."""
         train = self.train
         wanted = train.eval_strategy != "no" or train.eval_on_start or train.do_eval
-        return self._is_of_one_trainer and wanted
+        return self._is_of_a_trainer and wanted
 
     @property
     def evaluates_after_steps(self) -> bool:
@@ -135,19 +135,27 @@ class Workload(Section):
 
     @property
     def saves(self) -> bool:
-        """Return whether the training saves a checkpoint that is executed: by the Trainer, on one GPU."""
+        """Return whether the training saves a checkpoint that is executed: by the Trainer."""
         wanted = self.train.save_strategy not in (None, "no") or self.train.load_best_model_at_end
-        return self._is_of_one_trainer and wanted
+        return self._is_of_a_trainer and wanted
 
     @property
     def resumes(self) -> bool:
-        """Return whether the training continues another, whose checkpoint it loads: by the Trainer, on one GPU."""
-        return self._is_of_one_trainer and self.train.resume_from_checkpoint is not None
+        """Return whether the training continues another, whose checkpoint is loaded: by the Trainer, without FSDP."""
+        return self._finds_checkpoints and self.train.resume_from_checkpoint is not None
 
     @property
-    def _is_of_one_trainer(self) -> bool:
-        by_trainer = LOOPS[self.loop].by_trainer
-        return self.mode == "training" and by_trainer and self.parallel.world_size == 1
+    def loads_best_model(self) -> bool:
+        """Return whether the best model is loaded at the end: by the Trainer, without FSDP."""
+        return self._finds_checkpoints and self.train.load_best_model_at_end
+
+    @property
+    def _finds_checkpoints(self) -> bool:
+        return self._is_of_a_trainer and not (self.train.fsdp and self.parallel.world_size > 1)
+
+    @property
+    def _is_of_a_trainer(self) -> bool:
+        return self.mode == "training" and LOOPS[self.loop].by_trainer
 
     @property
     def pauses(self) -> bool:
@@ -156,9 +164,9 @@ class Workload(Section):
 
     @property
     def eval_samples(self) -> int:
-        """Return the samples of one evaluation: as given, or two batches, or two rounds of accumulation."""
+        """Return the samples of one evaluation on all GPUs: as given, or two batches, or two rounds of accumulation."""
         rounds = self.train.eval_accumulation_steps or 1
-        return self.data.eval_samples or 2 * rounds * self.eval_batch_size
+        return self.data.eval_samples or 2 * rounds * self.eval_batch_size * self.parallel.data_parallel_size
 
     @property
     def gathers_outputs(self) -> bool:

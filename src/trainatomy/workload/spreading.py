@@ -41,6 +41,9 @@ _FSDP_CONFIG = frozenset(
 )
 """Keys that ``TrainingArguments`` reads from ``fsdp_config`` (transformers 5.17), with or without ``fsdp_``."""
 
+_STATE_DICTS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
+"""Checkpoints of FSDP that are simulated."""
+
 
 def spreading_problems(workload: Workload) -> list[Problem]:
     """Refuse what the loop cannot spread over several GPUs."""
@@ -140,6 +143,9 @@ def _fsdp_config(workload: Workload) -> list[Problem]:
         elif name == "activation_checkpointing_offload":
             if str(value).lower() in ("true", "1"):
                 problems.append(Problem((*here, key), "keeps activations in host memory, which is not simulated"))
+        elif name == "state_dict_type" and workload.saves and str(value).upper() not in _STATE_DICTS:
+            message = f"saving is simulated with {' and '.join(_STATE_DICTS)}, found {value}"
+            problems.append(Problem((*here, key), message))
         elif name not in _FSDP_CONFIG and not name.startswith("xla"):
             problems.append(Problem((*here, key), f"unknown key{suggestion(name, _FSDP_CONFIG)}"))
         elif name == "version" and str(value) not in ("1", "2"):

@@ -14,6 +14,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
+from trainatomy.simulator.parallel import checkpoints
 from trainatomy.simulator.parallel.recorder import RankRecorder, local
 from trainatomy.simulator.placement import Handler
 
@@ -41,6 +42,7 @@ def install(stack: contextlib.ExitStack, recorder: RankRecorder) -> None:
     patch(_c10d.Logger, "set_runtime_stats_and_log", lambda logger: None)
     _install_fsdp1(patch, recorder)
     _install_pipelines(patch, recorder)
+    checkpoints.install(patch)
 
 
 def handlers(known: dict[Any, Handler]) -> dict[Any, Handler]:

@@ -188,7 +188,7 @@ class ObservedTrainer(Trainer):
             str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()
         }
         self._observer.saving_end(files, folder)
-        if self._workload.train.load_best_model_at_end:  # one is saved, which is the best one
+        if self._workload.loads_best_model:  # one is saved, which is the best one
             self.state.best_model_checkpoint = str(folder)
 
     def _load_from_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
@@ -212,7 +212,7 @@ class ObservedTrainer(Trainer):
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
         self._is_evaluating = True
-        self._observer.evaluation_begin(-(-len(self.eval_dataset) // self.args.eval_batch_size))
+        self._observer.evaluation_begin(-(-len(self.eval_dataset) // (self.args.eval_batch_size * self.args.world_size)))
         metrics = super().evaluate(*arguments, **keywords)
         self._is_evaluating = False
         self._observer.evaluation_end()

@@ -87,7 +87,7 @@ def continue_training(workload: Workload, arguments: Any) -> str | None:
     Raises:
         WorkloadError: There is no checkpoint.
     """
-    if workload.train.load_best_model_at_end:
+    if workload.loads_best_model:
         arguments.load_best_model_at_end = True
     if not workload.resumes:
         return None
