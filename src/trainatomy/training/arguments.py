@@ -108,8 +108,8 @@ def _settings(workload: Workload) -> dict[str, Any]:
         values["liger_kernel_config"] = dict(values["liger_kernel_config"])
     if "deepspeed" in values:
         values["deepspeed"] = {name: value for name, value in values["deepspeed"].items() if name not in REPORTS}
-    if train.fsdp and workload.parallel.replicas > 1:
-        values["parallelism_config"] = _hybrid(workload.parallel)
+    if train.fsdp and (workload.parallel.replicas > 1 or workload.parallel.cp_size > 1):
+        values["parallelism_config"] = _parallelism(workload.parallel)
     return values
 
 
@@ -124,9 +124,16 @@ def _check_deepspeed(made: Any) -> None:
         )
 
 
-def _hybrid(parallel: ParallelSpec) -> Any:
-    """Return accelerate's configuration of shards within groups of ranks and copies between them."""
+def _parallelism(parallel: ParallelSpec) -> Any:
+    """Return accelerate's configuration: shards within groups of ranks, copies between them, ranks of a sequence."""
     from accelerate import ParallelismConfig
+    from accelerate.utils import TorchContextParallelConfig
 
-    copies = parallel.replicas
-    return ParallelismConfig(dp_replicate_size=copies, dp_shard_size=parallel.data_parallel_size // copies)
+    copies, shares = parallel.replicas, parallel.cp_size
+    handler = TorchContextParallelConfig(cp_comm_strategy=parallel.cp_comm_strategy) if shares > 1 else None
+    return ParallelismConfig(
+        dp_replicate_size=copies,
+        dp_shard_size=parallel.data_parallel_size // copies,
+        cp_size=shares,
+        cp_handler=handler,
+    )

@@ -24,6 +24,7 @@ PipelineSchedule = Literal["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "Int
 
 _LOOPED = frozenset({"LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"})
 """Schedules with several stages on each rank."""
+CP_STRATEGY = "needs strategy: fsdp2, as accelerate runs it"
 _PIPELINE_OPTIONS = ("pp_schedule", "pp_microbatches", "pp_stages_per_rank")
 
 _OPTIONS: dict[str, frozenset[str]] = {
@@ -212,9 +213,8 @@ class ParallelSpec(Section):
             reason = "belongs to context parallelism: set parallel.cp_size"
             return [Problem(("cp_comm_strategy",), reason)] if self.cp_comm_strategy != "allgather" else []
         problems = []
-        if self.strategy != "fsdp2":
-            reason = "needs strategy: fsdp2, as accelerate runs it"
-            problems.append(Problem(("cp_size",), f"{reason}; the strategy is {self.strategy or 'ddp'}"))
+        if self.strategy not in (None, "fsdp2"):  # whose default is that of the loop
+            problems.append(Problem(("cp_size",), f"{CP_STRATEGY}; the strategy is {self.strategy}"))
         names = [name for name in ("tp_size", "pp_size") if getattr(self, name) > 1]
         return problems + [Problem((name,), "is not simulated together with cp_size") for name in names]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.deepspeed import deepspeed_problems
 from trainatomy.workload.nearest import suggestion
-from trainatomy.workload.parallel import ParallelSpec
+from trainatomy.workload.parallel import CP_STRATEGY, ParallelSpec
 from trainatomy.workload.section import Problem
 from trainatomy.workload.train import TrainSpec
 
@@ -28,7 +28,6 @@ _BY_TRAINER = {
     "offload_policy": "belongs to loop: pytorch; the Trainer takes cpu_offload in train.fsdp_config",
     "sync_each_batch": "belongs to loop: pytorch; the Trainer reduces gradients after the last micro-batch only",
     "tp_size": "is simulated with loop: pytorch only",
-    "cp_size": "is simulated with loop: pytorch only",
     "enable_expert_parallel": "is simulated with loop: pytorch only",
     "sequence_parallel": "belongs to loop: pytorch; the Trainer does not set it",
     "pp_size": "belongs to loop: pytorch: the Trainer runs no pipelines",
@@ -63,6 +62,8 @@ def spreading_problems(workload: Workload) -> list[Problem]:
     if parallel.cp_size > 1 and workload.data.padding:
         reason = "needs an attention mask, which ring attention does not take: leave it out, or parallel.cp_size"
         problems.append(Problem(("data", "padding"), reason))
+    if parallel.cp_size > 1 and workload.loop == "pytorch" and parallel.strategy is None:
+        problems.append(Problem(("parallel", "cp_size"), f"{CP_STRATEGY}; the strategy is ddp"))
     return problems + (_spread_by_trainer(workload) if workload.loop == "trainer" else [])
 
 
@@ -104,7 +105,21 @@ def _spread_by_trainer(workload: Workload) -> list[Problem]:
     problems += [] if train.deepspeed is None else _deepspeed(workload, train.deepspeed)
     if train.fsdp and parallel.world_size == 1:
         problems.append(Problem(("train", "fsdp"), "shards over several GPUs: set parallel.gpus"))
+    if parallel.cp_size > 1:
+        problems += _contexts_by_trainer(workload)
     return problems + (_fsdp_config(workload) if train.fsdp else [])
+
+
+def _contexts_by_trainer(workload: Workload) -> list[Problem]:
+    """Refuse what accelerate does not combine with context parallelism, and what is not simulated with it."""
+    train, here = workload.train, ("parallel", "cp_size")
+    problems = []
+    config = train.fsdp_config or {}
+    if not train.fsdp or str(config.get("version", config.get("fsdp_version", 2))) != "2":
+        problems.append(Problem(here, "needs FSDP2, as accelerate runs it: set train.fsdp"))
+    if workload.pauses or workload.evaluates:
+        problems.append(Problem(here, "is not simulated together with evaluation or saving: leave one of them out"))
+    return problems
 
 
 def _not_for_data_parallel(workload: Workload) -> list[Problem]:
