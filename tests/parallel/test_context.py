@@ -62,7 +62,7 @@ def test_other_ranks_run_in_the_same_process() -> None:
         ({"parallel": {"gpus": 2, "cp_size": 2}}, "needs strategy: fsdp2"),
         ({"parallel": {"gpus": 4, "cp_size": 2, "tp_size": 2, "strategy": "fsdp2"}}, "together with cp_size"),
         ({"parallel": {"gpus": 2, "cp_comm_strategy": "alltoall"}}, "belongs to context parallelism"),
-        ({"loop": "trainer"}, "with loop: pytorch only"),
+        ({"loop": "trainer"}, "parallel.cp_size: needs FSDP2, as accelerate runs it: set train.fsdp"),
         ({"data": {"sequence_length": LENGTH, "padding": True}}, "ring attention does not take"),
         ({"data": {"sequence_length": 66}}, "66 tokens cannot be"),
         ({"model": {"class": "LlamaForCausalLM", "config": CONFIG, "attn_implementation": "eager"}}, "use sdpa"),

@@ -33,12 +33,13 @@ def evaluation(found: Evaluation) -> list[str]:
 
 def checkpoint(found: Checkpoint) -> list[str]:
     """Return what a checkpoint takes on disk, and whether saving it raises the peak."""
-    weights, states = found.weights_bytes, found.files.get("optimizer.pt", 0)
+    weights, states = found.weights_bytes, found.states_bytes
     others = found.total_bytes - weights - states
     parts = [f"{human_bytes(weights)} of weights"]
     parts += [f"{human_bytes(states)} of optimizer states"] if states else []
     parts += [f"{human_bytes(others)} of other files"]
-    lines = [f"{human_bytes(found.total_bytes)} on disk: {', '.join(parts)}"]
+    by = " by this GPU, as each writes its own part" if found.is_sharded else ""
+    lines = [f"{human_bytes(found.total_bytes)} on disk{by}: {', '.join(parts)}"]
     if found.kept is None:
         lines.append("every checkpoint is kept; save_total_limit removes older ones")
     else:

@@ -8,6 +8,9 @@ from typing import Literal
 RestoringPurpose = Literal["resume", "best"]
 """Why a checkpoint is loaded: to continue its training, or because it is the best one at the end."""
 
+FSDP_WEIGHTS = "pytorch_model_fsdp"
+"""Beginning of the name of accelerate's files and folders with FSDP's weights (accelerate/utils/constants.py)."""
+
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
@@ -55,5 +58,16 @@ class Checkpoint:
 
     @property
     def weights_bytes(self) -> int:
-        """Size of the files with weights."""
-        return sum(size for name, size in self.files.items() if name.endswith(".safetensors"))
+        """Size of the files with weights; FSDP writes a second one when it saves whole weights."""
+        weights = (name for name in self.files if name.endswith(".safetensors") or name.startswith(FSDP_WEIGHTS))
+        return sum(self.files[name] for name in weights)
+
+    @property
+    def states_bytes(self) -> int:
+        """Size of the files with optimizer states."""
+        return sum(size for name, size in self.files.items() if name.startswith("optimizer"))
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if every rank writes its own part, of which the files are one."""
+        return any(name.endswith(".distcp") for name in self.files)

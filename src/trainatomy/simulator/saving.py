@@ -88,9 +88,14 @@ class CheckpointFiles:
         assert self._process is not None
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             tensors = [tensor for tensor in _tensors(value) if tensor.is_meta]
-            storages = {storage_key(tensor): tensor for tensor in tensors if self._process.storages.on_device(tensor)}
+            gathered = self._process.topology.has_group  # whole tensors on the host are copies, all made by now
+            is_copied = [gathered or self._process.storages.on_device(tensor) for tensor in tensors]
+            storages = {
+                storage_key(tensor): tensor for tensor, copied in zip(tensors, is_copied, strict=True) if copied
+            }
             sizes = [int(tensor.untyped_storage().nbytes()) for tensor in storages.values()]
             self._own[str(file)] = tree_map(_Described.of, value), size
+            at_once = at_once or not any(map(self._process.storages.on_device, tensors))
         self.host_bytes = max(self.host_bytes, sum(sizes) if at_once else max(sizes, default=0))
 
     def load(self, file: Any) -> Any:
@@ -149,6 +154,8 @@ def files_without_data(files: CheckpointFiles | None = None) -> Iterator[None]:
                 is_described = bool(tensors) and tensors[0].is_meta
             if is_described:
                 _skip(file, _saved_bytes(value, original))  # one of several tensors in a file of a sharded checkpoint
+                if files is not None:
+                    files.host_bytes = max(files.host_bytes, *(int(tensor.nbytes) for tensor in tensors))
             else:
                 original(value, file, *arguments, **keywords)
             return

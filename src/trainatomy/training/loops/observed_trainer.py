@@ -212,7 +212,9 @@ class ObservedTrainer(Trainer):
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
         self._is_evaluating = True
-        self._observer.evaluation_begin(-(-len(self.eval_dataset) // (self.args.eval_batch_size * self.args.world_size)))
+        self._observer.evaluation_begin(
+            -(-len(self.eval_dataset) // (self.args.eval_batch_size * self.args.world_size))
+        )
         metrics = super().evaluate(*arguments, **keywords)
         self._is_evaluating = False
         self._observer.evaluation_end()

@@ -1,0 +1,146 @@
+"""Evaluations and checkpoints of the Trainer on several GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from spread import VOCABULARY, simulated, weight_bytes, workload
+
+from trainatomy.api import predict
+from trainatomy.errors import WorkloadError
+from trainatomy.reporters.task_sentences import checkpoint
+from trainatomy.simulator.evaluation import RepeatedBatches
+from trainatomy.simulator.simulate import Simulation
+from trainatomy.workload.schema import Workload
+
+LOGITS = 64 * VOCABULARY * 4
+"""Bytes of the logits of one sample."""
+BATCH = 4
+FSDP: dict[str, Any] = {"fsdp": True}
+
+
+def evaluated(samples: int | None, gpus: int = 2, train: dict[str, Any] | None = None) -> Workload:
+    settings = {"eval_strategy": "steps", "per_device_eval_batch_size": BATCH, **(train or {})}
+    data = {"data.compute_metrics": True, "data.eval_samples": samples or 2 * BATCH * gpus}
+    return workload("trainer", settings, gpus=gpus).replace(data)
+
+
+def saved(gpus: int = 2, **config: Any) -> Workload:
+    return workload("trainer", {**FSDP, "save_strategy": "steps", "fsdp_config": config}, gpus=gpus)
+
+
+def joined(simulation: Simulation) -> list[int]:
+    """Samples in each tensor in which an evaluation joins logits, or gathers them from all ranks."""
+    trace, found = simulation.trace, simulation.evaluation
+    assert found is not None
+    events = [trace.events[index] for index in found.events]
+    made = [
+        event
+        for event in events
+        if event.action == "alloc" and event.bytes % LOGITS == 0 and event.bytes > BATCH * LOGITS
+    ]
+    joins = ("aten::cat", "aten::empty")
+    return [event.bytes // LOGITS for event in made if trace.origins[event.allocation].operation in joins]
+
+
+def communicated(simulation: Simulation) -> int:
+    """Number of an evaluation's collectives that move logits."""
+    assert simulation.evaluation is not None
+    operations = simulation.evaluation.operations
+    calls = [operations.calls[one.call] for one in operations.operations]
+    gathers = [int(dict(call.numbers)["bytes"]) for call in calls if call.name == "nccl::all_gather"]
+    return sum(size % LOGITS == 0 and size > BATCH * LOGITS for size in gathers)
+
+
+@pytest.mark.parametrize("train", [{}, FSDP, {**FSDP, "fsdp_config": {"version": 1}}], ids=["ddp", "fsdp2", "fsdp1"])
+def test_every_rank_gathers_the_outputs_of_all(train: dict[str, Any]) -> None:
+    found = simulated(evaluated(24, train=train))
+    assert found.evaluation is not None and found.evaluation.batches == 3
+    assert joined(found) == [8, 8, 16, 8, 24]
+    assert communicated(found) == 3
+
+
+def test_samples_that_the_ranks_got_twice_are_cut_off() -> None:
+    found = simulated(evaluated(19))
+    assert joined(found)[-1] == 19
+
+
+def test_batches_are_those_of_a_rank() -> None:
+    prediction = predict(evaluated(32, gpus=4))
+    assert prediction.evaluation is not None
+    assert (prediction.evaluation.batches, prediction.evaluation.samples) == (2, 32)
+    assert evaluated(None, gpus=4).eval_samples == 32
+    plain = predict(workload("trainer", gpus=4))
+    assert prediction.evaluation.allocated_before_bytes == plain.memory.peak_allocated_bytes
+
+
+def test_copied_batches_of_a_rank_are_what_execution_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = evaluated(8 * 6)
+    copied, copies = simulated(described), []
+    copy = RepeatedBatches._copy
+    monkeypatch.setattr(RepeatedBatches, "_copy", lambda *args: copies.append(1) or copy(*args))
+    simulated(described)
+    assert len(copies) == 4
+    monkeypatch.setattr(RepeatedBatches, "_copy", lambda *args: None)
+    executed = simulated(described)
+    assert executed.trace == copied.trace
+    assert executed.evaluation == copied.evaluation
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_fsdp_gathers_whole_weights_and_states_in_host_memory(version: int) -> None:
+    found = simulated(saved(version=version, state_dict_type="FULL_STATE_DICT"))
+    assert found.saving is not None
+    files, whole = found.saving.files, weight_bytes(found)
+    assert files["pytorch_model_fsdp.bin"] == pytest.approx(whole, rel=0.01)
+    assert files["optimizer.bin"] == pytest.approx(2 * whole, rel=0.01)
+    assert found.host_bytes_of_saving == pytest.approx(2 * whole, rel=0.01)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_rank_writes_its_shards(version: int) -> None:
+    found = simulated(saved(gpus=4, version=version, state_dict_type="SHARDED_STATE_DICT"))
+    assert found.saving is not None
+    files, whole = found.saving.files, weight_bytes(found)
+    assert files["pytorch_model_fsdp_0/__0_0.distcp"] == pytest.approx(whole / 4, rel=0.02)
+    assert files["optimizer_0/__0_0.distcp"] == pytest.approx(2 * whole / 4, rel=0.02)
+    assert 0 < found.host_bytes_of_saving < whole / 4
+
+
+def test_copies_of_a_shard_are_written_once() -> None:
+    described = saved(gpus=4, state_dict_type="SHARDED_STATE_DICT").replace("parallel.dp_replicate_size", 2)
+    found = simulated(described)
+    assert found.saving is not None
+    assert found.saving.files["pytorch_model_fsdp_0/__0_0.distcp"] < 0.3 * weight_bytes(found)
+
+
+def test_a_page_says_whose_files_they_are() -> None:
+    found = predict(saved(state_dict_type="SHARDED_STATE_DICT"), timed=False).checkpoint
+    assert found is not None
+    text = checkpoint(found)[0]
+    assert "on disk by this GPU, as each writes its own part" in text and "of optimizer states" in text
+
+
+def test_what_is_not_saved_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="state_dict_type: saving is simulated with FULL_STATE_DICT and SHARDED"):
+        saved(version=1, state_dict_type="LOCAL_STATE_DICT")
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_the_trainer_shares_sequences(gpus: int) -> None:
+    described = workload("trainer", FSDP, gpus=gpus, cp_size=2).replace("data.sequence_length", 256)
+    found = simulated(described)
+    assert (0, 1) in found.communicators
+    plain = workload("pytorch", gpus=gpus, cp_size=2, strategy="fsdp2").replace("data.sequence_length", 256)
+    peaks = [predict(each, timed=False).memory.components.activations for each in (described, plain)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [({}, "needs FSDP2, as accelerate runs it"), ({**FSDP, "eval_strategy": "steps"}, "together with evaluation")],
+)
+def test_what_sequences_are_not_shared_with_is_refused(train: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        workload("trainer", train, gpus=2, cp_size=2)
