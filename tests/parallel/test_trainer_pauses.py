@@ -10,7 +10,6 @@ from spread import VOCABULARY, simulated, weight_bytes, workload
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
 from trainatomy.reporters.task_sentences import checkpoint
-from trainatomy.simulator.evaluation import RepeatedBatches
 from trainatomy.simulator.simulate import Simulation
 from trainatomy.workload.schema import Workload
 
@@ -73,19 +72,6 @@ def test_batches_are_those_of_a_rank() -> None:
     assert evaluated(None, gpus=4).eval_samples == 32
     plain = predict(workload("trainer", gpus=4))
     assert prediction.evaluation.allocated_before_bytes == plain.memory.peak_allocated_bytes
-
-
-def test_copied_batches_of_a_rank_are_what_execution_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    described = evaluated(8 * 6)
-    copied, copies = simulated(described), []
-    copy = RepeatedBatches._copy
-    monkeypatch.setattr(RepeatedBatches, "_copy", lambda *args: copies.append(1) or copy(*args))
-    simulated(described)
-    assert len(copies) == 4
-    monkeypatch.setattr(RepeatedBatches, "_copy", lambda *args: None)
-    executed = simulated(described)
-    assert executed.trace == copied.trace
-    assert executed.evaluation == copied.evaluation
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -215,6 +215,15 @@ def test_a_best_model_needs_evaluations(train: dict[str, Any], message: str) -> 
 def test_other_loops_and_several_gpus_load_no_checkpoints() -> None:
     with pytest.raises(WorkloadError, match=r"train\.resume_from_checkpoint: .* saves no checkpoints"):
         Workload.from_mapping({"model": {"id": "gpt2"}, "loop": "pytorch", "train": {"resume_from_checkpoint": True}})
-    several = describe("GPT2LMHeadModel", GPT2, save_strategy="no", resume_from_checkpoint=True)
-    notes = predict(several.replace("parallel.gpus", 2)).notes
-    assert any("train.resume_from_checkpoint: loading a checkpoint on several GPUs is not counted" in n for n in notes)
+    sharded = {"parallel.gpus": 2, "train.fsdp": True}
+    several = describe("GPT2LMHeadModel", GPT2, save_strategy="no", resume_from_checkpoint=True).replace(sharded)
+    notes = predict(several).notes
+    assert any("train.resume_from_checkpoint: loading a checkpoint with FSDP is not counted" in note for note in notes)
+
+
+def test_ranks_of_ddp_resume_as_one_gpu_does() -> None:
+    alone = describe("GPT2LMHeadModel", GPT2, save_strategy="no", resume_from_checkpoint=True)
+    found, several = predict(alone), predict(alone.replace("parallel.gpus", 2))
+    (one,), (other,) = found.restored, several.restored
+    assert (one.purpose, one.host_bytes) == (other.purpose, other.host_bytes)
+    assert several.memory.components.optimizer_states == found.memory.components.optimizer_states
