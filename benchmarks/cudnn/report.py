@@ -2,8 +2,8 @@
 
 python benchmarks/cudnn/report.py [--out FILE]      (with cuDNN's library: pip install "trainatomy[cudnn]")
 
-Calls are ``records/calls*.jsonl.gz``, written by ``probe.py``; networks are ``records/h200.jsonl``, and their
-predictions those that were stored before they were measured.
+Calls are ``records/calls*.jsonl.gz``, written by ``probe.py``; networks are those of ``CAMPAIGNS``, each with the files
+of their measurements and predictions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,42 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "convolutions.md"
 FIGURES = {"peak_allocated_bytes": "allocated", "peak_reserved_bytes": "reserved"}
 SOURCES = {"library": "cuDNN's library", "rules": "the rules"}
-AGAIN = {f"{source}-again": f"{title}, again after the measurements" for source, title in SOURCES.items()}
+
+
+SEEN = tuple(case.name.removesuffix("fp32") for case in everyday_cases.cases(HERE / "cases") if case.kind == "networks")
+"""The twenty networks that the rules were made from; names end with a hyphen."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Networks that were measured together, and the files of their predictions by title, in the folder of this script.
+
+    ``listed`` are the titles whose errors are listed for each network.
+    """
+
+    records: str
+    predictions: Mapping[str, str]
+    listed: tuple[str, ...] = tuple(SOURCES.values())
+
+
+CAMPAIGNS = {
+    "sixty": Campaign("records/h200.jsonl", {
+        "cuDNN's library": "predictions/h200-library.jsonl",
+        "the rules": "predictions/h200-rules.jsonl",
+        "cuDNN's library, again after the measurements": "predictions/h200-library-again.jsonl",
+        "the rules, again after the measurements": "predictions/h200-rules-again.jsonl",
+    }),
+    "batches": Campaign("records/h100-sxm.jsonl", {
+        "cuDNN's library, first": "predictions/h100-sxm-library.jsonl",
+        "the rules, first": "predictions/h100-sxm-rules.jsonl",
+        "cuDNN's library": "predictions/h100-sxm-library-second.jsonl",
+        "the rules": "predictions/h100-sxm-rules-second.jsonl",
+    }),
+    "others": Campaign("held_out/records/h200.jsonl", {
+        "cuDNN's library": "held_out/predictions/h200-library.jsonl",
+        "the rules": "held_out/predictions/h200-rules.jsonl",
+    }),
+}  # fmt: skip
 CALLS = {
     "calls-h200.jsonl.gz": {
         "sample": "those of the stored sample (seen when rules were made)",
@@ -121,13 +156,17 @@ def calls_table() -> list[str]:
     return table(["calls", "predicted by", "workspaces", "exact", "bytes missed"], rows)
 
 
-def errors_of(gpu: str) -> dict[str, dict[str, dict[str, float]]]:
-    """Return relative errors by source, network and figure, of the networks that were measured."""
-    measured = {line["name"]: line for line in everyday_cases.lines(HERE / "records" / f"{gpu}.jsonl")}
+Errors = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Relative errors by title of the predictions, network and figure."""
+
+
+def errors_of(campaign: Campaign) -> Errors:
+    """Return the errors of the networks that were measured."""
+    measured = {line["name"]: line for line in everyday_cases.lines(HERE / campaign.records)}
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for source in (*SOURCES, *AGAIN):
-        stored = {line["name"]: line for line in everyday_cases.lines(HERE / "predictions" / f"{gpu}-{source}.jsonl")}
-        found[source] = {
+    for title, file in campaign.predictions.items():
+        stored = {line["name"]: line for line in everyday_cases.lines(HERE / file)}
+        found[title] = {
             name: {figure: stored[name]["memory"][figure] / line[figure] - 1 for figure in FIGURES}
             for name, line in measured.items()
             if line["status"] == "completed" and "memory" in stored.get(name, {})
@@ -135,12 +174,12 @@ def errors_of(gpu: str) -> dict[str, dict[str, dict[str, float]]]:
     return found
 
 
-def networks_summary(errors: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
+def networks_summary(errors: Errors) -> list[str]:
     """Return a table of median and worst errors by source and precision."""
     rows = []
-    for source, title in {**SOURCES, **AGAIN}.items():
+    for title, by_name in errors.items():
         for precision in ("fp32", "fp16", "bf16", ""):
-            of = [each for name, each in errors[source].items() if name.endswith(precision)]
+            of = [each for name, each in by_name.items() if name.endswith(precision)]
             if not of:
                 continue
             cells = [title, precision or "all", str(len(of))]
@@ -153,13 +192,18 @@ def networks_summary(errors: Mapping[str, Mapping[str, Mapping[str, float]]]) ->
     return table(heads, rows)
 
 
-def networks_table(errors: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
+def is_new(name: str) -> bool:
+    """Return whether a training's network is none of the twenty, with whatever batch."""
+    return not any(name.startswith(known) for known in SEEN)
+
+
+def networks_table(errors: Errors, listed: Sequence[str]) -> list[str]:
     """Return a table of all networks."""
-    rows = []
-    for name in sorted(errors["library"]):
-        cells = [signed(errors[source][name][figure]) for source in SOURCES for figure in FIGURES]
-        rows.append([name, *cells])
-    heads = [f"{title}, {source}" for source in SOURCES for title in FIGURES.values()]
+    rows = [
+        [name, *(signed(errors[title][name][figure]) for title in listed for figure in FIGURES)]
+        for name in sorted(errors[listed[0]])
+    ]
+    heads = [f"{figure}, {title}" for title in listed for figure in FIGURES.values()]
     return table(["network", *heads], rows)
 
 
@@ -178,15 +222,19 @@ def signed(share: float) -> str:
     return f"{100 * share:+.2f} %".replace("-", "−")
 
 
-def page(gpu: str) -> str:
+def page() -> str:
     """Return the page."""
-    errors = errors_of(gpu)
-    if errors["library"]:
-        summary, every = networks_summary(errors), networks_table(errors)
-    else:
-        summary, every = ["Not measured yet."], []
-    parts = {"calls": calls_table(), "summary": summary, "networks": every}
-    counts = {"measured": len(errors["library"]), "cases": len(everyday_cases.cases(HERE / "cases"))}
+    parts = {"calls": calls_table()}
+    counts = {}
+    for name, campaign in CAMPAIGNS.items():
+        errors = errors_of(campaign)
+        new = {title: {n: each for n, each in errors[title].items() if is_new(n)} for title in campaign.listed}
+        counts[f"{name}_new"], parts[f"{name}_new_table"] = len(new[campaign.listed[0]]), networks_summary(new)
+        counts[f"{name}_measured"] = len(errors[campaign.listed[0]])
+        if counts[f"{name}_measured"]:
+            parts[name], parts[f"{name}_each"] = networks_summary(errors), networks_table(errors, campaign.listed)
+        else:
+            parts[name], parts[f"{name}_each"] = ["Not measured yet."], []
     tables = {name: "\n".join(lines) for name, lines in parts.items()}
     return PAGE_TEXT.format(**tables, **counts).rstrip() + "\n"
 
@@ -194,11 +242,10 @@ def page(gpu: str) -> str:
 def main() -> int:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpu", default="h200")
     parser.add_argument("--out", type=Path, default=PAGE)
     options = parser.parse_args()
     torch.backends.cudnn.deterministic = False
-    options.out.write_text(page(options.gpu), encoding="utf-8")
+    options.out.write_text(page(), encoding="utf-8")
     return 0
 
 
