@@ -49,16 +49,26 @@ MISSES = """The choices below 97 %, and why:
 - With the shipped data, GPT-2 medium and Pythia-410M on 16 GiB: the choice has more and smaller operations than the
   fastest point, and the CPU was slower than the shipped one. With the calibration the search chooses the fastest point
   for GPT-2; the two points for Pythia-410M are then predicted within 1 % of each other, and the slower one is chosen.
+  The search says that they tie.
 - GPT-2 medium on 24 GiB: 4 × 16 (chosen with the shipped data) was the fastest in the first session. In the second it
   was slower than 16 × 4 with checkpointing, and is predicted 10 % too fast even with the calibration. So is the choice
-  with the calibration, every second layer recomputed, by 12 %; the fastest point by 1 %. The cause is not known.
+  with the calibration, every second layer recomputed, by 12 %; the fastest point by 1 %. The cause is not known. With
+  the calibration the search says that the fastest point ties with its choice.
 - With the calibration, RoBERTa on 16 GiB: the H200 does not stand in for a smaller GPU here. Under a memory fraction,
   PyTorch counts the whole request of an expandable segment and not only the part to be mapped; so in every step but the
   first the allocator freed its cache and mapped memory again. Simulated with that fraction, the retries appear and the
-  reserved memory is as measured, to the byte. On a GPU of 16 GiB, without a fraction, none are predicted.
+  reserved memory is as measured, to the byte. On a GPU of 16 GiB, without a fraction, none are predicted. The fastest
+  point is again among the ties.
 - Where only the share of the fastest point that fits is low (BERT-large and Qwen2.5-0.5B on 24 GiB, Llama-3.2-1B with
   LoRA on 16 GiB), that point leaves less than the 5 % of headroom that the search was asked to leave.
 
+"""
+HELD_OUT = """## Trainings that the search had not seen
+
+The choices above are those of a search that was changed after looking at some of the trainings. For {cases} more
+(effective batch {effective}, GPUs of {limits} GiB, a grid of {points} settings) it chose once, with the shipped data,
+before any of them was measured. Grid and choices then ran in one session on an H200, points that cannot be the
+best last, where there was time.
 """
 REGRETS = """The last columns compare the choice with the fastest point of the grid that fits the limit, and with the
 fastest that also leaves the 5 % of headroom that the search leaves. Settings of a choice that the grid does not have
@@ -80,7 +90,7 @@ calibration is the first session's too:
 """
 
 
-def page(comparisons: Sequence[Comparison], cases: Cases) -> str:
+def page(comparisons: Sequence[Comparison], cases: Cases, held_out: tuple[Comparison, Cases] | None = None) -> str:
     """Return the page; the verdicts of all plans are about the same runs."""
     head = HEAD.format(
         cases=len(cases.cases),
@@ -97,7 +107,21 @@ def page(comparisons: Sequence[Comparison], cases: Cases) -> str:
         "## Ratios of step times\n\n" + RATIOS + _each(comparisons, _ratios),
         "## The trainings\n\n" + _cases(cases),
     ]
+    if held_out is not None:
+        sections.insert(2, _held_out(*held_out))
     return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def _held_out(comparison: Comparison, cases: Cases) -> str:
+    """Return the section on trainings that the search had not seen."""
+    head = HELD_OUT.format(
+        cases=len(cases.cases),
+        effective=cases.effective_batch,
+        limits=" and ".join(str(gib) for gib in cases.limits_gib),
+        points=comparison.points,
+    )
+    parts = [head, _summary(comparison), _regrets(comparison), _verdicts([comparison]), _cases(cases)]
+    return "\n\n".join(part.strip() for part in parts)
 
 
 def summary(comparisons: Sequence[Comparison]) -> str:
@@ -126,7 +150,9 @@ def _summary(comparison: Comparison) -> str:
         "Throughput of the choice over that of the fastest point of the grid that fits: "
         f"{_spread(one.share for one in regrets)}.",
         f"Over the fastest that also leaves the headroom: {_spread(one.roomy_share for one in regrets)}.",
-        f"The same if every choice counts as it ran under its limit, in a process of its own: {_spread(limited)}.",
+        "The same after measuring the choice and the points that the search reports as ties with it (`--measure`): "
+        f"{_spread(one.tied_share for one in regrets)}.",
+        f"Without that, if every choice counts as it ran under its limit, in a process of its own: {_spread(limited)}.",
         "Of the point of the grid that is predicted to be the fastest, over the fastest one (both with headroom, both "
         f"in the first session): {_spread(one.foreseen_share for one in regrets)}.",
         f"Choices that ran out of memory: {len(failed)} of {sum(one.status != 'not run' for one in regrets)}.",

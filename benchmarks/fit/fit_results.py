@@ -33,6 +33,8 @@ class Regret:
         best_again: Whether that point was measured in the session of the choices; the other points count as they ran in
             the first session.
         roomy: The fastest of those that also leave the headroom that the search leaves; ``roomy_again`` likewise.
+        tied_measured: Throughput of the fastest of the choice and of those points of the grid, measured in the same
+            session, that the search reported as ties with it: what measuring the ties would have chosen.
         foreseen: The point of the grid that is predicted to be the fastest of those that leave the headroom; compared
             within the first session, which measured the whole grid.
     """
@@ -55,6 +57,7 @@ class Regret:
     from_grid: bool
     best_again: bool
     roomy_again: bool
+    tied_measured: float | None
 
     @property
     def share(self) -> float | None:
@@ -65,6 +68,11 @@ class Regret:
     def roomy_share(self) -> float | None:
         """The same over the best point that leaves the headroom."""
         return _share(self.measured, self.roomy_measured)
+
+    @property
+    def tied_share(self) -> float | None:
+        """Throughput of the choice after measuring its ties over that of the best point that leaves the headroom."""
+        return _share(self.tied_measured, self.roomy_measured)
 
     @property
     def foreseen_share(self) -> float | None:
@@ -235,7 +243,18 @@ def _regret(
         beside is not None,
         best is None or (points[0]["case"], best) in same_session,
         best_roomy is None or (points[0]["case"], best_roomy) in same_session,
+        _fastest_tie(choice, timed, roomy, same_session),
     )
+
+
+def _fastest_tie(
+    choice: Mapping[str, Any] | None, timed: Line | None, roomy: Sequence[Mapping[str, Any]], grid: Grid
+) -> float | None:
+    """Return the throughput of the fastest of a choice and those of its ties that are points of ``grid``."""
+    if choice is None or timed is None or timed["samples_per_second"] is None:
+        return None
+    ties = (_speed(point, grid) for point in roomy if point["label"] in choice.get("ties", ()))
+    return max([float(timed["samples_per_second"]), *(speed or 0.0 for speed in ties)])
 
 
 def _fastest(points: Sequence[Mapping[str, Any]], grid: Grid) -> tuple[str | None, float | None]:
@@ -341,7 +360,12 @@ def to_plain(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison as plain values; ratios as how many of each bound, and the factor for 9 of 10."""
     content = asdict(comparison)
     for entry, regret in zip(content["regrets"], comparison.regrets, strict=True):
-        entry |= {"share": regret.share, "roomy_share": regret.roomy_share, "foreseen_share": regret.foreseen_share}
+        entry |= {
+            "share": regret.share,
+            "roomy_share": regret.roomy_share,
+            "tied_share": regret.tied_share,
+            "foreseen_share": regret.foreseen_share,
+        }
     content["ratios"] = {
         bound: {"pairs": len(some), "nine_of_ten_within": within(some)}
         for bound in ("gpu", "mixed", "host")

@@ -208,8 +208,18 @@ def report(options: argparse.Namespace, cases: Cases) -> None:
     found = [results.compare(plan, cases, lines, again) for plan in plans]
     content = [results.to_plain(comparison) for comparison in found]
     options.report.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    options.page.write_text(page.page(found, cases), encoding="utf-8")
+    options.page.write_text(page.page(found, cases, held_out()), encoding="utf-8")
     print(page.summary(found))
+
+
+def held_out() -> tuple[results.Comparison, Cases] | None:
+    """Return the comparison for the trainings that the search had not seen, if they were measured."""
+    lines = fit_cases.HELD_OUT / "h200.jsonl"
+    if not lines.exists():
+        return None
+    cases = fit_cases.read(fit_cases.HELD_OUT / "cases.yaml")
+    measured = [json.loads(text) for text in lines.read_text(encoding="utf-8").splitlines()]
+    return results.compare(read_plan(fit_cases.HELD_OUT / "plan.json"), cases, measured), cases
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -228,6 +228,28 @@ def test_contenders_measured_again_replace_the_first_session() -> None:
     assert "1 of 2 below 97%" not in text and "2 of 2 below 97%" in text
 
 
+def test_measuring_the_ties_finds_what_is_faster_than_the_choice() -> None:
+    checkpointing = Setting(64, 1, True)
+    chosen = choice(BERT, 24, Setting(16, 4, False), ties=[checkpointing.label, "32 × 2"])  # 32 × 2: no headroom
+    again = [
+        line("grid", point(BERT, Setting(16, 4, False)), samples_per_second=70.0),
+        line("chosen", chosen, 24, samples_per_second=60.0),
+    ]
+    first_only = fit_results.compare(plan_of(chosen), SMALL, all_points(), again).regrets[1]
+    assert first_only.tied_share == first_only.roomy_share == pytest.approx(70 / 90)  # the tie ran in another session
+    again.append(line("grid", point(BERT, checkpointing), samples_per_second=88.0))
+    found = fit_results.compare(plan_of(chosen), SMALL, all_points(), again).regrets[1]
+    assert found.roomy_share == pytest.approx(70 / 88) and found.tied_share == 1.0
+
+
+def test_unseen_trainings_have_a_section_of_their_own() -> None:
+    found = compared(all_points(), choice(BERT, 16, Setting(16, 4, False)))
+    assert "had not seen\n" not in fit_page.page([found], SMALL)
+    text = fit_page.page([found], SMALL, (found, SMALL))
+    assert text.count("## Trainings that the search had not seen") == 1
+    assert text.index("## Summary") < text.index("had not seen") < text.index("## Throughput of the choices")
+
+
 def test_every_recorded_contender_reached_85_percent_of_the_best() -> None:
     plan = fit_tasks.read_plan()
     first, again = (
