@@ -3,9 +3,9 @@
 Engines that ask the driver or cuBLAS whether they can run are missing from the answers without one: those that hand a
 product to cuBLASLt, and those of depthwise convolutions in 16 bits. Of 1,614 operations that cuDNN ran on an H200
 (9.19, benchmarks/cudnn/probe.py) some 120 ran in such an engine: nearly all products of forward and the input gradient,
-two thirds of those of weight gradients. The rules decide there, and are wrong about every fourth of these weight
-gradients. Engines for Winograd's method and FFT are missing too; 16 operations ran in them. Everything else ran in the
-engine that is named without a driver.
+two thirds of those of weight gradients. The engine that is named in their place tells whether one of them runs on
+Hopper (``products.py``); where it does not, the rules decide. Engines for Winograd's method and FFT are missing too; 16
+operations ran in them. Everything else ran in the engine that is named without a driver.
 """
 
 from __future__ import annotations
