@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +161,18 @@ def test_products_of_packed_weights_are_counted() -> None:
         assert flop == {2 * HIDDEN * HIDDEN, 2 * HIDDEN * INNER}
 
 
+def test_columns_with_outliers_are_multiplied_in_16_bits() -> None:
+    """30 % of the columns: their activations in 16 bits, their weights dequantised to 32 bits and then cast to 16."""
+    none, some = (run({**EIGHT, "llm_int8_outlier_columns": share}) for share in (0, 0.3))
+    counts = [Counter(event.bytes for event in one.trace.events if event.action == "alloc") for one in (none, some)]
+    columns = 39
+    assert columns == math.ceil(0.3 * HIDDEN)
+    for size in (2 * 32 * columns * 2, INNER * columns, INNER * columns * 4, INNER * columns * 2):
+        assert counts[0][size] == 0 < counts[1][size]
+    assert any("30% of the columns of activations are assumed" in note for note in some.notes)
+    assert any("no activation is assumed" in note for note in none.notes)
+
+
 def test_a_checkpoint_that_is_stored_quantised(tmp_path: Path) -> None:
     """It is copied as it is: nothing in 16 bits but what is not quantised."""
     stored = {**DOUBLE, "quant_method": "bitsandbytes"}
@@ -203,6 +216,7 @@ def test_nothing_of_the_library_changes() -> None:
     [
         ({"load_in_4bit": True, "load_in_8bit": True}, {}, "cannot be combined with load_in_4bit"),
         ({"load_in_8bit": True, "bnb_4bit_quant_type": "nf4"}, {}, "no effect without load_in_4bit"),
+        ({"load_in_4bit": True, "llm_int8_outlier_columns": 0.1}, {}, "no effect without load_in_8bit"),
         ({**FOUR, "llm_int8_threshold": 3.0}, {}, "no effect without load_in_8bit"),
         (FOUR, {"model": {"lora": None}}, "cannot be trained: add model.lora"),
         (FOUR, {"era": "2022"}, "layers of 4 and 8 bits"),

@@ -16,6 +16,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from math import ceil
 from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
@@ -109,7 +110,7 @@ class _Backend(NamedTuple):
 @cache
 def _backend() -> _Backend:
     """Execute the library's backends once more, as modules of our own, with the C library replaced."""
-    implementations: dict[str, Function] = {}
+    implementations: dict[str, Function] = {"bitsandbytes::int8_vectorwise_dequant": _dequantise_rows}
 
     def register_kernel(name: str, device: str) -> Callable[[Function], Function]:
         def register(function: Function) -> Function:
@@ -134,6 +135,11 @@ def _backend() -> _Backend:
     return _Backend(implementations, modules)
 
 
+def _dequantise_rows(weights: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Dequantise 8-bit weights as ``bitsandbytes._ops`` does, which registers this implementation itself."""
+    return weights * scales.view(-1, 1) * (1 / 127)
+
+
 def _execute(package: str) -> ModuleType:
     """Execute the ``ops`` of a backend as a new module."""
     importlib.import_module(package)
@@ -148,13 +154,14 @@ def _execute(package: str) -> ModuleType:
     return module
 
 
-def quantised_operators(no_outliers: Context, on_host: Context) -> dict[Any, Function]:
+def quantised_operators(answering: Context, on_host: Context, outlier_columns: float) -> dict[Any, Function]:
     """Return what runs in place of the library's operators, by the operator that Python calls.
 
     Args:
-        no_outliers: Context in which unknown bools are answered with False.  ``int8_vectorwise_quant`` asks whether
-            an activation reaches the threshold: no column is assumed to.
+        answering: Context in which unknown bools are answered with True if any column has outliers, else with False:
+            ``int8_vectorwise_quant`` asks whether an activation reaches the threshold.
         on_host: Context in which meta tensors that are made stand for tensors in host memory.
+        outlier_columns: Share of the columns of activations that reach the threshold.
     """
     if find_spec("bitsandbytes.backends.cuda") is None:
         raise MissingLibrary("model.quantization needs bitsandbytes 0.46 or newer: pip install -U bitsandbytes")
@@ -164,16 +171,24 @@ def quantised_operators(no_outliers: Context, on_host: Context) -> dict[Any, Fun
     for name, implementation in backend.implementations.items():
         short, _, overload = name.removeprefix("bitsandbytes::").partition(".")
         packet = getattr(torch.ops.bitsandbytes, short)
-        run = partial(_run, implementation, no_outliers, on_host)
+        run = partial(_run, implementation, answering, on_host, outlier_columns)
         found[getattr(packet, overload or "default")] = run
         if not overload:
             found[packet] = run
     return found
 
 
-def _run(implementation: Function, no_outliers: Context, on_host: Context, *args: Any, **kwargs: Any) -> Any:
-    with no_outliers(), HostTensors(on_host), _Pointers():
+def _run(
+    implementation: Function, answering: Context, on_host: Context, outlier_columns: float, *args: Any, **kwargs: Any
+) -> Any:
+    columns = mock.patch.object(torch, "argwhere", partial(_outliers, outlier_columns))
+    with answering(), HostTensors(on_host), _Pointers(), columns:
         return implementation(*args, **kwargs)
+
+
+def _outliers(share: float, is_outlier: torch.Tensor) -> torch.Tensor:
+    """Return the columns with outliers in place of ``torch.argwhere``, whose number of rows depends on values."""
+    return is_outlier.new_empty((ceil(share * is_outlier.numel()), 1), dtype=torch.int64)
 
 
 def _forget_gpu(backend: _Backend) -> None:

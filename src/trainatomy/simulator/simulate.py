@@ -52,6 +52,7 @@ from trainatomy.training.run import run
 from trainatomy.training.throughput import tokens_per_sample
 from trainatomy.workload.arguments import arguments, is_factory
 from trainatomy.workload.loops import loop_of
+from trainatomy.workload.quantization import outlier_columns
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import steps_per_generation
 
@@ -211,7 +212,9 @@ def simulate(
             is_spread = workload.parallel.world_size > 1 or workload.train.deepspeed is not None
             loads_in_process = is_quantised(workload, built)  # with DDP, which leaves the model as it is
             described = _describe(workload, built) if is_spread and not loads_in_process else None
-            with _quantised_layers(process, wanted=loads_in_process or has_quantised_layers(built)):
+            with _quantised_layers(
+                process, outlier_columns(workload), wanted=loads_in_process or has_quantised_layers(built)
+            ):
                 built = _execute(workload, process, built, steps, make_batch, watch)
     if workload.parallel.enable_expert_parallel:
         share_rows(process.recorder.operations.operations, workload.parallel.tp_size)
@@ -363,7 +366,7 @@ def _pauses(workload: Workload, files: CheckpointFiles) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quantised_layers(process: SimulatedProcess, *, wanted: bool) -> Iterator[None]:
+def _quantised_layers(process: SimulatedProcess, outliers: float, *, wanted: bool) -> Iterator[None]:
     """Let bitsandbytes' layers run without a GPU."""
     if not wanted:
         yield
@@ -372,8 +375,8 @@ def _quantised_layers(process: SimulatedProcess, *, wanted: bool) -> Iterator[No
     from trainatomy.simulator.bitsandbytes_kernels import no_shared_code_books, quantised_operators
 
     with no_shared_code_books():
-        no_outliers = partial(process.recorder.scalar_reads.true_at_most, 0)
-        process.use_functions(quantised_operators(no_outliers, process.on_host))
+        answering = partial(process.recorder.scalar_reads.true_at_most, 1 if outliers else 0)
+        process.use_functions(quantised_operators(answering, process.on_host, outliers))
         yield
 
 

@@ -17,7 +17,7 @@ from trainatomy.training.model import adapt_and_freeze, add_notes, model_notes, 
 from trainatomy.training.process import isolated_process_settings
 from trainatomy.training.stored_weights import stored_quantization
 from trainatomy.workload.loops import loop_of
-from trainatomy.workload.quantization import quantised_problems
+from trainatomy.workload.quantization import outlier_columns, quantised_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
     if workload.model.lora is not None and _is_prepared(workload):
         _prepare(workload, quantised)
     adapted = adapt_and_freeze(quantised, workload.model)
-    add_notes(adapted, (*model_notes(model), *_notes(quantised)))
+    add_notes(adapted, (*model_notes(model), *_notes(quantised, outlier_columns(workload))))
     return adapted
 
 
@@ -96,8 +96,8 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
                 yield scale
 
 
-def _notes(model: Any) -> Iterator[str]:
-    """Yield what was decided for the user when the weights were quantised."""
+def _notes(model: Any, share: float) -> Iterator[str]:
+    """Yield what was decided for the user when the weights were quantised, with a share of outlier columns."""
     settings = model.config.quantization_config
     layers = sum(_is_quantised_layer(module) for module in model.modules())
     version = version_of("bitsandbytes")
@@ -106,9 +106,11 @@ def _notes(model: Any) -> Iterator[str]:
     kind = f"{settings.bnb_4bit_quant_type}, 4 bits{double}" if four else "8 bits"
     yield f"{layers} linear layers have quantised weights ({kind}) by bitsandbytes {version}"
     if not four and settings.llm_int8_threshold > 0:
+        which = f"{share:.0%} of the columns of activations are" if share else "no activation is"
         yield (
-            f"no activation is assumed to reach llm_int8_threshold ({settings.llm_int8_threshold:g}): columns that do "
-            "are multiplied in 16 bits, and take as much more memory and time"
+            f"{which} assumed to reach llm_int8_threshold ({settings.llm_int8_threshold:g}); columns that do are "
+            "multiplied in 16 bits, which takes more memory and time (model.quantization.llm_int8_outlier_columns: 1 "
+            "is the most)"
         )
 
 

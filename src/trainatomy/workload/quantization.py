@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trainatomy.workload.section import Amount, Names, Problem, Section, spell_dtype
+from trainatomy.workload.section import Amount, Fraction, Names, Problem, Section, spell_dtype
 
 if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
+
+
+_OWN = ("prepare_model_for_kbit_training", "llm_int8_outlier_columns")
+"""Keys that ``BitsAndBytesConfig`` does not have."""
 
 
 class QuantizationSpec(Section):
@@ -31,6 +35,11 @@ class QuantizationSpec(Section):
         default=6.0,
         description="activations from which on a column is multiplied in 16 bits instead of 8; 0: none is",
     )
+    llm_int8_outlier_columns: Fraction = Field(
+        default=0.0,
+        description="share of the columns of activations that reach llm_int8_threshold, which depends on their values: "
+        "from 0, the default, to 1, the most (trainatomy's own key)",
+    )
     llm_int8_skip_modules: Names | None = Field(
         default=None,
         description="modules that are not quantised, in 4 bits neither (default: the output layer)",
@@ -48,11 +57,12 @@ class QuantizationSpec(Section):
         read = {
             "bnb_4bit": self.load_in_4bit,
             "llm_int8_threshold": self.load_in_8bit,
+            "llm_int8_outlier_columns": self.load_in_8bit,
             "llm_int8_skip_modules": self.is_set,
         }
         return [
-            Problem((name,), f"has no effect without {'load_in_8bit' if 'threshold' in name else 'load_in_4bit'}")
-            for name in self.arguments()
+            Problem((name,), f"has no effect without {'load_in_4bit' if name.startswith('bnb') else 'load_in_8bit'}")
+            for name in self.model_dump(mode="json", exclude_defaults=True)
             for start, is_read in read.items()
             if name.startswith(start) and not is_read
         ]
@@ -64,7 +74,13 @@ class QuantizationSpec(Section):
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments for ``BitsAndBytesConfig`` that differ from its defaults."""
-        return self.model_dump(mode="json", exclude_defaults=True, exclude={"prepare_model_for_kbit_training"})
+        return self.model_dump(mode="json", exclude_defaults=True, exclude=set(_OWN))
+
+
+def outlier_columns(workload: Workload) -> float:
+    """Return the share of the columns of activations that LLM.int8 multiplies in 16 bits."""
+    spec = workload.model.quantization
+    return 0.0 if spec is None else spec.llm_int8_outlier_columns
 
 
 def quantised_problems(workload: Workload, *, is_quantised: bool) -> list[Problem]:
