@@ -29,6 +29,7 @@ def run_script(
     samples: int = 512,
     lengths: int = 256,
     timeline: bool = False,
+    compiles: bool | None = None,
     output: Path | str | None = None,
 ) -> Prediction:
     """Run a training script without a GPU, in a process of its own, and predict its memory and time.
@@ -45,6 +46,7 @@ def run_script(
         samples: Rows of data sets that are made up.
         lengths: Words of texts that are made up.
         timeline: Include memory by component over the step.
+        compiles: Simulate ``torch.compile``; None: where the script names it and its compiler is installed.
         output: File for what the script prints.
 
     Raises:
@@ -59,7 +61,7 @@ def run_script(
     words = shlex.split(command) if isinstance(command, str) else list(command)
     job = Job(
         with_gpus(read_command(words), gpus), (find_gpu(gpu).id,), steps, time_limit, network, samples, lengths,
-        None if data is None else str(data), timeline=timeline,
+        None if data is None else str(data), timeline=timeline, compiled=compiles,
     )  # fmt: skip
     outcome = run(job, None if output is None else Path(output))[0]
     if outcome.exit_code or outcome.prediction is None:

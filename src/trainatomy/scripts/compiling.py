@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trainatomy.errors import TrainatomyError
+from trainatomy.errors import SimulationError, TrainatomyError
 from trainatomy.scripts.job import Job
 from trainatomy.scripts.preload import files_of
 
@@ -33,7 +33,10 @@ def compiling(job: Job, file: Path) -> tuple[Job, str]:
         return replace(job, compiled=False), reason
     from trainatomy.simulator.compiled import preload_compiler
 
+    launch = job.command.launch
     try:
+        if launch is not None and launch.gpus * launch.nodes > 1:
+            raise SimulationError("torch.compile on several GPUs is not simulated: leave it out with --no-compile")
         preload_compiler("torch.compile")
     except TrainatomyError as error:
         if job.compiled:
