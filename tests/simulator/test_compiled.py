@@ -115,3 +115,35 @@ def test_triton_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(MissingLibrary, match=r"train.torch_compile needs triton.*pip install 'trainatomy\[compile\]'"):
         preload_compiler()
+
+
+CONVOLUTIONS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        widths = (3, 128, 128, 128)
+        self.layers = nn.Sequential(*(nn.Conv2d(a, b, 3, padding=1) for a, b in zip(widths, widths[1:])))
+
+    def forward(self, x):
+        return self.layers(x).sum()
+
+def model():
+    return Net()
+
+def batch(size):
+    return {"x": torch.ones(size, 3, 16, 16)}
+"""
+
+
+def test_convolutions_keep_the_layout_that_the_compiler_chose(
+    from_factory: Factory, triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainatomy.simulator.compiled import module
+
+    texts: list[str] = []
+    load = module.load_wrapper
+    monkeypatch.setattr(module, "load_wrapper", lambda text: texts.append(text) or load(text))
+    workload = from_factory(CONVOLUTIONS, train={"torch_compile": True, "per_device_train_batch_size": 8})
+    simulate(workload, workload.resolve_gpu())
+    channels_last, contiguous = "(8, 128, 16, 16), (32768, 1, 2048, 128)", "(8, 128, 16, 16), (32768, 256, 16, 1)"
+    assert channels_last in texts[0] and contiguous not in texts[0]

@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch.fx.node import map_aggregate
 
+from trainatomy.operators.allocation.convolution import memory_format
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.simulator.compiled.padding import pads
 from trainatomy.simulator.driver import DeviceProperties
@@ -106,8 +107,14 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
     _install_guard(stack)
     patch(torch.cuda, "get_device_properties", lambda device=None: properties)
     patch(torch._utils_internal, "max_clock_rate", _no_clock)
+    patch(torch._C, "_conv_determine_backend_memory_format", _convolution_format)
     for module in (utils, _triton):
         _forget(stack, module)
+
+
+def _convolution_format(data: torch.Tensor, weight: torch.Tensor, backend: object) -> torch.memory_format:
+    """Return the layout of a convolution's result: cuDNN's, where a build without CUDA has another kernel."""
+    return memory_format(data, weight)
 
 
 def _no_clock() -> float:
