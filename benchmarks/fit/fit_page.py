@@ -67,8 +67,9 @@ HELD_OUT = """## Trainings that the search had not seen
 
 The choices above are those of a search that was changed after looking at some of the trainings. For {cases} more
 (effective batch {effective}, GPUs of {limits} GiB, a grid of {points} settings) it chose once, with the shipped data,
-before any of them was measured. Grid and choices then ran in one session on an H200, points that cannot be the
-best last, where there was time.
+before any of them was measured. Grid and choices then ran in one session on an H200 (2026-11-23). Other
+measurements ran on the machine at the same time, on another GPU, so the CPU was slower than the shipped one; it was not
+calibrated.
 """
 REGRETS = """The last columns compare the choice with the fastest point of the grid that fits the limit, and with the
 fastest that also leaves the 5 % of headroom that the search leaves. Settings of a choice that the grid does not have

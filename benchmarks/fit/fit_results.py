@@ -285,9 +285,13 @@ def _fits(point: Mapping[str, Any], gib: int, grid: Grid, limited: Mapping[Key, 
 
 
 def _device_bytes(point: Mapping[str, Any], grid: Grid) -> int:
-    """Return the measured device memory of a point without a limit; the predicted one if NVML was not readable."""
-    measured = grid[point["case"], point["label"]].get("device_bytes")
-    return int(measured or point["device_bytes"])
+    """Return the measured device memory of a point without a limit.
+
+    Where NVML was not readable, it is the measured reserved memory and the predicted context.
+    """
+    line = grid[point["case"], point["label"]]
+    context = point["device_bytes"] - point["peak_reserved_bytes"]
+    return int(line.get("device_bytes") or line["peak_reserved_bytes"] + context)
 
 
 def _speed(point: Mapping[str, Any], grid: Grid) -> float | None:
