@@ -239,17 +239,6 @@ def test_rows_of_lstms_that_are_not_aligned_take_more_and_slower_kernels():
     assert layer(650).seconds > 1.5 * layer(648).seconds
 
 
-def test_joined_slices_are_no_plain_copies():
-    dense = kernel_work(from_text("aten::cat(f32[64,58,28,28]*2)->f32[64,116,28,28];dim=1"), H200.chip)
-    slices = "f32[64,58,28,28|90944,784,28,1],f32[64,58,28,28]"
-    joined = kernel_work(from_text(f"aten::cat({slices})->f32[64,116,28,28];dim=1"), H200.chip)
-    assert (
-        joined.family != dense.family
-        and kernel_cost(from_text(f"aten::cat({slices})->f32[64,116,28,28];dim=1"), H200).seconds
-        > 1.5 * kernel_cost(from_text("aten::cat(f32[64,58,28,28]*2)->f32[64,116,28,28];dim=1"), H200).seconds
-    )
-
-
 def test_sums_over_rows_depend_on_rows_not_columns():
     narrow, wide, short = (
         kernel_work(from_text(f"aten::sum(bf16[{rows},{columns}])->bf16[1,{columns}];dim=[0]"), H200.chip).seconds

@@ -87,16 +87,15 @@ def _layout(call: Call, result: Array) -> str:
     """Return which kind of elementwise kernel runs (aten/src/ATen/native/cuda/CUDALoops.cuh).
 
     ``plain``: all tensors are laid out alike; ``broadcast``: a smaller operand is repeated; ``rows``: large operands
-    are laid out differently but have the same innermost dimension (or, of ``cat``, have gaps, so that a kernel computes
-    the place of each number); else ``transposed``.
+    are laid out differently but have the same innermost dimension; else ``transposed``.
     """
     small = any(1 < t.elements < result.elements for t in on_gpu(call.inputs))
-    worst, joined = "broadcast" if small else "plain", name_of(call) == "cat"
+    worst = "broadcast" if small else "plain"
     for tensor in on_gpu(call.inputs):
         if tensor.elements * 2 < result.elements or len(tensor.shape) != len(result.shape):
             continue
         order, result_order = _memory_order(tensor, result), _memory_order(result, result)
-        if order == result_order and (_is_dense(tensor) or (tensor.elements < result.elements and not joined)):
+        if order == result_order and (_is_dense(tensor) or tensor.elements < result.elements):
             continue
         if order[-1:] != result_order[-1:]:
             return "transposed"
