@@ -61,7 +61,7 @@ def run_group(group: Group, out: Path, deadline: float) -> None:
     training.set_allocator(allocator)
     training.settle_loss_scale()
     with nvml.session() as driver:
-        gpu = driver.gpus[0]
+        gpu = visible_gpu(driver)
         idle = gpu.read().used_bytes if group.alone else None
         model = None
         for task in group.tasks:
@@ -81,6 +81,14 @@ def run_group(group: Group, out: Path, deadline: float) -> None:
             if model is not None:
                 training.clear(model)
         training.check_allocator(allocator)
+
+
+def visible_gpu(driver: Any) -> Any:
+    """Return NVML's device for CUDA's first one, which CUDA_VISIBLE_DEVICES may choose; CUDA is not initialised."""
+    from torch.cuda import _parse_visible_devices
+
+    first = _parse_visible_devices()[0]
+    return driver.gpus[first] if isinstance(first, int) else driver.device(first)
 
 
 def line_of(task: Task, group: Group) -> dict[str, Any]:
@@ -173,7 +181,7 @@ def session(driver: Any) -> dict[str, Any]:
     """Describe the machine and the software."""
     from trainatomy.libraries import installed_versions
 
-    gpu = driver.gpus[0]
+    gpu = visible_gpu(driver)
     return {
         "gpu": gpu.name,
         "driver": driver.version,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import fit_cases
@@ -226,6 +227,18 @@ def test_contenders_measured_again_replace_the_first_session() -> None:
     text = fit_page.page([found], SMALL)
     assert f"| {BERT} | 24 | 16 × 4 | 100 | 70.0 | 32 × 2 | 110† | 63.6% | 77.8%† |" in text
     assert "1 of 2 below 97%" not in text and "2 of 2 below 97%" in text
+
+
+@pytest.mark.parametrize(("visible", "expected"), [("1", "second"), ("GPU-abc", "by uuid GPU-abc"), (None, "first")])
+def test_memory_is_read_of_the_gpu_that_cuda_uses(
+    visible: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = SimpleNamespace(gpus=("first", "second"), device=lambda uuid: f"by uuid {uuid}")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert measure.visible_gpu(driver) == expected
 
 
 def test_measuring_the_ties_finds_what_is_faster_than_the_choice() -> None:
