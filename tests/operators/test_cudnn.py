@@ -78,6 +78,13 @@ def test_large_weight_gradients_in_fp32(case: Convolution, measured: int) -> Non
     assert workspace("weight gradient", case) == pytest.approx(measured, rel=0.03)
 
 
+def test_many_images_are_a_product_in_fp32_and_large_ones_are_not() -> None:
+    many = convolution((24, 256, 56, 56), (256, 256, 1, 1), 1, 0, torch.float32)
+    large = convolution((4, 512, 32, 32), (2048, 512, 1, 1), 1, 0, torch.float32)
+    assert workspace("input gradient", many) < 512
+    assert workspace("input gradient", large) == pytest.approx(41_943_187, rel=0.001)
+
+
 def test_small_filters_of_colour_images_and_vectors_need_nothing_in_fp32() -> None:
     assert workspace("weight gradient", convolution(IMAGES, (64, 3, 3, 3), 1, 1, torch.float32)) == 0
     assert workspace("weight gradient", convolution(IMAGES, (64, 3, 7, 7), 2, 3, torch.float32)) > 10**7

@@ -33,6 +33,7 @@ _WIDE_FORWARD, _WIDE_GRADIENT, _WIDE_STRIDED, _TAPS_OF_WIDE = 30_000, 22_500, 7_
 _TOO_MANY_PRODUCTS = 20_000_000_000
 _MANY_CHANNELS = 112
 _UNEVEN_HALF, _UNEVEN, _LARGEST_PRODUCT = 70_000_000, 240_000_000, 4_000_000_000
+_LARGEST_OF_IMAGE = 500_000_000  # 200 million ran in cuBLAS, 1,070 million did not
 _MANY_BETWEEN, _MORE_BETWEEN, _SMALL_IMAGE = 90_000, 240_000, 49
 _LARGE_FILTER, _LARGER_FILTER = 49, 144
 _STEM_FILTERS, _STEM_PRODUCTS, _OVERLAPPING_STEM = 384, 200_000_000, 5
@@ -93,7 +94,7 @@ def is_product(kind: Kind, one: Convolution) -> bool:
         return True
     if one.is_half:
         return not (many and len(one.data) == 4 and _SMALL_IMAGE < places <= 64)
-    return one.products < _LARGEST_PRODUCT
+    return one.products < _LARGEST_PRODUCT or one.products < one.data[0] * _LARGEST_OF_IMAGE
 
 
 def product_bytes(one: Convolution) -> int:
