@@ -21,7 +21,8 @@ TITLES = {
     "held out": "{count} held out: the same scripts with other arguments, chosen before the first were compared with "
     "their predictions, and predicted before they were measured",
     "trials": "{count} held out that let cuDNN [try its algorithms](#scripts-that-let-cudnn-try-its-algorithms) "
-    "(`trials.yaml`), on an H100, predicted with cuDNN's library before they were measured",
+    "(`trials.yaml`), on an H100 and, the last {last}, on an H200, predicted with cuDNN's library before they were "
+    "measured",
     "compiled": "{count} that compile their model, on an H100, predicted before they were measured; memory that "
     "PyTorch needs while it compiles is part of what was measured",
 }
@@ -63,7 +64,8 @@ def section(found: list[dict[str, Any]]) -> str:
     parts = []
     for name, title in TITLES.items():
         some = [line for line in found if line["set"] == name]
-        parts.append(f"{title.format(count=len(some))}:\n\n{table(some)}")
+        last = sum(line["measured"]["gpu"] == "NVIDIA H200" for line in some)
+        parts.append(f"{title.format(count=len(some), last=last)}:\n\n{table(some)}")
         if name == "trials":
             parts[-1] += f"\n- in the range over the fastest algorithms: {within(some)}"
     return "\n\n".join(parts)
