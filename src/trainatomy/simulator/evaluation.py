@@ -126,7 +126,7 @@ class RepeatedBatches:
         recorder = self._recorder
         if window.outputs is None or window.recording is None:
             return False
-        if recorder.has_communicated(window.functions) or recorder.streams.in_use or recorder.trace.stream_uses:
+        if recorder.communicates or recorder.streams.in_use or recorder.trace.stream_uses:
             return False
         freed = {entry[1] for entry in window.entries if entry[0] == "free"}
         survivors = {number for number in range(len(window.numbers)) if (_OWN, number) not in freed}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from types import MappingProxyType
@@ -173,10 +173,6 @@ class Recorder(TorchDispatchMode):
         if torch._C._current_graph_task_id() != -1:
             return "recompute" if self._modules.recomputing else "backward"
         return self.stage
-
-    def has_communicated(self, functions: Sequence[Any]) -> bool:
-        """Return whether one of the functions that ran may have been a collective."""
-        return self.communicates
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the allocation that holds a tensor (of a sparse one, its values); None if it is not on the GPU."""

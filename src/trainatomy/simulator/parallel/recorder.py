@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -80,11 +79,6 @@ class RankRecorder(Recorder):
         if func._schema.name == "aten::copy_" and self._comes_to_host(args):
             return self._read(*args[:2])
         return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def has_communicated(self, functions: Sequence[Any]) -> bool:
-        """Return whether one of the functions that ran was a collective."""
-        called = (each[0] if isinstance(each, tuple) else each for each in functions)
-        return any(each.namespace in NAMESPACES for each in called)
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the allocation that holds this rank's part of a tensor."""
