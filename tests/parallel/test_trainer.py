@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spread import collectives, labelled, simulated, weight_bytes, workload
+from spread import CONFIG, LAYERS, collectives, labelled, simulated, weight_bytes, workload
 
 from trainatomy.errors import WorkloadError
 
@@ -44,7 +44,8 @@ def test_copies_of_shards_take_accelerates_configuration(size: str) -> None:
         ({"fsdp": True}, {}, "train.fsdp: shards over several GPUs: set parallel.gpus"),
         ({}, {"gpus": 2, "strategy": "fsdp2"}, "belongs to loop: pytorch, except dp; the Trainer uses DDP"),
         ({}, {"gpus": 2, "dp_shard_size": 2}, "parallel.dp_shard_size"),
-        ({}, {"gpus": 2, "tp_size": 2}, "parallel.tp_size: is simulated with loop: pytorch only"),
+        ({}, {"gpus": 4, "tp_size": 2}, "parallel.tp_size: takes all GPUs with the Trainer"),
+        ({"eval_strategy": "steps"}, {"gpus": 2, "tp_size": 2}, "tp_size: is not simulated together with evaluation"),
         ({"fsdp": True, "fsdp_config": {"version": 3}}, {"gpus": 2}, "train.fsdp_config.version: must be 1 or 2"),
         ({"fsdp": True, "fsdp_config": {"cpu_ofload": True}}, {"gpus": 2}, "unknown key; did you mean cpu_offload"),
         ({"fsdp": True, "fsdp_config": {"xla": True}}, {"gpus": 2}, "is about TPUs"),
@@ -54,6 +55,21 @@ def test_copies_of_shards_take_accelerates_configuration(size: str) -> None:
 def test_what_the_trainer_does_not_do_is_refused(train: dict[str, Any], parallel: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         workload("trainer", train, **parallel)
+
+
+def test_the_trainer_shares_matrices_as_the_plain_loop_does() -> None:
+    train = {"bf16": True}
+    found, plain = (simulated(workload(loop, train, gpus=2, tp_size=2)) for loop in ("trainer", "pytorch"))
+    for label in ("weight", "optimizer_state", "gradient"):
+        assert labelled(found.trace, label) == labelled(plain.trace, label)
+    reduced = [[one for one in collectives(each) if one[0] == "nccl::all_reduce"] for each in (found, plain)]
+    assert len(reduced[0]) >= 4 * LAYERS and reduced[0][: 4 * LAYERS] == reduced[1][: 4 * LAYERS]
+
+
+def test_shared_embeddings_are_not_divided_by_the_trainer() -> None:
+    tied = workload("trainer", gpus=2, tp_size=2).replace("model.config", {**CONFIG, "tie_word_embeddings": True})
+    with pytest.raises(WorkloadError, match="share weights, which is not simulated with tensor parallelism by the"):
+        simulated(tied)
 
 
 def test_the_plain_loop_refuses_the_trainers_settings() -> None:

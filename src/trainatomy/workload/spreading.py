@@ -11,7 +11,7 @@ from trainatomy.workload.section import Problem
 from trainatomy.workload.train import TrainSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from trainatomy.workload.schema import Workload
 
@@ -27,7 +27,6 @@ _BY_TRAINER = {
     "transformer_layer_cls_to_wrap": "belongs to loop: pytorch; the Trainer takes it in train.fsdp_config",
     "offload_policy": "belongs to loop: pytorch; the Trainer takes cpu_offload in train.fsdp_config",
     "sync_each_batch": "belongs to loop: pytorch; the Trainer reduces gradients after the last micro-batch only",
-    "tp_size": "is simulated with loop: pytorch only",
     "enable_expert_parallel": "is simulated with loop: pytorch only",
     "sequence_parallel": "belongs to loop: pytorch; the Trainer does not set it",
     "pp_size": "belongs to loop: pytorch: the Trainer runs no pipelines",
@@ -107,7 +106,20 @@ def _spread_by_trainer(workload: Workload) -> list[Problem]:
         problems.append(Problem(("train", "fsdp"), "shards over several GPUs: set parallel.gpus"))
     if parallel.cp_size > 1:
         problems += _contexts_by_trainer(workload)
+    if parallel.tp_size > 1:
+        problems += [Problem(("parallel", "tp_size"), reason) for reason in _not_with_shared_matrices(workload)]
     return problems + (_fsdp_config(workload) if train.fsdp else [])
+
+
+def _not_with_shared_matrices(workload: Workload) -> Iterator[str]:
+    """Yield what the Trainer's tensor parallelism is not simulated with."""
+    train, parallel = workload.train, workload.parallel
+    if train.fsdp or train.deepspeed or parallel.tp_size != parallel.world_size:
+        yield "takes all GPUs with the Trainer: set it to their number, without fsdp and deepspeed, or use loop: pytorch"
+    if workload.pauses or workload.evaluates or workload.resumes:
+        yield "is not simulated together with evaluation, saving and resuming by the Trainer: leave one of them out"
+    if workload.model.lora is not None or workload.model.quantization is not None:
+        yield "is not simulated with LoRA or quantised weights and the Trainer: leave one of them out"
 
 
 def _contexts_by_trainer(workload: Workload) -> list[Problem]:

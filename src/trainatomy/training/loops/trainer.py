@@ -43,6 +43,10 @@ def train(
     Arguments and exceptions are those of ``trainatomy.training.run.run``.
     """
     check_checkpointing(model, workload.train)
+    if workload.parallel.tp_size > 1:
+        from trainatomy.training.parallel.tensor import shard_as_transformers
+
+        shard_as_transformers(model, workload.parallel.tp_size)
     ranks = workload.parallel.data_parallel_size
     samples = workload.batch_size * workload.train.gradient_accumulation_steps * steps * ranks
     dataset = build_dataset(workload, model, samples, make_batch)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
@@ -15,6 +17,8 @@ from trainatomy.errors import WorkloadError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+_KEY = "parallel.tp_size"
 
 
 def shard_layers(model: nn.Module, mesh: DeviceMesh, *, sequences: bool = False) -> None:
@@ -42,6 +46,35 @@ def shard_layers(model: nn.Module, mesh: DeviceMesh, *, sequences: bool = False)
 
         styles = with_sequence_shards(model, styles, mesh)
     parallelize_module(model, mesh, styles)
+
+
+def shard_as_transformers(model: Any, ranks: int) -> None:
+    """Shard a model for the Trainer, by transformers' own code, as ``from_pretrained(tp_plan="auto")`` does.
+
+    Raises:
+        WorkloadError: The model has no plan, ties its weights, or has heads that the ranks cannot share; or
+            transformers is too old.
+    """
+    try:
+        config = import_module("transformers.distributed").DistributedConfig
+        import_module("transformers.distributed.tensor_parallel")
+    except (ImportError, AttributeError):
+        raise WorkloadError("tensor parallelism with the Trainer needs transformers 5.17 or later", key=_KEY) from None
+    name = type(model).__name__
+    if not getattr(model, "tp_plan", None):
+        raise WorkloadError(f"{name} has no plan for tensor parallelism", key=_KEY)
+    if getattr(model.config, "tie_word_embeddings", False):
+        raise WorkloadError(
+            f"the embeddings and the output layer of {name} share weights, which is not simulated with tensor "
+            "parallelism by the Trainer: use loop: pytorch, or tie_word_embeddings: false",
+            key=_KEY,
+        )
+    _check_heads(model, ranks)
+    mesh = init_device_mesh("cuda", (ranks,), mesh_dim_names=("tp",))
+    try:
+        type(model).maybe_distribute_model(model, config(tp_size=ranks), mesh)
+    except ValueError as error:
+        raise WorkloadError(str(error), key=_KEY) from None
 
 
 class SummedGradients(ParallelStyle):
