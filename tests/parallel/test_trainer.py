@@ -44,7 +44,7 @@ def test_copies_of_shards_take_accelerates_configuration(size: str) -> None:
         ({"fsdp": True}, {}, "train.fsdp: shards over several GPUs: set parallel.gpus"),
         ({}, {"gpus": 2, "strategy": "fsdp2"}, "belongs to loop: pytorch, except dp; the Trainer uses DDP"),
         ({}, {"gpus": 2, "dp_shard_size": 2}, "parallel.dp_shard_size"),
-        ({}, {"gpus": 4, "tp_size": 2}, "parallel.tp_size: takes all GPUs with the Trainer"),
+        ({"fsdp": True}, {"gpus": 2, "tp_size": 2}, "parallel.tp_size: takes all GPUs with the Trainer"),
         ({"eval_strategy": "steps"}, {"gpus": 2, "tp_size": 2}, "tp_size: is not simulated together with evaluation"),
         ({"fsdp": True, "fsdp_config": {"version": 3}}, {"gpus": 2}, "train.fsdp_config.version: must be 1 or 2"),
         ({"fsdp": True, "fsdp_config": {"cpu_ofload": True}}, {"gpus": 2}, "unknown key; did you mean cpu_offload"),

@@ -130,3 +130,9 @@ def test_the_trainer_shares_sequences(gpus: int) -> None:
 def test_what_sequences_are_not_shared_with_is_refused(train: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         workload("trainer", train, gpus=2, cp_size=2)
+
+
+@pytest.mark.parametrize(("state_dict_type", "used"), [("SHARDED_STATE_DICT", True), ("FULL_STATE_DICT", False)])
+def test_plans_of_sharded_checkpoints_pass_from_rank_to_rank(state_dict_type: str, *, used: bool) -> None:
+    found = simulated(saved(state_dict_type=state_dict_type))
+    assert ({"gather", "scatter"} <= found.communicators[0, 1]) is used

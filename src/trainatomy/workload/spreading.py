@@ -115,7 +115,7 @@ def _not_with_shared_matrices(workload: Workload) -> Iterator[str]:
     """Yield what the Trainer's tensor parallelism is not simulated with."""
     train, parallel = workload.train, workload.parallel
     if train.fsdp or train.deepspeed or parallel.tp_size != parallel.world_size:
-        yield "takes all GPUs with the Trainer: set it to their number, without fsdp and deepspeed, or use loop: pytorch"
+        yield "takes all GPUs with the Trainer: set it to their number, without fsdp and deepspeed"
     if workload.pauses or workload.evaluates or workload.resumes:
         yield "is not simulated together with evaluation, saving and resuming by the Trainer: leave one of them out"
     if workload.model.lora is not None or workload.model.quantization is not None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import default_planner
 from torch.distributed.checkpoint import utils as of_checkpoints
 from torch.distributed.checkpoint.metadata import Metadata
@@ -35,24 +36,36 @@ def install(patch: Callable[[Any, str, Any], None]) -> None:
 def _reduce_scatter(wrapper: Any, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[[list[Any]], Any]) -> Any:
     """Return this rank's part of what all ranks decide together."""
     own = map_fun()
-    _message(own, wrapper)
-    found = reduce_fun([_of_rank(own, rank, wrapper.rank) for rank in range(wrapper.get_world_size())])
-    return found[wrapper.rank]
+    _gather(own, wrapper)
+    found = reduce_fun([_of_rank(own, rank, wrapper.rank) for rank in range(wrapper.get_world_size())])[wrapper.rank]
+    _scatter(found, wrapper)
+    return found
 
 
 def _all_reduce(wrapper: Any, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[[list[Any]], Any]) -> Any:
     """Return what rank 0 makes of the results of all ranks: of this one's, as nobody reads the others'."""
     own = map_fun()
-    _message(own, wrapper)
+    _gather(own, wrapper)
     return reduce_fun([own]) if wrapper.is_coordinator else None
 
 
-def _message(value: Any, wrapper: Any) -> None:
-    """Allocate what sending a value to rank 0 takes on the GPU: NCCL sends its pickled bytes (``gather_object``)."""
-    size = len(pickle.dumps(value))
+def _gather(value: Any, wrapper: Any) -> None:
+    """Send a value to rank 0 as ``gather_object`` does: NCCL gathers its pickled bytes from the GPUs."""
+    size, ranks = len(pickle.dumps(value)), wrapper.get_world_size()
     sent = torch.empty(size, dtype=torch.uint8, device="cuda")
-    received = torch.empty(size * wrapper.get_world_size(), dtype=torch.uint8, device="cuda")
-    del sent, received
+    received = torch.empty(size * ranks, dtype=torch.uint8, device="cuda") if wrapper.is_coordinator else None
+    parts = None if received is None else list(received.split(size))
+    dist.gather(sent, parts, dst=wrapper.global_coordinator_rank, group=wrapper.group)
+
+
+def _scatter(value: Any, wrapper: Any) -> None:
+    """Receive a value from rank 0 as ``scatter_object_list`` does."""
+    size, ranks = len(pickle.dumps(value)), wrapper.get_world_size()
+    received = torch.empty(size, dtype=torch.uint8, device="cuda")
+    parts = None
+    if wrapper.is_coordinator:
+        parts = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(ranks)]
+    dist.scatter(received, parts, src=wrapper.global_coordinator_rank, group=wrapper.group)
 
 
 def _of_rank(plan: Any, rank: int, own_rank: int) -> Any:
