@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spread import VOCABULARY, simulated, weight_bytes, workload
+from spread import CONFIG, HIDDEN, VOCABULARY, simulated, weight_bytes, workload
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
@@ -136,3 +136,11 @@ def test_what_sequences_are_not_shared_with_is_refused(train: dict[str, Any], me
 def test_plans_of_sharded_checkpoints_pass_from_rank_to_rank(state_dict_type: str, *, used: bool) -> None:
     found = simulated(saved(state_dict_type=state_dict_type))
     assert ({"gather", "scatter"} <= found.communicators[0, 1]) is used
+
+
+def test_ranks_of_ddp_save_tied_weights_once() -> None:
+    described = workload("trainer", {"save_strategy": "steps"}, gpus=2)
+    tied = described.replace("model.config", {**CONFIG, "tie_word_embeddings": True})
+    files = [found.saving.files for found in map(simulated, (described, tied)) if found.saving is not None]
+    saved_bytes = files[0]["model.safetensors"] - files[1]["model.safetensors"]
+    assert saved_bytes == pytest.approx(VOCABULARY * HIDDEN * 4, rel=0.001)
