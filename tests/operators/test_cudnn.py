@@ -72,6 +72,7 @@ def test_as_measured(case: Convolution, measured: tuple[int | None, ...]) -> Non
         (convolution((16, 24, 56, 56), (72, 24, 1, 1), 1, 0, torch.float32), 20_374_779),
         (convolution((4, 2048, 32, 32), (256, 2048, 3, 3), 1, 12, torch.float32, spread=12), 207_618_192),
         (convolution((16, 96, 56, 56), (96, 1, 7, 7), 1, 3, torch.float32, groups=96, last=True), 164_079_223),
+        (convolution((4, 128, 128, 128), (128, 1, 3, 3), 1, 1, torch.float32, groups=128, last=True), 0),
     ],
 )
 def test_large_weight_gradients_in_fp32(case: Convolution, measured: int) -> None:

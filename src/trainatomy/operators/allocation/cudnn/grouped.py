@@ -28,7 +28,7 @@ Engine = Literal["direct", "padded", "by group"]
 
 _AT_ONCE, _TILE, _MANY_PLACES = 8, 64, 16_000
 _DEPTHWISE_PARTS = 96
-_LARGE_DEPTHWISE_PARTS, _MANY_DEPTHWISE_PLACES = 32, 10_000
+_LARGE_DEPTHWISE_PARTS, _MANY_DEPTHWISE_PLACES, _MANY_DEPTHWISE_TAPS = 32, 10_000, 49
 _OF_PARTS, _BYTES_PER_PART = 159, 4
 
 
@@ -95,10 +95,14 @@ def _sums_depthwise(group: _Group) -> bool:
 
 
 def _is_large_depthwise(group: _Group) -> bool:
-    """Return whether it is a depthwise weight gradient of large fp32 images in channels-last layout."""
+    """Return whether it is a depthwise weight gradient of large fp32 images in channels-last layout.
+
+    Filters of 7x7 (ConvNeXt) and 8x8 need it; those of 3x3 (Segformer) and 2x2 do not, however large the image.
+    """
     one = group.one
     plain = group.inside == group.outside == 1 and not one.is_half and one.channels_last
-    return group.kind == "weight gradient" and plain and one.places > _MANY_DEPTHWISE_PLACES
+    many = one.taps >= _MANY_DEPTHWISE_TAPS and one.places > _MANY_DEPTHWISE_PLACES
+    return group.kind == "weight gradient" and plain and many
 
 
 def _engine(group: _Group) -> Engine:
