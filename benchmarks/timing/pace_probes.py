@@ -291,7 +291,7 @@ class Block(Silent):
             "taken_us": [[at, {key: round(value * 1e6, 1) for key, value in one.items()}] for at, one in self.taken],
             "before": self.before,
             "after": self.after,
-            "host_pace": asdict(self._probe.result()),
+            "host_pace": asdict(pace) if (pace := self._probe.result()) else None,
         }
 
 
@@ -357,10 +357,11 @@ def _blocks(out: Path, row: grid.Row, candidates: Candidates, began: float) -> N
 
 def pace_of(line: dict[str, Any]) -> HostPace:
     """Return the pace of a block; of those that were measured before the probe had its form, from the candidates."""
-    if "host_pace" in line:
-        return HostPace(
-            **{name: tuple(each) if isinstance(each, list) else each for name, each in line["host_pace"].items()}
-        )
+    if line.get("host_pace"):
+        stored: dict[str, Any] = {
+            name: tuple(each) if isinstance(each, list) else each for name, each in line["host_pace"].items()
+        }
+        return HostPace(**stored)
     times = tuple((one["main"] + 2 * one["thread"]) * 1e-6 for _, one in line["taken_us"])
     before, after = line["before"]["schedstat"], line["after"]["schedstat"]
     passed = [
