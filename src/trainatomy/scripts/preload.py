@@ -32,6 +32,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "transformers.generation.configuration_utils",
         "transformers.optimization",
     ),
+    "bitsandbytes": ("bitsandbytes", "bitsandbytes.functional", "bitsandbytes.optim.optimizer"),
     "peft": ("peft", "peft.peft_model"),
     "trl": ("trl", "trl.trainer.sft_trainer", "trl.trainer.dpo_trainer"),
     "diffusers": (
@@ -52,12 +53,12 @@ _MODULES: dict[str, tuple[str, ...]] = {
 }
 """Modules to import by the library that a script imports, in this order."""
 _NEEDED = {
-    "transformers": ("accelerate", "torchvision", "peft", "tokenizers"),
+    "transformers": ("accelerate", "torchvision", "bitsandbytes", "peft", "tokenizers"),
     "timm": ("torchvision",),
     "diffusers": ("accelerate", "torchvision", "transformers", "peft"),
-    "trl": ("accelerate", "datasets", "transformers", "peft"),
-    "peft": ("accelerate", "transformers"),
-    "sentence_transformers": ("accelerate", "datasets", "transformers", "peft"),
+    "trl": ("accelerate", "datasets", "transformers", "bitsandbytes", "peft"),
+    "peft": ("accelerate", "transformers", "bitsandbytes"),
+    "sentence_transformers": ("accelerate", "datasets", "transformers", "bitsandbytes", "peft"),
     "lightning": ("torchvision",),
     "pytorch_lightning": ("torchvision",),
 }

@@ -21,8 +21,8 @@ from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.observer import ScriptObserver
 from trainatomy.scripts.signals import ScriptSignals
-from trainatomy.scripts.standins import compiler, data, pretrained, processes, savers, tensors
-from trainatomy.scripts.standins.notes import StandIns
+from trainatomy.scripts.standins import bitsandbytes, compiler, data, pretrained, processes, savers, tensors
+from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES, StandIns
 from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.process import SimulatedProcess
@@ -145,7 +145,7 @@ class Session:
         temporary = os.path.join(folder, "tmp")  # noqa: PTH118
         os.mkdir(temporary)  # noqa: PTH102
         stack.enter_context(_temporary_folder(temporary))
-        for part in (tensors, pretrained, data, processes, savers):
+        for part in (tensors, pretrained, bitsandbytes, data, processes, savers):
             part.install(self.stand_ins)
         compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)
         self._follow_autocast()
@@ -180,15 +180,12 @@ class Session:
         self.observer.look()
         with contextlib.suppress(RuntimeError):
             self.tf32 = bool(torch.backends.cuda.matmul.allow_tf32) or None
-        self.allocator = next((os.environ[name] for name in _ALLOCATOR if os.environ.get(name)), "")
+        self.allocator = next((os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)), "")
 
     def _check(self) -> None:
         """End the run when its time is up."""
         if time.monotonic() - self._began > self.settings.time_limit:
             raise TimeIsUp
-
-
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 @contextlib.contextmanager

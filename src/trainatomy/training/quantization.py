@@ -47,12 +47,14 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
     problems = quantised_problems(workload, is_quantised=True)
     if problems:
         raise WorkloadError("\n".join(map(str, problems)), key=".".join(map(str, problems[0].path)))
-    with isolated_process_settings(), _without_progress_bars():
-        quantised = _load(workload, model, device)
+    stored = stored_quantization(model)
+    quantised = load_quantised(
+        model, _wanted(workload) if stored is None else stored, device, stored=stored is not None
+    )
     if workload.model.lora is not None and _is_prepared(workload):
         _prepare(workload, quantised)
     adapted = adapt_and_freeze(quantised, workload.model)
-    add_notes(adapted, (*model_notes(model), *_notes(quantised, outlier_columns(workload))))
+    add_notes(adapted, (*model_notes(model), *quantisation_notes(quantised, outlier_columns(workload))))
     return adapted
 
 
@@ -96,7 +98,7 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
                 yield scale
 
 
-def _notes(model: Any, share: float) -> Iterator[str]:
+def quantisation_notes(model: Any, share: float) -> Iterator[str]:
     """Yield what was decided for the user when the weights were quantised, with a share of outlier columns."""
     settings = model.config.quantization_config
     layers = sum(_is_quantised_layer(module) for module in model.modules())
@@ -123,22 +125,34 @@ def _is_quantised_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith("bitsandbytes.")
 
 
-def _load(workload: Workload, model: Any, device: str) -> nn.Module:
-    """Load the model with quantised weights."""
+def _wanted(workload: Workload) -> dict[str, Any]:
+    """Return the arguments of ``BitsAndBytesConfig`` that a workload names."""
+    spec = workload.model.quantization
+    if spec is None or not spec.is_set:
+        raise WorkloadError(
+            "model.quantization: names neither load_in_4bit nor load_in_8bit, and the checkpoint is not quantised",
+            key=_PURPOSE,
+        )
+    return spec.arguments()
+
+
+def load_quantised(model: Any, arguments: dict[str, Any], device: str, *, stored: bool) -> nn.Module:
+    """Load a model that was built with weights in 16 or 32 bits again, with quantised weights.
+
+    Args:
+        model: The model; its weights are the checkpoint.
+        arguments: Those of ``BitsAndBytesConfig``.
+        device: ``"cuda"`` or ``"cpu"``.
+        stored: Whether the checkpoint is stored quantised.
+    """
     import_library("bitsandbytes", _PURPOSE)
     import_library("accelerate", _PURPOSE)
-    stored = stored_quantization(model)
     place = 0 if device == "cuda" else device
-    if stored is None:
-        spec = workload.model.quantization
-        if spec is None or not spec.is_set:
-            raise WorkloadError(
-                "model.quantization: names neither load_in_4bit nor load_in_8bit, and the checkpoint is not quantised",
-                key=_PURPOSE,
-            )
-        return _from_pretrained(model, _weights(model), _settings(spec.arguments()), place)
-    in_host_memory = _from_pretrained(model, _weights(model), _settings(stored), "cpu")
-    return _from_pretrained(model, _weights(in_host_memory), _settings(stored), place, is_stored=True)
+    with isolated_process_settings(), _without_progress_bars():
+        if not stored:
+            return _from_pretrained(model, _weights(model), _settings(arguments), place)
+        in_host_memory = _from_pretrained(model, _weights(model), _settings(arguments), "cpu")
+        return _from_pretrained(model, _weights(in_host_memory), _settings(arguments), place, is_stored=True)
 
 
 def _settings(arguments: dict[str, Any]) -> Any:

@@ -13,6 +13,9 @@ from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.places import current_place
 from trainatomy.simulator.process import SimulatedProcess
 
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Environment variables with the settings of PyTorch's allocator."""
+
 
 @dataclass
 class StandIns:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 
 from trainatomy.catalog.architectures import architecture
-from trainatomy.errors import SimulationError
-from trainatomy.scripts.places import current_place
+from trainatomy.scripts.standins import bitsandbytes
 from trainatomy.scripts.standins.notes import StandIns
 
 _UNREAD = (OSError, ValueError)
@@ -57,14 +57,16 @@ def _install_torchvision(stand_ins: StandIns) -> None:
 def _install_transformers(stand_ins: StandIns) -> None:
     from transformers import AutoConfig, PreTrainedConfig, modeling_utils
 
-    stand_ins.put(modeling_utils.PreTrainedModel, "from_pretrained", classmethod(_from_pretrained(stand_ins)))
+    owner_of_models: Any = modeling_utils.PreTrainedModel
+    original = vars(owner_of_models)["from_pretrained"]
+    stand_ins.put(owner_of_models, "from_pretrained", classmethod(_from_pretrained(stand_ins, original)))
     for owner in (AutoConfig, PreTrainedConfig):
         shipped = _shipped_configuration(stand_ins, vars(owner)["from_pretrained"].__func__)
         stand_ins.put(owner, "from_pretrained", classmethod(shipped))
     tokenizers: Any = sys.modules.get("transformers.models.auto.tokenization_auto")
     if tokenizers is not None:
-        original = vars(tokenizers.AutoTokenizer)["from_pretrained"].__func__
-        stand_ins.put(tokenizers.AutoTokenizer, "from_pretrained", classmethod(_tokenizer(stand_ins, original)))
+        read = vars(tokenizers.AutoTokenizer)["from_pretrained"].__func__
+        stand_ins.put(tokenizers.AutoTokenizer, "from_pretrained", classmethod(_tokenizer(stand_ins, read)))
     base: Any = sys.modules.get("transformers.tokenization_utils_base")
     if base is not None:
         stand_ins.put(base.PreTrainedTokenizerBase, "save_pretrained", _left_out(stand_ins))
@@ -116,30 +118,35 @@ def _left_out(stand_ins: StandIns) -> Callable[..., Any]:
 _CONFIGURED = ("num_labels", "id2label", "label2id", "use_cache", "hidden_dropout_prob", "problem_type")
 
 
-def _from_pretrained(stand_ins: StandIns) -> Callable[..., Any]:
-    """Return ``PreTrainedModel.from_pretrained`` that builds a model from its configuration."""
+def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
+    """Return ``PreTrainedModel.from_pretrained`` that builds a model from its configuration.
+
+    Weights that are to be quantised are loaded by the original, from what was built.
+    """
 
     def build(cls: Any, name: Any, *_: Any, config: Any = None, **options: Any) -> Any:
         from transformers import PreTrainedConfig
 
-        if (options.get("quantization_config") or getattr(config, "quantization_config", None)) is not None:
-            raise SimulationError(
-                f"{current_place(stand_ins.script)}: {cls.__name__}.from_pretrained with quantization_config is not "
-                "simulated in scripts.\nDescribe the training by a workload (model.quantization): trainatomy predict"
-            )
         stand_ins.note("pretrained weights", f"{cls.__name__} {name}")
         if not isinstance(config, PreTrainedConfig):
             known = {
                 key: value for key, value in options.items() if key in _CONFIGURED or hasattr(cls.config_class, key)
             }
             config = cls.config_class.from_pretrained(config or name, **{**_place(options), **known})
+        stored = getattr(config, "quantization_config", None)
+        if stored is not None:
+            del config.quantization_config
         attention = options.get("attn_implementation")
         more = {} if attention is None else {"attn_implementation": attention}
         with stand_ins.process.on_host():
             model = cls._from_config(config, dtype=_dtype(config, options), **more)
+        settings = options.get("quantization_config") if stored is None else stored
+        if settings is not None:
+            with mock.patch.object(sys.modules["transformers"].PreTrainedModel, "from_pretrained", original):
+                model = bitsandbytes.load(stand_ins.process, model, settings, stored=stored is not None)
         model.name_or_path = model.config._name_or_path = str(name)
         model.eval()
-        if options.get("device_map") not in (None, "cpu"):
+        if settings is None and options.get("device_map") not in (None, "cpu"):
             model.to("cuda")
         if options.get("output_loading_info"):
             return model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}

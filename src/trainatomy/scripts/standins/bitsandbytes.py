@@ -1,0 +1,66 @@
+"""bitsandbytes in a dry run: quantised layers and 8-bit and paged optimizers run without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.errors import MissingLibrary, SimulationError
+from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES
+from trainatomy.simulator.bitsandbytes import paged_notes, simulated_bitsandbytes
+from trainatomy.simulator.bitsandbytes_kernels import no_shared_code_books, quantised_operators
+from trainatomy.simulator.loading import loading
+from trainatomy.training.quantization import load_quantised, quantisation_notes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainatomy.scripts.standins.notes import StandIns
+    from trainatomy.simulator.process import SimulatedProcess
+
+_NO_OUTLIERS = 0.0
+
+
+def install(stand_ins: StandIns) -> None:
+    """Let the library run, if it is imported; activations have no outlier columns."""
+    if "bitsandbytes" not in sys.modules:
+        return
+    process, stack = stand_ins.process, stand_ins.stack
+    stack.enter_context(no_shared_code_books())
+    paged = stack.enter_context(simulated_bitsandbytes(process.on_host))
+    stack.callback(lambda: process.notes.extend(paged_notes(paged)))
+    answering = partial(process.recorder.scalar_reads.true_at_most, 0)
+    with contextlib.suppress(MissingLibrary):  # a release before 0.46 has optimizers only
+        process.use_functions(quantised_operators(answering, process.on_host, _NO_OUTLIERS))
+
+
+def load(process: SimulatedProcess, model: Any, settings: Any, *, stored: bool) -> nn.Module:
+    """Load a model that was built in host memory with quantised weights on the GPU, as ``from_pretrained`` does.
+
+    Args:
+        process: The simulated process.
+        model: The model with its weights in 16 or 32 bits.
+        settings: A ``BitsAndBytesConfig`` or its content.
+        stored: Whether the checkpoint is stored quantised.
+
+    Raises:
+        SimulationError: Another library quantises the weights.
+    """
+    arguments = settings if isinstance(settings, Mapping) else settings.to_dict()
+    method = getattr(arguments.get("quant_method"), "value", arguments.get("quant_method"))
+    if method != "bitsandbytes":
+        raise SimulationError(
+            f"quantization_config: weights quantised by {method} are not simulated, only bitsandbytes'"
+        )
+    written = next((os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)), "")
+    allocator = AllocatorSettings.parse(written, process.processor.torch_version)
+    with loading(process.on_host, process.trace, allocator):
+        loaded = load_quantised(model, dict(arguments), "cuda", stored=stored)
+    process.modules.learn(loaded)
+    process.notes.extend(quantisation_notes(loaded, _NO_OUTLIERS))
+    return loaded

@@ -1,0 +1,110 @@
+"""Scripts that load quantised weights agree to the byte with the workload that says the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from script_types import RunScript
+
+import trainatomy
+from trainatomy.results.prediction import Prediction
+from trainatomy.scripts.job import Outcome
+
+pytest.importorskip("bitsandbytes")
+pytest.importorskip("peft")
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
+SCRIPT = """
+import torch
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoConfig, BitsAndBytesConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        ids = torch.full((64,), 7)
+        return {{"input_ids": ids, "labels": ids}}
+
+
+config = AutoConfig.for_model(**{config})
+model = LlamaForCausalLM.from_pretrained(
+    "nobody/tiny-llama", config=config, dtype=torch.bfloat16, quantization_config=BitsAndBytesConfig({settings})
+)
+model = prepare_model_for_kbit_training(model)
+model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+arguments = TrainingArguments("out", per_device_train_batch_size=2, bf16=True, optim="{optim}", report_to="none",
+                              logging_steps=1, gradient_checkpointing=True)
+Trainer(model, arguments, train_dataset=Rows()).train()
+"""
+
+
+def components(prediction: Prediction) -> dict[str, int]:
+    return prediction.memory.components.as_dict()
+
+
+def script(settings: str, optim: str) -> str:
+    return SCRIPT.format(config=CONFIG, settings=settings, optim=optim)
+
+
+@pytest.mark.parametrize(
+    ("settings", "quantization", "optim"),
+    [
+        (
+            "load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_compute_dtype='bfloat16'",
+            {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"},
+            "paged_adamw_8bit",
+        ),
+        ("load_in_8bit=True", {"load_in_8bit": True}, "adamw_torch"),
+    ],
+    ids=["4 bits", "8 bits"],
+)
+def test_a_quantised_model_and_its_workload(
+    run_script: RunScript, settings: str, quantization: dict[str, Any], optim: str
+) -> None:
+    found = run_script(script(settings, optim)).prediction
+    assert found is not None
+    expected = trainatomy.predict(
+        trainatomy.Workload.from_mapping(
+            {
+                "model": {
+                    "config": CONFIG,
+                    "class": "LlamaForCausalLM",
+                    "dtype": "bfloat16",
+                    "quantization": quantization,
+                    "lora": {"r": 8, "target_modules": ["q_proj", "v_proj"]},
+                },
+                "loop": "trainer",
+                "gpu": "h100-sxm",
+                "data": {"sequence_length": 64},
+                "train": {
+                    "per_device_train_batch_size": 2,
+                    "bf16": True,
+                    "gradient_checkpointing": True,
+                    "optim": optim,
+                },
+            }
+        )
+    )
+    for figure in ("peak_allocated_bytes", "peak_requested_bytes", "peak_reserved_bytes"):
+        assert getattr(found.memory, figure) == getattr(expected.memory, figure), figure
+    for component in ("weights", "optimizer_states", "gradients", "temporary"):
+        assert components(found)[component] == components(expected)[component], component
+    assert any("quantised weights" in note for note in found.notes)
+
+
+def test_another_library_is_refused_by_name(run_script: RunScript) -> None:
+    text = script("load_in_4bit=True", "adamw_torch")
+    outcome: Outcome = run_script(text.replace("BitsAndBytesConfig(load_in_4bit=True)", "{'quant_method': 'awq'}"))
+    assert "quantised by awq are not simulated" in outcome.message
