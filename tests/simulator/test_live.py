@@ -33,7 +33,7 @@ def batch(rows: int) -> dict[str, torch.Tensor]:
         ({"model": "gpt2"}, "got the text 'gpt2'"),
         ({"model": 3}, "not a int"),
         ({"optimizer": torch.optim.SGD(Net().parameters(), lr=1.0)}, "an instance of SGD"),
-        ({"optimizer": 3}, "a name or a class"),
+        ({"optimizer": 3}, "got an object of type int; it takes a name, a class"),
         ({"batch": 4}, "a mapping of names to tensors"),
         ({"batch": None}, "a batch is needed"),
         ({"train": {"per_device_train_batch_size": 4}}, "has 256 rows, but per_device_train_batch_size is 4"),

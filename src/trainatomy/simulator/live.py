@@ -198,7 +198,8 @@ def check_keywords(batch: Any, optimizer: Any) -> None:
         )
     if optimizer is not None and not isinstance(optimizer, str) and not callable(optimizer):
         kinds = "a name, a class of torch.optim.Optimizer, or a function of the model that returns optimizers"
-        raise WorkloadError(f"optimizer: takes {kinds}, not a {type(optimizer).__name__}", key="train.optim")
+        kind = type(optimizer).__name__
+        raise WorkloadError(f"optimizer: got an object of type {kind}; it takes {kinds}", key="train.optim")
     if not "".join(getattr(optimizer, "__qualname__", "x").split(".")).isidentifier():
         raise WorkloadError(
             f"optimizer: {optimizer.__qualname__} cannot be imported by its name: define it at the top of a module",
