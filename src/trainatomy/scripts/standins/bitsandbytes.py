@@ -54,9 +54,7 @@ def load(process: SimulatedProcess, model: Any, settings: Any, *, stored: bool) 
     arguments = settings if isinstance(settings, Mapping) else settings.to_dict()
     method = getattr(arguments.get("quant_method"), "value", arguments.get("quant_method"))
     if method != "bitsandbytes":
-        raise SimulationError(
-            f"quantization_config: weights quantised by {method} are not simulated, only bitsandbytes'"
-        )
+        raise SimulationError(f"quantization_config: weights quantised by {method} are not simulated in scripts")
     written = next((os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)), "")
     allocator = AllocatorSettings.parse(written, process.processor.torch_version)
     with loading(process.on_host, process.trace, allocator):
