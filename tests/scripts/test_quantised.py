@@ -104,6 +104,13 @@ def test_a_quantised_model_and_its_workload(
     assert any("quantised weights" in note for note in found.notes)
 
 
+def test_a_checkpoint_that_is_stored_quantised_is_refused(run_script: RunScript) -> None:
+    stored = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    text = script("load_in_4bit=True", "adamw_torch")
+    text = text.replace("AutoConfig.for_model(**", f"AutoConfig.for_model(quantization_config={stored}, **")
+    assert "stored quantised is not simulated in scripts" in run_script(text).message
+
+
 def test_another_library_is_refused_by_name(run_script: RunScript) -> None:
     text = script("load_in_4bit=True", "adamw_torch")
     outcome: Outcome = run_script(text.replace("BitsAndBytesConfig(load_in_4bit=True)", "{'quant_method': 'awq'}"))

@@ -39,14 +39,13 @@ def install(stand_ins: StandIns) -> None:
         process.use_functions(quantised_operators(answering, process.on_host, _NO_OUTLIERS))
 
 
-def load(process: SimulatedProcess, model: Any, settings: Any, *, stored: bool) -> nn.Module:
+def load(process: SimulatedProcess, model: Any, settings: Any) -> nn.Module:
     """Load a model that was built in host memory with quantised weights on the GPU, as ``from_pretrained`` does.
 
     Args:
         process: The simulated process.
         model: The model with its weights in 16 or 32 bits.
         settings: A ``BitsAndBytesConfig`` or its content.
-        stored: Whether the checkpoint is stored quantised.
 
     Raises:
         SimulationError: Another library quantises the weights.
@@ -58,7 +57,7 @@ def load(process: SimulatedProcess, model: Any, settings: Any, *, stored: bool) 
     written = next((os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)), "")
     allocator = AllocatorSettings.parse(written, process.processor.torch_version)
     with loading(process.on_host, process.trace, allocator):
-        loaded = load_quantised(model, dict(arguments), "cuda", stored=stored)
+        loaded = load_quantised(model, dict(arguments), "cuda", stored=False)
     process.modules.learn(loaded)
     process.notes.extend(quantisation_notes(loaded, _NO_OUTLIERS))
     return loaded

@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 
 from trainatomy.catalog.architectures import architecture
+from trainatomy.errors import SimulationError
 from trainatomy.scripts.standins import bitsandbytes
 from trainatomy.scripts.standins.notes import StandIns
 
@@ -125,7 +126,7 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
     """
 
     def build(cls: Any, name: Any, *_: Any, config: Any = None, **options: Any) -> Any:
-        from transformers import PreTrainedConfig
+        from transformers import PreTrainedConfig, modeling_utils
 
         stand_ins.note("pretrained weights", f"{cls.__name__} {name}")
         if not isinstance(config, PreTrainedConfig):
@@ -133,17 +134,18 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
                 key: value for key, value in options.items() if key in _CONFIGURED or hasattr(cls.config_class, key)
             }
             config = cls.config_class.from_pretrained(config or name, **{**_place(options), **known})
-        stored = getattr(config, "quantization_config", None)
-        if stored is not None:
-            del config.quantization_config
+        if getattr(config, "quantization_config", None) is not None:
+            raise SimulationError(
+                f"{name}: a checkpoint that is stored quantised is not simulated in scripts; predict it by a workload"
+            )
         attention = options.get("attn_implementation")
         more = {} if attention is None else {"attn_implementation": attention}
         with stand_ins.process.on_host():
             model = cls._from_config(config, dtype=_dtype(config, options), **more)
-        settings = options.get("quantization_config") if stored is None else stored
+        settings = options.get("quantization_config")
         if settings is not None:
-            with mock.patch.object(sys.modules["transformers"].PreTrainedModel, "from_pretrained", original):
-                model = bitsandbytes.load(stand_ins.process, model, settings, stored=stored is not None)
+            with mock.patch.object(modeling_utils.PreTrainedModel, "from_pretrained", original):
+                model = bitsandbytes.load(stand_ins.process, model, settings)
         model.name_or_path = model.config._name_or_path = str(name)
         model.eval()
         if settings is None and options.get("device_map") not in (None, "cpu"):
