@@ -1,11 +1,13 @@
 """The convolutions that the networks call, and what cuDNN's heuristics answer for them by the handle of a GPU.
 
 python benchmarks/cudnn/network_calls.py collect                              (without a GPU: cases/calls.jsonl.gz)
-python benchmarks/cudnn/network_calls.py ask --out answers.jsonl [--seconds 50]                          (on a GPU)
+python benchmarks/cudnn/network_calls.py draw --out FILE [--count 6000] [--seed 5]                    (without a GPU)
+python benchmarks/cudnn/network_calls.py ask --out answers.jsonl [--seconds 50] [--part 0/2]             (on a GPU)
 
 ``collect`` simulates the networks and writes each distinct call once, with the networks that make it and with the
 workspaces that the library and the rules predict. ``ask`` adds the plan that PyTorch takes, and then, as time allows,
-the largest workspace among all plans, which ``torch.backends.cudnn.benchmark`` tries.
+the largest workspace among all plans, which ``torch.backends.cudnn.benchmark`` tries. ``draw`` draws random calls of
+the kinds that networks for images make, to learn which engines are missing without a driver (``missing_engines.py``).
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
+import random
 import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +32,12 @@ from trainatomy.operators.allocation.cudnn.heuristics import Choice, plans
 
 HERE = Path(__file__).parent
 CALLS = HERE / "cases" / "calls.jsonl.gz"
+KINDS: tuple[Kind, Kind, Kind] = ("forward", "input gradient", "weight gradient")
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+SIDES = (4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 20, 24, 26, 28, 30, 32, 35, 40, 48, 52, 56, 60, 64, 80, 112)
+BATCHES = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128)
+LARGEST, WIDEST = 400_000, 16_384
+"""Pixels of a batch; channels times rows of an image."""
 sys.path.insert(0, str(HERE.parent / "everyday"))
 
 
@@ -76,7 +87,33 @@ def collect(gpu: str, version: str, folder: Path, names: str | None) -> list[dic
     return list(found.values())
 
 
-def ask(seconds: float, library: Path | None, calls: Path) -> Any:
+def draw(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield random calls: half of them 1x1 filters, some of them depthwise or in groups, one of eight channels-last."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        side = chance.choice(SIDES)
+        small = [size for size in BATCHES if size * side * side <= LARGEST]
+        batch, taps = chance.choice(small), chance.choice((1, 1, 1, 1, 3, 3, 3, 5, 7))
+        inside, outside = (8 * chance.randint(1, 12) * chance.choice((1, 1, 2, 4, 8, 16)) for _ in range(2))
+        inside, outside = min(inside, WIDEST // side), min(outside, WIDEST // side)
+        form = chance.choice(("", "", "", "", "", "", "depthwise", "groups")) if taps > 1 else ""
+        groups = inside if form == "depthwise" else 32 if form == "groups" else 1
+        if form:
+            outside = inside = 32 * math.ceil(inside / 32) if form == "groups" else inside
+            groups = groups if form == "groups" else inside
+        stride, padding = chance.choice((1, 1, 1, 2)), chance.choice((taps // 2, taps // 2, 0))
+        after = (side + 2 * padding - taps) // stride + 1
+        if after < 1:
+            continue
+        one = Convolution(
+            torch.Size((batch, inside, side, side)), torch.Size((outside, inside // groups, taps, taps)),
+            torch.Size((batch, outside, after, after)), chance.choice(TYPES), [stride] * 2, [padding] * 2, [1, 1],
+            groups, False, chance.random() < 1 / 8, 132,
+        )  # fmt: skip
+        yield as_line(chance.choice(KINDS), one)
+
+
+def ask(seconds: float, library: Path | None, calls: Path, part: str, passes: Sequence[bool]) -> Any:
     """Yield the lines of the calls with the plan that PyTorch takes, then with the largest workspace of all plans."""
     from probe import library as loaded
     from probe import properties
@@ -89,8 +126,9 @@ def ask(seconds: float, library: Path | None, calls: Path) -> Any:
     yield about | {"properties": properties(cudnn, handle)}
     with gzip.open(calls, "rt", encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
-    for every in (False, True):
-        for number, line in enumerate(lines):
+    first, parts = map(int, part.split("/"))
+    for every in passes:
+        for number, line in list(enumerate(lines))[first::parts]:
             if time.monotonic() - begin > seconds:
                 return
             call = as_convolution(line)
@@ -107,7 +145,7 @@ def ask(seconds: float, library: Path | None, calls: Path) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("collect", "ask"))
+    parser.add_argument("what", choices=("collect", "draw", "ask"))
     parser.add_argument("--cases", type=Path, default=HERE / "cases", help="folder of cases to collect from")
     parser.add_argument("--names", help="those cases alone, separated by commas")
     parser.add_argument("--calls", type=Path, default=CALLS, help="the calls that are asked for")
@@ -116,12 +154,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=CALLS)
     parser.add_argument("--library", type=Path, help="the file of cuDNN (default: the one that PyTorch loads)")
     parser.add_argument("--seconds", type=float, default=50, help="after which nothing is asked (default: 50)")
+    parser.add_argument("--part", default="0/1", help="ask for one part of the calls, 0/2 is the first of two")
+    parser.add_argument("--first", action="store_true", help="leave out the largest workspaces")
+    parser.add_argument("--count", type=int, default=6000, help="calls to draw (default: 6000)")
+    parser.add_argument("--seed", type=int, default=5, help="of the drawn calls")
     options = parser.parse_args()
     opened = gzip.open if options.out.suffix == ".gz" else open
     if options.what == "collect":
-        lines = collect(options.gpu, options.torch, options.cases, options.names)
+        lines: Iterable[dict[str, Any]] = collect(options.gpu, options.torch, options.cases, options.names)
+    elif options.what == "draw":
+        lines = draw(options.count, options.seed)
     else:
-        lines = ask(options.seconds, options.library, options.calls)
+        lines = ask(
+            options.seconds, options.library, options.calls, options.part, (False,) if options.first else (False, True)
+        )
     with opened(options.out, "wt", encoding="utf-8") as file:
         for line in lines:
             file.write(json.dumps(line) + "\n")

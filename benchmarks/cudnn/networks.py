@@ -18,9 +18,12 @@ CLASSIFIERS = (
     "efficientnet_b0", "mnasnet1_0", "convnext_tiny",
     "resnet34", "vgg11_bn", "densenet169", "efficientnet_b1", "mobilenet_v3_small", "shufflenet_v2_x1_5",
     "regnet_y_800mf", "convnext_small", "resnext101_32x8d", "efficientnet_b2",
+    "efficientnet_v2_s", "regnet_x_1_6gf", "densenet201", "vgg13", "mnasnet1_3",
 )  # fmt: skip
 SEGMENTERS = ("deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large")
 VIDEOS = ("r3d_18", "mc3_18", "r2plus1d_18")
+LAST = ("resnet50", "mobilenet_v2", "efficientnet_b0")
+"""Networks that are also trained in channels-last layout, named ``resnet50_last``."""
 
 
 class WithLoss(nn.Module):
@@ -54,6 +57,11 @@ def network(name: str) -> nn.Module:
     return WithLoss(getattr(found, name)(weights=None, **heads))
 
 
+def channels_last(name: str) -> nn.Module:
+    """Build a network whose weights are channels-last, which its convolutions then are, too."""
+    return network(name).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
 @cache
 def pictures(batch_size: int, side: int = 224) -> dict[str, Tensor]:
     """Draw random images and their labels."""
@@ -78,10 +86,12 @@ def clips(batch_size: int, side: int = 112) -> dict[str, Tensor]:
     return {"images": torch.rand(batch_size, 3, 16, side, side), "labels": torch.randint(0, 400, (batch_size,))}
 
 
-SIDES = {"pictures_192": partial(pictures, side=192), "pictures_256": partial(pictures, side=256),
-         "pictures_320": partial(pictures, side=320),
-         "scenes_192": partial(scenes, side=192), "scenes_320": partial(scenes, side=320),
-         "clips_96": partial(clips, side=96)}  # fmt: skip
+SIDES = {
+    **{f"pictures_{side}": partial(pictures, side=side) for side in range(96, 385)},
+    **{f"scenes_{side}": partial(scenes, side=side) for side in (192, 320)},
+    **{f"clips_{side}": partial(clips, side=side) for side in (96, 128)},
+}
 """Batches of images of other sizes."""
 
 globals().update({name: partial(network, name) for name in (*CLASSIFIERS, *SEGMENTERS, *VIDEOS)} | SIDES)
+globals().update({f"{name}_last": partial(channels_last, name) for name in LAST})

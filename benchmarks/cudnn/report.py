@@ -69,6 +69,15 @@ CAMPAIGNS = {
         "cuDNN's library": "predictions/h100-sxm-library-second.jsonl",
         "the rules": "predictions/h100-sxm-rules-second.jsonl",
     }),
+    "batches_h200": Campaign("records/h200-batches.jsonl", {
+        "cuDNN's library": "predictions/h200-library.jsonl",
+        "the rules": "predictions/h200-rules.jsonl",
+    }),
+    "third": Campaign("held_out_2/records/h200.jsonl", {
+        "cuDNN's library": "held_out_2/predictions/h200-library.jsonl",
+        "cuDNN's library, second": "held_out_2/predictions/h200-library-second.jsonl",
+        "the rules": "held_out_2/predictions/h200-rules.jsonl",
+    }),
     "others": Campaign("held_out/records/h200.jsonl", {
         "cuDNN's library": "held_out/predictions/h200-library.jsonl",
         "the rules": "held_out/predictions/h200-rules.jsonl",
@@ -193,8 +202,8 @@ def networks_summary(errors: Errors) -> list[str]:
 
 
 def is_new(name: str) -> bool:
-    """Return whether a training's network is none of the twenty, with whatever batch."""
-    return not any(name.startswith(known) for known in SEEN)
+    """Return whether a training's network is none of the twenty, with whatever batch and layout."""
+    return not any(name.replace("_last-", "-").startswith(known) for known in SEEN)
 
 
 def networks_table(errors: Errors, listed: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ Tests that ask the library are skipped where it is not installed (``pip install 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from cudnn_sample import KINDS, convolution_of, sample
 
 from trainatomy.api import predict
 from trainatomy.catalog.cudnn import device_text, is_measured
+from trainatomy.catalog.files import read_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.operators.allocation.convolution import convolution as plan_of
@@ -24,6 +26,8 @@ from trainatomy.operators.allocation.cudnn import library, workspace
 from trainatomy.operators.allocation.cudnn.backend import Backend, BackendError, Mode, Note
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.heuristics import Choice, EnginePlan, Heuristics, mode_of, plans
+from trainatomy.operators.allocation.cudnn.missing import FILE, NAMED
+from trainatomy.operators.allocation.cudnn.products import bytes_in_cublas
 from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered, missing_parts
 from trainatomy.operators.allocation.plan import KernelCall, Processor, Scratch
 from trainatomy.results.prediction import Fact, Prediction
@@ -180,7 +184,7 @@ def test_the_rules_decide_about_depthwise_convolutions_and_products_of_unknown_e
     for weight, groups in (((64, 64, 1, 1), 1), ((64, 1, 3, 3), 64)):
         answers = Answers(12345)
         assert scratch(weight, answers, groups) == scratch(weight, None, groups)
-        assert answers.asked == (1 if groups == 1 else 0)
+        assert answers.asked == 1
     assert is_unanswered("weight gradient", convolution((16, 64, 56, 56), (256, 64, 1, 1)))
     assert not is_unanswered("weight gradient", convolution((16, 512, 7, 7), (2048, 512, 1, 1)))
     assert not is_unanswered("forward", STEM)
@@ -199,30 +203,37 @@ def test_partial_sums_that_only_a_driver_tells_are_added_by_the_rules() -> None:
 
 
 class Names(Answers):
-    """A library that names one engine, with its tile and its stages or cluster."""
+    """A library that names two plans, of which the first needs some bytes."""
 
-    def __init__(self, engine: int, tile: int, blocks: int | tuple[int, int], workspace: int) -> None:
+    def __init__(self, plans: str, workspace: int) -> None:
         super().__init__(workspace)
-        last = ((27, blocks[0]), (28, blocks[1])) if isinstance(blocks, tuple) else ((14, blocks),)
-        self.named = EnginePlan(engine, ((2, tile), *last), (), workspace)
+        self.named = EnginePlan(int(plans.split()[0]), (), (), workspace, listed=tuple(plans.split(" | ")))
 
     def plan(self, kind: Kind, one: Convolution, **settings: bool) -> EnginePlan | None:
         return self.named
 
 
-@pytest.mark.parametrize(
-    ("kind", "shapes", "dtype", "named", "measured"),
-    [
-        # An H200 sums these image by image in cuBLAS; without a driver cuDNN names what would come next.
-        ("weight gradient", ((16, 160, 7, 7), (960, 160, 1, 1)), torch.float16, Names(33, 4, 3, 12_201_104), 9_830_400),
-        ("weight gradient", ((16, 960, 7, 7), (320, 960, 1, 1)), torch.bfloat16, Names(9, 8, 4, 2_007_056), 19_660_800),
-        ("weight gradient", ((16, 512, 7, 7), (128, 512, 1, 1)), torch.float32, Names(40, 11, 0, 2794671), 4194304),
-        # These run in the engine that is named.
-        ("weight gradient", ((16, 464, 7, 7), (1024, 464, 1, 1)), torch.float16, Names(9, 7, 4, 2_333_200), 2_333_200),
-        ("forward", ((16, 352, 14, 14), (128, 352, 1, 1)), torch.float32, Names(67, 1, (8, 1), 6_021_136), 6_021_136),
-        ("forward", ((16, 672, 7, 7), (128, 672, 1, 1)), torch.float16, Names(62, 1, (1, 8), 1_254_416), 1_254_416),
-    ],
-)  # fmt: skip
+PRODUCTS = [
+    # An H200 sums these image by image in cuBLAS; without a driver cuDNN names what would come next.
+    ("weight gradient", ((16, 160, 7, 7), (960, 160, 1, 1)), torch.float16,
+     Names("33 2=4 5=3 14=3 | 10 2=8 13=1 14=4 15=1 18=1 23=0", 12_201_104), 9_830_400),
+    ("weight gradient", ((16, 960, 7, 7), (320, 960, 1, 1)), torch.bfloat16,
+     Names("9 2=8 13=1 14=4 18=1 23=1 | 9 2=23 13=0 14=3 18=1 23=1 | 65 2=7 13=1 18=1 25=0 27=1 28=3", 2_007_056),
+     19_660_800),
+    ("weight gradient", ((16, 512, 7, 7), (128, 512, 1, 1)), torch.float32,
+     Names("40 2=14 6=1 12=3 13=1 14=0 15=0 17=4 22=3 | 40 2=11 6=0 12=4 13=1 14=0 15=0 17=5 22=3", 2_794_671),
+     4_194_304),
+    # These run in the engine that is named.
+    ("weight gradient", ((16, 464, 7, 7), (1024, 464, 1, 1)), torch.float16,
+     Names("9 2=7 13=0 14=4 18=1 23=1 | 65 2=7 13=1 18=1 25=1 27=1 28=2", 2_333_200), 2_333_200),
+    ("forward", ((16, 352, 14, 14), (128, 352, 1, 1)), torch.float32,
+     Names("67 2=1 13=0 18=0 25=1 27=8 28=1 | 67 2=5 13=0 18=0 25=1 27=2 28=1", 6_021_136), 6_021_136),
+    ("forward", ((16, 672, 7, 7), (128, 672, 1, 1)), torch.float16,
+     Names("62 2=1 13=1 18=0 25=0 27=1 28=8 | 62 2=1 13=1 18=0 25=0 27=1 28=4", 1_254_416), 1_254_416),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "shapes", "dtype", "named", "measured"), PRODUCTS)
 def test_the_engine_that_is_named_tells_whether_cublas_computes_a_product(
     kind: Kind, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype, named: Names, measured: int
 ) -> None:
@@ -233,6 +244,46 @@ def test_the_engine_that_is_named_tells_whether_cublas_computes_a_product(
     for other in (replace(hopper, capability=(8, 0)), replace(hopper, capability=(10, 0))):
         by_rules = is_unanswered(kind, one)
         assert workspace_bytes(kind, one, other) == (workspace(kind, one) if by_rules else named.answer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "plans", "measured"),
+    [
+        # Winograd's method: 24 images are filled up to 32.
+        ("input gradient", convolution((24, 32, 149, 149), (32, 32, 3, 3), dtype=torch.bfloat16),
+         "67 2=4 13=0 18=0 25=0 27=8 28=1 | 67 2=1 13=0 18=0 25=0 27=8 28=1 | 67 2=4 13=0 18=0 25=1 27=7 28=1",
+         426_000_384),
+        ("forward", convolution((128, 32, 30, 30), (8, 32, 3, 3), 1, 1, dtype=torch.bfloat16),
+         "45 2=4 5=3 14=3 | 27 2=1 5=3 14=5 | 45 2=0 5=3 14=4", 47_222_784),
+        ("weight gradient", convolution((16, 128, 14, 14), (32, 128, 3, 3), 1, 1, dtype=torch.float32),
+         "50 0=5 2=5 5=3 14=4 | 34 0=8 2=7 5=2 14=5 | 20 2=6 3=0", 6_488_064),
+    ],
+)  # fmt: skip
+def test_other_engines_that_are_missing_without_a_driver_have_their_own_workspaces(
+    kind: Kind, one: Convolution, plans: str, measured: int
+) -> None:
+    hopper = Processor((9, 0), 132, (2, 11), cast(Any, Names(plans, 12_345)))
+    assert workspace_bytes(kind, one, hopper) == measured
+    assert workspace_bytes(kind, one, replace(hopper, capability=(10, 0))) == 12_345
+    unknown = replace(hopper, cudnn=cast(Any, Names("1 2=3", 12_345)))
+    assert workspace_bytes(kind, one, unknown) == 12_345
+
+
+def test_every_engine_in_the_table_has_a_workspace() -> None:
+    contents = json.loads(read_text(FILE))
+    for kind, groups in contents["plans"].items():
+        engines = {engine for rows in groups.values() for engine in rows.values()} - {NAMED}
+        assert engines
+        assert {str(engine) for engine in engines} <= set(contents["methods"][kind])
+
+
+def test_cublas_sums_contiguous_images_apart_and_divides_channels_last_ones() -> None:
+    one = convolution((12, 64, 40, 40), (160, 64, 1, 1), dtype=torch.float32)
+    assert bytes_in_cublas("weight gradient", one) == 12 * 160 * 64 * 4
+    last = replace(one, channels_last=True)
+    assert bytes_in_cublas("weight gradient", last) == 132 * 160 * 64 * 4
+    short = replace(last, dtype=torch.bfloat16, output=torch.Size((12, 160, 10, 10)))
+    assert bytes_in_cublas("weight gradient", short) == 0
 
 
 def stream_k(engine: int, tile: int, cluster: tuple[int, int], workspace: int) -> EnginePlan:

@@ -29,7 +29,7 @@ from trainatomy.operators.allocation.arguments import HALF_TYPES, bound, dense_b
 from trainatomy.operators.allocation.cudnn import workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.grouped import is_cudnn_depthwise
-from trainatomy.operators.allocation.cudnn.products import bytes_in_cublas, runs_in_cublas
+from trainatomy.operators.allocation.cudnn.missing import missing_engine, missing_workspace
 from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered, missing_parts
 from trainatomy.operators.allocation.cudnn.unnamed import unnamed_workspaces
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch, Trial
@@ -158,7 +158,7 @@ def _plans_timed() -> int:
 
 def workspace_bytes(kind: Kind, one: Convolution, processor: Processor) -> int:
     """Return the bytes of a workspace: as cuDNN answers where it can be asked and has a plan, else by the rules."""
-    if processor.cudnn is not None and (one.is_plain_product or not is_unanswered(kind, one)):
+    if processor.cudnn is not None:
         found = processor.cudnn.plan(kind, one, tf32=_allows_tf32(processor), deterministic=_is_deterministic())
         if found is not None and (size := _answered(kind, one, found, processor)) is not None:
             return size
@@ -168,11 +168,11 @@ def workspace_bytes(kind: Kind, one: Convolution, processor: Processor) -> int:
 def _answered(kind: Kind, one: Convolution, plan: EnginePlan, processor: Processor) -> int | None:
     """Return the bytes that a plan has on a GPU, of which cuDNN answered without a driver; None: the rules decide."""
     usual = processor.capability == _HOPPER and _allows_tf32(processor) and not _is_deterministic()
-    in_cublas = runs_in_cublas(kind, one, plan) if usual else None
-    if in_cublas:
-        return bytes_in_cublas(kind, one)
-    if in_cublas is None and is_unanswered(kind, one):
+    engine = missing_engine(kind, one, plan) if usual else None
+    if engine is None and is_unanswered(kind, one):
         return None
+    if engine and (size := missing_workspace(kind, one, engine)) is not None:
+        return size
     return plan.workspace + missing_parts(kind, one, plan)
 
 

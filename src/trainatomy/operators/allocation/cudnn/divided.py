@@ -48,7 +48,12 @@ _SUM, _HEADER, _OF_PART = 4, 159, 4
 
 
 def is_known(one: Convolution, plan: EnginePlan) -> bool:
-    """Return whether the partial sums of a plan follow from its tiles."""
+    """Return whether the partial sums of a plan follow from its tiles.
+
+    Unaligned channels-last tensors are not: some of them are copied.
+    """
+    if one.channels_last and (one.channels % one.fill or one.weight[0] % one.fill):
+        return False
     known = plan.divides_sums and plan.engine in _ENGINES and dict(plan.knobs).get(_TILE_KNOB) in _TILES
     return known and one.groups == 1 and one.dtype in _SHORTEST
 

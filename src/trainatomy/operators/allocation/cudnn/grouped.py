@@ -27,7 +27,8 @@ from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE, C
 Engine = Literal["direct", "padded", "by group"]
 
 _AT_ONCE, _TILE, _MANY_PLACES = 8, 64, 16_000
-_DEPTHWISE_PARTS = 96
+_DEPTHWISE_PARTS_OF_IMAGE = 8
+_NARROWEST, _TOO_WIDE = 4, 32
 _LARGE_DEPTHWISE_PARTS, _MANY_DEPTHWISE_PLACES, _MANY_DEPTHWISE_TAPS = 32, 10_000, 49
 _OF_PARTS, _BYTES_PER_PART = 159, 4
 
@@ -56,7 +57,7 @@ def grouped(kind: Kind, one: Convolution) -> int:
         return 0
     group = _Group(kind, one, inside, outside, max(4, 1 << (max(inside, outside) - 1).bit_length()))
     if _sums_depthwise(group):
-        return _DEPTHWISE_PARTS * prod(one.weight) * 4
+        return one.data[0] * _DEPTHWISE_PARTS_OF_IMAGE * prod(one.weight) * 4
     engine = _engine(group)
     return 0 if engine == "direct" else _padded(group) if engine == "padded" else _by_group(group)
 
@@ -86,7 +87,7 @@ def is_cudnn_depthwise(one: Convolution) -> bool:
 def _sums_depthwise(group: _Group) -> bool:
     """Return whether it is a depthwise weight gradient of 16-bit channels-last tensors.
 
-    It has fp32 sums of a fixed number of parts.
+    It has eight fp32 sums of each image.
     """
     one = group.one
     plain = group.inside == group.outside == 1 and one.is_half and one.channels_last
@@ -160,7 +161,9 @@ def _of_input_gradient(group: _Group) -> Engine:
     if group.dimensions == 1 and taps > 2:
         return "direct"
     if group.inside == group.outside == group.wide <= 64:
-        return "by group" if strided else "padded"
+        if not strided:
+            return "direct" if group.wide <= _NARROWEST else "padded"
+        return "by group" if group.wide >= _TOO_WIDE else "padded"
     if narrow > 3 and group.wide <= 64 and taps <= 25 and not group.is_aligned(4):
         return "padded"
     return "direct" if narrow > 34 or (narrow <= 3 and not strided) else "by group"
@@ -174,6 +177,8 @@ def _of_weight_gradient(group: _Group) -> Engine:
         if one.products < 23_000_000:
             return "direct"
         return "by group" if one.groups <= 3 or group.wide * one.taps >= 4096 else "padded"
+    if group.inside == group.outside == _NARROWEST and group.dimensions == 2:
+        return "direct"
     if one.groups > 24:
         return "padded"
     if one.places <= 498:

@@ -42,19 +42,27 @@ _OPERATIONS = {
 _CROSS_CORRELATION = 1
 _WORKSPACE_KNOB, CLUSTER_KNOB = 25, 27
 """``CUDNN_KNOB_TYPE_WORKSPACE`` and ``CUDNN_KNOB_TYPE_TILE_CGA_M``."""
+LISTED = 3
+"""Plans of a list that are written down as text."""
 _ALIGNMENT = 32
 """Bytes: the largest alignment that PyTorch looks for (``getAlignment``); blocks of its allocator have 512."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """A plan of cuDNN: an engine, its knobs, the bytes of workspace that it needs; ``last``: of the fallback list."""
+    """A plan of cuDNN: an engine, its knobs, the bytes of workspace that it needs.
+
+    Attributes:
+        last: It is of the fallback list.
+        listed: The first plans of the list that it is from, as text.
+    """
 
     engine: int
     knobs: tuple[tuple[int, int], ...]
     notes: tuple[int, ...]
     workspace: int
     last: bool = False
+    listed: tuple[str, ...] = ()
 
     @property
     def divides_sums(self) -> bool:
@@ -94,7 +102,9 @@ def plans(
     """
     graph = _graph(kind, one, library, target)
     for mode in (choice.mode, Mode.FALLBACK):
-        for config in _configurations(graph, mode, library, target):
+        configurations = _configurations(graph, mode, library, target)
+        listed = tuple(_text(config) for config in configurations[:LISTED])
+        for config in configurations:
             engine = config.descriptors(Attribute.CONFIG_ENGINE, backend.Kind.ENGINE, 1)[0]
             notes = engine.integers(Attribute.ENGINE_NOTES, Type.NUMERICAL_NOTE, backend.NOTES)
             if not choice.allows(notes, one.dtype):
@@ -104,7 +114,14 @@ def plans(
             except BackendError:
                 continue
             index = engine.integers(Attribute.ENGINE_INDEX, Type.INT64, 1)[0]
-            yield EnginePlan(index, _knobs(config), tuple(notes), workspace, mode is Mode.FALLBACK)
+            yield EnginePlan(index, _knobs(config), tuple(notes), workspace, mode is Mode.FALLBACK, listed)
+
+
+def _text(config: Descriptor) -> str:
+    """Return an engine and its knobs, as ``67 2=0 13=0 25=1``."""
+    engine = config.descriptors(Attribute.CONFIG_ENGINE, backend.Kind.ENGINE, 1)[0]
+    index = engine.integers(Attribute.ENGINE_INDEX, Type.INT64, 1)[0]
+    return " ".join([str(index), *(f"{kind}={value}" for kind, value in _knobs(config))])
 
 
 def _workspace(config: Descriptor, library: Backend, target: Descriptor | ctypes.c_void_p) -> int:

@@ -3,9 +3,8 @@
 Engines that ask the driver or cuBLAS whether they can run are missing from the answers without one: those that hand a
 product to cuBLASLt, and those of depthwise convolutions in 16 bits. Of 1,614 operations that cuDNN ran on an H200
 (9.19, benchmarks/cudnn/probe.py) some 120 ran in such an engine: nearly all products of forward and the input gradient,
-two thirds of those of weight gradients. The engine that is named in their place tells whether one of them runs on
-Hopper (``products.py``); where it does not, the rules decide. Engines for Winograd's method and FFT are missing too; 16
-operations ran in them. Everything else ran in the engine that is named without a driver.
+two thirds of those of weight gradients. The plans that are named in their place tell whether one of them runs on Hopper
+(``missing.py``); where they do not, and on other GPUs, the rules decide.
 """
 
 from __future__ import annotations

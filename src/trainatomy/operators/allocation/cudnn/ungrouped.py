@@ -20,6 +20,7 @@ import torch
 
 from trainatomy.operators.allocation.arguments import ceil_div, round_up
 from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE
+from trainatomy.operators.allocation.cudnn.unnamed import WINOGRAD_IMAGES, winograd
 
 if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
@@ -36,6 +37,8 @@ _UNEVEN_HALF, _UNEVEN, _LARGEST_PRODUCT = 70_000_000, 240_000_000, 4_000_000_000
 _LARGEST_OF_IMAGE = 500_000_000  # 200 million ran in cuBLAS, 1,070 million did not
 _MANY_BETWEEN, _MORE_BETWEEN, _SMALL_IMAGE = 90_000, 240_000, 49
 _LARGE_FILTER, _LARGER_FILTER = 49, 144
+_NEAR, _ALIGNED_FILTERS = 2, 8
+_FEW_INSIDE, _FEW_OUTSIDE, _LARGE_IMAGE = (16, 40), (32, 48), 12_000
 _STEM_FILTERS, _STEM_PRODUCTS, _OVERLAPPING_STEM = 384, 200_000_000, 5
 
 
@@ -43,7 +46,7 @@ def forward(one: Convolution) -> int:
     """Return the bytes of workspace."""
     if is_product("forward", one):
         return product_bytes(one)
-    if one.is_stem and len(one.data) < 5 and not one.channels_last:
+    if one.is_stem and not one.channels_last and (len(one.data) < 5 or overlaps(one)):
         return _stem(one)
     if one.taps == 1 and not one.is_half and not one.channels_last:
         return _strided_product(one)
@@ -69,6 +72,8 @@ def input_gradient(one: Convolution) -> int:
     data, weight, output = _transformed(one)
     if one.is_half and math.prod(one.output[2:]) == 1:
         output = 0
+    if _is_winograds(one):
+        return winograd("input gradient", one, round_up(one.data[0], WINOGRAD_IMAGES))
     wide = OF_WIDE if _is_wide_gradient(one) else 0
     if one.channels_last:
         if not one.is_half and one.taps >= _LARGER_FILTER:
@@ -124,11 +129,15 @@ def _strided_product(one: Convolution) -> int:
     """Return the bytes of an fp32 1x1 filter with strides or padding.
 
     It is transformed between many channels; short sums of so many pixels that tiles of 128 occupy half of the
-    multiprocessors write contiguous output directly.
+    multiprocessors write contiguous output directly. Volumes are always transformed, and written directly where they
+    do not lose channels.
     """
-    if min(one.channels, one.weight[0]) < _MANY_CHANNELS:
+    is_volume = len(one.data) == 5
+    if min(one.channels, one.weight[0]) < _MANY_CHANNELS and not is_volume:
         return 0
     data = math.prod(one.data) * one.itemsize + HEADER
+    if is_volume and one.weight[0] >= one.channels:
+        return data + math.prod(one.weight) * one.itemsize
     if one.length <= _SHORT_SUM and 2 * ceil_div(one.places, 128) >= one.multiprocessors:
         return data + math.prod(one.weight) * one.itemsize
     return data + math.prod(one.output) * one.itemsize
@@ -138,15 +147,40 @@ def _stem(one: Convolution) -> int:
     """Return the bytes for colour images.
 
     They are transformed by filters that overlap and stride, as in ResNets, and in 16 bits by many filters, as in vision
-    transformers; else direct. 16 bits pad the channels, fp16 to 4 where filters overlap.
+    transformers; else direct. 16 bits pad the channels, fp16 to 4 where filters overlap. Volumes, and fp16 with steps
+    of more than two pixels, do not pad them; fp32 with such steps, volumes in bf16 and those of unaligned filters are
+    direct.
     """
+    is_volume, far = len(one.data) == 5, max(one.strides) > _NEAR
+    if (is_volume and (one.dtype == torch.bfloat16 or one.weight[0] % _ALIGNED_FILTERS)) or (far and _is_single(one)):
+        return 0
     many = one.is_half and one.weight[0] >= _STEM_FILTERS and one.products >= _STEM_PRODUCTS
     if not (overlaps(one) or many):
         return 0
     overlapping = one.dtype == torch.float16 and list(one.strides) != list(one.weight[2:])
     inside = round_up(one.channels, 4 if overlapping else one.fill) if one.is_half else one.channels
+    if is_volume or (overlapping and far):
+        inside = one.channels
     data = one.data[0] * inside * math.prod(one.data[2:])
     return (data + one.weight[0] * inside * one.taps + math.prod(one.output)) * one.itemsize + HEADER
+
+
+def _is_single(one: Convolution) -> bool:
+    """Return whether the type is fp32 and filters overlap."""
+    return not one.is_half and overlaps(one)
+
+
+def _is_winograds(one: Convolution) -> bool:
+    """Return whether Winograd's method runs in 16 bits: 3x3 filters between few channels of large images.
+
+    Seen on an H200 for rows of 147 and batches of 24. The heuristics name the same plans for such channels, rows that
+    no 4 divides and all batches but 16, and others beside them.
+    """
+    usual = len(one.data) == 4 and tuple(one.weight[2:]) == (3, 3) and max(one.strides) == max(one.dilation) == 1
+    if not (usual and one.is_half) or one.channels_last or one.data[0] == WINOGRAD_IMAGES:
+        return False
+    few = _FEW_INSIDE[0] <= one.channels <= _FEW_INSIDE[1] and _FEW_OUTSIDE[0] <= one.weight[0] <= _FEW_OUTSIDE[1]
+    return few and one.output[-1] % 4 != 0 and math.prod(one.output[2:]) > _LARGE_IMAGE
 
 
 def _is_direct_forward(one: Convolution) -> bool:
@@ -172,6 +206,8 @@ def _writes_output(one: Convolution) -> bool:
     of_tile = one.channels == 64 and one.weight[0] in (64, 128) and one.products < _TOO_MANY_PRODUCTS
     unfit = (one.channels % 16 != 0 and one.weight[0] >= 128) or of_tile
     is_row = len(one.data) == 4 and one.data[2] == 1
+    if len(one.data) == 5 and min(one.weight[2:]) < max(one.weight[2:]):  # filters of a plane or a line
+        return True
     return ((unfit or is_row) and one.length <= _SHORT_SUM) or one.products < _FEW_PRODUCTS
 
 

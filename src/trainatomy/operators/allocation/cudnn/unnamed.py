@@ -32,6 +32,8 @@ _GROUPS_AT_ONCE, _SMALLEST_OF_TILES = 8, 3
 """Groups that are transformed at once, and rows of the smallest filter of an FFT of tiles."""
 _WINOGRAD_TILE, _WINOGRAD_ROWS = 4, 6
 """Rows of a tile of the result and of its transform, for filters of 3 x 3."""
+WINOGRAD_IMAGES = 16
+"""Images that Winograd's method in 16 bits fills up to, of forward and of the input gradient."""
 _BESIDE = {2: {56, 76}}
 """Engines that cuDNN names for an input gradient where it also names an FFT, by the stride."""
 _BESIDE_OF_OTHERS = {56}
@@ -48,11 +50,11 @@ class _Planes:
     outputs: int
 
     @classmethod
-    def of(cls, one: Convolution, channels: int | None = None) -> _Planes:
-        """Count them; ``channels``: those of the input of one group, if not the convolution's own."""
+    def of(cls, one: Convolution, channels: int | None = None, images: int | None = None) -> _Planes:
+        """Count them; ``channels`` of the input of one group and ``images``, if not the convolution's own."""
         at_once = min(one.groups, _GROUPS_AT_ONCE)
         channels, outside = channels or one.channels, one.weight[0] // one.groups
-        images = one.data[0] * at_once
+        images = (images or one.data[0]) * at_once
         return cls(channels * outside * at_once, images * channels, images * outside)
 
 
@@ -80,7 +82,7 @@ def unnamed_workspaces(
         elif unfolds or max(one.strides) == 1:
             sizes.append(by_tiles(one))
         if kind == "weight gradient":
-            sizes.append(winograd(one))
+            sizes.append(winograd(kind, one))
     return tuple(size for size in sizes if size)
 
 
@@ -154,11 +156,19 @@ def _unfolded_channels(one: Convolution) -> int:
     return (one.filled(one.channels) if one.groups == 1 else one.channels) * math.prod(one.strides)
 
 
-def winograd(one: Convolution) -> int:
-    """Return the workspace of Winograd's method for the weight gradient, 0 where there is none."""
+def winograd(kind: Kind, one: Convolution, images: int | None = None) -> int:
+    """Return the workspace of Winograd's method, 0 where there is none.
+
+    Args:
+        kind: The operation; an input gradient has tiles of its result, others of the output.
+        one: The convolution.
+        images: The images that are transformed, if not those of the input.
+    """
     if tuple(one.weight[2:]) != (3, 3) or max(one.strides) > 1 or one.channels_last:
         return 0
-    tiles, planes = math.prod(ceil_div(places, _WINOGRAD_TILE) for places in one.output[2:]), _Planes.of(one)
+    tiled = one.data if kind == "input gradient" else one.output
+    tiles = math.prod(ceil_div(places, _WINOGRAD_TILE) for places in tiled[2:])
+    planes = _Planes.of(one, images=images)
     return (planes.filters + (planes.inputs + planes.outputs) * tiles) * _WINOGRAD_ROWS**2 * _REAL
 
 

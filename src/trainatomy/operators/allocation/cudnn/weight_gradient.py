@@ -15,7 +15,7 @@ import torch
 
 from trainatomy.operators.allocation.arguments import ceil_div
 from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE
-from trainatomy.operators.allocation.cudnn.ungrouped import forward, overlaps
+from trainatomy.operators.allocation.cudnn.ungrouped import overlaps
 
 if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.convolution import Convolution
@@ -31,6 +31,8 @@ _THIN, _LARGE_IMAGE = 40, 3000
 _THIN_ROWS = 16
 _LITTLE_WASTE, _WASTE = 2, 3
 """How many times the bytes of a copy the sums of all images may take: in general, and in fp32 with aligned rows."""
+_SMALL_IMAGE, _WASTE_OF_SMALL = 49, 25
+"""Pixels of images with more of such sums, and their bytes for each element that is read."""
 ALIGNED_ANYWAY = 100
 """Pixels from which a weight gradient is summed image by image with unaligned rows, too."""
 _SMALL_FILTER = 16
@@ -86,7 +88,9 @@ def is_by_image(one: Convolution) -> bool:
     if _is_thin(one) and (not one.is_half or len(one.data) == 5):
         return False
     aligned = places % 2 == 0 or places >= ALIGNED_ANYWAY
-    return places < 49 or sums <= (_WASTE if aligned and not one.is_half else _LITTLE_WASTE) * moved
+    if places < _SMALL_IMAGE:
+        return sums <= _WASTE_OF_SMALL * images * (inside + outside) * places
+    return sums <= (_WASTE if aligned and not one.is_half else _LITTLE_WASTE) * moved
 
 
 def _is_thin(one: Convolution) -> bool:
@@ -137,12 +141,15 @@ def _stem(one: Convolution) -> int:
     """Return the bytes for colour images.
 
     Data, weight and output are padded, and the sum is split into parts of the weight's type; in fp16, where filters
-    overlap and stride, padded as in forward, with typically eight parts in fp32. Small filters of fp32 images are
-    computed in place.
+    overlap and stride, padded to 4 channels, those of volumes to 8, with typically eight parts in fp32. Small filters
+    of fp32 images are computed in place.
     """
     if one.dtype == torch.float16 and overlaps(one):
         parts = _PARTS_OF_STEM * one.weight[0] * _PADDED_STEM * one.taps * _SUM
-        return forward(one) + parts + _OF_PARTS + _BYTES_PER_PART * one.multiprocessors
+        inside = _PADDED_STEM if len(one.data) < 5 else one.fill
+        elements = one.data[0] * inside * math.prod(one.data[2:]) + one.weight[0] * inside * one.taps
+        copies = (elements + math.prod(one.output)) * one.itemsize + HEADER
+        return copies + parts + _OF_PARTS + _BYTES_PER_PART * one.multiprocessors
     if not one.is_half and len(one.data) == 4 and one.taps <= _SMALL_FILTER:
         return 0
     inside = one.filled(one.channels)
