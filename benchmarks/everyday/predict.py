@@ -31,7 +31,7 @@ def line_of(case: Case, found: Prediction | TrainatomyError, commit: str) -> dic
     about = {"name": case.name, "kind": case.kind, "held_out": case.held_out, "workload": dict(case.mapping)}
     made = {"commit": commit, "date": datetime.now(UTC).isoformat(timespec="seconds")}
     if isinstance(found, TrainatomyError):
-        return {**about, **made, "error": str(found)}
+        return {**about, **made, "error": str(found).splitlines()[0]}  # further lines name files of this machine
     memory = asdict(found.memory)
     parts: dict[str, Any] = {name: asdict(part) for name in _PARTS if (part := getattr(found, name)) is not None}
     parts |= {"restored": [asdict(each) for each in found.restored]} if found.restored else {}

@@ -56,7 +56,7 @@ def test_cases_are_predicted_before_they_are_measured(tmp_path: Path, capsys: py
     written.write_text(CASES)
     stored, out = tmp_path / "predictions.jsonl", tmp_path / "records.jsonl"
     arguments = ["--cases", str(tmp_path / "cases"), "--out", str(out), "--predictions", str(stored)]
-    measure, predict, report = script("measure"), script("predict"), script("report")
+    measure, predict, report = script("measure"), script("predict"), script("everyday_report")
     with pytest.raises(SystemExit, match=r"predict these first.*tiny-evaluated"):
         measure.main(arguments)
     assert predict.main(["--cases", str(tmp_path / "cases"), "--out", str(stored)]) == 0
@@ -88,7 +88,7 @@ def test_a_generation_is_timed_once_and_an_evaluation_runs_in_the_warm_up() -> N
 
 
 def test_times_of_a_case_that_shared_its_gpu_are_not_compared() -> None:
-    measure, report = script("measure"), script("report")
+    measure, report = script("measure"), script("everyday_report")
     case = everyday_cases.cases()[0]
     alone, beside = (report.figures_of(measure.line_of(case, FULL, shared=shared)) for shared in (False, True))
     assert alone["step_seconds"] == FULL.step_seconds

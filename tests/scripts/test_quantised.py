@@ -115,3 +115,58 @@ def test_another_library_is_refused_by_name(run_script: RunScript) -> None:
     text = script("load_in_4bit=True", "adamw_torch")
     outcome: Outcome = run_script(text.replace("BitsAndBytesConfig(load_in_4bit=True)", "{'quant_method': 'awq'}"))
     assert "quantised by awq are not simulated" in outcome.message
+
+
+def test_torchao_and_its_workload(run_script: RunScript) -> None:
+    pytest.importorskip("torchao")
+    text = script("load_in_4bit=True", "adamw_torch").replace(
+        "BitsAndBytesConfig(load_in_4bit=True)", "TorchAoConfig(Int8WeightOnlyConfig())"
+    )
+    text = text.replace("import AutoConfig,", "import AutoConfig, TorchAoConfig,")
+    found = run_script(
+        text.replace("import torch", "import torch\nfrom torchao.quantization import Int8WeightOnlyConfig", 1)
+    )
+    assert found.prediction is not None, found.message
+    expected = trainatomy.predict(
+        trainatomy.Workload.from_mapping(
+            {
+                "model": {
+                    "config": CONFIG,
+                    "class": "LlamaForCausalLM",
+                    "dtype": "bfloat16",
+                    "quantization": {"quant_method": "torchao", "quant_type": "Int8WeightOnlyConfig"},
+                    "lora": {"r": 8, "target_modules": ["q_proj", "v_proj"]},
+                },
+                "loop": "trainer",
+                "gpu": "h100-sxm",
+                "data": {"sequence_length": 64},
+                "train": {
+                    "per_device_train_batch_size": 2,
+                    "bf16": True,
+                    "gradient_checkpointing": True,
+                    "optim": "adamw_torch",
+                },
+            }
+        )
+    )
+    for figure in ("peak_allocated_bytes", "peak_requested_bytes", "peak_reserved_bytes"):
+        assert getattr(found.prediction.memory, figure) == getattr(expected.memory, figure), figure
+
+
+def test_weights_that_are_dequantised_while_they_are_loaded_are_trained(run_script: RunScript) -> None:
+    stored = {"quant_method": "mxfp4"}
+    text = script("load_in_4bit=True", "adamw_torch").replace("BitsAndBytesConfig(load_in_4bit=True)", "DEQUANTISED")
+    text = text.replace("AutoConfig.for_model(**", f"AutoConfig.for_model(quantization_config={stored}, **")
+    packed = run_script(text.replace("DEQUANTISED", "None"))
+    assert "stored quantised is not simulated in scripts" in packed.message
+    text = text.replace("DEQUANTISED", "Mxfp4Config(dequantize=True)").replace(
+        "import AutoConfig,", "import AutoConfig, Mxfp4Config,"
+    )
+    found = run_script(text)
+    assert found.prediction is not None, found.message
+    plain = run_script(
+        script("load_in_4bit=True", "adamw_torch").replace("BitsAndBytesConfig(load_in_4bit=True)", "None")
+    )
+    assert plain.prediction is not None
+    assert found.prediction.memory.peak_allocated_bytes == plain.prediction.memory.peak_allocated_bytes
+    assert any("MXFP4" in note for note in found.prediction.notes)

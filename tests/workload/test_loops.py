@@ -68,9 +68,18 @@ def test_the_trainers_of_trl_are_named_by_their_loops(name: str) -> None:
         Workload.from_mapping({**MODEL, "loop": name})
 
 
-def test_trainers_that_are_not_run_are_refused_by_name() -> None:
-    with pytest.raises(WorkloadError, match=r"loop: must be .*: TRL's trainer is not run; PPO also generates"):
-        Workload.from_mapping({**MODEL, "loop": "PPOTrainer"})
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("PPOTrainer", "PPO also generates"),
+        ("KTOTrainer", "KTO also"),
+        ("trl.ORPOTrainer", "ORPO runs"),
+        ("rloo", "RLOO"),
+    ],
+)
+def test_trainers_that_are_not_run_are_refused_by_name(name: str, why: str) -> None:
+    with pytest.raises(WorkloadError, match=rf"loop: must be .*: TRL's trainer is not run; {why}"):
+        Workload.from_mapping({**MODEL, "loop": name})
 
 
 def test_other_unknown_loops_are_refused_as_before() -> None:

@@ -22,7 +22,9 @@ from trainatomy.operators.allocation.sdpa import sdpa
 from trainatomy.operators.allocation.sdpa_choice import SdpFlags
 from trainatomy.simulator.autocast import Autocast
 from trainatomy.simulator.eras import functions_of
+from trainatomy.simulator.packed import packed_function
 from trainatomy.simulator.placement import META, Handler, Placement, names_cuda
+from trainatomy.training.packed_weights import is_packed_type
 
 Function = Callable[..., Any]
 _FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
@@ -53,6 +55,7 @@ class CudaFunctions(TorchFunctionMode):
     Attributes:
         host_factories: Devices on which floating-point tensors that factories make stand for tensors without having
             memory: "cpu", "meta", None for the default device.  Usually none: tensors on the CPU are real.
+        has_packed: Whether there are tensors of torchao, which bring functions of their own.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class CudaFunctions(TorchFunctionMode):
         self._composites = composites
         self._autocast = autocast
         self.host_factories: frozenset[str | None] = frozenset()
+        self.has_packed = False
 
     def replace(self, functions: dict[Any, Function]) -> None:
         """Run further functions in place of those that Python calls."""
@@ -86,6 +90,11 @@ class CudaFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self.has_packed and any(map(is_packed_type, types)):
+            own = packed_function(func, types)
+            if own is not None:
+                with self:  # its Python runs, and autocast casts what it calls
+                    return own(func, types, args, kwargs or {})
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(func, args, kwargs or {})

@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from trainatomy.errors import WorkloadError
 from trainatomy.simulator import quantised_layers
 from trainatomy.training.batch import MakeBatch
+from trainatomy.training.packed_weights import rebuilt
 from trainatomy.workload.arguments import path_of
 from trainatomy.workload.schema import Workload
 
@@ -37,7 +38,7 @@ def on_meta(model: nn.Module) -> nn.Module:
         if quantised_layers.is_quantised(parameter):
             quantised_layers.on_meta(parameter, memo)
         else:
-            empty = torch.empty_like(parameter, device="meta")
+            empty = rebuilt(parameter, lambda part: torch.empty_like(part, device="meta"))
             memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     quantised_layers.memo_of_layers(model, memo)
     for buffer in model.buffers():

@@ -113,10 +113,13 @@ def _liger_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
 def _evaluation_notes(workload: Workload) -> Iterator[str]:
     """Yield notes on what evaluations and checkpoints leave out."""
     train = workload.train
-    if workload.mode == "training" and train.fsdp and workload.parallel.world_size > 1:
+    if workload.mode == "training" and workload.leaves_loading_out:
         for name in ("load_best_model_at_end", "resume_from_checkpoint"):
             if getattr(train, name):
-                yield f"train.{name}: loading a checkpoint with FSDP is not counted"
+                yield (
+                    f"train.{name}: loading a checkpoint with FSDP is not counted; it is with state_dict_type: "
+                    "FULL_STATE_DICT in train.fsdp_config, without LoRA and quantised weights"
+                )
     if not workload.evaluates:
         return
     for name in ("fp16_full_eval", "bf16_full_eval"):

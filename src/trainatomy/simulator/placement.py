@@ -16,6 +16,7 @@ from trainatomy.errors import SimulationError
 from trainatomy.simulator.data_dependent import assumed_values
 from trainatomy.simulator.driver import CurrentDevice
 from trainatomy.simulator.storages import Storages
+from trainatomy.training.packed_weights import is_packed, numbers, rebuilt
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -90,6 +91,8 @@ class Placement:
 
     def is_device(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor stands for one in GPU memory."""
+        if is_packed(tensor):
+            tensor = numbers(tensor)
         return tensor.is_meta and self._storages.on_device(tensor)
 
     def arrive(self, tensor: torch.Tensor) -> None:
@@ -233,6 +236,8 @@ class Placement:
         **options: Any,
     ) -> torch.Tensor:
         """Copy a tensor between host and GPU, as ``Tensor.to`` does."""
+        if is_packed(tensor):
+            return rebuilt(tensor, lambda part: self.move(part, device, None, non_blocking, copy, **options))
         is_on_gpu = self.is_device(tensor)
         to_gpu = device.type == "cuda"
         dtype = dtype or tensor.dtype

@@ -28,6 +28,7 @@ from trainatomy.simulator.placement import Handler, Placement
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.topology import Topology
+from trainatomy.training.packed_weights import numbers
 from trainatomy.training.quantization import scales
 
 _FEW = 1024
@@ -164,7 +165,7 @@ class SimulatedProcess:
     def adopt(self, model: nn.Module) -> None:
         """Take a model on meta tensors that was built elsewhere: it lies in host memory."""
         with torch._C.DisableTorchFunction():
-            self.storages.mark_host([*model.parameters(), *model.buffers(), *scales(model)])
+            self.storages.mark_host([*map(numbers, model.parameters()), *model.buffers(), *scales(model)])
             for name, buffer in model.named_buffers():
                 if name.endswith("num_batches_tracked"):  # a mean over all batches divides by it
                     self.recorder.values.learn(buffer, torch.zeros(buffer.shape, dtype=buffer.dtype))

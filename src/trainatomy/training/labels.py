@@ -67,6 +67,17 @@ def _span(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
     return {"start_positions": ends[0].clone(), "end_positions": ends[1].clone()}
 
 
+def _class_per_frame(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """Return ``[frames, num_labels]`` float32, 1 for the class of each frame that is left of a waveform."""
+    heard = next(iter(inputs.values()))
+    frames, config = len(heard), shape.config
+    if heard.dim() == 1:
+        for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
+            frames = (frames - kernel) // stride + 1
+    classes = torch.randint(0, int(config.num_labels), (frames,), generator=generator)
+    return {"labels": torch.nn.functional.one_hot(classes, int(config.num_labels)).float()}
+
+
 def _choice(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
     """Return the index of the right choice."""
     return {"labels": torch.randint(0, shape.choices, (), generator=generator)}
@@ -157,6 +168,7 @@ MAKERS: tuple[tuple[str, Maker], ...] = (
     ("SequenceClassification", _class),
     ("ImageClassification", _class),
     ("AudioClassification", _class),
+    ("AudioFrameClassification", _class_per_frame),
     ("VideoClassification", _class),
     ("ForXVector", _class),
     ("MultipleChoice", _choice),

@@ -1,4 +1,4 @@
-"""Load a model with quantised weights, by transformers' own ``from_pretrained`` and bitsandbytes.
+"""Load a model with quantised weights, by transformers' own ``from_pretrained`` and bitsandbytes or torchao.
 
 The model of a workload is built with weights in 32 or 16 bits, as every other one.  Quantised, it is loaded again: its
 weights are the checkpoint, and each one is copied to the GPU and quantised there before the next.  A checkpoint that is
@@ -8,14 +8,16 @@ stored quantised is quantised in host memory first, and copied to the GPU as it 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.libraries import import_library, version_of
 from trainatomy.training.model import adapt_and_freeze, add_notes, model_notes, unwrap
+from trainatomy.training.packed_weights import is_packed, parts
 from trainatomy.training.process import isolated_process_settings
-from trainatomy.training.stored_weights import stored_quantization
+from trainatomy.training.stored_weights import library_of, stored_quantization
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.quantization import outlier_columns, quantised_problems
 
@@ -51,6 +53,7 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
     quantised = load_quantised(
         model, _wanted(workload) if stored is None else stored, device, stored=stored is not None
     )
+    _check_trainable(workload, quantised)
     if workload.model.lora is not None and _is_prepared(workload):
         _prepare(workload, quantised)
     adapted = adapt_and_freeze(quantised, workload.model)
@@ -60,7 +63,22 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
 
 def is_quantised(workload: Workload, model: nn.Module) -> bool:
     """Return whether the weights of a built model are quantised when it is loaded."""
-    return workload.model.quantization is not None or stored_quantization(unwrap(model)) is not None
+    return workload.model.is_quantised or stored_quantization(unwrap(model)) is not None
+
+
+def _check_trainable(workload: Workload, model: Any) -> None:
+    """Refuse to train what transformers' Trainer refuses, with adapters too.
+
+    Raises:
+        WorkloadError: It does.
+    """
+    if workload.mode == "training" and not model.hf_quantizer.is_trainable:
+        method = model.hf_quantizer.quantization_config.quant_method.value
+        raise WorkloadError(
+            f"{_PURPOSE}: transformers does not train weights that {method} quantised in this way: ask for "
+            "mode: inference, or choose another quantisation",
+            key=_PURPOSE,
+        )
 
 
 @contextmanager
@@ -96,12 +114,19 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
             scale = getattr(holder, "SCB", None)
             if scale is not None:
                 yield scale
+        if weight is not None and is_packed(weight):
+            _, *scales_of_weight = parts(weight)
+            yield from scales_of_weight
 
 
 def quantisation_notes(model: Any, share: float) -> Iterator[str]:
     """Yield what was decided for the user when the weights were quantised, with a share of outlier columns."""
     settings = model.config.quantization_config
     layers = sum(_is_quantised_layer(module) for module in model.modules())
+    if settings.quant_method == "torchao":
+        kind = type(settings.quant_type).__name__
+        yield f"{layers} linear layers have quantised weights ({kind}) by torchao {version_of('torchao')}"
+        return
     version = version_of("bitsandbytes")
     four = settings.load_in_4bit
     double = " with double quantisation" if four and settings.bnb_4bit_use_double_quant else ""
@@ -116,23 +141,34 @@ def quantisation_notes(model: Any, share: float) -> Iterator[str]:
         )
 
 
-def has_quantised_layers(model: nn.Module) -> bool:
-    """Return whether a model that was built has layers of bitsandbytes already."""
-    return any(_is_quantised_layer(module) for module in model.modules())
+def quantising_libraries(workload: Workload, model: nn.Module) -> frozenset[str]:
+    """Return the libraries that quantise weights of a model when it is loaded, or did so already."""
+    found = {
+        "torchao" if is_packed(module._parameters.get("weight")) else "bitsandbytes"
+        for module in model.modules()
+        if _is_quantised_layer(module)
+    }
+    if is_quantised(workload, model):
+        spec = workload.model.quantization
+        found.add("bitsandbytes" if spec is None else spec.quant_method)
+    return frozenset(found)
 
 
 def _is_quantised_layer(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("bitsandbytes.")
+    return type(module).__module__.startswith("bitsandbytes.") or is_packed(module._parameters.get("weight"))
 
 
 def _wanted(workload: Workload) -> dict[str, Any]:
-    """Return the arguments of ``BitsAndBytesConfig`` that a workload names."""
+    """Return the arguments of transformers' configuration of quantised weights that a workload names."""
     spec = workload.model.quantization
     if spec is None or not spec.is_set:
         raise WorkloadError(
             "model.quantization: names neither load_in_4bit nor load_in_8bit, and the checkpoint is not quantised",
             key=_PURPOSE,
         )
+    if spec.quant_method == "torchao":
+        skipped = None if spec.modules_to_not_convert is None else list(spec.modules_to_not_convert)
+        return {"quant_method": "torchao", "quant_type": spec.quant_type, "modules_to_not_convert": skipped}
     return spec.arguments()
 
 
@@ -141,11 +177,11 @@ def load_quantised(model: Any, arguments: dict[str, Any], device: str, *, stored
 
     Args:
         model: The model; its weights are the checkpoint.
-        arguments: Those of ``BitsAndBytesConfig``.
+        arguments: Those of ``BitsAndBytesConfig`` or ``TorchAoConfig``.
         device: ``"cuda"`` or ``"cpu"``.
         stored: Whether the checkpoint is stored quantised.
     """
-    import_library("bitsandbytes", _PURPOSE)
+    import_library(library_of(arguments), _PURPOSE)
     import_library("accelerate", _PURPOSE)
     place = 0 if device == "cuda" else device
     with isolated_process_settings(), _without_progress_bars():
@@ -155,10 +191,25 @@ def load_quantised(model: Any, arguments: dict[str, Any], device: str, *, stored
         return _from_pretrained(model, _weights(in_host_memory), _settings(arguments), place, is_stored=True)
 
 
-def _settings(arguments: dict[str, Any]) -> Any:
-    """Return a ``BitsAndBytesConfig``."""
-    from transformers import BitsAndBytesConfig
+def _torchao_type(named: Any) -> Any:
+    """Return a configuration of torchao: by its name, by what ``config.json`` says of it, or as it is."""
+    if isinstance(named, str):
+        quantization: Any = import_library("torchao.quantization", _PURPOSE)
+        return getattr(quantization, named)()
+    if not isinstance(named, Mapping):
+        return named
+    try:
+        return import_library("torchao.core.config", _PURPOSE).config_from_dict(named.get("default", named))
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise WorkloadError(f"{_PURPOSE}.quant_type: torchao refuses it: {error}", key=_PURPOSE) from error
 
+
+def _settings(arguments: dict[str, Any]) -> Any:
+    """Return a ``BitsAndBytesConfig`` or ``TorchAoConfig``."""
+    from transformers import BitsAndBytesConfig, TorchAoConfig
+
+    if library_of(arguments) == "torchao":
+        return TorchAoConfig(_torchao_type(arguments["quant_type"]), arguments.get("modules_to_not_convert"))
     return BitsAndBytesConfig.from_dict(arguments)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import version_of
+from trainatomy.workload.quantization_methods import LIBRARIES
 
 if TYPE_CHECKING:
     from trainatomy.workload.model import ModelSpec
@@ -19,25 +20,22 @@ if TYPE_CHECKING:
 KEYS = ("quantization_config", "compression_config")
 """Keys of a configuration that say how weights are stored."""
 _STORED = "_trainatomy_quantization"
-_KERNELS = {
-    "gptq": "gptqmodel",
-    "awq": "gptqmodel",
-    "hqq": "hqq",
-    "torchao": "torchao",
-    "compressed-tensors": "compressed-tensors",
-    "quanto": "optimum-quanto",
-    "aqlm": "aqlm",
-    "auto-round": "auto-round",
-    "fbgemm_fp8": "fbgemm-gpu",
-    "eetq": "the hub's kernels",
-    "fp8": "the hub's kernels",
-    "mxfp8": "the hub's kernels",
-    "mxfp4": "the hub's kernels",
-}
-"""Where the kernels of a method come from (transformers 5.17, quantizers/)."""
 _OLDEST_GPU = {"mxfp4": (7, 5), "fp8": (8, 9), "mxfp8": (8, 9)}
 """Compute capability below which transformers dequantises to 16 bits (quantizer_mxfp4.py, quantizer_finegrained_fp8.py,
 5.17)."""
+
+
+def is_dequantised(stored: Any, settings: Any) -> bool:
+    """Return whether a script dequantises a checkpoint in MXFP4 while it loads it.
+
+    Args:
+        stored: The checkpoint's own ``quantization_config``.
+        settings: What the script passes to ``from_pretrained``.
+    """
+    contents = [_content(each) for each in (stored, settings) if each is not None]
+    if stored is None or any(library_of(each) != "mxfp4" for each in contents):
+        return False
+    return bool(contents[-1].get("dequantize"))
 
 
 def take(merged: dict[str, Any]) -> dict[str, Any] | None:
@@ -66,10 +64,11 @@ def check_stored(workload: Workload, config: Any) -> str | None:
     Raises:
         WorkloadError: Weights of this method are not simulated, or quantised once more.
     """
-    settings = getattr(config, _STORED, None)
+    settings, spec = getattr(config, _STORED, None), workload.model
+    if spec.quantization is not None and spec.quantization.is_dequantised:
+        settings = _dequantised(spec, spec.quantization.quant_method, settings)
     if settings is None:
         return None
-    spec = workload.model
     method = _method(settings)
     if method == "bitsandbytes":
         _check_quantised_twice(spec)
@@ -82,6 +81,28 @@ def check_stored(workload: Workload, config: Any) -> str | None:
         f"{_name(spec)} is stored quantised ({method}), and its weights are dequantised while it is loaded, {why}: "
         "what that takes while loading is not counted"
     )
+
+
+def _dequantised(spec: ModelSpec, asked: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return how weights are stored, with ``dequantize`` set; refuse those that another method stored."""
+    found = "not stored quantised" if settings is None else f"stored quantised by {_method(settings)}"
+    if settings is None or _method(settings) != asked:
+        raise WorkloadError(
+            f"model.quantization: {_name(spec)} is {found}, not by {asked}: leave model.quantization out",
+            key="model.quantization",
+        )
+    return {**settings, "dequantize": True}
+
+
+def _content(settings: Any) -> dict[str, Any]:
+    """Return the content of a configuration of transformers, or of its part of a ``config.json``."""
+    return dict(settings if isinstance(settings, Mapping) else vars(settings))
+
+
+def library_of(arguments: Mapping[str, Any]) -> str:
+    """Return the library that quantises weights, by the content of a ``quantization_config``."""
+    method = arguments.get("quant_method")
+    return str(getattr(method, "value", method) or "bitsandbytes")
 
 
 def _method(settings: Mapping[str, Any]) -> str:
@@ -120,13 +141,13 @@ def _check_quantised_twice(spec: ModelSpec) -> None:
 
 def _refused(workload: Workload, method: str) -> WorkloadError:
     """Return the error for weights that are not simulated."""
-    kernels = f", by {_KERNELS[method]}" if method in _KERNELS else ""
+    kernels = f", by {LIBRARIES[method]}" if method in LIBRARIES else ""
     dense = "null to predict the dense model"
     if method in _OLDEST_GPU:
         dense = f"{{dequantize: true}} to predict weights that are dequantised while loading, or {dense}"
     return WorkloadError(
         f"model.config.quantization_config: {_name(workload.model)} is quantised ({method}{kernels}), and weights that "
-        "stay quantised are simulated for bitsandbytes only: name a checkpoint that is not quantised, or set "
+        "are stored packed are simulated for bitsandbytes only: name a checkpoint that is not quantised, or set "
         f"model.config.quantization_config: {dense}",
         key="model.config.quantization_config",
     )

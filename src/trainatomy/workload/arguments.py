@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from trainatomy.catalog.files import parse_yaml
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -116,7 +118,7 @@ def _by_name(by_reason: Mapping[str, list[str]]) -> dict[str, str]:
 @cache
 def arguments() -> Arguments:
     """Read ``arguments.yaml`` once."""
-    raw = yaml.safe_load(files(__package__).joinpath("arguments.yaml").read_text(encoding="utf-8"))
+    raw = parse_yaml(files(__package__).joinpath("arguments.yaml").read_text(encoding="utf-8"))
     return Arguments(
         ignored=_by_name(raw["ignored"]),
         not_simulated=_by_name(raw["not_simulated"]),

@@ -29,7 +29,7 @@ def contradictions(workload: Workload) -> list[Problem]:
         *spreading_problems(workload),
         *_evaluation(workload),
         *_best_model(workload),
-        *quantised_problems(workload, is_quantised=workload.model.quantization is not None),
+        *quantised_problems(workload, is_quantised=workload.model.is_quantised),
         *_lengths(workload),
         *_generation(workload),
         *trl_problems(workload),

@@ -19,6 +19,8 @@ _NAMES: dict[Path, str] = {("model", "id"): "model", ("model", "lora", "lora_bia
 _ALIASES: dict[Path, tuple[str, ...]] = {("model", "class"): ("class",)}
 _DEEPSPEED: Path = ("train", "deepspeed")
 """Its flag takes a file, as that of ``TrainingArguments``."""
+_QUANT_TYPE: Path = ("model", "quantization", "quant_type")
+"""Its flag takes a name; what ``config.json`` says of it needs a file."""
 _PREFIXED = {("model", "class"), ("model", "factory"), ("data", "factory"), ("generation", "use_cache")}
 _FILE_ONLY = {
     ("gpu", "base"),
@@ -90,7 +92,7 @@ def _kind(path: Path, field: FieldInfo) -> Kind:
         return "choice"
     if str(path[-1]).endswith("_bytes"):
         return "text"  # "80 GiB" is a size too
-    if path == _DEEPSPEED:
+    if path in (_DEEPSPEED, _QUANT_TYPE):
         return "text"
     if dict in types and tuple not in types:
         return "pairs"

@@ -251,6 +251,10 @@ _TRL = "TRL's trainer is not run; "
 OTHER_LOOPS: Mapping[str, str] = {
     "ppo": _TRL + "PPO also generates, and holds a reference, a reward and a value model",
     "reward": _TRL + "a reward model's step is that of loop: trainer with twice the batch and num_labels: 1",
+    "kto": _TRL + "KTO also runs each sample with another one's answer, and a reference model: measure it",
+    "orpo": _TRL + "ORPO runs chosen and rejected answers in one batch without a reference model: measure it",
+    "cpo": _TRL + "CPO runs chosen and rejected answers in one batch without a reference model: measure it",
+    "rloo": _TRL + "RLOO generates what it trains on, as loop: grpo does: measure it",
     "sentencetransformer": "sentence-transformers' trainer is not run; give its model as a factory with loop: pytorch",
     "lightning": "Lightning's trainer is not run; give the module as a factory with loop: pytorch",
 }

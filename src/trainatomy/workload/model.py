@@ -91,7 +91,7 @@ class ModelSpec(Section):
     )
     lora: LoraSpec | None = Field(default=None, description="train low-rank adapters (peft) instead of all weights")
     quantization: QuantizationSpec | None = Field(
-        default=None, description="load the weights quantised, in 4 or 8 bits (bitsandbytes)"
+        default=None, description="load the weights quantised, in 4 or 8 bits (bitsandbytes, torchao)"
     )
     freeze: Names = Field(
         default=(), description="parameters that are not trained, as patterns of their names such as `*.embeddings.*`"
@@ -101,6 +101,11 @@ class ModelSpec(Section):
         description="`package.module:build` or `path/to/file.py:build`: a function without arguments that returns an "
         "`nn.Module`; relative paths start from the folder of the workload file",
     )
+
+    @property
+    def is_quantised(self) -> bool:
+        """Return whether weights are packed while they are loaded, or said to be packed in the checkpoint."""
+        return self.quantization is not None and not self.quantization.is_dequantised
 
     def contradictions(self) -> list[Problem]:
         """Refuse a model from two sources, and keys that a factory decides."""

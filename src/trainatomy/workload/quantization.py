@@ -1,4 +1,4 @@
-"""Quantised weights of a workload, by the names of transformers' ``BitsAndBytesConfig``."""
+"""Quantised weights of a workload, by the names of transformers' ``BitsAndBytesConfig`` and ``TorchAoConfig``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from trainatomy.workload.quantization_methods import refusal
 from trainatomy.workload.section import Amount, Fraction, Names, Problem, Section, spell_dtype
 
 if TYPE_CHECKING:
@@ -14,11 +15,19 @@ if TYPE_CHECKING:
 
 _OWN = ("prepare_model_for_kbit_training", "llm_int8_outlier_columns")
 """Keys that ``BitsAndBytesConfig`` does not have."""
+_TORCHAO_TYPES = ("Int8WeightOnlyConfig", "Float8WeightOnlyConfig")
+"""Classes of torchao whose weights are simulated; products with others run kernels that are not PyTorch's."""
+_OF_TORCHAO = ("quant_type", "modules_to_not_convert")
+_OF_OTHERS = ("quant_method", *_OF_TORCHAO, "dequantize")
 
 
 class QuantizationSpec(Section):
-    """Weights in 4 or 8 bits (bitsandbytes); names, meaning and defaults are those of ``BitsAndBytesConfig``."""
+    """Weights in 4 or 8 bits; names, meaning and defaults are those of ``BitsAndBytesConfig`` and ``TorchAoConfig``."""
 
+    quant_method: str = Field(
+        default="bitsandbytes",
+        description="the library: bitsandbytes, torchao, or mxfp4 with `dequantize`; others are refused by name",
+    )
     load_in_4bit: bool = Field(default=False, description="store the weights of linear layers in 4 bits")
     load_in_8bit: bool = Field(default=False, description="store the weights of linear layers in 8 bits (LLM.int8)")
     bnb_4bit_quant_type: Literal["fp4", "nf4"] = Field(default="fp4", description="the 4-bit numbers")
@@ -44,6 +53,17 @@ class QuantizationSpec(Section):
         default=None,
         description="modules that are not quantised, in 4 bits neither (default: the output layer)",
     )
+    quant_type: str | dict[str, Any] | None = Field(
+        default=None,
+        description="torchao: the name of its configuration, Int8WeightOnlyConfig or Float8WeightOnlyConfig, or what "
+        "`config.json` says of it",
+    )
+    modules_to_not_convert: Names | None = Field(
+        default=None, description="torchao: modules that are not quantised (default: the output layer)"
+    )
+    dequantize: bool = Field(
+        default=False, description="mxfp4: dequantise the checkpoint's weights to 16 bits while they are loaded"
+    )
     prepare_model_for_kbit_training: bool = Field(
         default=True,
         description="call peft's function of this name before adapters are added: weights that are not quantised are "
@@ -51,9 +71,15 @@ class QuantizationSpec(Section):
     )
 
     def contradictions(self) -> list[Problem]:
-        """Refuse two methods at once, and keys that the method does not read."""
+        """Refuse methods that are not simulated, two at once, and keys that the method does not read."""
+        if self.quant_method != "bitsandbytes":
+            return self._of_other_method()
         if self.load_in_4bit and self.load_in_8bit:
             return [Problem(("load_in_8bit",), "cannot be combined with load_in_4bit: leave one of the two out")]
+        foreign = next((name for name in (*_OF_TORCHAO, "dequantize") if name in self._named()), None)
+        if foreign is not None:
+            method = "mxfp4" if foreign == "dequantize" else "torchao"
+            return [Problem((foreign,), f"has no effect without quant_method: {method}")]
         read = {
             "bnb_4bit": self.load_in_4bit,
             "llm_int8_threshold": self.load_in_8bit,
@@ -62,19 +88,53 @@ class QuantizationSpec(Section):
         }
         return [
             Problem((name,), f"has no effect without {'load_in_4bit' if name.startswith('bnb') else 'load_in_8bit'}")
-            for name in self.model_dump(mode="json", exclude_defaults=True)
+            for name in self._named()
             for start, is_read in read.items()
             if name.startswith(start) and not is_read
         ]
 
+    def _of_other_method(self) -> list[Problem]:
+        """Refuse methods that are not simulated, and keys that torchao or mxfp4 do not read."""
+        why = refusal(self.quant_method, dequantize=self.dequantize)
+        if why is not None:
+            return [Problem(("quant_method",), why)]
+        is_torchao = self.quant_method == "torchao"
+        read = {"quant_method", *(_OF_TORCHAO if is_torchao else ("dequantize",))}
+        unread = [Problem((name,), f"has no effect with {self.quant_method}") for name in self._named() - read]
+        if unread or not is_torchao:
+            return unread
+        named = self.torchao_type
+        if named in _TORCHAO_TYPES:
+            return []
+        found = "names no configuration" if named is None else f"{named} is not simulated"
+        return [Problem(("quant_type",), f"{found}: choose {' or '.join(_TORCHAO_TYPES)}")]
+
+    def _named(self) -> set[str]:
+        """Return the keys that differ from their defaults."""
+        return set(self.model_dump(mode="json", exclude_defaults=True))
+
+    @property
+    def torchao_type(self) -> str | None:
+        """Return the name of torchao's configuration."""
+        if not isinstance(self.quant_type, dict):
+            return self.quant_type
+        inner = self.quant_type.get("default", self.quant_type)
+        named = inner.get("_type") if isinstance(inner, dict) else None
+        return None if named is None else str(named)
+
+    @property
+    def is_dequantised(self) -> bool:
+        """Return whether the weights of a checkpoint become dense while they are loaded."""
+        return self.quant_method == "mxfp4"
+
     @property
     def is_set(self) -> bool:
         """Return whether weights are quantised while they are loaded; a checkpoint may be stored quantised as well."""
-        return self.load_in_4bit or self.load_in_8bit
+        return self.load_in_4bit or self.load_in_8bit or self.quant_method == "torchao"
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments for ``BitsAndBytesConfig`` that differ from its defaults."""
-        return self.model_dump(mode="json", exclude_defaults=True, exclude=set(_OWN))
+        return self.model_dump(mode="json", exclude_defaults=True, exclude={*_OWN, *_OF_OTHERS})
 
 
 def outlier_columns(workload: Workload) -> float:
@@ -99,6 +159,10 @@ def quantised_problems(workload: Workload, *, is_quantised: bool) -> list[Proble
     if workload.parallel.world_size > 1 and not _is_plain_ddp(workload):
         reason = "quantised weights on several GPUs are simulated with DDP only (parallel.strategy: ddp, no train.fsdp)"
         found.append(Problem(("parallel",), reason))
+    if workload.parallel.world_size > 1 and workload.model.quantization is not None:
+        method = workload.model.quantization.quant_method
+        if method != "bitsandbytes":
+            found.append(Problem(("parallel",), f"weights quantised by {method} are simulated on one GPU only"))
     if train.deepspeed is not None:
         found.append(
             Problem(("train", "deepspeed"), "is not simulated with quantised weights: leave one of the two out")

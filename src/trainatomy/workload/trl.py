@@ -8,8 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from trainatomy.catalog.files import parse_yaml
 from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.section import Problem
@@ -53,7 +52,7 @@ class TrlSettings:
 @cache
 def trl_settings() -> TrlSettings:
     """Read ``trl.yaml`` once."""
-    raw = yaml.safe_load(files(__package__).joinpath("trl.yaml").read_text(encoding="utf-8"))
+    raw = parse_yaml(files(__package__).joinpath("trl.yaml").read_text(encoding="utf-8"))
     return TrlSettings(
         applied=frozenset(raw["applied"]),
         ignored={name: reason for reason, names in raw["ignored"].items() for name in names},

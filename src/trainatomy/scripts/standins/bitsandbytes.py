@@ -1,4 +1,4 @@
-"""bitsandbytes in a dry run: quantised layers and 8-bit and paged optimizers run without a GPU."""
+"""bitsandbytes and torchao in a dry run: quantised layers and 8-bit and paged optimizers run without a GPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import MissingLibrary, SimulationError
+from trainatomy.libraries import version_of
 from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES
 from trainatomy.simulator.bitsandbytes import paged_notes, simulated_bitsandbytes
 from trainatomy.simulator.bitsandbytes_kernels import no_shared_code_books, quantised_operators
 from trainatomy.simulator.loading import loading
+from trainatomy.simulator.packed import packed_weights
 from trainatomy.training.quantization import load_quantised, quantisation_notes
+from trainatomy.training.stored_weights import library_of
+from trainatomy.workload.quantization_methods import refusal
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +31,9 @@ _NO_OUTLIERS = 0.0
 
 
 def install(stand_ins: StandIns) -> None:
-    """Let the library run, if it is imported; activations have no outlier columns."""
+    """Let the libraries run, if they are there; activations have no outlier columns."""
+    if version_of("torchao") is not None:
+        stand_ins.stack.enter_context(packed_weights(stand_ins.process))
     if "bitsandbytes" not in sys.modules:
         return
     process, stack = stand_ins.process, stand_ins.stack
@@ -45,15 +51,15 @@ def load(process: SimulatedProcess, model: Any, settings: Any) -> nn.Module:
     Args:
         process: The simulated process.
         model: The model with its weights in 16 or 32 bits.
-        settings: A ``BitsAndBytesConfig`` or its content.
+        settings: A ``BitsAndBytesConfig`` or ``TorchAoConfig``, or its content.
 
     Raises:
         SimulationError: Another library quantises the weights.
     """
     arguments = settings if isinstance(settings, Mapping) else settings.to_dict()
-    method = getattr(arguments.get("quant_method"), "value", arguments.get("quant_method"))
-    if method != "bitsandbytes":
-        raise SimulationError(f"quantization_config: weights quantised by {method} are not simulated in scripts")
+    why = refusal(library_of(arguments), dequantize=False)
+    if why is not None:
+        raise SimulationError(f"quantization_config: {why}")
     written = next((os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)), "")
     allocator = AllocatorSettings.parse(written, process.processor.torch_version)
     with loading(process.on_host, process.trace, allocator):

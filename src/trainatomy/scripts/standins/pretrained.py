@@ -17,6 +17,7 @@ from trainatomy.catalog.architectures import architecture
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.standins import bitsandbytes
 from trainatomy.scripts.standins.notes import StandIns
+from trainatomy.training.stored_weights import is_dequantised
 
 _UNREAD = (OSError, ValueError)
 """What transformers raises where the hub has no file, or cannot be reached."""
@@ -134,6 +135,11 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
                 key: value for key, value in options.items() if key in _CONFIGURED or hasattr(cls.config_class, key)
             }
             config = cls.config_class.from_pretrained(config or name, **{**_place(options), **known})
+        settings = options.get("quantization_config")
+        if is_dequantised(getattr(config, "quantization_config", None), settings):
+            del config.quantization_config
+            settings = None
+            stand_ins.process.notes.append(f"{name} is stored in MXFP4; what dequantising takes is not counted")
         if getattr(config, "quantization_config", None) is not None:
             raise SimulationError(
                 f"{name}: a checkpoint that is stored quantised is not simulated in scripts; predict it by a workload"
@@ -142,7 +148,6 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
         more = {} if attention is None else {"attn_implementation": attention}
         with stand_ins.process.on_host():
             model = cls._from_config(config, dtype=_dtype(config, options), **more)
-        settings = options.get("quantization_config")
         if settings is not None:
             with mock.patch.object(modeling_utils.PreTrainedModel, "from_pretrained", original):
                 model = bitsandbytes.load(stand_ins.process, model, settings)
