@@ -80,6 +80,17 @@ def test_pointwise_operations_are_recomputed_instead_of_kept(from_factory: Facto
     assert any("train.torch_compile is experimental" in note for note in compiled.notes)
 
 
+def test_a_compiler_that_was_imported_without_triton_finds_it(
+    from_factory: Factory, triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check for what torchao does: it imports the compiler before a GPU is simulated."""
+    from torch._inductor import scheduler
+
+    monkeypatch.setattr(scheduler, "has_triton", lambda: False)
+    assert "inductor::kernel" in [call.name for call in run(from_factory, compiled=True).operations.calls]
+    assert not scheduler.has_triton()
+
+
 def test_python_between_two_graphs_runs_and_is_named(from_factory: Factory, triton: None) -> None:
     before = torch.compile, torch.cuda.default_generators
     found = run(from_factory, "h = outside(h)", compiled=True)

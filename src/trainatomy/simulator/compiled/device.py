@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import types
 from collections.abc import Callable
 from functools import partial
@@ -99,7 +100,8 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
     backend = types.SimpleNamespace(target=target, hash=lambda: "0")
     patch(_triton, "triton_hash_with_backend", lambda: "0" * 64)
     patch(_triton, "triton_backend", lambda: backend)
-    patch(_triton, "has_triton", lambda: True)
+    for module in (_triton, *_with_own_answer()):
+        patch(module, "has_triton", lambda: True)
     patch(codecache.CacheBase, "get_system", staticmethod(lambda: {"hash": "0"}))
     patch(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
     # ``torch.tensor(data, device="meta")`` returns a plain meta tensor under a fake mode, on a GPU a fake one.
@@ -110,6 +112,12 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
     patch(torch._C, "_conv_determine_backend_memory_format", _convolution_format)
     for module in (utils, _triton):
         _forget(stack, module)
+
+
+def _with_own_answer() -> list[types.ModuleType]:
+    """Return Inductor's modules that were imported before, by torchao for example, and hold PyTorch's ``has_triton``."""
+    loaded = [module for name, module in sys.modules.items() if name.startswith("torch._inductor.")]
+    return [module for module in loaded if "has_triton" in vars(module)]
 
 
 def _convolution_format(data: torch.Tensor, weight: torch.Tensor, backend: object) -> torch.memory_format:
