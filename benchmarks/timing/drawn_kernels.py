@@ -52,6 +52,7 @@ WRAPPED = tuple(f"bitsandbytes::{name}(" for name in _WRAPPERS)
 """Operators of bitsandbytes whose Python may run several kernels, which a simulation writes as operations each."""
 FALLBACKS = ("wgrad_alg1", "dgrad2d_alg1", "dgrad_engine", "dgrad2d_grouped_direct", "wgrad2d_grouped_direct")
 """Kernels of cuDNN that ran five of 340 convolutions without groups, up to 20 times as slow as implicit products."""
+MANY_GROUPS = 8
 MOST_FEW = 3
 """Input channels of a network's first convolution, for which such kernels are usual."""
 LAST = ["small tensors", "quantised layers", "quantised weights", "recurrent layers", "sampling", "sequence losses"]
@@ -208,7 +209,14 @@ def _without_step(call: str) -> str:
 
 
 def fell_back(point: dict[str, Any]) -> bool:
-    """Return whether cuDNN ran a convolution without groups, of many channels, by one of ``FALLBACKS``."""
+    """Return whether cuDNN ran a convolution without groups, of many channels, by one of ``FALLBACKS``.
+
+    Also where it convolved many groups one after the other, which takes a few kernels for each and up to 20 times as
+    long: it does so with some shapes and not with their neighbours, so that these points say nothing about others.
+    """
+    groups = int(found.group(1)) if (found := re.search(r";groups=(\d+)", point["call"])) else 1
+    if groups >= MANY_GROUPS and point["kernels"] >= 2 * groups:
+        return True
     dense = ";groups=1;" in f"{point['call']};" and point["call"].startswith("aten::convolution")
     if not dense or from_text(point["call"]).inputs[1].shape[1] <= MOST_FEW:
         return False

@@ -1,5 +1,9 @@
 """Predict the time of held-out trainings (``trainings.yaml``), and compare: the GPU's own time, and the whole step.
 
+The GPU's own time is that of kernels, fills and copies, without those of batches from pageable memory: a profiler
+counts these as the GPU's, but the host copies them into the driver's buffers first, at 1 to 10 GB/s on machines
+measured so far.
+
 python benchmarks/timing/trainings.py predict [--gpu ID]       # anywhere, first: predictions/trainings-h200.jsonl
 python benchmarks/timing/measure_trainings.py --out FILE [--gpu ID]  # on the GPU: what is predicted
 python benchmarks/timing/trainings.py report FILE [--gpu ID]   # errors, by what bounds the step
@@ -32,6 +36,8 @@ PREDICTIONS = HERE / "predictions"
 PACES = (0.7, 0.85, 1.15, 1.3, 1.5, 2.0, 3.0)
 """Paces of the host for which a step is predicted, besides 1; the measured pace lies between two."""
 SHOWN_KERNELS = 40
+PAGEABLE_COPY = "Memcpy HtoD (Pageable"
+"""How a profiler names a copy of a batch from memory that is not pinned."""
 
 
 def rows() -> list[grid.Row]:
@@ -66,21 +72,26 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
     """Return the predicted times of a simulated training."""
     from trainatomy.prediction import time_of
     from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
+    from trainatomy.timing.launch import batch_bytes
 
     found = time_of(workload, simulation, driver_calls, None, paces=PACES)
     tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
     model = cost_model_of(workload.resolve_gpu(), tf32=tf32)
-    operations, own = simulation.operations, 0.0
+    operations, own, copied = simulation.operations, 0.0, 0.0
     by_operator: dict[str, float] = defaultdict(float)
     for one in operations.operations:
         call = operations.calls[one.call]
         seconds = kernel_cost(call, model).seconds * one.repeats
+        if batch_bytes(call):
+            copied += seconds
+            continue
         own += seconds
         by_operator[call.name] += seconds
     return {
         "name": row.name,
         "workload": dict(row.mapping),
         "gpu_seconds": own,
+        "copied_seconds": copied,
         "step_seconds": found.step_seconds,
         "at_paces": {one.pace: one.step_seconds for one in found.at_paces},
         "host_seconds": found.host_seconds,
@@ -90,6 +101,13 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
             name: round(seconds * 1e6, 1) for name, seconds in Counter(by_operator).most_common(SHOWN_KERNELS)
         },
     }
+
+
+def own_seconds(measurement: dict[str, Any]) -> tuple[float, float]:
+    """Return the GPU's own seconds that were measured, and those of copies from pageable memory."""
+    kernels = measurement.get("by_kernel", {}).items()
+    copied = sum(us for name, us in kernels if name.startswith(PAGEABLE_COPY)) * 1e-6
+    return measurement["gpu_seconds"] - copied, copied
 
 
 def at_pace(line: dict[str, Any], pace: float) -> float:
@@ -115,7 +133,8 @@ def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> I
         ours = predicted[name]
         one: dict[str, Any] = {"name": name, "bound": "host" if ours["bound_by"] == "host" else "GPU"}
         if "gpu_seconds" in line:
-            one |= {"gpu": line["gpu_seconds"], "gpu_error": ours["gpu_seconds"] / line["gpu_seconds"] - 1}
+            own, copied = own_seconds(line)
+            one |= {"gpu": own, "gpu_error": ours["gpu_seconds"] / own - 1, "copied": copied}
         if "step_seconds" in line:
             recorded, step = paces[name], line["step_seconds"]
             pace = recorded.beside(recorded.reference_seconds or quickest)

@@ -168,6 +168,31 @@ def test_a_depthwise_gradient_has_a_block_for_each_number_of_the_weight():
     assert weight_seconds("f32[32,16,80,80]", "f32[16,1,3,3]", 16) == pytest.approx(800 * 2e-7, rel=0.05)
 
 
+def test_pytorchs_depthwise_kernel_adds_the_bias_itself():
+    out, more = "bf16[24,512,32,32]", "stride=[1, 1];padding=[1, 1];groups=512"
+    with_bias = conv(out, "bf16[512,1,3,3],bf16[512]", out, more)
+    assert with_bias == conv(out, "bf16[512,1,3,3]", out, more)
+
+
+def test_adding_a_bias_takes_as_long_in_16_bits_as_in_32():
+    """It is bound by index arithmetic, not by its traffic."""
+
+    def bias_seconds(dtype: str) -> float:
+        out, weight = f"{dtype}[64,64,64,64]", f"{dtype}[64,64,3,3]"
+        return conv(out, f"{weight},{dtype}[64]", out) - conv(out, weight, out)
+
+    assert bias_seconds("bf16") > 0.9 * bias_seconds("f32")
+
+
+def test_layer_norm_copies_rows_that_are_in_another_order():
+    text = "aten::native_layer_norm({},f32[768]*2)->f32[40,197,768],f32[40,197,1]*2;normalized_shape=[768]"
+    plain, other = (
+        kernel_work(from_text(text.format(f"f32[40,197,768{strides}]")), CHIP) for strides in ("", "|768,30720,1")
+    )
+    assert other.bytes - plain.bytes == 2 * 4 * 40 * 197 * 768
+    assert (plain.launches, other.launches) == (1, 2)
+
+
 def test_channels_last_depthwise_with_dilation_runs_the_general_kernel():
     text = "aten::convolution(f16[16,128,56,56|401408,1,7168,128],f16[128,1,3,3])->f16[16,128,56,56];groups=128;{}"
     plain, dilated = (kernel_work(from_text(text.format(f"dilation=[{d}, {d}]")), CHIP).seconds for d in (1, 2))

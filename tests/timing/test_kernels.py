@@ -152,18 +152,19 @@ def test_a_slower_gpu_takes_longer():
     assert 200 < published < 290  # 271 TFLOP/s are known to be attained on an A100
 
 
+@pytest.mark.timed
 def test_costs_of_bert_large_are_computed_quickly():
     calls = [point.call for point in shipped()["h200"].points[:300]]
     cost_model = cost_model_of(find_gpu("h200"))
-    began = time.perf_counter()
+    began = time.process_time()
     for call in calls:
         kernel_cost(call, cost_model)
-    first = time.perf_counter() - began
-    began = time.perf_counter()
+    first = time.process_time() - began
+    began = time.process_time()
     for _ in range(15):
         for call in calls:
             kernel_cost(call, cost_model)
-    again = time.perf_counter() - began
+    again = time.process_time() - began
     assert first < 0.6
     assert again < 0.1
 

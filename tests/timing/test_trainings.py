@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from trainatomy.workload.schema import Workload
 
@@ -56,3 +57,22 @@ def test_both_parts_of_a_training_are_joined(trainings: Any, tmp_path: Path) -> 
     assert one["bound"] == "host"
     assert one["gpu_error"] == pytest.approx(0.2)
     assert one["step_error"] == one["quiet_error"] == pytest.approx(-0.1)
+
+
+def test_copies_of_pageable_batches_are_not_the_gpus_own_time(trainings: Any) -> None:
+    kernels = {"Memcpy HtoD (Pageable -> Device)": 3e5, "Memcpy DtoD (Device -> Device)": 1e5, "gemm": 6e5}
+    assert trainings.own_seconds({"gpu_seconds": 1.0, "by_kernel": kernels}) == pytest.approx((0.7, 0.3))
+
+
+def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
+    drawn = importlib.import_module("drawn_trainings").drawn(24, 32)
+    rows = yaml.safe_load(trainings.TRAININGS.read_text(encoding="utf-8"))["rows"]
+    assert {name: row for name, row in rows.items() if name.endswith("-drawn")} == drawn
+
+
+def test_groups_that_are_convolved_one_after_the_other_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    fell_back = importlib.import_module("drawn_kernels").fell_back
+    call = "aten::convolution(f16[2,640,20,20],f16[640,20,3,3])->f16[2,640,20,20];stride=[1, 1];groups=32"
+    assert fell_back({"call": call, "kernels": 128})
+    assert not fell_back({"call": call, "kernels": 5})

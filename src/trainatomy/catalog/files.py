@@ -23,7 +23,12 @@ def read_text(*path: str) -> str:
 @cache
 def read_yaml(*path: str) -> Any:
     """Return the contents of a YAML file below this package, read once; treat them as read-only."""
-    return yaml.load(read_text(*path), Loader=_Loader)
+    return parse_yaml(read_text(*path))
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the content of YAML that ships with this package, by libyaml where it is installed: ten times as fast."""
+    return yaml.load(text, Loader=_Loader)
 
 
 def close_names(name: str, known: Iterable[str], count: int = 4) -> list[str]:

@@ -268,8 +268,7 @@ def cost_model_from(
     calibrated = measured is not None and measured.is_of(gpu)
     if measured is None:
         return CostModel(chip, gap_seconds(None))
-    own = chip if measured.known_gpu is None else chip_of(measured.known_gpu, tf32)
-    points = efficiency_points(own, measured)
+    points = efficiency_points(measured.known_gpu or gpu, measured)
     gap = gap_seconds(measured)
     source = f"calibration of {measured.gpu}, {measured.environment['date']}"
     if not calibrated:
@@ -288,8 +287,10 @@ def gap_seconds(measured: Calibration | None) -> float:
     return float(read_yaml("efficiency.yaml")["traffic"]["gap_seconds"])
 
 
-def efficiency_points(chip: Chip, measured: Calibration) -> dict[str, tuple[EfficiencyPoint, ...]]:
-    """Return the points of a calibration by kernel family, each also under all parent families."""
+@lru_cache(maxsize=16)
+def efficiency_points(gpu: GPU, measured: Calibration) -> Mapping[str, tuple[EfficiencyPoint, ...]]:
+    """Return the points of a calibration of a GPU by kernel family, each also under all parent families."""
+    chip = chip_of(gpu, None)
     own = CostModel(chip, gap_seconds(measured))
     chips = {tf32: chip._replace(tf32=tf32, cudnn_tf32=True) for tf32 in (False, True)}  # as PyTorch's default has it
     found: dict[str, list[EfficiencyPoint]] = defaultdict(list)

@@ -62,7 +62,9 @@ def convolution(random: Random, kind: str) -> Case:
 def convolved(shape: Shape, dtype: torch.dtype) -> Work:
     """Return the convolution; the input of a stem (the batch) gets no gradient."""
     x, w = leaf(*shape.image, dtype=dtype), leaf(*shape.weight, dtype=dtype)
-    if shape.channels_last:
+    if shape.channels_last and len(shape.image) == 3:
+        x = x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    elif shape.channels_last:
         order = torch.channels_last if len(shape.image) == 4 else torch.channels_last_3d
         x, w = (tensor.detach().to(memory_format=order).requires_grad_() for tensor in (x, w))
     x = x.detach() if shape.stem else x
@@ -138,6 +140,23 @@ def _sequence(random: Random) -> Shape:
     return Shape(image, weight, stride, (kernel // 2,), groups=groups, bias=random.random() < 0.5)
 
 
+def _positional(random: Random) -> Shape:
+    """Draw a convolution over positions, as wav2vec 2.0 and its kin have one before their layers."""
+    channels, groups = random.choice((256, 512, 768, 768, 1024)), random.choice((8, 16, 16))
+    kernel = random.choice((19, 64, 95, 128, 128, 128))
+    image = (random.choice((2, 4, 6, 8, 16)), channels, random.randint(49, 900))
+    weight = (channels, channels // groups, kernel)
+    return Shape(image, weight, 1, (kernel // 2,), groups=groups, channels_last=random.random() < 0.7, bias=True)
+
+
+def _sound(random: Random) -> Shape:
+    """Draw a layer of an encoder of sound, whose strides shorten the sequence."""
+    channels, (kernel, stride) = random.choice((32, 128, 512, 512)), random.choice(((10, 5), (3, 2), (3, 2), (2, 2)))
+    inside = 1 if stride == 5 else channels
+    image = (random.choice((2, 4, 6, 8, 16)), inside, random.randint(400, 160_000 if inside == 1 else 32_000))
+    return Shape(image, (channels, inside, kernel), stride, (0,), bias=random.random() < 0.3)
+
+
 def _channels_last(random: Random) -> Shape:
     before, after, kernel = random.choice(CHANNELS), random.choice(CHANNELS), random.choice((1, 1, 3, 3, 7))
     return Shape(
@@ -192,6 +211,8 @@ _DRAWS: dict[str, Callable[[Random], Shape]] = {
     "plain": _plain,
     "stem": _stem,
     "transposed": _transposed,
+    "positional": _positional,
+    "sound": _sound,
 }
 CONVOLUTIONS = tuple(_DRAWS)
 """Kinds of convolutions."""

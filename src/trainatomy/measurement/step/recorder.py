@@ -16,6 +16,7 @@ from trainatomy.measurement.step.modules import ModuleTracker
 from trainatomy.measurement.traces.history import Note
 from trainatomy.training.observer import Silent
 from trainatomy.training.optimizer import tensors_in
+from trainatomy.training.packed_weights import numbers
 from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.quantization import scales
 
@@ -48,7 +49,7 @@ def read_counters(device: int | None = None) -> AllocatorCounters:
 
 def addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return the addresses of the storages of those ``tensors`` that are on a GPU, and of this rank's parts."""
-    parts = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
+    parts = (numbers(getattr(tensor, "_local_tensor", tensor)) for tensor in tensors)
     return [part.untyped_storage().data_ptr() for part in parts if part.is_cuda]
 
 

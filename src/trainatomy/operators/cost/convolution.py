@@ -41,6 +41,7 @@ class ConvolutionConstants(NamedTuple):
     gather_backward: float
     bias_bandwidth: float
     bias_seconds: float
+    bias_element_seconds: float
     bias_sum_bandwidth: float
     bias_sum_seconds: float
     group_kernel_seconds: float
@@ -75,7 +76,7 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
             to_weight = backward and bool(place or not mask[0])
             more, kernels = _product(chip, part, kind, groups, x, backward=backward, to_weight=to_weight)
             seconds, launches = seconds + more, launches + kernels
-    if mask[2]:
+    if mask[2] and not (deep and not backward and kind_of(call, x, weight) == "own"):  # which adds it itself
         seconds, launches = seconds + _bias_seconds(chip, out, backward), launches + 1
     way, form = "backward" if backward else "forward", _form(call, x, weight, groups, deep=deep)
     family = f"convolution.{way}.{kind}.{form}.{precision}"
@@ -126,7 +127,8 @@ def _bias_seconds(chip: Chip, out: Array, backward: bool) -> float:
     form = _constants()
     if backward:
         return form.bias_sum_seconds + out.bytes / (chip.bandwidth * form.bias_sum_bandwidth)
-    return form.bias_seconds + 2 * out.bytes / (chip.bandwidth * form.bias_bandwidth)
+    indexing = out.elements * form.bias_element_seconds / chip.multiprocessors
+    return form.bias_seconds + max(2 * out.bytes / (chip.bandwidth * form.bias_bandwidth), indexing)
 
 
 def _mask(call: Call) -> list[bool]:

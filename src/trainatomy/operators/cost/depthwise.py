@@ -23,6 +23,10 @@ from trainatomy.operators.cost.kernel import Chip, number, whole_numbers
 from trainatomy.results.operations import Array, Call
 
 _BLOCK, _WARP, _H200 = 256, 32, 132
+_EARLY = 9
+"""Places of a filter that cost more than later ones, whose index arithmetic is shared."""
+_AT_ONCE = 8
+"""Blocks that a multiprocessor runs at a time."""
 _NARROWEST, _WIDE, _WIDEST = 32, 256, 512
 """Channels from which on cuDNN runs fp16 convolutions that are channels-first."""
 
@@ -33,8 +37,13 @@ class DepthwiseConstants(NamedTuple):
     kernel_seconds: float
     own_output: float
     own_place: float
+    own_backward_output: float
+    own_backward_place: float
+    own_backward_later_place: float
     own_step_seconds: float
+    own_turn_seconds: float
     own_block_seconds: float
+    own_start_seconds: float
     shared_output: float
     last_place: float
     last_backward_place: float
@@ -75,7 +84,7 @@ def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask:
     seconds = 0.0
     if mask[0]:
         to_input = {
-            "own": x.elements * (form.own_output + form.own_place * places),
+            "own": x.elements * _own_input(places),
             "shared": out.elements * form.shared_output,
             "last": x.elements * form.last_backward_place * places,
             "direct": out.elements * form.direct_backward_place * places,
@@ -92,14 +101,30 @@ def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask:
     return seconds
 
 
-def _own_weight(chip: Chip, out: Array, weight: Array) -> float:
-    """Return the time of PyTorch's gradient of the weight: one block for each number of it, in step over the images.
+def _own_input(places: int) -> float:
+    """Return the nanoseconds of one number of PyTorch's gradient of the input, by the places of the filter."""
+    form = _constants()
+    early = min(places, _EARLY)
+    return (
+        form.own_backward_output
+        + form.own_backward_place * early
+        + form.own_backward_later_place * max(places - early, 0)
+    )
 
+
+def _own_weight(chip: Chip, out: Array, weight: Array) -> float:
+    """Return the time of PyTorch's gradient of the weight: one block for each number of it, a warp for each image.
+
+    A warp steps over the places of its images, 32 at a time.
     Source: ``conv_depthwise2d_grad_weight_kernel`` and ``getGradParamsNumThreads``.
     """
-    form = _constants()
-    steps = ceil(out.elements / out.shape[1] / min(out.shape[0] * _WARP, _BLOCK))
-    return steps * max(form.own_step_seconds, form.own_block_seconds * weight.elements / chip.multiprocessors)
+    form, most = _constants(), _BLOCK // _WARP
+    warps = min(out.shape[0], most)
+    steps = ceil(out.shape[0] / warps) * ceil(prod(out.shape[2:]) / _WARP)
+    blocks = weight.elements / chip.multiprocessors
+    busy = form.own_block_seconds * blocks * warps / most
+    step = max(form.own_step_seconds, form.own_turn_seconds + busy)
+    return steps * step + form.own_start_seconds * ceil(blocks / _AT_ONCE)
 
 
 def _is_shared(call: Call, x: Array, weight: Array) -> bool:

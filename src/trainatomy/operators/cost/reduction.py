@@ -59,7 +59,8 @@ def normalisation(call: Call, chip: Chip) -> KernelWork:
     """Return the work of layer, root-mean-square and group norms, and of softmax.
 
     The backward of a norm reads gradient and input a second time for the gradients of weight and bias. Inputs that are
-    not dense are copied first.
+    not dense are copied first, and those of layer norm too whose rows are in another order
+    (``layer_norm_cuda`` in aten/src/ATen/native/cuda/layer_norm_kernel.cu makes them contiguous).
     """
     short = name_of(call)
     source = largest(call.inputs)
@@ -69,10 +70,13 @@ def normalisation(call: Call, chip: Chip) -> KernelWork:
     channels = "group_norm" in short  # a block of threads works on one of them
     width = source.shape[1 if channels else -1] if len(source.shape) > 1 else source.elements
     if "norm" in short:
-        copied = [t for t in on_gpu(call.inputs) if t.elements == source.elements and not _has_dense_rows(t)]
-        if copied:
-            passes = (*passes, ("copies of strided inputs", 4 * sum(tensor.bytes for tensor in copied)))
-            launches += len(copied)
+        every = [tensor for tensor in on_gpu(call.inputs) if tensor.elements == source.elements]
+        strided = [tensor for tensor in every if not _has_dense_rows(tensor)]
+        reordered = [tensor for tensor in every if "layer_norm" in short and _has_other_rows(tensor)]
+        if strided or reordered:
+            moved = 4 * sum(tensor.bytes for tensor in strided) + 2 * sum(tensor.bytes for tensor in reordered)
+            passes = (*passes, ("copies of strided inputs", moved))
+            launches += len(strided) + len(reordered)
     length = f".{'long' if width > _WARP_ROW else 'short'}" if "softmax" in short else ""
     family = f"normalisation.{short}.{source.itemsize * 8}{length}"
     work = memory_bound(family, chip, call, log2(max(width, 1)) / 2, launches=launches, passes=passes)
@@ -97,3 +101,15 @@ def _has_dense_rows(tensor: Array) -> bool:
     return bool(tensor.strides) and (
         min((s for s in tensor.strides if s), default=1) == tensor.strides[-1] or len(tensor.shape) == 4
     )
+
+
+def _has_other_rows(tensor: Array) -> bool:
+    """Return whether rows are dense but do not follow each other in the order of the shape."""
+    if not _has_dense_rows(tensor):
+        return False
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
+        if size > 1 and stride != expected:
+            return True
+        expected *= size
+    return False

@@ -1,0 +1,122 @@
+"""Draw trainings for ``trainings.yaml``: model, precision and batch by a seed, so that nobody chooses what is easy.
+
+``python benchmarks/timing/drawn_trainings.py [--seed 24] [--count 32]`` prints rows of ``trainings.yaml``.  Each family
+gives as many trainings as its share of ``CANDIDATES``; a candidate is drawn once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from random import Random
+from typing import Any
+
+PRECISIONS = ("fp32", "tf32", "bf16", "bf16", "fp16")
+FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
+"""Multiples of a candidate's batch."""
+
+
+def _hub(name: str, kind: str, **config: Any) -> dict[str, Any]:
+    return {"of": "transformers", "model": {"id": name, "class": kind, **({"config": config} if config else {})}}
+
+
+def _class(kind: str, **config: Any) -> dict[str, Any]:
+    return {"of": "transformers", "model": {"class": kind, "config": config}}
+
+
+_LORA = {"lora": {"r": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}}
+_NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
+
+CANDIDATES: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
+    "convolutions": {
+        **{
+            name: ({"of": name}, batch)
+            for name, batch in {
+                "mobilenet-v2": 80, "efficientnet-b0": 64, "densenet121": 40, "resnext50": 48, "resnext-wide": 20,
+                "shufflenet": 160, "mnasnet": 96, "squeezenet": 128, "vgg16": 32, "googlenet": 80, "inception": 32,
+                "convnext": 40, "convnext-small": 40, "wide-resnet-last": 48, "resnet101-last": 40, "alexnet": 256,
+                "resnet34-last": 64, "mobilenet-v3": 128,
+            }.items()
+        },
+        "regnet-z": (_class("RegNetForImageClassification", layer_type="y", hidden_sizes=[48, 104, 208, 440],
+                            groups_width=8, depths=[3, 8, 27, 2]), 48),
+        "resnet50": (_class("ResNetForImageClassification", num_labels=100), 64),
+    },
+    "images and video": {
+        name: ({"of": name}, batch)
+        for name, batch in {
+            "deeplab": 8, "fcn": 8, "lraspp": 20, "segmenter": 24, "denoiser": 16, "autoencoder": 160, "upscaler": 32,
+            "r3d": 8, "r2plus1d": 6, "short-mc3": 12, "short-s3d": 6, "volumes": 4,
+        }.items()
+    },
+    "sound and sequences": {
+        **{
+            name: ({"of": name}, batch)
+            for name, batch in {
+                "separator": 12, "waves": 10, "recogniser": 16, "lstm": 64, "lstm-both": 64, "gru": 96, "rnn": 96,
+                "wide-lstm": 48,
+            }.items()
+        },
+        "whisper-base": (_hub("openai/whisper-base", "WhisperForConditionalGeneration") | {"target": 60}, 12),
+        "wavlm": (_class("WavLMForSequenceClassification", num_hidden_layers=4), 6),
+    },
+    "embeddings": {
+        name: ({"of": name}, batch)
+        for name, batch in {"recommender": 6144, "deep-recommender": 4096, "words": 8192, "towers": 8192}.items()
+    },
+    "vision transformers": {
+        **{name: ({"of": name}, batch) for name, batch in {"swin-t": 32, "vit-b": 32, "vit-b-32": 96}.items()},
+        "deit": (_hub("facebook/deit-base-distilled-patch16-224", "DeiTForImageClassification"), 24),
+        "beit": (_class("BeitForImageClassification", num_hidden_layers=6), 24),
+    },
+    "language": {
+        "bert-base": (_hub("google-bert/bert-base-cased", "BertForTokenClassification") | {"sequence": 300}, 24),
+        "electra": (_class("ElectraForMaskedLM", num_hidden_layers=8, hidden_size=512, intermediate_size=2048,
+                           num_attention_heads=8) | {"sequence": 400}, 16),
+        "deberta": (_class("DebertaV2ForSequenceClassification", num_hidden_layers=6, hidden_size=768,
+                           num_attention_heads=12, intermediate_size=3072) | {"sequence": 250}, 12),
+        "opt": (_hub("facebook/opt-125m", "OPTForCausalLM") | {"sequence": 700}, 8),
+        "pythia": (_hub("EleutherAI/pythia-410m", "GPTNeoXForCausalLM") | {"sequence": 600}, 4),
+        "qwen2": (_hub("Qwen/Qwen2.5-0.5B", "Qwen2ForCausalLM", num_hidden_layers=12) | {"sequence": 800}, 4),
+        "gemma": (_hub("google/gemma-2b", "GemmaForCausalLM", num_hidden_layers=3) | {"sequence": 500}, 3),
+        "flan-t5": (_hub("google/flan-t5-small", "T5ForConditionalGeneration") | {"sequence": 400, "target": 100}, 16),
+        "llama-lora": ({"of": "llama", "model": _LORA, "sequence": 1000}, 3),
+        "llama-nf4": ({"of": "llama", "model": {"dtype": "bfloat16", "quantization": _NF4, **_LORA},
+                       "sequence": 700}, 2),
+        "phi-lora": (_hub("microsoft/phi-2", "PhiForCausalLM", num_hidden_layers=6) | {"sequence": 700}, 3),
+        "gpt2-medium": (_hub("openai-community/gpt2-medium", "GPT2LMHeadModel") | {"sequence": 500}, 4),
+    },
+}  # fmt: skip
+"""For each family the models with their usual batch."""
+
+
+def drawn(seed: int, count: int) -> dict[str, dict[str, Any]]:
+    """Return rows by their names: from each family as many as its share, with a precision and a batch."""
+    random = Random(seed)
+    total = sum(map(len, CANDIDATES.values()))
+    rows: dict[str, dict[str, Any]] = {}
+    for family in CANDIDATES.values():
+        for name in sorted(random.sample(sorted(family), round(count * len(family) / total))):
+            settings, usual = family[name]
+            precision = "bf16" if "quantization" in settings.get("model", {}) else random.choice(PRECISIONS)
+            row = {**settings, "batch": max(round(usual * random.choice(FACTORS)), 1)}
+            if precision != "fp32":
+                row["precision"] = precision
+            rows[f"{name}-{precision}-drawn"] = row
+    return rows
+
+
+def main() -> int:
+    """Print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=24)
+    parser.add_argument("--count", type=int, default=32)
+    options = parser.parse_args()
+    for name, row in drawn(options.seed, options.count).items():
+        print(f"  {name}: {json.dumps(row)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
