@@ -1,82 +1,42 @@
-"""Functions that run in the ranks of tests: some end well, some do not."""
+"""Functions that train in the ranks of tests.
+
+All imports are here, where they happen once for all forks.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
-import signal
-import sys
-import time
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from fake_gpu import MIB, FakeEvent, FakeNvml, fake_cuda
+from torch.distributed.tensor import DTensor
 
-from trainatomy.errors import WorkloadError
+from trainatomy.measurement.calibration import collectives
+from trainatomy.measurement.device import nvml
 from trainatomy.measurement.process.progress import Reporter
-from trainatomy.measurement.step import group
+from trainatomy.measurement.step import group, runner
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.optimizer import tensors_in
+from trainatomy.training.outputs import loss_of
+from trainatomy.training.parallel import strategies  # noqa: F401  takes most of a second to import
 from trainatomy.training.parallel.deepspeed import engine_tensors
+from trainatomy.training.parallel.pipeline import Pipeline
+from trainatomy.training.parallel.spread import spread_over_gpus
 from trainatomy.training.process import preload
 from trainatomy.training.run import run
-from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.schema import Workload
 
 RANK = int(os.environ.get("RANK", "0"))
 
 
-def total_of_ranks(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Add the ranks up by an all-reduce."""
-    group.BACKEND = "gloo"
-    reporter.step(1, 2, 7)
-    joined = group.join(group.place_of(ParallelSpec(gpus=arguments["gpus"])))
-    value = torch.tensor([float(joined.rank + 1)])
-    dist.all_reduce(value)
-    agreed = joined.agree("steps", 10.0 + joined.rank)
-    joined.wait_for_all()
-    return {"total": value.item(), "agreed": agreed, "allocator": os.environ.get("PYTORCH_ALLOC_CONF")}
-
-
-def one_rank_raises(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Fail in rank 1 while the others wait for it."""
-    if RANK == 1:
-        raise WorkloadError("train.optim: unknown")
-    return hang(arguments, reporter)
-
-
-def one_rank_leaves(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Have a result in rank 1 while the others wait for it."""
-    return {"found": RANK, "left_early": True} if RANK == 1 else hang(arguments, reporter)
-
-
-def one_rank_dies(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Kill the process of rank 1, with last words, while the others wait for it."""
-    if RANK == 1:
-        print("CUDA error: misaligned", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGSEGV)
-    return hang(arguments, reporter)
-
-
-def hang(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Never end, and ignore requests to."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    Path(arguments["pids"], str(os.getpid())).touch()
-    reporter.stage("training")
-    time.sleep(600)
-    return {}
-
-
 def measured_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Measure a rank with fake CUDA and NVML; its steps and its collectives are real, on the CPU."""
-    import pytest
-    from fake_gpu import MIB, FakeNvml, fake_cuda
-
-    from trainatomy.measurement.device import nvml
-    from trainatomy.measurement.step import runner
-
     group.BACKEND = "gloo"
     library = FakeNvml(pid=os.getpid())
     patch = pytest.MonkeyPatch()
@@ -102,11 +62,6 @@ def measured_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, 
 
 def collectives_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Measure real collectives on the CPU, as if each took half a second."""
-    import pytest
-    from fake_gpu import FakeEvent
-
-    from trainatomy.measurement.calibration import collectives
-
     group.BACKEND = "gloo"
     patch = pytest.MonkeyPatch()
     patch.setattr(collectives, "DEVICE", "cpu")
@@ -120,13 +75,6 @@ def collectives_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[st
 
 def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Run a forward and a backward pass spread over the ranks; return the largest difference from the whole model."""
-    import copy
-
-    from torch.distributed.tensor import DTensor
-
-    from trainatomy.training.outputs import loss_of
-    from trainatomy.training.parallel.spread import spread_over_gpus
-
     group.BACKEND = "gloo"
     workload = Workload.from_mapping(arguments["workload"])
     group.join(group.place_of(workload.parallel))
@@ -138,8 +86,6 @@ def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) 
     loss = whole(**batch).loss
     loss.backward()
     if workload.parallel.pp_size > 1:
-        from trainatomy.training.parallel.pipeline import Pipeline
-
         losses = Pipeline(workload, model, "cpu", Silent()).step(batch)
         own = torch.stack(losses).mean() if losses else loss
     else:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import parallel_cases
@@ -17,7 +18,6 @@ from measured import FULL, GIB
 from trainatomy.measurement import ranks
 from trainatomy.results.measurement import RankMeasurement
 
-HERE = Path(__file__).parent
 CASES = """
 models:
   tiny:
@@ -73,10 +73,13 @@ def test_the_name_alone_decides_what_is_held_out() -> None:
 
 
 def test_cases_are_measured_once_and_one_that_fails_does_not_end_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    same_processes: Callable[[ModuleType], None],
 ) -> None:
     measure = script("measure")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent / "measurement"), *sys.path]))
+    same_processes(measure)
     monkeypatch.setattr(ranks, "RUN", "rank_tasks:measured_on_cpu")
     monkeypatch.setattr(measure, "require_gpus", lambda parallel: "2 × CPU")
     monkeypatch.setattr(measure, "TIMED_SECONDS", 0.01)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from trainatomy.catalog.calibrations import CollectivePoint, parse
 from trainatomy.errors import WorkloadError
 from trainatomy.measurement.calibration import collectives
 
-HERE = Path(__file__).parent
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
@@ -46,8 +44,10 @@ def test_the_slowest_rank_counts() -> None:
     assert collectives.slowest(rows) == [{**POINT, "seconds": 3e-5}]
 
 
-def test_every_kind_is_measured_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent / "measurement"), *sys.path]))
+def test_every_kind_is_measured_at_every_size(
+    monkeypatch: pytest.MonkeyPatch, same_processes: Callable[[ModuleType], None]
+) -> None:
+    same_processes(collectives)
     monkeypatch.setattr(collectives, "TASK", "rank_tasks:collectives_on_cpu")
     lines: list[str] = []
     found = collectives.collectives_section(2, time_limit=60.0, report=lines.append)

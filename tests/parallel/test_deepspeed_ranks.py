@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,22 +10,18 @@ from spread import labelled, simulated, workload
 from trainatomy.measurement.process.pool import TimeLimit
 from trainatomy.measurement.process.ranks import RankProcesses, RankTask
 
-HERE = Path(__file__).parent
 SECONDS = 300.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_two_processes_hold_what_is_simulated(stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_hold_what_is_simulated(processes: RankProcesses, stage: int) -> None:
     pytest.importorskip("deepspeed")
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": 100_000}
     config = {"zero_optimization": zero, "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"}
     described = workload("trainer", {"deepspeed": config, "optim": "adamw_torch"}, gpus=2).replace("steps", 1)
-    monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=":")
     task = RankTask("deepspeed", "rank_tasks:deepspeed_sizes", {"workload": described.to_mapping()})
-    with RankProcesses(2) as processes:
-        answers = processes.run(task, TimeLimit(SECONDS))
+    answers = processes.run(task, TimeLimit(SECONDS))
     assert all(answer.went_well for answer in answers), [answer.log for answer in answers]
     trace = simulated(described).trace
     for answer in answers:

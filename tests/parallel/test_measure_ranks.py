@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,22 +16,13 @@ from trainatomy.measurement.traces.labels import BUFFERS_NOTE
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-HERE = Path(__file__).parent
 MIB = 2**20
 CONFIG = {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 64, "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[RankProcesses]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent / "measurement"), *sys.path]))
-        with RankProcesses(2) as launched:
-            yield launched
 
 
 def workload(train: Mapping[str, Any] | None = None, loop: str = "pytorch", **parallel: Any) -> Workload:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from trainatomy.measurement.process.pool import TimeLimit
 from trainatomy.measurement.process.ranks import RankProcesses, RankTask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CONFIG = {
     "num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 64, "num_attention_heads": 2,
@@ -21,14 +15,6 @@ CONFIG = {
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 PARAMETERS = 4 * 9 + 3
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[RankProcesses]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
-        with RankProcesses(2) as launched:
-            yield launched
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,11 @@ SECONDS = 60.0
 
 @pytest.fixture(scope="module", autouse=True)
 def _find_tasks() -> Iterator[None]:
-    """Let the ranks import the functions of this folder."""
+    """Let the ranks import the functions of this folder, and no libraries."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *sys.path]))
         patch.setattr(ranks, "GRACE_SECONDS", 0.2)
+        patch.setattr(ranks, "MODULE", "light_rank")
         yield
 
 
@@ -41,7 +42,7 @@ def processes(_find_tasks: None) -> Iterator[RankProcesses]:
 
 
 def task(name: str, folder: Path) -> RankTask:
-    return RankTask("control", f"rank_tasks:{name}", {"gpus": 2, "pids": str(folder)})
+    return RankTask("control", f"rank_endings:{name}", {"gpus": 2, "pids": str(folder)})
 
 
 def result_of(answer: RankAnswer) -> Mapping[str, Any]:
@@ -95,19 +96,29 @@ def test_a_rank_that_dies_is_reported_with_its_signal_and_its_last_words(
         raise dead.died()
 
 
+def test_a_task_that_cannot_be_imported_fails_in_every_rank_and_the_next_one_runs(
+    processes: RankProcesses, tmp_path: Path
+) -> None:
+    for answer in processes.run(RankTask("control", "no_such_tasks:run"), TimeLimit(SECONDS)):
+        assert not answer.went_well and "No module named 'no_such_tasks'" in answer.log
+    assert all(answer.went_well for answer in processes.run(task("total_of_ranks", tmp_path), TimeLimit(SECONDS)))
+
+
 def test_ranks_that_hang_are_stopped_in_time(tmp_path: Path) -> None:
     processes = RankProcesses(2)
     with pytest.raises(DeviceError, match=r"(?s)2 GPUs did not end within .*training"), processes:
-        processes.run(RankTask("control", "rank_tasks:total_of_ranks", {"gpus": 2}), TimeLimit(SECONDS))
+        processes.run(RankTask("control", "rank_endings:total_of_ranks", {"gpus": 2}), TimeLimit(SECONDS))
         processes.run(task("hang", tmp_path), TimeLimit(3.0))
     wait_until_gone(tmp_path)
 
 
 def test_ranks_end_with_a_killed_parent(tmp_path: Path) -> None:
     script = f"""
+from trainatomy.measurement.process import ranks
 from trainatomy.measurement.process.ranks import RankProcesses, RankTask
+ranks.MODULE = "light_rank"
 with RankProcesses(2) as processes:
-    processes.run(RankTask("control", "rank_tasks:hang", {{"pids": {str(tmp_path)!r}}}))
+    processes.run(RankTask("control", "rank_endings:hang", {{"pids": {str(tmp_path)!r}}}))
 """
     parent = subprocess.Popen([sys.executable, "-c", script])
     until = time.monotonic() + SECONDS

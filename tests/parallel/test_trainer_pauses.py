@@ -85,6 +85,20 @@ def test_fsdp_gathers_whole_weights_and_states_in_host_memory(version: int) -> N
 
 
 @pytest.mark.parametrize("version", [1, 2])
+def test_fsdp_loads_whole_weights_and_states(version: int) -> None:
+    config = {"version": version, "state_dict_type": "FULL_STATE_DICT"}
+    found = simulated(workload("trainer", {**FSDP, "fsdp_config": config, "resume_from_checkpoint": True}, gpus=2))
+    resumed, whole = found.restored["resume"], weight_bytes(found)
+    assert resumed.host_bytes == pytest.approx(2 * whole, rel=0.01)
+    held: dict[int, int] = {}
+    for event in (found.trace.events[index] for index in resumed.events):
+        held = {**held, event.allocation: event.bytes} if event.action == "alloc" else held
+        if event.action == "free":
+            held.pop(event.allocation, None)
+    assert sum(held.values()) == pytest.approx(2 * whole / 2, rel=0.05)
+
+
+@pytest.mark.parametrize("version", [1, 2])
 def test_a_rank_writes_its_shards(version: int) -> None:
     found = simulated(saved(gpus=4, version=version, state_dict_type="SHARDED_STATE_DICT"))
     assert found.saving is not None

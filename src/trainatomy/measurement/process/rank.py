@@ -57,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if (spool / "end").exists() or _is_abandoned(spool):
                 return 0
             time.sleep(POLL_SECONDS)
+        if forks:
+            _import_function(spool, number)
         child = _start(spool, number, forks=forks)
         code = _wait(child, spool, number)
         if code is None:
@@ -91,6 +93,18 @@ def _is_abandoned(spool: Path) -> bool:
     except OSError:
         return True
     return True
+
+
+def _import_function(spool: Path, number: int) -> None:
+    """Import the module of a task's function, so that the forks need not; what fails here is reported by the fork."""
+    with suppress(Exception):
+        import_module(_read(spool, number)["function"].partition(":")[0])
+
+
+def _read(spool: Path, number: int) -> dict[str, Any]:
+    """Read what to run."""
+    task: dict[str, Any] = json.loads((spool / f"task-{number}.json").read_text(encoding="utf-8"))
+    return task
 
 
 def _start(spool: Path, number: int, *, forks: bool) -> int:
@@ -144,7 +158,7 @@ def _run_and_exit(spool: Path, number: int) -> NoReturn:
 
 def _run(spool: Path, number: int, rank: int) -> int:
     """Run a task and write its result; an unexpected error leaves its traceback in the log."""
-    task = json.loads((spool / f"task-{number}.json").read_text(encoding="utf-8"))
+    task = _read(spool, number)
     descriptor = None if rank else os.open(spool / f"progress-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     reporter = Reporter(descriptor, task["name"])
     reporter.stage("loading libraries")

@@ -40,6 +40,7 @@ def install(stack: contextlib.ExitStack, recorder: RankRecorder) -> None:
     patch(distributed, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
     # It measures times with CUDA events, and warns that meta tensors have none.
     patch(_c10d.Logger, "set_runtime_stats_and_log", lambda logger: None)
+    patch(dist, "barrier", _barrier(dist.barrier))
     _install_fsdp1(patch, recorder)
     _install_pipelines(patch, recorder)
     checkpoints.install(patch)
@@ -54,6 +55,23 @@ def handlers(known: dict[Any, Handler]) -> dict[Any, Handler]:
     getters: tuple[Any, ...] = (torch.Tensor.device, torch.Tensor.is_cuda, torch.Tensor.is_cpu)
     asked = {getter.__get__: _of_local(known[getter.__get__]) for getter in getters}
     return {**asked, torch.Tensor.to: _to(known[torch.Tensor.to]), torch.Tensor.data_ptr: _address}
+
+
+def _barrier(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``barrier`` that makes its tensors of one element in Python where it names a GPU, which is not there.
+
+    Sources: ``ProcessGroup::barrier`` and ``ProcessGroupNCCL::barrier`` (torch/csrc/distributed/c10d).
+    """
+
+    def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        if device_ids is None or async_op:
+            return original(group, async_op, device_ids)
+        asked = torch.empty(1, dtype=torch.uint8, device="cuda")
+        dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+        del asked
+        return None
+
+    return barrier
 
 
 def _resizing(recorder: RankRecorder) -> Callable[..., Any]:

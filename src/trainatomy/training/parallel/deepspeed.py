@@ -11,6 +11,7 @@ from unittest import mock
 
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import import_library, version_of
+from trainatomy.training.packed_weights import numbers
 
 if TYPE_CHECKING:
     import torch
@@ -66,9 +67,8 @@ def import_deepspeed() -> Any:
 
 
 def part_of(parameter: torch.Tensor) -> torch.Tensor:
-    """Return what a rank holds of a parameter: its partition under ZeRO-3, else the parameter."""
-    found: torch.Tensor = getattr(parameter, "ds_tensor", parameter)
-    return found
+    """Return what a rank holds of a parameter: its partition under ZeRO-3, packed numbers, else the parameter."""
+    return numbers(getattr(parameter, "ds_tensor", parameter))
 
 
 def engine_tensors(optimizer: Any) -> Mapping[str, list[torch.Tensor]]:

@@ -1,0 +1,34 @@
+"""Two processes of this machine for all tests that run in ranks; each test gets forks of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from trainatomy.measurement.process.ranks import RankProcesses
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[RankProcesses]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent / "measurement"), *sys.path]))
+        with RankProcesses(2) as launched:
+            yield launched
+
+
+@pytest.fixture
+def same_processes(processes: RankProcesses, monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], None]:
+    """Return a function that makes a module run its tasks in the processes that are there."""
+
+    def reuse(module: ModuleType) -> None:
+        monkeypatch.setattr(module, "RankProcesses", lambda count: nullcontext({2: processes}[count]))
+
+    return reuse
