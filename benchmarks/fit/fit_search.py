@@ -66,6 +66,14 @@ class Remembering:
         self.limits_gib = limits_gib
         self.known: dict[str, Future[Any]] = {}
 
+    def kinship(self, workload: Workload) -> str | None:
+        """Return what is equal for trainings of which one is predicted faster after another."""
+        return self.pool.kinship(workload)
+
+    def pick(self, kinships: Sequence[str | None]) -> int:
+        """Return the place of the training to begin next."""
+        return self.pool.pick(kinships)
+
     def submit(self, workload: Workload) -> Future[Result]:
         """Begin to predict a training on its GPU, or return what is known."""
         mapping = workload.to_mapping()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -66,6 +66,12 @@ class Pretender:
     fails: Callable[[Workload], bool] = lambda workload: False
     asked: list[Workload] = field(default_factory=list)
     interrupt_after: int | None = None
+
+    def kinship(self, workload: Workload) -> str | None:
+        return None
+
+    def pick(self, kinships: Sequence[str | None]) -> int:
+        return 0
 
     def submit(self, workload: Workload) -> Future[Prediction | TrainatomyError]:
         if self.interrupt_after is not None and len(self.asked) >= self.interrupt_after:

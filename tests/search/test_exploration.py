@@ -15,7 +15,7 @@ from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.results.fit import Fit
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.axes import divisors
-from trainatomy.search.explore import Observer
+from trainatomy.search.explore import Exploration, Observer
 from trainatomy.search.fitting import SAME_SPEED, search
 from trainatomy.search.options import SearchOptions, space_of
 from trainatomy.search.run import run
@@ -218,3 +218,29 @@ def test_prices_are_of_the_best_candidate_even_if_a_price_finds_a_better_one(
     assert found.best is not None
     priced = {price.change.option for price in found.prices}
     assert {"on", "eager", "adamw_8bit", "sgd", "r16"} <= priced
+
+
+def test_a_price_that_finds_a_better_candidate_ends_the_others(workload: Workload, pretender: MakePretender) -> None:
+    """Check that no further prices of a candidate are executed once it is not the best one."""
+    executor = pretender()
+    executor.jobs = 1
+    limited = workload.replace("gpu", "a100-80gb")
+    space = space_of(limited, SearchOptions(effective_batch_size=64))
+    exploration = Exploration(space, 70 * GIB, executor)
+    first, second, *others = space.points({"batch": {"1", "2"}, **{axis.name: {axis.given} for axis in space.axes[1:]}})
+    exploration.execute([first], related=[second, *others], until=lambda: len(exploration.outcomes) > 0)
+    assert list(exploration.outcomes) == [first]
+    exploration.execute((), related=[second])
+    assert list(exploration.outcomes) == [first, second]
+
+
+def test_a_free_process_is_given_what_it_is_ready_for(workload: Workload, pretender: MakePretender) -> None:
+    executor = pretender()
+    executor.jobs = 1
+    executor.pick = lambda kinships: len(kinships) - 1  # type: ignore[method-assign]
+    limited = workload.replace("gpu", "a100-80gb")
+    space = space_of(limited, SearchOptions(effective_batch_size=64))
+    exploration = Exploration(space, 70 * GIB, executor)
+    points = [space.point(), *(space.replaced(space.point(), "batch", batch) for batch in ("1", "2", "4"))]
+    exploration.execute(points[:1], related=points[1:])
+    assert list(exploration.outcomes) == [points[0], *reversed(points[1:])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from trainatomy.runs.predicting import PredictionPool, prediction_pool, recollections
-from trainatomy.simulator.recollections import KEPT_RUNS, Recollections, RememberedRun
+from trainatomy.runs.related import KEPT_RUNS
+from trainatomy.simulator.recollections import Recollections, RememberedRun
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.simulator.watcher import Watcher
@@ -31,7 +33,7 @@ def described(accumulation: int = 4, loop: str = "trainer", **train: Any) -> Wor
     )
 
 
-def recalling(workload: Workload, runs: list[RememberedRun], key: str = "") -> Simulation:
+def recalling(workload: Workload, runs: deque[RememberedRun], key: str = "") -> Simulation:
     watch = partial(Watcher, recollections=Recollections(runs, key))
     return simulate(workload, workload.resolve_gpu(), watch=watch)
 
@@ -67,7 +69,7 @@ def test_a_recalled_run_is_what_execution_writes(
     others: Sequence[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runs: list[RememberedRun] = []
+    runs = deque[RememberedRun](maxlen=KEPT_RUNS)
     recalling(described(accumulation, loop, **train), runs)
     for optim in others:
         workload = described(accumulation, loop, optim=optim, **train)
@@ -85,7 +87,7 @@ def test_a_recalled_run_is_what_execution_writes(
 def test_a_run_that_begins_differently_is_executed(
     setting: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs: list[RememberedRun] = []
+    runs = deque[RememberedRun](maxlen=KEPT_RUNS)
     recalling(described(optim="sgd"), runs)
     other = described(optim="sgd").replace(setting, value)
     executed = simulate(other, other.resolve_gpu())
@@ -95,7 +97,7 @@ def test_a_run_that_begins_differently_is_executed(
 
 
 def test_the_runs_that_were_used_last_are_kept() -> None:
-    runs: list[RememberedRun] = []
+    runs = deque[RememberedRun](maxlen=KEPT_RUNS)
     for number in range(KEPT_RUNS):
         recalling(described(1), runs, str(number))
     recalling(described(1), runs, "0")

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.runs.executors import SubmitsTasks, open_workers
+from trainatomy.runs.related import KEPT_RUNS, RelatedProcesses
 from trainatomy.workload.arguments import arguments, is_class_path
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ INTERRUPTED = 130
 MAX_IN_ONE_PROCESS = 3
 """Trainings that one process predicts faster than several, each of which has to be set up."""
 _SIMULATIONS: ContextVar[dict[str, Any] | None] = ContextVar("_SIMULATIONS", default=None)
-_RECOLLECTIONS: ContextVar[list[Any] | None] = ContextVar("_RECOLLECTIONS", default=None)
+_RECOLLECTIONS: ContextVar[deque[Any] | None] = ContextVar("_RECOLLECTIONS", default=None)
 _COMPARED = (("train", "optim"), ("train", "optim_args"), ("model", "dtype"))
 """Keys in which trainings may differ that recall each other's runs, if those begin alike."""
 _HIDDEN = "TRAINATOMY_HIDDEN_MODULES"
@@ -77,7 +79,7 @@ def predict_all(
             return workers.call_all(partial(_attempt, predict), items, jobs)
     if jobs is None or jobs <= 1 or len(items) <= 1:
         return [_attempt(predict, item) for item in items]
-    with _processes(jobs) as pool:
+    with _processes(jobs) as (pool,):
         return list(pool.map(partial(_attempt, predict), items))
 
 
@@ -89,28 +91,34 @@ def start_importing(jobs: int | None) -> None:
 
 
 @contextmanager
-def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Yield processes that predict; they are forked from a fresh one that has imported the libraries."""
+def _processes(*jobs: int) -> Iterator[list[ProcessPoolExecutor]]:
+    """Yield pools of so many processes each, forked from a fresh process that has imported the libraries."""
     context = get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     is_quiet = logging.root.manager.disable >= logging.ERROR
-    pool = ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(is_quiet,))
+    pools = [ProcessPoolExecutor(each, context, initializer=_start_worker, initargs=(is_quiet,)) for each in jobs]
     try:
-        yield pool
+        yield pools
     except BrokenProcessPool as error:
         raise TrainatomyError(
-            f"A process that predicted was killed, perhaps for lack of host memory; {jobs} ran in parallel. "
+            f"A process that predicted was killed, perhaps for lack of host memory; {sum(jobs)} ran in parallel. "
             "Try fewer: jobs=1."
         ) from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in pools:
+            pool.shutdown()
 
 
 class PredictionPool:
     """Processes that predict one training each at a time; with one job, this process predicts."""
 
     def __init__(
-        self, predict: Callable[[Workload], Prediction], pool: SubmitsTasks | None, jobs: int | Callable[[], int]
+        self,
+        predict: Callable[[Workload], Prediction],
+        pool: SubmitsTasks | RelatedProcesses | None,
+        jobs: int | Callable[[], int],
     ) -> None:
         self._predict = predict
         self._pool = pool
@@ -121,8 +129,18 @@ class PredictionPool:
         """How many trainings are predicted at a time; changes with the size of a cluster."""
         return self._jobs if isinstance(self._jobs, int) else self._jobs()
 
+    def kinship(self, workload: Workload) -> str | None:
+        """Return what is equal for trainings with the same micro-batches, where it helps to know which ones have."""
+        return _kinship(workload) if isinstance(self._pool, RelatedProcesses) else None
+
+    def pick(self, kinships: Sequence[str | None]) -> int:
+        """Return the place of the training to begin next: one that a free process can predict faster than others."""
+        return self._pool.pick(kinships) if isinstance(self._pool, RelatedProcesses) else 0
+
     def submit(self, workload: Workload) -> Future[Result]:
         """Begin to predict a training; the result is its prediction, or the error in place of it."""
+        if isinstance(self._pool, RelatedProcesses):
+            return self._pool.submit(_kinship(workload), _attempt, self._predict, workload)
         if self._pool is not None:
             return self._pool.submit(_attempt, self._predict, workload)
         future: Future[Result] = Future()
@@ -146,14 +164,14 @@ def prediction_pool(
             yield PredictionPool(predict, workers, workers.count)
         return
     if jobs is None or jobs <= 1:
-        token = _RECOLLECTIONS.set([])
+        token = _RECOLLECTIONS.set(deque(maxlen=KEPT_RUNS))
         try:
             yield PredictionPool(predict, None, 1)
         finally:
             _RECOLLECTIONS.reset(token)
         return
-    with _processes(jobs) as pool:
-        yield PredictionPool(predict, pool, jobs)
+    with _processes(*[1] * jobs) as pools:
+        yield PredictionPool(predict, RelatedProcesses(pools), jobs)
 
 
 def predict_rows(
@@ -194,22 +212,29 @@ def simulation_key(workload: Workload) -> str:
     return _key_of(workload, workload.to_mapping())
 
 
-def recollections(workload: Workload) -> tuple[list[Any], str] | None:
+def recollections(workload: Workload) -> tuple[deque[Any], str] | None:
     """Return the runs that this process remembers, and the key of trainings that may have the same micro-batches.
 
     None where no runs are remembered, and for trainings whose optimizer may take part in a micro-batch: user code, an
     optimizer that updates in the backward pass, several GPUs.
     """
-    runs, optim = _RECOLLECTIONS.get(), workload.train.optim
+    runs = _RECOLLECTIONS.get()
+    key = None if runs is None else _kinship(workload)
+    return None if runs is None or key is None else (runs, key)
+
+
+def _kinship(workload: Workload) -> str | None:
+    """Return what is equal for trainings that may have the same micro-batches, None for one without relatives."""
+    optim = workload.train.optim
     user_code = workload.model.factory or workload.data.factory or is_class_path(optim)
     of_library = arguments().package_of(optim) not in (None, "bitsandbytes")
     is_spread = workload.parallel.world_size > 1 or workload.train.deepspeed is not None
-    if runs is None or user_code or of_library or is_spread:
+    if user_code or of_library or is_spread:
         return None
     mapping = workload.to_mapping()
     for section, key in _COMPARED:
         mapping.get(section, {}).pop(key, None)
-    return runs, _key_of(workload, mapping)
+    return _key_of(workload, mapping)
 
 
 def _key_of(workload: Workload, mapping: dict[str, Any]) -> str:
@@ -269,7 +294,7 @@ def _start_worker(is_quiet: bool) -> None:
     """Send what libraries print to stderr, and end without a message on Ctrl-C."""
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-    _RECOLLECTIONS.set([])
+    _RECOLLECTIONS.set(deque(maxlen=KEPT_RUNS))
     if is_quiet:
         logging.disable(logging.ERROR)
         warnings.simplefilter("ignore")

@@ -35,6 +35,18 @@ def _import_bitsandbytes() -> None:
         import_module("bitsandbytes")
 
 
+def _prepare_costs() -> None:
+    """Read the shipped calibrations, which all workers need."""
+    from trainatomy.catalog.calibrations import shipped
+    from trainatomy.timing.cost_model import efficiency_points
+    from trainatomy.workload.arguments import arguments
+
+    arguments()
+    for calibration in shipped().values():
+        if calibration.known_gpu is not None:
+            efficiency_points(calibration.known_gpu, calibration)
+
+
 def _import_all() -> None:
     for name in os.environ.get("TRAINATOMY_HIDDEN_MODULES", "").split():
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
@@ -47,7 +59,10 @@ def _import_all() -> None:
         for name in _MODULES:
             with suppress(Exception):
                 import_module(name)
+        with suppress(Exception):
+            _prepare_costs()
     finally:
+        gc.freeze()
         gc.enable()
         os.environ.pop(_VISIBLE) if visible is None else os.environ.update({_VISIBLE: visible})
 

@@ -17,7 +17,7 @@ alone would.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from itertools import islice
@@ -35,6 +35,9 @@ RESCUES = frozenset({"allocator", "torch_empty_cache_steps"})
 DERIVED = frozenset({"every_3", "every_4"})
 """Options whose effect follows from that of others, so that they are not tried on their own."""
 
+AHEAD = 16
+"""Candidates among which a free process finds one that it is ready for."""
+
 Reason = Literal["too_large", "slower", "dominated"]
 
 
@@ -44,6 +47,12 @@ class Executor(Protocol):
     @property
     def jobs(self) -> int:
         """How many trainings are predicted at a time."""
+
+    def kinship(self, workload: Workload) -> str | None:
+        """Return what is equal for trainings of which one is predicted faster after another."""
+
+    def pick(self, kinships: Sequence[str | None]) -> int:
+        """Return the place of the training to begin next."""
 
     def submit(self, workload: Workload) -> Future[Prediction | TrainatomyError]:
         """Begin to predict a training; the result may be the error that prevented it."""
@@ -111,13 +120,13 @@ class Exploration:
             TrainatomyError: The workload itself cannot be predicted.
         """
         first = self.first_point()
-        self.execute(self._alternatives(first))
+        self.execute((), related=self._alternatives(first))
         self._drop_useless_options()
         self._run(self._promising)
 
     def exhaust(self) -> None:
         """Execute every candidate of the space."""
-        self.execute(self.space.points(self.live))
+        self.execute((), related=self.space.points(self.live))
 
     def first_point(self) -> Point:
         """Execute the workload at a few batch sizes, and return the largest one that fits, or else the smallest."""
@@ -133,7 +142,8 @@ class Exploration:
             point = self._at(given, batch)
             if not self._may_fit(point):
                 continue
-            self.execute([point, *islice(self._alternatives(point), self.executor.jobs - 1)])  # no process waits
+            others = (other for other in self._alternatives(point) if other != point)
+            self.execute([point, *islice(others, self.executor.jobs - 1)])  # no process waits
             if point in self.errors:
                 raise self.errors[point]
             if self.outcomes[point].fits:
@@ -142,10 +152,27 @@ class Exploration:
         self.execute([smallest])
         return smallest
 
-    def execute(self, points: Iterable[Point]) -> None:
-        """Execute candidates, unless they have been executed already."""
-        rest = iter(points)
-        self._run(lambda: next(rest, None))
+    def execute(
+        self, points: Iterable[Point], related: Iterable[Point] = (), until: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Execute candidates, unless they have been executed already.
+
+        Args:
+            points: Candidates, in this order.
+            related: Candidates that follow; a free process takes one of the next that it is ready for.
+            until: Once it is true, no further candidate is begun.
+        """
+        first, rest, waiting = iter(points), iter(related), list[tuple[Point, str | None]]()
+
+        def choose() -> Point | None:
+            if until():
+                return None
+            if (point := next(first, None)) is not None:
+                return point
+            waiting.extend((point, self._kinship(point)) for point in islice(rest, AHEAD - len(waiting)))
+            return waiting.pop(self.executor.pick([kinship for _, kinship in waiting]))[0] if waiting else None
+
+        self._run(choose)
 
     def counts(self) -> SearchCounts:
         """Return how the candidates were dealt with."""
@@ -280,6 +307,12 @@ class Exploration:
         except KeyboardInterrupt:
             self.interrupted = True
             raise
+
+    def _kinship(self, point: Point) -> str | None:
+        try:
+            return self.executor.kinship(self.space.workload_at(point))
+        except TrainatomyError:
+            return None  # reported when it is submitted
 
     def _submit(self, point: Point) -> None:
         if point in self.outcomes or point in self.errors or point in self._running.values():

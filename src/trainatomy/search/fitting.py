@@ -93,16 +93,18 @@ def _execute_alternatives(exploration: Exploration) -> None:
     """
     given = given_point(exploration.space)
     waiting = [given] if given is not None else []
-    priced: Outcome | None = None
-    while (best := best_of(exploration)) is not None and best is not priced:
+    while (best := best_of(exploration)) is not None:
         others = _slowest_first(alternatives(exploration.space, best.point), exploration.space)
-        fill = others[: exploration.executor.jobs - 1]  # so that no process waits
-        exploration.execute([*waiting, *neighbours(exploration.space, best.point), *fill])
+        changed = partial(_has_another_best, exploration, best)
+        exploration.execute([*waiting, *neighbours(exploration.space, best.point)], related=others, until=changed)
         waiting = []
-        if best_of(exploration) is best:
-            exploration.execute(others)
-            priced = best
+        if not changed():
+            break
     exploration.execute(waiting)
+
+
+def _has_another_best(exploration: Exploration, best: Outcome) -> bool:
+    return best_of(exploration) is not best
 
 
 def _slowest_first(points: Iterable[Point], space: Space) -> list[Point]:

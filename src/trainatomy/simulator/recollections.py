@@ -8,14 +8,12 @@ made after the first micro-batch (by the optimizer, for example) is not copied, 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 from trainatomy.simulator.micro_batches import FIRST, OLDER, Template, Window
-
-KEPT_RUNS = 4
-"""Runs that a process remembers; each takes a few MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +61,23 @@ class Recollections:
         key: See ``RememberedRun``.
     """
 
-    runs: list[RememberedRun]
+    runs: deque[RememberedRun]
     key: str
 
     def recall(self, beginning: Beginning) -> RememberedRun | None:
         """Return the earlier run that began in this way."""
         for place, run in enumerate(self.runs):
             if run.key == self.key and run.beginning == beginning:
-                self.runs.append(self.runs.pop(place))
+                del self.runs[place]
+                self.runs.append(run)
                 return run
         return None
 
     def remember(self, beginning: Beginning, first: Template | None, further: Template | None) -> None:
-        """Remember a run, and forget the one that was not used for the longest time."""
+        """Remember a run; the one that was not used for the longest time makes room for it."""
         both = [None if one is None or not _is_independent(one, beginning) else one for one in (first, further)]
         if any(both):
             self.runs.append(RememberedRun(self.key, beginning, *both))
-            del self.runs[:-KEPT_RUNS]
 
 
 def _is_independent(template: Template, beginning: Beginning) -> bool:

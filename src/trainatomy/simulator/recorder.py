@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +12,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainatomy.errors import SimulationError
-from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Rule, Scratch, Trial
+from trainatomy.operators.allocation.plan import KernelCall, Processor, Rule
 from trainatomy.operators.allocation.workspaces import product_of
 from trainatomy.operators.registry import find, libraries_of
-from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, PlansTried, StreamUse
+from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, StreamUse
 from trainatomy.simulator.cpu_waits import CPUWaits
 from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED, DataDependentSizes, ScalarReads, assumed_values
 from trainatomy.simulator.inplace import FreshZeros, GradientReferences, is_dense
 from trainatomy.simulator.meta_results import MetaResults
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operations import OperationWriter
+from trainatomy.simulator.plans import PlanWriter
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.streams import Streams, SyncKind
 from trainatomy.simulator.values import LIKE_FACTORIES, Values
+from trainatomy.training.packed_weights import is_packed_type
 
 if TYPE_CHECKING:
     from trainatomy.results.checkpoint import RestoringPurpose
@@ -77,6 +77,7 @@ class Recorder(TorchDispatchMode):
         python_adds: True while Python code adds tensors, which the autograd engine's accumulation must not be taken
             for.
         scalars_on_host: True while an assignment converts a number, which CUDA keeps on the host.
+        has_packed: True while tensors of torchao may come, which run operations on the tensors inside them.
         communicates: True for one rank of several.
         evaluation: Last evaluation of the training.
         generation: Last call of ``generate()``.
@@ -104,6 +105,7 @@ class Recorder(TorchDispatchMode):
         self.stage = "load"
         self.python_adds = False
         self.scalars_on_host = False
+        self.has_packed = False
         self.functions: list[Any] | None = None
         self.evaluation: ExecutedEvaluation | None = None
         self.generation: ExecutedGeneration | None = None
@@ -119,8 +121,7 @@ class Recorder(TorchDispatchMode):
         self._facts: dict[int, _Facts] = {}  # by the operator's identity, as hashing one is slow
         self._processor = processor
         self._workspaces = workspaces
-        self._choices = defaultdict[Hashable, int](count().__next__)  # each thread decides for itself
-        self._decided = set[Hashable]()
+        self._plans = PlanWriter(self.trace, self.allocate, self.release, self.hold)
         self._references = GradientReferences()
         self._zeros = FreshZeros()
         self._sizes = DataDependentSizes(self.values, self.hold)
@@ -244,6 +245,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self.has_packed and any(map(is_packed_type, types)):
+            return NotImplemented  # the subclass runs the operation on its tensors, which comes back here
         kwargs = kwargs or {}
         with _DISABLED():
             facts = self._facts.get(id(func)) or self._look_up(func)
@@ -383,47 +386,12 @@ class Recorder(TorchDispatchMode):
         self, facts: _Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
     ) -> None:
         """Write what an operation allocates, by its rule; without a rule, its outputs."""
-        name, rule = facts.name, facts.rule
-        if rule is None:
-            for tensor in outputs:
-                self.hold(tensor, name)
+        if facts.rule is not None:
+            call = KernelCall(func, args, kwargs, tuple(outputs), self._processor)
+            self._plans.write(facts.rule(call), facts.name, outputs)
             return
-        scratch: list[tuple[str, int]] = []
-        for item in rule(KernelCall(func, args, kwargs, tuple(outputs), self._processor)):
-            if isinstance(item, Scratch):
-                scratch.append((item.name, number := self.allocate(item.bytes, f"{name} ({item.name})")))
-                if item.choice is not None:
-                    self.trace.choices[number] = self._decision(item.choice)
-            elif isinstance(item, Out):
-                if item.number < len(outputs):
-                    self.hold(outputs[item.number], name, item.bytes)
-            elif isinstance(item, Free):
-                found = next(i for i, (key, _) in enumerate(scratch) if key == item.name)
-                self.release(scratch.pop(found)[1])
-            else:
-                self._try(item, name)
         for tensor in outputs:
-            self.hold(tensor, name)
-        for _, number in reversed(scratch):
-            self.release(number)
-
-    def _decision(self, choice: Hashable) -> int:
-        """Return the number of a library's decision; each thread decides for itself, that of autograd too."""
-        return self._choices[choice, torch._C._current_graph_task_id() != -1]
-
-    def _try(self, trial: Trial, name: str) -> None:
-        """Write what a trial of algorithms allocates, and that the cache is emptied after it."""
-        decided = trial.key, torch._C._current_graph_task_id() != -1
-        if decided in self._decided:
-            return
-        self._decided.add(decided)
-        if not trial.workspaces:
-            return
-        number = self.allocate(max(trial.workspaces), f"{name} (trial of cuDNN's plans)")
-        self.trace.choices[number] = self._decision(trial.choice)
-        self.trace.trials[number] = PlansTried(trial.workspaces, trial.timed)
-        self.release(number)
-        self.trace.events.append(Event("empty_cache", -1, 0))
+            self.hold(tensor, facts.name)
 
 
 def _cause(name: str) -> str:

@@ -14,7 +14,6 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import SimulationError, WorkloadError
-from trainatomy.libraries import import_library, version_of
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
@@ -29,8 +28,13 @@ from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
 from trainatomy.simulator.experts import share_rows
 from trainatomy.simulator.failures import explained_failures
-from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
-from trainatomy.simulator.flash_attention import simulated_flash_attention
+from trainatomy.simulator.foreign_kernels import (
+    attention_library,
+    engine_library,
+    optimizer_library,
+    quantised_kernels,
+    triton_kernels,
+)
 from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
@@ -41,17 +45,15 @@ from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.resuming import continued
 from trainatomy.simulator.saving import CheckpointFiles, ExecutedRestoring, ExecutedSaving, files_without_data
 from trainatomy.simulator.topology import Topology
-from trainatomy.simulator.triton import import_liger, simulated_liger, uses_liger
+from trainatomy.simulator.triton import import_liger, uses_liger
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import BatchesOfLengths, MakeBatch
 from trainatomy.training.model import build_model, model_notes, unwrap, weights_dtype
 from trainatomy.training.optimizer import needs_closure, refuse_closures, steps_with_closure
 from trainatomy.training.process import preload
-from trainatomy.training.quantization import has_quantised_layers, is_quantised, load_on_device, parameter_count
+from trainatomy.training.quantization import is_quantised, load_on_device, parameter_count, quantising_libraries
 from trainatomy.training.run import run
 from trainatomy.training.throughput import tokens_per_sample
-from trainatomy.workload.arguments import arguments, is_factory
-from trainatomy.workload.loops import loop_of
 from trainatomy.workload.quantization import outlier_columns
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import steps_per_generation
@@ -176,49 +178,56 @@ def simulate(
         SimulationError: An operation needs data, or this thread is already simulating.
         TrainatomyError: What building the model and the step raises.
     """
-    version = torch_version(workload)
-    cudnn = heuristics_of(workload, gpu)
-    processor = Processor(gpu.capability, gpu.multiprocessors, version, cudnn)
+    processor = Processor(gpu.capability, gpu.multiprocessors, torch_version(workload), heuristics_of(workload, gpu))
     once = partial(
         simulate, gpu=gpu, model=model, make_batch=make_batch, trust_remote_code=trust_remote_code, topology=topology
     )
     with continued(workload, files, once) as (workload, files), isolated():
-        preload(workload)
-        if workload.mode == "training":
-            refuse_closures(workload)
-        if uses_liger(workload):
-            import_liger()
-        if compiles(workload):
-            preload_compiler()
-        process = SimulatedProcess(
-            gpu.device_name,
-            gpu.memory_bytes,
-            processor,
-            allocation_rules(),
-            WorkspaceTracker(processor),
-            topology or topology_of(workload),
-        )
+        _prepare(workload)
+        process = _process_on(gpu, processor, topology or topology_of(workload))
         process.recorder.operations.wanted = operations
         files.open(process)
         steps = steps or steps_needed(workload)
         with (
             software_of(workload.era),
-            _optimizer_library(workload, process),
+            optimizer_library(workload, process),
             _pauses(workload, files),
-            _attention(workload, processor),
+            attention_library(workload, processor),
         ):
             built = _build(workload, model, trust_remote_code)
-            # FSDP1 leaves only this rank's shards in the model; on one GPU the first step may complete it.
-            is_spread = workload.parallel.world_size > 1 or workload.train.deepspeed is not None
-            loads_in_process = is_quantised(workload, built)  # with DDP, which leaves the model as it is
-            described = _describe(workload, built) if is_spread and not loads_in_process else None
-            with _quantised_layers(
-                process, outlier_columns(workload), wanted=loads_in_process or has_quantised_layers(built)
-            ):
+            described = _describe(workload, built) if _changes_when_spread(workload, built) else None
+            with quantised_kernels(process, outlier_columns(workload), quantising_libraries(workload, built)):
                 built = _execute(workload, process, built, steps, make_batch, watch)
     if workload.parallel.enable_expert_parallel:
         share_rows(process.recorder.operations.operations, workload.parallel.tp_size)
     return _result(process, described or _describe(workload, built), steps, files)
+
+
+def _prepare(workload: Workload) -> None:
+    """Import what the training needs, and refuse what cannot be trained."""
+    preload(workload)
+    if workload.mode == "training":
+        refuse_closures(workload)
+    if uses_liger(workload):
+        import_liger()
+    if compiles(workload):
+        preload_compiler()
+
+
+def _process_on(gpu: GPU, processor: Processor, topology: Topology) -> SimulatedProcess:
+    """Return a process on a GPU, which is not entered yet."""
+    workspaces = WorkspaceTracker(processor)
+    return SimulatedProcess(gpu.device_name, gpu.memory_bytes, processor, allocation_rules(), workspaces, topology)
+
+
+def _changes_when_spread(workload: Workload, model: nn.Module) -> bool:
+    """Return whether a model is another one after its training, so that it has to be described before.
+
+    FSDP1 leaves only this rank's shards in it. On one GPU it is described after, as the first step may complete it, and
+    so is a quantised one, which is loaded in the process, with DDP, which leaves it as it is.
+    """
+    is_spread = workload.parallel.world_size > 1 or workload.train.deepspeed is not None
+    return is_spread and not is_quantised(workload, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +298,7 @@ def _execute(
     watch: Callable[[Recorder, int], Watcher],
 ) -> nn.Module:
     """Run the steps in the simulated process, and return the model that ran."""
-    with process.open(), _engine(workload, process), _kernels(workload), compiling(workload, process):
+    with process.open(), engine_library(workload, process), triton_kernels(workload), compiling(workload, process):
         process.adopt(model)
         # A measurement begins in the same way: with the context and the allocator's first segment.
         torch.ones((1, 1)).to("cuda")
@@ -363,61 +372,3 @@ def _pauses(workload: Workload, files: CheckpointFiles) -> Iterator[None]:
         if workload.saves or workload.resumes:
             stack.enter_context(files_without_data(files))
         yield
-
-
-@contextlib.contextmanager
-def _quantised_layers(process: SimulatedProcess, outliers: float, *, wanted: bool) -> Iterator[None]:
-    """Let bitsandbytes' layers run without a GPU."""
-    if not wanted:
-        yield
-        return
-    import_library("bitsandbytes", "model.quantization")
-    from trainatomy.simulator.bitsandbytes_kernels import no_shared_code_books, quantised_operators
-
-    with no_shared_code_books():
-        answering = partial(process.recorder.scalar_reads.true_at_most, 1 if outliers else 0)
-        process.use_functions(quantised_operators(answering, process.on_host, outliers))
-        yield
-
-
-@contextlib.contextmanager
-def _optimizer_library(workload: Workload, process: SimulatedProcess) -> Iterator[None]:
-    """Open a context in which optimizers of other libraries run without a GPU."""
-    optim = workload.train.optim
-    may_be_any = is_factory(optim) and version_of("bitsandbytes") is not None
-    if arguments().package_of(optim) != "bitsandbytes" and not may_be_any:
-        yield
-        return
-    from trainatomy.simulator.bitsandbytes import paged_notes, simulated_bitsandbytes
-
-    with simulated_bitsandbytes(process.on_host) as paged:
-        yield
-        process.notes.extend(paged_notes(paged))
-
-
-def _kernels(workload: Workload) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which Triton kernels of libraries run without a GPU: Liger's and TRL's."""
-    stack = contextlib.ExitStack()
-    if uses_liger(workload):
-        stack.enter_context(simulated_liger())
-    if workload.mode == "training" and loop_of(workload).settings is not None:
-        from trainatomy.simulator.trl_kernels import simulated_trl
-
-        stack.enter_context(simulated_trl())
-    return stack
-
-
-def _attention(workload: Workload, processor: Processor) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which FlashAttention 2 is found and runs without a GPU, where the workload uses it."""
-    if workload.model.attn_implementation != FLASH_ATTENTION:
-        return contextlib.nullcontext()
-    return simulated_flash_attention(processor)
-
-
-def _engine(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which DeepSpeed runs without a GPU, where the workload uses it."""
-    if workload.train.deepspeed is None:
-        return contextlib.nullcontext()
-    from trainatomy.simulator.parallel.deepspeed import simulated_deepspeed
-
-    return simulated_deepspeed(process)
