@@ -124,6 +124,82 @@ def test_a_batch_holds_what_the_head_takes(describe: Any, name: str) -> None:
     assert shapes(batch_of(describe(name, model={"config": config}))) == expected
 
 
+_FRAMES = {
+    **_TEXT_32,
+    "num_labels": 3,
+    "feature_projection_input_dim": 8,
+    "adapter_stride": 2,
+    "conv_depthwise_kernel_size": 3,
+}
+_CONFORMER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+_PIX2STRUCT_PART = {
+    "hidden_size": 32,
+    "num_layers": 1,
+    "num_hidden_layers": 1,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+}
+OTHER_INPUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Wav2Vec2BertForAudioFrameClassification": (
+        _FRAMES,
+        {"input_features": ((2, 500, 8), torch.float32), "labels": ((2, 500, 3), torch.float32)},
+    ),
+    "Wav2Vec2ForAudioFrameClassification": (
+        {**_TEXT_32, "num_labels": 3, "conv_dim": [8, 8], "conv_kernel": [400, 4], "conv_stride": [320, 2]},
+        {"input_values": ((2, 160_000), torch.float32), "labels": ((2, 248, 3), torch.float32)},
+    ),
+    "ParakeetForCTC": (
+        {"encoder_config": {**_CONFORMER, "num_mel_bins": 16}, "vocab_size": 32, "pad_token_id": 0},
+        {
+            "input_features": ((2, 1000, 16), torch.float32),
+            "attention_mask": ((2, 1000), torch.int64),
+            "labels": ((2, 8), torch.int64),
+        },
+    ),
+    "VJEPA2ForVideoClassification": (
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "crop_size": 32,
+            "pred_hidden_size": 32,
+            "pred_num_hidden_layers": 1,
+            "pred_num_attention_heads": 2,
+            "frames_per_clip": 4,
+            "num_pooler_layers": 1,
+            "num_labels": 2,
+        },
+        {"pixel_values_videos": ((2, 4, 3, 32, 32), torch.float32), **CLASS},
+    ),
+    "Siglip2ForImageClassification": (
+        {"vision_config": {**_TEXT_32, "num_patches": 16, "patch_size": 4}},
+        {
+            "pixel_values": ((2, 16, 48), torch.float32),
+            "pixel_attention_mask": ((2, 16), torch.int64),
+            "spatial_shapes": ((2, 2), torch.int64),
+            **CLASS,
+        },
+    ),
+    "CanineForSequenceClassification": ({**_TEXT_32, "num_hash_buckets": 64}, {**TEXT, **CLASS}),
+    "Pix2StructForConditionalGeneration": (
+        {
+            "vision_config": {**_PIX2STRUCT_PART, "patch_embed_hidden_size": 12, "d_ff": 32, "d_kv": 16},
+            "text_config": {**_PIX2STRUCT_PART, "d_ff": 32, "d_kv": 16, "vocab_size": 64},
+        },
+        {"flattened_patches": ((2, 2048, 14), torch.float32), "labels": ((2, 8), torch.int64)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(OTHER_INPUTS))
+def test_a_model_of_frames_patches_or_characters_is_trained_and_its_step_predicted(describe: Any, name: str) -> None:
+    config, expected = OTHER_INPUTS[name]
+    workload = describe(name, model={"config": config}, steps=1)
+    assert shapes(batch_of(workload)) == expected
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
+
+
 _BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
          "encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 50, "eos_token_id": 7}  # fmt: skip
 

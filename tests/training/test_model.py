@@ -12,8 +12,10 @@ import torch
 from trainatomy.catalog.architectures import architecture
 from trainatomy.errors import FactoryError, MissingLibrary, NetworkError, SimulationError, WorkloadError
 from trainatomy.training import hub, stored_weights
+from trainatomy.training.configuration import build_configuration
 from trainatomy.training.model import build_model, model_notes
 from trainatomy.training.positions import lengths, position_limits, sequence_note
+from trainatomy.workload.model import ModelSpec
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -301,3 +303,19 @@ def test_a_factory_must_return_a_module(tmp_path: Path) -> None:
 def test_an_impossible_number_of_layers_is_refused(depth: object) -> None:
     with pytest.raises(WorkloadError, match="must be a number of layers"):
         on_meta({"model": {"id": "gpt2", "config": {"n_layer": depth}}})
+
+
+def test_values_of_a_part_overlay_what_the_class_sets_for_it() -> None:
+    config = {"vision_config": {"num_hidden_layers": 2}, "text_config": {"num_hidden_layers": 1}}
+    spec = ModelSpec.model_validate({"class": "LlavaForConditionalGeneration", "config": config})
+    built = build_configuration(spec)
+    assert (built.vision_config.image_size, built.vision_config.num_hidden_layers) == (336, 2)
+    other = {"vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 2}}
+    spec = ModelSpec.model_validate({"class": "LlavaForConditionalGeneration", "config": other})
+    assert build_configuration(spec).vision_config.image_size == 224
+
+
+def test_lists_by_layer_of_a_part_follow_its_depth() -> None:
+    config = {"text_config": {"num_hidden_layers": 4}}
+    spec = ModelSpec.model_validate({"class": "Qwen3_5ForConditionalGeneration", "config": config})
+    assert len(build_configuration(spec).text_config.layer_types) == 4

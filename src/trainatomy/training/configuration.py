@@ -120,11 +120,35 @@ def _source(spec: ModelSpec, trust_remote_code: bool) -> tuple[Raw, type[PreTrai
             raise WorkloadError(
                 f"model.class: {spec.class_} stands for many models: give model.id too", key="model.class"
             )
-        return {}, config_class
+        return _default_parts(spec, config_class), config_class
     raw = _raw(spec.id)
     if "auto_map" in raw and raw.get("model_type") not in _known_types():
         return raw, _remote_config_class(spec.id, raw, trust_remote_code)
     return raw, _config_class(spec.id, raw)
+
+
+def _default_parts(spec: ModelSpec, config_class: type[PreTrainedConfig]) -> Raw:
+    """Return what the class sets by default in the sub-configurations that ``spec`` overrides.
+
+    They differ from the defaults of their own classes: LLaVA's images have 336 pixels, CLIP's 224.
+    """
+    overridden = {name: value for name, value in spec.config.items() if isinstance(value, Mapping)}
+    if not overridden.keys() & config_class.sub_configs.keys():
+        return {}
+    try:
+        default = config_class()
+    except ValueError:  # one made of others (``EncoderDecoderConfig``)
+        return {}
+    parts: Raw = {}
+    for name, value in overridden.items():
+        part: Any = getattr(default, name, None)
+        if hasattr(part, "to_dict") and value.get("model_type", part.model_type) == part.model_type:
+            own = type(part)().to_dict()
+            changed = {key: each for key, each in part.to_dict().items() if key not in own or own[key] != each}
+            tokens = {key for key in changed if key.endswith("_token_id") and "vocab_size" in value}  # of another one
+            parts[name] = {key: each for key, each in changed.items() if key not in tokens}
+            parts[name]["model_type"] = part.model_type
+    return parts
 
 
 def _raw(name: str) -> Raw:
@@ -248,7 +272,7 @@ def _merge(raw: Raw, overrides: Raw) -> Raw:
         merged.pop("torch_dtype", None)
     for key, value in overrides.items():
         if isinstance(value, Mapping) and isinstance(raw.get(key), Mapping):
-            merged[key] = {**raw[key], **value}
+            merged[key] = _merge(dict(raw[key]), dict(value))
     if "num_labels" in overrides:
         for key in ("id2label", "label2id"):
             if key not in overrides:

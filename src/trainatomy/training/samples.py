@@ -6,6 +6,8 @@ that the model replaces by an image.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,11 +26,22 @@ PADDED_SHARE = 4
 CLAP_FRAMES = 1001
 """Frames of CLAP's spectrogram: 10 seconds at 48 kHz with a hop of 480 samples (``ClapFeatureExtractor``)."""
 
+FRAMES = 1000
+"""Frames of a spectrogram of 10 seconds."""
+
+PIX2STRUCT_PATCHES = 2048
+"""Patches of an image, ``max_patches`` of ``Pix2StructImageProcessor``."""
+
 Draw = Callable[[Shape, torch.Generator], Tensor]
 
 
 def draw_tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
-    """Return ``[length]`` int64 token ids; raise ``WorkloadError`` if the configuration has no vocabulary size."""
+    """Return ``[length]`` int64 token ids; raise ``WorkloadError`` if the configuration has no vocabulary size.
+
+    Models that hash characters read code points (CANINE).
+    """
+    if hasattr(config, "num_hash_functions") and not hasattr(config, "vocab_size"):
+        return torch.randint(FIRST_TOKEN, sys.maxunicode, (length,), generator=generator)
     if not isinstance(getattr(config, "vocab_size", None), int):
         raise WorkloadError(
             f"data.factory: {type(config).__name__} has no vocab_size, so no batch can be made: "
@@ -89,13 +102,34 @@ def _pixel_values(shape: Shape, generator: torch.Generator) -> Tensor:
     """
     if shape.grid is not None:
         return _patches(shape, generator)
+    if "spatial_shapes" in shape.parameters:
+        vision = shape.vision
+        return torch.rand((vision.num_patches, vision.num_channels * vision.patch_size**2), generator=generator)
     if shape.tiles:
         return torch.rand((1 + shape.tiles**2, *image_size(shape.vision)), generator=generator)
-    if "pixel_attention_mask" in shape.parameters and "spatial_shapes" not in shape.parameters:
+    if "pixel_attention_mask" in shape.parameters:
         return torch.rand((1, *image_size(shape.vision)), generator=generator)  # Idefics: a list of images
     if "Video" in shape.class_name and hasattr(shape.config, "num_frames"):
-        return torch.rand((shape.config.num_frames, *image_size(shape.config)), generator=generator)
+        return _video(shape, generator)
     return torch.rand(image_size(shape.vision, 640 if shape.detects else 224), generator=generator)
+
+
+def _video(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Return ``[F, C, H, W]`` float32: as many frames as the configuration names."""
+    found = (getattr(shape.vision, name, None) for name in ("num_frames", "frames_per_clip"))
+    frames = next((count for count in found if isinstance(count, int)), None)
+    if frames is None:
+        raise _unknown(shape, shape.main_input)
+    return torch.rand((frames, *image_size(shape.vision)), generator=generator)
+
+
+def _flattened_patches(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Return ``[patches, 2 + C · P · P]`` float32: each patch behind its row and column (Pix2Struct)."""
+    patches = torch.rand((PIX2STRUCT_PATCHES, 2 + shape.vision.patch_embed_hidden_size), generator=generator)
+    side = math.isqrt(len(patches))
+    patches[:, 0] = torch.arange(len(patches)) // side
+    patches[:, 1] = torch.arange(len(patches)) % side
+    return patches
 
 
 def _patches(shape: Shape, generator: torch.Generator) -> Tensor:
@@ -112,16 +146,23 @@ def _input_features(shape: Shape, generator: torch.Generator) -> Tensor:
     """Return a spectrogram, float32, in the layout of the model.
 
     Whisper takes ``[M, F]``; its encoder halves the frames, so F is twice its positions (3000: 30 seconds).
-    Speech2Text (``input_feat_per_channel``) takes ``[F, M]``, here 10 seconds of 100 frames each.  CLAP takes
-    ``[1, F, M]``, or four views of a long recording with ``enable_fusion``.
+    Speech2Text (``input_feat_per_channel``) and encoders that convolve the frames (Parakeet, LASR) take ``[F, M]``,
+    here 10 seconds of 100 frames each; models with ``feature_projection_input_dim`` take frames that are stacked by
+    twos (Wav2Vec2-BERT, SeamlessM4T).  CLAP takes ``[1, F, M]``, or four views of a long recording with
+    ``enable_fusion``.
     """
     config = shape.config
+    if isinstance(stacked := getattr(config, "feature_projection_input_dim", None), int):
+        return torch.rand((FRAMES // 2, stacked), generator=generator)
+    encoder: Any = getattr(config, "encoder_config", None)
+    if hasattr(encoder, "num_mel_bins") and not hasattr(encoder, "max_source_positions"):
+        return torch.rand((FRAMES, encoder.num_mel_bins), generator=generator)
     audio: Any = getattr(config, "audio_config", None)
     if isinstance(getattr(audio, "spec_size", None), int):
         return torch.rand((4 if audio.enable_fusion else 1, CLAP_FRAMES, audio.num_mel_bins), generator=generator)
     if isinstance(getattr(config, "input_feat_per_channel", None), int):
         bins = config.input_feat_per_channel * getattr(config, "input_channels", 1)
-        return torch.rand((min(1000, config.max_source_positions), bins), generator=generator)
+        return torch.rand((min(FRAMES, config.max_source_positions), bins), generator=generator)
     hears = shape.audio
     if not hasattr(hears, "max_source_positions") or not hasattr(hears, "num_mel_bins"):
         raise _unknown(shape, "input_features")
@@ -152,6 +193,8 @@ INPUTS: dict[str, Draw] = {
     "input_ids": _input_ids,
     "qformer_input_ids": _question,
     "pixel_values": _pixel_values,
+    "pixel_values_videos": _video,
+    "flattened_patches": _flattened_patches,
     "input_features": _input_features,
     "input_values": _input_values,
     "bbox": _boxes,
@@ -207,6 +250,10 @@ def _grid(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     if "pixel_values" not in drawn:
         return {}
+    if "spatial_shapes" in shape.parameters:
+        side = math.isqrt(len(drawn["pixel_values"]))
+        whole = torch.ones(len(drawn["pixel_values"]), dtype=torch.long)
+        return {"pixel_attention_mask": whole, "spatial_shapes": torch.tensor([side, side])}
     if shape.tiles:
         _, height, width = image_size(shape.vision)
         return {"image_sizes": torch.tensor([shape.tiles * height, shape.tiles * width])}
@@ -220,9 +267,13 @@ def _grid(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _heard(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return ``[F]`` int64 ones, the frames that are not padding, for models that ask for them."""
-    if "input_features" not in drawn or not shape.audio_tokens or "feature_attention_mask" not in shape.parameters:
+    if "input_features" not in drawn:
         return {}
-    return {"feature_attention_mask": torch.ones(drawn["input_features"].shape[-1], dtype=torch.long)}
+    if shape.audio_tokens and "feature_attention_mask" in shape.parameters:
+        return {"feature_attention_mask": torch.ones(drawn["input_features"].shape[-1], dtype=torch.long)}
+    if "ForCTC" in shape.class_name and hasattr(shape.config, "encoder_config"):  # they count the frames of the mask
+        return {"attention_mask": torch.ones(len(drawn["input_features"]), dtype=torch.long)}
+    return {}
 
 
 def _check_width(shape: Shape) -> None:

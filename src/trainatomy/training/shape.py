@@ -244,7 +244,8 @@ def _no_lengths(message: str) -> WorkloadError:
 
 def image_size(config: Any, otherwise: int = 224) -> tuple[int, int, int]:
     """Return ``C, H, W``; ``otherwise`` is the side if the configuration names none."""
-    size = getattr(config, "image_size", None) or getattr(config, "input_size", None) or otherwise
+    named = (getattr(config, name, None) for name in ("image_size", "input_size", "crop_size"))
+    size = next(filter(None, named), otherwise)
     if isinstance(size, dict):
         size = (size["height"], size["width"])
     height, width = size if isinstance(size, list | tuple) else (size, size)
