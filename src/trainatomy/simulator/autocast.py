@@ -37,7 +37,14 @@ FP32_BY_DTYPE = (
 ).split()
 PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
 
-_DTYPE_POSITION = {"softmax": 2, "log_softmax": 2}
+COMPOSITE = {
+    "linalg_matmul": LOWER_PRECISION,
+    **dict.fromkeys(("square", "special_expm1", "special_log1p", "special_logsumexp"), FP32),
+    **dict.fromkeys(("special_softmax", "special_log_softmax", "linalg_norm"), FP32_BY_DTYPE),
+}
+"""Functions in no list whose implementation begins by calling one that is (``square`` is ``pow(2)``), and its list."""
+
+_DTYPE_POSITION = {"softmax": 2, "log_softmax": 2, "special_softmax": 2}
 """Position of ``dtype`` in functions of ``FP32_BY_DTYPE`` that take it as a positional argument."""
 _PARTS = ("_nn", "_linalg", "_special", "_VariableFunctions")
 _NAMESPACES = (torch, torch.Tensor, *(getattr(torch._C, part) for part in _PARTS))
@@ -49,6 +56,10 @@ def _functions(names: list[str]) -> set[Callable[..., Any]]:
     for space in _NAMESPACES:
         found.update(getattr(space, name) for name in names if hasattr(space, name))
     return found
+
+
+def _with_composites(names: list[str]) -> list[str]:
+    return [*names, *(name for name, called in COMPOSITE.items() if called is names)]
 
 
 class Autocast:
@@ -66,10 +77,10 @@ class Autocast:
         self._storages = storages
         self._on_copy = on_copy
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        fp32 = [*FP32, "rms_norm"] if behaviour("autocast_runs_rms_norm_in_fp32", torch_version) else FP32
-        self._lower = _functions(LOWER_PRECISION)
-        self._fp32 = _functions(fp32)
-        self._by_dtype = _functions(FP32_BY_DTYPE)
+        later = ["rms_norm"] if behaviour("autocast_runs_rms_norm_in_fp32", torch_version) else []
+        self._lower = _functions(_with_composites(LOWER_PRECISION))
+        self._fp32 = _functions([*_with_composites(FP32), *later])
+        self._by_dtype = _functions(_with_composites(FP32_BY_DTYPE))
         self._promote = _functions(PROMOTE)
         self._lists = (self._lower, self._fp32, self._by_dtype, self._promote)
         self._suspended = False
