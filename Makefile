@@ -2,7 +2,7 @@
 #
 #   make setup     .venv with the package (editable) at the versions in constraints.txt
 #   make demo      the nine trainings of Hugging Face's guide on two GPUs, and one full memory breakdown
-#   make test      install the test requirements and run the tests   (TESTS="tests/reporters -k json" runs some; TEST_JOBS=2: in two processes)
+#   make test      install the test requirements and run the tests   (TESTS="tests/reporters -k json" runs some; TEST_JOBS=0: in one process)
 #   make check     lint, formatting, spelling, types, import layers, generated documentation
 #   make coverage  run the tests with coverage; fails below the floor in pyproject.toml
 #   make format    format the code and apply safe lint fixes
@@ -34,7 +34,8 @@ GPUS ?= 8
 PIP_ARGS ?=
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt $(PIP_ARGS)
 SETUP := $(VENV)/.setup-done
-TEST_JOBS ?= 0
+TEST_JOBS ?= auto
+IN_PARALLEL := -n $(TEST_JOBS) --maxprocesses 4 --dist loadfile
 TEST_SETUP := $(VENV)/.test-setup-done
 DEV_SETUP := $(VENV)/.dev-setup-done
 DOCS_SETUP := $(VENV)/.docs-setup-done
@@ -86,17 +87,17 @@ demo: $(SETUP)
 		--sequence-length 512 --per-device-train-batch-size 4 --gpu h200
 
 test: $(TEST_SETUP)
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile $(TESTS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) $(TESTS)
 
 coverage: $(TEST_SETUP)
-	$(BIN)/python -m pytest --cov --cov-report=term $(TESTS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) --cov --cov-report=term $(TESTS)
 
 check: $(DEV_SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/mypy
-	for folder in accuracy timing context cudnn everyday fit parallel; do $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/$$folder; done
+	for folder in accuracy timing context cudnn drawn everyday fit parallel; do $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/$$folder; done
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 

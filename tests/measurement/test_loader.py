@@ -53,6 +53,7 @@ def workers(count: int) -> LoaderSettings:
     return LoaderSettings(count, 2, pin_memory=False, persistent_workers=True)
 
 
+@pytest.mark.timed
 def test_enough_workers_feed_a_step_that_one_thread_cannot() -> None:
     loader = DataLoader(Slow(), batch_size=4)
     found = time_settings(loader, [workers(4)], StepToFeed(0.06, 0.01), name="slow", seconds=0.4)
@@ -66,6 +67,7 @@ def test_enough_workers_feed_a_step_that_one_thread_cannot() -> None:
     assert not torch.multiprocessing.active_children()
 
 
+@pytest.mark.timed
 def test_a_short_dataset_is_read_again_and_again() -> None:
     loader = DataLoader(Slow(0.002, size=12), batch_size=2)
     found = time_settings(loader, [PLAIN], None, name="short", seconds=0.1)

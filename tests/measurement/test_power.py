@@ -67,6 +67,7 @@ def test_a_mig_instance_reports_no_power() -> None:
     assert sampler_of(None) is None
 
 
+@pytest.mark.timed
 def test_the_thread_reads_until_it_is_stopped_and_thins_a_long_run() -> None:
     sampler = PowerSampler(device(), period=0.0005, most=10)
     sampler.start()
@@ -107,6 +108,7 @@ def test_energy_is_integrated_where_there_is_no_counter() -> None:
     assert use.joules == pytest.approx(300.0) and use.joules_per_token is None
 
 
+@pytest.mark.timed
 def test_the_counter_is_read_once_a_second_and_at_both_ends() -> None:
     readings = [reading(100 + 0.1 * count, 8.0 * count if count % 10 == 0 else None) for count in range(61)]
     use = power_use(sampled(readings), began=101.25, ends=[1.0, 2.0, 3.0], first_step=2, samples=4, tokens=None)

@@ -187,7 +187,8 @@ def test_columns_with_one_common_value_are_left_out(
     store.write(vanilla)
     store.write(fp16)
     drawn = render(history_page(store.history()), 80)
-    assert drawn.startswith("2 records in ") and ", H200, completed" in " ".join(drawn.split())
+    said = " ".join(drawn.split())  # where lines are broken depends on the folder's name
+    assert said.startswith("2 records in ") and ", H200, completed" in said
     assert "status" not in drawn
     first = next(index for index, line in enumerate(drawn.splitlines()) if line.startswith("3da90a10"))
     assert drawn.splitlines()[first + 1].startswith("c6fa0a12")

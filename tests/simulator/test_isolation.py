@@ -171,10 +171,20 @@ def change_global_state() -> None:
     warnings.simplefilter("error")
 
 
+@pytest.fixture(autouse=True)
+def old_objects_are_no_garbage() -> None:
+    """Freeze nothing, as in the process of a user."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _imported() -> None:
+def _imported() -> Iterator[None]:
     """Import all libraries of a prediction first, so that imports do not count as changes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)  # not what a simulation sets
     predict_bert("trainer", optim="adamw_bnb_8bit")
+    yield
+    torch.set_num_threads(threads)
 
 
 def predict_net(in_forward: Callable[[], object] = lambda: None, **settings: Any) -> trainatomy.Prediction:
