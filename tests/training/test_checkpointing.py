@@ -80,7 +80,7 @@ def test_every_nth_layer_recomputes_and_the_losses_stay(
 ) -> None:
     losses, recomputed = trained(deep(describe, name, every, loop=loop))
     assert recomputed == list(range(0, LAYERS, every)) and len(recomputed) == math.ceil(LAYERS / every)
-    assert losses == plain(deep(describe, name, 0, loop=loop))
+    assert losses == pytest.approx(plain(deep(describe, name, 0, loop=loop)), rel=1e-6)  # a CPU may round differently
 
 
 @pytest.mark.parametrize("loop", ["trainer", "pytorch"])
@@ -92,7 +92,7 @@ def test_with_adapters_and_both_kinds_of_checkpointing(
     workload = deep(describe, "LlamaForCausalLM", 2, loop=loop, model=model, kwargs={"use_reentrant": reentrant})
     losses, recomputed = trained(workload)
     assert recomputed == [0, 2, 4]
-    assert losses == plain(deep(describe, "LlamaForCausalLM", 0, loop=loop, model=model))
+    assert losses == pytest.approx(plain(deep(describe, "LlamaForCausalLM", 0, loop=loop, model=model)), rel=1e-6)
 
 
 def test_the_layers_are_those_that_transformers_chooses(describe: Any) -> None:
