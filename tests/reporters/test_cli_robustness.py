@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 import trainatomy.api.predicting
 from trainatomy import cli
 from trainatomy.cli import main
-from trainatomy.cli.workloads import skip_unused_imports
+from trainatomy.cli.unused_imports import skip_unused_imports
 from trainatomy.results.prediction import Prediction
 from trainatomy.workload import Workload
 
@@ -96,26 +97,41 @@ def test_many_steps_are_announced(
 
 
 @pytest.mark.parametrize(
-    ("changes", "trust", "is_hidden"),
+    ("changes", "trust", "hidden"),
     [
-        ({}, False, True),
-        ({}, True, False),
-        ({"model.lora": {}}, False, False),
-        ({"train.optim": "adamw_bnb_8bit"}, False, False),
-        ({"train.optim": "torch.optim.SGD"}, False, False),
-        ({"data": {"factory": "a:b"}}, False, False),
+        ({}, False, "peft bitsandbytes torchao datasets"),
+        ({}, True, ""),
+        ({"model.lora": {}}, False, "torchao datasets"),
+        ({"model.quantization": {"load_in_4bit": True}, "mode": "inference"}, False, "datasets"),
+        ({"model.config.quantization_config": {"quant_method": "gptq"}}, False, "datasets"),
+        ({"model.id": "somebody/on-the-hub"}, False, "datasets"),
+        ({"train.optim": "adamw_bnb_8bit"}, False, "peft torchao datasets"),
+        ({"train.optim": "torch.optim.SGD"}, False, ""),
+        ({"data": {"factory": "a:b"}}, False, ""),
+        ({"loop": "sft"}, False, "peft bitsandbytes torchao"),
     ],
 )
 def test_libraries_are_hidden_where_nothing_needs_them(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], trust: bool, is_hidden: bool
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], trust: bool, hidden: str
 ) -> None:
     workload = Workload.from_mapping({"model": {"id": "gpt2"}}).replace(changes)
     modules: dict[str, Any] = {}
-    monkeypatch.setattr("trainatomy.cli.workloads.sys.modules", modules)
+    monkeypatch.setattr("trainatomy.cli.unused_imports.sys", SimpleNamespace(modules=modules))
     assert skip_unused_imports([workload], trust_remote_code=trust) == () and modules == {}
     monkeypatch.setattr(cli, "owns_process", True)
-    assert bool(skip_unused_imports([workload], trust_remote_code=trust)) is is_hidden
-    assert modules == (dict.fromkeys(("peft", "bitsandbytes")) if is_hidden else {})
+    assert skip_unused_imports([workload], trust_remote_code=trust) == tuple(hidden.split())
+    assert modules == dict.fromkeys(hidden.split())
+
+
+@pytest.mark.parametrize("stored", [{}, {"quantization_config": {"load_in_4bit": True}}])
+def test_a_folder_says_whether_its_weights_are_quantised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"} | stored), encoding="utf-8")
+    workload = Workload.from_mapping({"model": {"id": str(tmp_path)}})
+    monkeypatch.setattr("trainatomy.cli.unused_imports.sys", SimpleNamespace(modules={}))
+    monkeypatch.setattr(cli, "owns_process", True)
+    assert ("bitsandbytes" in skip_unused_imports([workload], trust_remote_code=False)) is not bool(stored)
 
 
 def test_options_are_completed() -> None:

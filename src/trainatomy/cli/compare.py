@@ -28,9 +28,10 @@ from trainatomy.cli.output import note, progress, quiet_libraries, show, show_js
 from trainatomy.cli.plots import check_plots, write_default_plots, write_plots
 from trainatomy.cli.progress import ComparisonProgress
 from trainatomy.cli.report import Html, Open, check_report, write_report
+from trainatomy.cli.unused_imports import skip_unused_imports
 from trainatomy.cli.values import prices, refuse_together, several_gpus
 from trainatomy.cli.workload_options import with_workload_options
-from trainatomy.cli.workloads import note_many_steps, samples_of, several_workloads, skip_unused_imports
+from trainatomy.cli.workloads import note_many_steps, samples_of, several_workloads
 from trainatomy.errors import MissingLibrary
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import comparison_to_json

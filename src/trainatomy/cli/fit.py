@@ -29,6 +29,7 @@ from trainatomy.cli.plots import check_plots, draw_into
 from trainatomy.cli.predict import MANY_CANDIDATES
 from trainatomy.cli.progress import ComparisonProgress, SearchProgress
 from trainatomy.cli.report import Html, Open, check_report, write_report
+from trainatomy.cli.unused_imports import skip_unused_imports
 from trainatomy.cli.values import keys, names, prices, refuse_others, refuse_together, several_gpus, share
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload
@@ -111,6 +112,8 @@ _EXCLUSIVE = (
     ("--why-oom", "--effective-batch-size"),
 )
 """Options of which only one can be given."""
+_VARIED = ("peft", "bitsandbytes")
+"""Libraries of settings that a search tries, if only for the price list."""
 _WITH_SCRIPT = frozenset({"script", "flag", "gpu", "json", "check", "debug"})
 """Parameters that a search over the flags of a script uses."""
 
@@ -219,7 +222,8 @@ def fit(
     count = jobs if jobs or executor else jobs_for(MANY_CANDIDATES)
     with quiet_libraries(debug=debug), SearchProgress(workload.display_name) as progress:
         if executor is None:
-            start_importing(count)
+            unused = skip_unused_imports([workload], trust_remote_code=trust_remote_code, also_needed=_VARIED)
+            start_importing(count, unused)
         from trainatomy import api
 
         request = api.SearchRequest(

@@ -9,8 +9,9 @@ import typer
 from trainatomy.cli.options import CalibrationFile, Debug, Json, TrustRemoteCode, in_output, in_run
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.cli.report import Html, Open, check_report, write_report
+from trainatomy.cli.unused_imports import skip_unused_imports
 from trainatomy.cli.workload_options import with_workload_options
-from trainatomy.cli.workloads import one_workload, skip_unused_imports
+from trainatomy.cli.workloads import one_workload
 from trainatomy.reporters.json import operations_to_json
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.workload.encoder_layer import ENCODER_LAYER, encoder_layer

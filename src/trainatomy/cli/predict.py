@@ -9,9 +9,10 @@ from trainatomy.cli.options import CalibrationFile, Debug, File, Json, TrustRemo
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
 from trainatomy.cli.plots import check_plots, draw_lengths
 from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_folder, check_report, write_exports, write_report
+from trainatomy.cli.unused_imports import skip_unused_imports
 from trainatomy.cli.values import whole_numbers
 from trainatomy.cli.workload_options import with_workload_options
-from trainatomy.cli.workloads import one_workload, skip_unused_imports
+from trainatomy.cli.workloads import one_workload
 from trainatomy.errors import DoesNotFit
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.fit import shortage_page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.catalog.published import parallel_runs
 from trainatomy.cli.output import note
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.arguments import arguments
 from trainatomy.workload.notebook import NOTEBOOK, NOTEBOOK_FP16, PARALLEL, READY, ready
 from trainatomy.workload.overrides import merge
 from trainatomy.workload.reading import read, read_all
@@ -60,28 +58,6 @@ def _ready_workloads(name: str, flags: Mapping[str, Any], *, today: bool) -> tup
     if era not in (None, "2022"):
         rest["era"] = era
     return ready(name, "2022" if as_published else "today", gpu, rest)
-
-
-def skip_unused_imports(workloads: Sequence[Workload], *, trust_remote_code: bool) -> tuple[str, ...]:
-    """Hide peft and bitsandbytes if nothing can need them, and return their names.
-
-    transformers' Trainer imports peft wherever it is installed, and peft imports bitsandbytes; together they take a
-    quarter of the time of a small prediction. They are hidden only in a process of the command line's own.
-    """
-    from trainatomy import cli
-
-    if not cli.owns_process or trust_remote_code or any(map(_may_use_adapters, workloads)):
-        return ()
-    for name in ("peft", "bitsandbytes"):
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    return ("peft", "bitsandbytes")
-
-
-def _may_use_adapters(workload: Workload) -> bool:
-    """Return whether a workload uses peft, bitsandbytes or code of the user's."""
-    uses_library = workload.model.lora is not None or arguments().package_of(workload.train.optim) is not None
-    runs_user_code = workload.model.factory or workload.data.factory or "." in workload.train.optim
-    return bool(uses_library or runs_user_code)
 
 
 def samples_of(files: Sequence[str]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -80,14 +81,20 @@ def predict_all(
     if jobs is None or jobs <= 1 or len(items) <= 1:
         return [_attempt(predict, item) for item in items]
     with _processes(jobs) as (pool,):
-        return list(pool.map(partial(_attempt, predict), items))
+        return list(pool.map(partial(_attempt_in_worker, predict), items))
 
 
-def start_importing(jobs: int | None) -> None:
-    """Let the process that workers are forked from import the libraries, while this one prepares what to predict."""
+def start_importing(jobs: int | None, hidden: Sequence[str] = ()) -> None:
+    """Let the process that workers are forked from import the libraries, while this one prepares what to predict.
+
+    Args:
+        jobs: Number of processes; 1 is this process.
+        hidden: Modules to hide from the workers.
+    """
     if jobs is not None and jobs > 1:
         get_context("forkserver").set_forkserver_preload(list(_PRELOADED))
-        forkserver.ensure_running()
+        with hidden_in_workers(hidden):
+            forkserver.ensure_running()
 
 
 @contextmanager
@@ -140,7 +147,7 @@ class PredictionPool:
     def submit(self, workload: Workload) -> Future[Result]:
         """Begin to predict a training; the result is its prediction, or the error in place of it."""
         if isinstance(self._pool, RelatedProcesses):
-            return self._pool.submit(_kinship(workload), _attempt, self._predict, workload)
+            return self._pool.submit(_kinship(workload), _attempt_in_worker, self._predict, workload)
         if self._pool is not None:
             return self._pool.submit(_attempt, self._predict, workload)
         future: Future[Result] = Future()
@@ -280,6 +287,15 @@ def _attempt(predict: Callable[[Item], Any], item: Item) -> Any:
         return error
 
 
+def _attempt_in_worker(predict: Callable[[Item], Any], item: Item) -> Any:
+    """Predict in a process whose collections of garbage are off: one at the end searches what this prediction made."""
+    gc.freeze()
+    try:
+        return _attempt(predict, item)
+    finally:
+        gc.collect()
+
+
 @contextmanager
 def hidden_in_workers(modules: Sequence[str]) -> Iterator[None]:
     """Hide modules from the processes that are started meanwhile (see ``runs/preload.py``)."""
@@ -295,6 +311,7 @@ def _start_worker(is_quiet: bool) -> None:
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     _RECOLLECTIONS.set(deque(maxlen=KEPT_RUNS))
+    gc.disable()
     if is_quiet:
         logging.disable(logging.ERROR)
         warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
 """Imported first in the process that workers are forked from: imports what predictions need, once for all workers.
 
 Modules that no worker needs are hidden: ``predicting.hidden_in_workers`` names them; see
-``cli.workloads.skip_unused_imports`` for why.  So is a GPU of this machine while libraries are imported, since a
+``cli.unused_imports`` for why.  So is a GPU of this machine while libraries are imported, since a
 process that has initialised CUDA cannot be forked.
 """
 

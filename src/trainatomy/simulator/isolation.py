@@ -286,9 +286,12 @@ def _without_collections() -> Iterator[None]:
     """Keep Python from collecting cycles at moments that depend on this machine.
 
     What exists already is frozen, so that a collection that the training itself asks for (accelerate does) takes no
-    time.
+    time. A process whose collections are off chooses the moments itself.
     """
-    enabled, freeze = gc.isenabled(), not gc.get_freeze_count()
+    if not gc.isenabled():
+        yield
+        return
+    freeze = not gc.get_freeze_count()
     gc.disable()
     if freeze:
         gc.freeze()
@@ -297,5 +300,4 @@ def _without_collections() -> Iterator[None]:
     finally:
         if freeze:
             gc.unfreeze()
-        if enabled:
-            gc.enable()
+        gc.enable()

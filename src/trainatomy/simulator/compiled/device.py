@@ -115,7 +115,7 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
 
 
 def _with_own_answer() -> list[types.ModuleType]:
-    """Return Inductor's modules that were imported before, by torchao for example, and hold PyTorch's ``has_triton``."""
+    """Return Inductor's modules that were imported before, by torchao for example, and hold ``has_triton``."""
     loaded = [module for name, module in sys.modules.items() if name.startswith("torch._inductor.")]
     return [module for module in loaded if "has_triton" in vars(module)]
 

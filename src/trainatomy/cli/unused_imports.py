@@ -1,0 +1,70 @@
+"""Optional libraries that a command's trainings cannot need, and that would be imported all the same.
+
+transformers imports peft, datasets and torchao wherever they are installed, and peft imports bitsandbytes; together
+they take a third of the time of a small prediction.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainatomy.catalog.architectures import architecture
+from trainatomy.workload.arguments import arguments
+from trainatomy.workload.loops import loop_of
+from trainatomy.workload.schema import Workload
+
+_QUANTISING = ("bitsandbytes", "torchao")
+_OPTIONAL = ("peft", "bitsandbytes", "torchao", "datasets")
+
+
+def skip_unused_imports(
+    workloads: Sequence[Workload], *, trust_remote_code: bool, also_needed: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Hide libraries that no workload can need, and return their names.
+
+    They are hidden only in a process of the command line's own.
+
+    Args:
+        workloads: The trainings.
+        trust_remote_code: True if code from the Hugging Face hub may run, which may need any library.
+        also_needed: Libraries that are needed in any case.
+    """
+    from trainatomy import cli
+
+    if not cli.owns_process or trust_remote_code or any(map(_runs_user_code, workloads)):
+        return ()
+    needed = {*also_needed, *(name for workload in workloads for name in _needed(workload))}
+    hidden = tuple(name for name in _OPTIONAL if name not in needed)
+    for name in hidden:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    return hidden
+
+
+def _runs_user_code(workload: Workload) -> bool:
+    return bool(workload.model.factory or workload.data.factory or "." in workload.train.optim)
+
+
+def _needed(workload: Workload) -> set[str]:
+    """Return the optional libraries that a workload may need."""
+    needed = {*loop_of(workload).libraries, arguments().package_of(workload.train.optim) or ""}
+    if workload.model.lora is not None:
+        needed |= {"peft", "bitsandbytes"}
+    if workload.model.quantization is not None or _may_be_quantised(workload):
+        needed |= {"peft", *_QUANTISING}
+    return needed
+
+
+def _may_be_quantised(workload: Workload) -> bool:
+    """Return whether the weights may be stored quantised; those on the hub may."""
+    name = workload.model.id
+    if "quantization_config" in workload.model.config:
+        return True
+    if name is None or architecture(name) is not None:
+        return False
+    try:
+        return "quantization_config" in json.loads((Path(name).expanduser() / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return True
