@@ -1,8 +1,8 @@
 """Best-first exploration of a space: execute the candidate that promises most until no other one can win.
 
-First the workload is executed at two batch sizes and at the largest one that should fit.  There every option is tried
-on its own, which shows what it does to memory and time.  From then on the candidate with the shortest estimated step
-is executed, unless it is left out for one of these reasons:
+First the workload is executed at two batch sizes, at the largest one that should fit, and at smaller ones, which may be
+faster.  At the fastest of them, every option is tried on its own, which shows what it does to memory and time.  From
+then on the candidate with the shortest estimated step is executed, unless it is left out for one of these reasons:
 
 - *too large*: its estimated memory exceeds the limit by more than the margin (``estimates.py``);
 - *slower*: its estimated step takes longer than the best one that fits, by more than the margin;
@@ -17,9 +17,10 @@ alone would.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Literal, Protocol
 
@@ -75,6 +76,7 @@ class Exploration:
         executor: Executes candidates.
         observer: Receives the progress.
         prior: Outcomes of the same space on another GPU, or on another number of them.
+        wanted_later: Returns candidates that will be executed after the search, if its best one is that point.
         estimator: The outcomes so far, and estimates of the rest.
         errors: Candidates that could not be predicted.
         live: Options by axis that are still considered.
@@ -86,6 +88,7 @@ class Exploration:
     executor: Executor
     observer: Observer = field(default_factory=Observer)
     prior: Estimator | None = None
+    wanted_later: Callable[[Point], Iterable[Point]] = lambda point: ()
     estimator: Estimator = field(init=False)
     errors: dict[Point, TrainatomyError] = field(default_factory=dict)
     live: dict[str, set[str]] = field(init=False)
@@ -120,9 +123,13 @@ class Exploration:
             TrainatomyError: The workload itself cannot be predicted.
         """
         first = self.first_point()
-        self.execute((), related=self._alternatives(first))
+        if first in self.outcomes and self.outcomes[first].fits:
+            given = {axis.name: {option} for axis, option in zip(self.space.axes[1:], first[1:], strict=True)}
+            self._run(partial(self._promising, self.live | given), self._near_best(self._alternatives))
+            first = min(self.fitting, key=lambda outcome: outcome.seconds).point
+        self.execute((), related=self._alternatives(first), meanwhile=self._near_best(self.wanted_later))
         self._drop_useless_options()
-        self._run(self._promising)
+        self._run(partial(self._promising, self.live), self._near_best(self.wanted_later))
 
     def exhaust(self) -> None:
         """Execute every candidate of the space."""
@@ -142,8 +149,8 @@ class Exploration:
             point = self._at(given, batch)
             if not self._may_fit(point):
                 continue
-            others = (other for other in self._alternatives(point) if other != point)
-            self.execute([point, *islice(others, self.executor.jobs - 1)])  # no process waits
+            smaller = [self._at(given, other) for other in reversed(batches[: batches.index(batch)])]
+            self.execute([point, *smaller[:1]], meanwhile=smaller[1:])
             if point in self.errors:
                 raise self.errors[point]
             if self.outcomes[point].fits:
@@ -153,7 +160,11 @@ class Exploration:
         return smallest
 
     def execute(
-        self, points: Iterable[Point], related: Iterable[Point] = (), until: Callable[[], bool] = lambda: False
+        self,
+        points: Iterable[Point],
+        related: Iterable[Point] = (),
+        until: Callable[[], bool] = lambda: False,
+        meanwhile: Iterable[Point] = (),
     ) -> None:
         """Execute candidates, unless they have been executed already.
 
@@ -161,6 +172,7 @@ class Exploration:
             points: Candidates, in this order.
             related: Candidates that follow; a free process takes one of the next that it is ready for.
             until: Once it is true, no further candidate is begun.
+            meanwhile: See ``_run``.
         """
         first, rest, waiting = iter(points), iter(related), list[tuple[Point, str | None]]()
 
@@ -172,7 +184,7 @@ class Exploration:
             waiting.extend((point, self._kinship(point)) for point in islice(rest, AHEAD - len(waiting)))
             return waiting.pop(self.executor.pick([kinship for _, kinship in waiting]))[0] if waiting else None
 
-        self._run(choose)
+        self._run(choose, meanwhile)
 
     def counts(self) -> SearchCounts:
         """Return how the candidates were dealt with."""
@@ -243,13 +255,13 @@ class Exploration:
             return False
         return effect.is_slower and effect.static_bytes + effect.sample_bytes * effect.batch >= 0
 
-    def _promising(self) -> Point | None:
-        """Return the candidate with the shortest estimated step among those that may win, or ``None``."""
+    def _promising(self, live: Mapping[str, set[str]]) -> Point | None:
+        """Return the candidate of these options with the shortest estimated step that may win, or ``None``."""
         chosen: tuple[float, Point] | None = None
         known = {*self.outcomes, *self.errors, *self._running.values()}
         fitting, best = self.fitting, self.best
         self.reasons.clear()
-        for point in self.space.points(self.live):
+        for point in self.space.points(live):
             if point in known:
                 continue
             plain = self._plain(point)
@@ -290,19 +302,30 @@ class Exploration:
             axis.given if axis.name in RESCUES else option for axis, option in zip(self.space.axes, point, strict=True)
         )
 
-    def _run(self, choose: Callable[[], Point | None]) -> None:
+    def _near_best(self, others: Callable[[Point], Iterable[Point]]) -> Iterator[Point]:
+        """Yield candidates near the best one, which is the best at the time of the first."""
+        if self.best is not None:
+            yield from others(self.best.point)
+
+    def _run(self, choose: Callable[[], Point | None], meanwhile: Iterable[Point] = ()) -> None:
         """Execute candidates, several at a time.
 
         Args:
             choose: Called whenever a process is free; returns the next candidate, or ``None`` if there is none until
                 another execution has ended.
+            meanwhile: Candidates for processes that would wait otherwise; they need not have ended when this returns.
         """
+        spare, extra = iter(meanwhile), set[Point]()
         try:
             while True:
                 while len(self._running) < self.executor.jobs and (point := choose()) is not None:
+                    extra.discard(point)
                     self._submit(point)
-                if not self._running:
+                if extra.issuperset(self._running.values()):
                     return
+                while len(self._running) < self.executor.jobs and (point := next(spare, None)) is not None:
+                    if self._submit(point):
+                        extra.add(point)
                 self._collect()
         except KeyboardInterrupt:
             self.interrupted = True
@@ -314,15 +337,17 @@ class Exploration:
         except TrainatomyError:
             return None  # reported when it is submitted
 
-    def _submit(self, point: Point) -> None:
+    def _submit(self, point: Point) -> bool:
+        """Begin to execute a candidate, and return whether that was needed and possible."""
         if point in self.outcomes or point in self.errors or point in self._running.values():
-            return
+            return False
         try:
             workload = self.space.workload_at(point)
         except TrainatomyError as error:
             self.errors[point] = error
-            return
+            return False
         self._running[self.executor.submit(workload)] = point
+        return True
 
     def _collect(self) -> None:
         """Wait until an execution ends, and record those that have."""

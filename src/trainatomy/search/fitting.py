@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from trainatomy.results.fit import Candidate, Fit, Price
@@ -66,6 +66,8 @@ def explore(
     """Execute candidates until no other one can win (see ``search``)."""
     space = space_of(workload, options, prior)
     exploration = Exploration(space, usable_bytes(workload, options.headroom), executor, observer, prior)
+    if options.prices:
+        exploration.wanted_later = partial(_priced, space)
     try:
         if options.exhaustive:
             exploration.exhaust()
@@ -94,7 +96,7 @@ def _execute_alternatives(exploration: Exploration) -> None:
     given = given_point(exploration.space)
     waiting = [given] if given is not None else []
     while (best := best_of(exploration)) is not None:
-        others = _slowest_first(alternatives(exploration.space, best.point), exploration.space)
+        others = _priced(exploration.space, best.point)
         changed = partial(_has_another_best, exploration, best)
         exploration.execute([*waiting, *neighbours(exploration.space, best.point)], related=others, until=changed)
         waiting = []
@@ -107,9 +109,10 @@ def _has_another_best(exploration: Exploration, best: Outcome) -> bool:
     return best_of(exploration) is not best
 
 
-def _slowest_first(points: Iterable[Point], space: Space) -> list[Point]:
-    """Return points with those first that take the longest to execute, because adapters add modules to the model."""
-    return sorted(points, key=lambda point: not _SLOW & {change.axis for change in space.changes(point)})
+def _priced(space: Space, point: Point) -> list[Point]:
+    """Return the single changes of a point, those first that take the longest: adapters add modules to the model."""
+    found = alternatives(space, point)
+    return sorted(found, key=lambda point: not _SLOW & {change.axis for change in space.changes(point)})
 
 
 def best_of(exploration: Exploration) -> Outcome | None:
