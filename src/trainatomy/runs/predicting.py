@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -41,6 +42,8 @@ _SIMULATIONS: ContextVar[dict[str, Any] | None] = ContextVar("_SIMULATIONS", def
 _RECOLLECTIONS: ContextVar[deque[Any] | None] = ContextVar("_RECOLLECTIONS", default=None)
 _COMPARED = (("train", "optim"), ("train", "optim_args"), ("model", "dtype"))
 """Keys in which trainings may differ that recall each other's runs, if those begin alike."""
+_ATTEMPTS = itertools.count()
+_PREDICTIONS_PER_COLLECTION = 4
 _HIDDEN = "TRAINATOMY_HIDDEN_MODULES"
 _PRELOADED = ("trainatomy.runs.preload",)
 
@@ -288,12 +291,13 @@ def _attempt(predict: Callable[[Item], Any], item: Item) -> Any:
 
 
 def _attempt_in_worker(predict: Callable[[Item], Any], item: Item) -> Any:
-    """Predict in a process whose collections of garbage are off: one at the end searches what this prediction made."""
-    gc.freeze()
+    """Predict in a process whose collections of garbage are off, and collect that of several predictions at once."""
     try:
         return _attempt(predict, item)
     finally:
-        gc.collect()
+        if next(_ATTEMPTS) % _PREDICTIONS_PER_COLLECTION == 0:
+            gc.collect()
+            gc.freeze()  # what is left, such as modules that were imported, need not be searched again
 
 
 @contextmanager
