@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pretender import GIB, TINY, Model, Pretender
 
-from trainatomy.errors import SimulationError, WorkloadError
+from trainatomy.errors import SimulationError, TrainatomyError, WorkloadError
 from trainatomy.results.fit import Fit
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.axes import divisors
@@ -79,6 +80,50 @@ def test_few_candidates_are_executed_and_all_are_accounted_for(workload: Workloa
     assert counts.executed == len(executor.asked) < counts.space / 20
     parts = (counts.executed, counts.too_large, counts.slower, counts.dominated, counts.failed, counts.unexplored)
     assert sum(parts) == counts.space
+
+
+def test_options_are_tried_at_the_fastest_batch_size_only(workload: Workload, some_prediction: Prediction) -> None:
+    class SlowBeyondEight(Model):
+        def step(self, workload: Workload) -> tuple[float, float, float, float]:
+            *memory, seconds = super().step(workload)
+            return (*memory, seconds * (1.1 if workload.train.per_device_train_batch_size > 8 else 1))  # type: ignore[return-value]
+
+    executor = Pretender(some_prediction, SlowBeyondEight())
+    found = searched(workload, executor, 24)
+    assert found.best is not None and found.best.per_device_train_batch_size == 8
+    varied = [asked for asked in executor.asked if asked.train.gradient_checkpointing or asked.model.lora]
+    assert varied and {asked.train.per_device_train_batch_size for asked in varied} == {8}
+
+
+def test_a_process_that_would_wait_begins_what_is_wanted_later(workload: Workload, pretender: MakePretender) -> None:
+    @dataclass
+    class Unhurried(Pretender):
+        """Executes at once what it is asked first, and the rest when ``finish`` is called."""
+
+        later: list[tuple[Future[Prediction | TrainatomyError], Workload]] = field(default_factory=list)
+
+        def submit(self, workload: Workload) -> Future[Prediction | TrainatomyError]:
+            if not self.asked:
+                return super().submit(workload)
+            self.asked.append(workload)
+            self.later.append((Future(), workload))
+            return self.later[-1][0]
+
+        def finish(self) -> None:
+            for future, workload in self.later:
+                future.set_result(self.prediction(workload))
+
+    plain = pretender()
+    executor = Unhurried(plain.like, plain.model)
+    space = space_of(workload.replace("gpu", "a100-80gb"), SearchOptions(effective_batch_size=64))
+    exploration = Exploration(space, 70 * GIB, executor)
+    first, second, third = (space.replaced(space.point(), "batch", batch) for batch in ("4", "2", "1"))
+    exploration.execute([first], meanwhile=[first, second, third])
+    assert list(exploration.outcomes) == [first]
+    assert [asked.train.per_device_train_batch_size for asked in executor.asked] == [4, 2]
+    executor.finish()
+    exploration.execute([second])
+    assert list(exploration.outcomes) == [first, second]
 
 
 def test_the_effective_batch_size_never_changes(workload: Workload, pretender: MakePretender) -> None:

@@ -5,12 +5,14 @@ Modules that no worker needs are hidden: ``predicting.hidden_in_workers`` names 
 process that has initialised CUDA cannot be forked.
 """
 
+import atexit
 import gc
 import logging
 import os
 import sys
 from contextlib import suppress
 from importlib import import_module
+from multiprocessing import forkserver
 from unittest import mock
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -30,7 +32,6 @@ def _import_bitsandbytes() -> None:
     """Import bitsandbytes without PyTorch's compiler, which it loads for functions that a simulation does not call."""
     import torch
 
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it logs what it cannot do on a CPU
     with mock.patch.object(torch, "compile", lambda function=None, **_: function):
         import_module("bitsandbytes")
 
@@ -53,6 +54,7 @@ def _import_all() -> None:
     visible = os.environ.get(_VISIBLE)
     os.environ[_VISIBLE] = ""
     gc.disable()  # what is imported stays: to search it for garbage takes a second
+    logging.disable(logging.ERROR)
     try:
         with suppress(Exception):  # the prediction that needs a library reports what is wrong with it
             _import_bitsandbytes()
@@ -62,9 +64,18 @@ def _import_all() -> None:
         with suppress(Exception):
             _prepare_costs()
     finally:
+        logging.disable(logging.NOTSET)
         gc.freeze()
         gc.enable()
         os.environ.pop(_VISIBLE) if visible is None else os.environ.update({_VISIBLE: visible})
 
 
+def _end_silently(server: int) -> None:
+    """End the process that workers are forked from at once: Triton would report what is frozen as leaked."""
+    if os.getpid() == server:
+        os._exit(0)
+
+
 _import_all()
+if getattr(sys.modules["__main__"], "main", None) is forkserver.main:
+    atexit.register(_end_silently, os.getpid())

@@ -149,8 +149,8 @@ class Exploration:
             point = self._at(given, batch)
             if not self._may_fit(point):
                 continue
-            smaller = [self._at(given, other) for other in reversed(batches[: batches.index(batch)])]
-            self.execute([point, *smaller[:1]], meanwhile=smaller[1:])
+            smaller = [self._at(given, other) for other in batches[: batches.index(batch)]]
+            self.execute([point, *smaller[-1:]], meanwhile=self._alternatives(point))
             if point in self.errors:
                 raise self.errors[point]
             if self.outcomes[point].fits:
