@@ -40,7 +40,7 @@ MAX_IN_ONE_PROCESS = 3
 """Trainings that one process predicts faster than several, each of which has to be set up."""
 _SIMULATIONS: ContextVar[dict[str, Any] | None] = ContextVar("_SIMULATIONS", default=None)
 _RECOLLECTIONS: ContextVar[deque[Any] | None] = ContextVar("_RECOLLECTIONS", default=None)
-_COMPARED = (("train", "optim"), ("train", "optim_args"), ("model", "dtype"))
+_COMPARED = (("train", "optim"), ("train", "optim_args"), ("train", "tf32"), ("model", "dtype"))
 """Keys in which trainings may differ that recall each other's runs, if those begin alike."""
 _ATTEMPTS = itertools.count()
 _PREDICTIONS_PER_COLLECTION = 4
