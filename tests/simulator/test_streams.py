@@ -92,6 +92,47 @@ def test_operations_carry_streams_and_what_they_wait_for(process: SimulatedProce
     assert result.shape == (256,) and event.query() and event.elapsed_time(event) == 0.0
 
 
+def test_backward_runs_on_the_stream_of_forward(process: SimulatedProcess) -> None:
+    side, leaf = torch.cuda.Stream(), torch.ones(256, device="cuda", requires_grad=True)
+    first = leaf * 2
+    with torch.cuda.stream(side):
+        torch.empty(256, device="cuda")  # makes no node, and must not be taken for the one before
+        second = first * 3
+    before = len(process.trace.events)
+    second.backward(torch.ones(256, device="cuda"))
+    allocated = [event.stream for event in process.trace.events[before:] if event.action == "alloc"]
+    assert allocated == [0, 1, 0]  # the gradients of the result, of ``first`` and of ``leaf``
+
+
+def test_a_hook_of_a_node_may_choose_another_stream(process: SimulatedProcess) -> None:
+    side, other, seen = torch.cuda.Stream(), torch.cuda.Stream(), []
+    leaf = torch.ones(256, device="cuda", requires_grad=True)
+    with torch.cuda.stream(side):
+        result = leaf * 2
+
+    def hook(*gradients: Any) -> None:
+        with torch.cuda.stream(other):
+            seen.append(torch.cuda.current_stream())
+        seen.append(torch.cuda.current_stream())
+
+    result.grad_fn.register_prehook(hook)
+    result.sum().backward()
+    assert seen == [other, side] and torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def test_gradients_are_added_on_the_stream_that_uses_them(process: SimulatedProcess) -> None:
+    side, leaf = torch.cuda.Stream(), torch.ones(256, device="cuda", requires_grad=True)
+    with torch.cuda.stream(side):
+        shared = leaf * 2
+    left, right = shared * 3, shared + 4
+    seeds = [torch.ones(256, device="cuda") for _ in range(2)]
+    before = len(process.trace.events)
+    torch.autograd.backward([left, right], seeds)  # the first gradient is a seed, so that nothing is added to it
+    allocated = [event.stream for event in process.trace.events[before:] if event.action == "alloc"]
+    assert allocated == [0, 1, 1]  # the product, the sum, the gradient of ``leaf``
+    assert [use.stream for use in process.trace.stream_uses] == [side.stream_id]  # of the product; seeds are the caller's
+
+
 class Overlapped(nn.Module):
     """Module that computes one of its two branches on a side stream to overlap the work."""
 

@@ -194,7 +194,7 @@ def _cuda_streams(streams: Streams) -> dict[str, Any]:
         "Stream": streams.stream_class,
         "Event": streams.event_class,
         "ExternalStream": streams.external_class,
-        "current_stream": lambda device=None: streams.current,
+        "current_stream": lambda device=None: streams.executing,
         "default_stream": lambda device=None: streams.default,
         "set_stream": streams.select,
         "stream": lambda stream: StreamContext(streams, stream),
@@ -215,7 +215,7 @@ def _accelerator(current: CurrentDevice, streams: Streams) -> dict[str, Any]:
         "set_device_idx": current.exchange,
         "device_index": lambda index: DeviceContext(current, index),
         "synchronize": lambda device=None: streams.synchronize_device(),
-        "current_stream": lambda device=None: streams.current,
+        "current_stream": lambda device=None: streams.executing,
         "set_stream": streams.select,
     }
 
@@ -299,7 +299,7 @@ def install_driver(
             patch(torch.accelerator, name, value)
     patch(torch.cuda.nvtx, "_nvtx", _SilentNvtx())
     patch(torch._C, "_get_accelerator", _always(torch.device("cuda")))
-    patch(torch._C, "_cuda_getCurrentRawStream", lambda device=0: streams.current.stream_id)
+    patch(torch._C, "_cuda_getCurrentRawStream", lambda device=0: streams.executing.stream_id)
     patch(torch._C, "_scatter", _scatter(current, hooks))
     # C++ parses the stream before it asks a mode, and accepts none of ours.
     patch(torch.Tensor, "record_stream", lambda tensor, stream: hooks.record_stream(tensor, stream))

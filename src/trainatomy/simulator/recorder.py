@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from trainatomy.simulator.saving import ExecutedSaving
 
 _DISABLED = torch._C.DisableTorchFunction
+_NO_CONTEXT = contextlib.nullcontext()
 _FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
 
 
@@ -127,6 +129,7 @@ class Recorder(TorchDispatchMode):
         self._sizes = DataDependentSizes(self.values, self.hold)
         self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._taken_over = False
+        self._side_streams: dict[int, int] = {}  # of allocations on other streams than the default one
         self.operations = OperationWriter(storages, modules, self._number_at, lambda: len(self.trace.events))
         self._waits = CPUWaits()
         self.trace.cpu_waits = self._waits.noted
@@ -149,7 +152,10 @@ class Recorder(TorchDispatchMode):
         number = len(self.trace.origins)
         operation = self.operations.whole or operation
         self.trace.origins.append(Origin(operation, self._modules.current(), self.phase, self.step))
-        self.trace.events.append(Event("alloc", number, size, self.streams.executing.stream_id))
+        stream = self.streams.executing.stream_id
+        if stream:
+            self._side_streams[number] = stream
+        self.trace.events.append(Event("alloc", number, size, stream))
         return number
 
     def release(self, number: int) -> None:
@@ -162,6 +168,19 @@ class Recorder(TorchDispatchMode):
         number = self.number_of(tensor)
         if number is not None and number >= 0:
             self.trace.stream_uses.append(StreamUse(len(self.trace.events), number, stream.stream_id))
+
+    def _use_gradients(self, args: tuple[Any, ...]) -> None:
+        """Note that the stream of an autograd node uses gradients of other streams.
+
+        The engine calls ``record_stream`` of each (torch/csrc/autograd/input_buffer.cpp, torch 2.9-2.13).
+        """
+        stream = self.streams.executing
+        for tensor in _tensors(args):
+            number = self.number_of(tensor)
+            if number is None or number < 0 or self.trace.origins[number].phase != "backward":
+                continue
+            if self._side_streams.get(number, 0) != stream.stream_id:
+                self.use_on_stream(tensor, stream)
 
     def _synchronize(self, kind: SyncKind, stream: int, event: int) -> None:
         """Note a synchronisation of streams (see ``Streams``)."""
@@ -264,20 +283,24 @@ class Recorder(TorchDispatchMode):
             self._modules.operation()
             self.streams.operation()
             outputs = _tensors(result)
-            if outputs:
-                if facts.learns:
-                    self.scalar_reads.learn(name, args, outputs)
-                if not (facts.is_functional and self._starts_unknown(args)):
-                    self.values.follow(func, args, kwargs, outputs)
-                if self._stays_on_host(name, args, outputs):
-                    self._storages.mark_host(outputs)
-                elif not (name == "aten::add" and self._accumulates(args, outputs[0])):
-                    self._zeros.follow(name, args, outputs[0], self._take_over)
-                    self._write(facts, func, args, kwargs, outputs)
-                    if facts.loads:
-                        self._use_libraries(product_of(name, args))
-            if self.operations.recording:
-                self.operations.write(func, args, kwargs, result, event, self._taken_over)
+            adds = name == "aten::add" and bool(outputs) and self._adds_gradients(args, outputs[0])
+            with self.streams.consumer() if adds else _NO_CONTEXT:
+                if adds or self.streams.of_node is not None:
+                    self._use_gradients(args)
+                if outputs:
+                    if facts.learns:
+                        self.scalar_reads.learn(name, args, outputs)
+                    if not (facts.is_functional and self._starts_unknown(args)):
+                        self.values.follow(func, args, kwargs, outputs)
+                    if self._stays_on_host(name, args, outputs):
+                        self._storages.mark_host(outputs)
+                    elif not (adds and self._adds_in_place(args[0], outputs[0])):
+                        self._zeros.follow(name, args, outputs[0], self._take_over)
+                        self._write(facts, func, args, kwargs, outputs)
+                        if facts.loads:
+                            self._use_libraries(product_of(name, args))
+                if self.operations.recording:
+                    self.operations.write(func, args, kwargs, result, event, self._taken_over)
         return result
 
     def _look_up(self, func: Any) -> _Facts:
@@ -342,26 +365,25 @@ class Recorder(TorchDispatchMode):
             number = self.allocate(size, what)
             self.trace.labels[number] = what
 
-    def _accumulates(self, args: tuple[Any, ...], output: torch.Tensor) -> bool:
-        """Return whether an addition is the engine's accumulation of gradients, in place on a GPU.
-
-        The engine adds two gradients of one tensor in place if nobody else holds the first; under a dispatch mode it
-        never does.  Source: torch/csrc/autograd/input_buffer.cpp (``accumulate``, ``can_accumulate_inplace``), torch
-        2.9-2.13.
-        """
+    def _adds_gradients(self, args: tuple[Any, ...], output: torch.Tensor) -> bool:
+        """Return whether an addition is the engine's, of two gradients of one tensor."""
         if torch._C._current_graph_task_id() == -1 or self.python_adds or torch.is_grad_enabled():
             return False
         first = args[0]
-        if (
-            len(args) != 2
-            or not isinstance(args[1], torch.Tensor)
-            or first.shape != output.shape
-            or first.dtype != output.dtype
-        ):
-            return False
-        if not is_dense(first) or not self._references.exclusive(first):
-            return False
-        return self._take_over(first, output)
+        return (
+            len(args) == 2
+            and isinstance(args[1], torch.Tensor)
+            and first.shape == output.shape
+            and first.dtype == output.dtype
+        )
+
+    def _adds_in_place(self, first: torch.Tensor, output: torch.Tensor) -> bool:
+        """Return whether the engine adds to the first of two gradients in place on a GPU.
+
+        It does if nobody else holds the first; under a dispatch mode it never does.  Source:
+        torch/csrc/autograd/input_buffer.cpp (``accumulate``, ``can_accumulate_inplace``), torch 2.9-2.13.
+        """
+        return is_dense(first) and self._references.exclusive(first) and self._take_over(first, output)
 
     def _take_over(self, source: torch.Tensor, output: torch.Tensor) -> bool:
         """Give the memory of ``source`` to the output: CUDA writes in place where a dispatch mode does not."""

@@ -7,7 +7,8 @@ the stream, and the operations also note the waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, ClassVar, Literal
 
@@ -40,18 +41,32 @@ class Streams:
         self.default = self.stream_class(stream_id=DEFAULT_STREAM)
         self.current: Any = self.default
         self._of_nodes: dict[int, Any] = {}
+        """Streams of autograd nodes, by their sequence numbers, where they are not the default stream."""
+        self._nodes = 0
+        """Autograd nodes whose stream is known: those with smaller sequence numbers."""
+        self._chosen: tuple[int, Any] | None = None
+        """A node of a backward pass, and the stream that its hooks made current."""
 
     @property
     def executing(self) -> Any:
         """The stream of the running operation: in backward that of the forward operation that it belongs to.
 
+        The engine makes it current for each node; hooks of the node may make another one current.
         Source: torch/csrc/autograd/engine.cpp, ``Engine::evaluate_function`` (``func.stream()``), torch 2.9-2.13.
         """
-        if self._of_nodes and torch._C._current_graph_task_id() != -1:
-            node = torch._C._current_autograd_node()
-            if node is not None:
-                return self._of_nodes.get(node._sequence_nr(), self.current)
-        return self.current
+        node = _running_node() if self._of_nodes or self._chosen else None
+        if node is None:
+            return self.current
+        number = node._sequence_nr()
+        if self._chosen is not None and self._chosen[0] == number:
+            return self._chosen[1]
+        return self._of_nodes.get(number, self.current)
+
+    @property
+    def of_node(self) -> Any:
+        """The stream of the node whose operation runs in a backward pass; None for the default stream."""
+        node = _running_node() if self._of_nodes else None
+        return None if node is None else self._of_nodes.get(node._sequence_nr())
 
     @property
     def in_use(self) -> bool:
@@ -59,12 +74,42 @@ class Streams:
         return self._count > 1 or self._events > 0
 
     def operation(self) -> None:
-        """Remember the stream of the autograd node of the operation that just ran, unless it is the default stream."""
-        if self.current is not self.default and torch.is_grad_enabled():
-            self._of_nodes.setdefault(torch._C._autograd._get_sequence_nr() - 1, self.current)
+        """Remember the stream of the autograd nodes that the operation made that just ran."""
+        if self._count == 1:
+            return
+        nodes = torch._C._autograd._get_sequence_nr()
+        if nodes > self._nodes:
+            stream = self.executing
+            if stream is not self.default:
+                self._of_nodes.update(dict.fromkeys(range(self._nodes, nodes), stream))
+            self._nodes = nodes
+
+    @contextlib.contextmanager
+    def consumer(self) -> Iterator[None]:
+        """Run what the engine does after a node, adding its gradients to those of others, on the next node's stream.
+
+        That stream waits for the node's.  If the next nodes have several streams, nothing changes.
+        Source: torch/csrc/autograd/input_buffer.cpp (``InputBuffer::add``), torch 2.9-2.13.
+        """
+        node = _running_node() if self._of_nodes else None
+        following = [] if node is None else [one for one, _ in node.next_functions if one is not None]
+        streams = {self._of_nodes.get(one._sequence_nr(), self.default) for one in following}
+        own = self.executing
+        if node is None or len(streams) != 1 or streams == {own}:
+            yield
+            return
+        (stream,) = streams
+        stream.wait_stream(own)
+        before, self._chosen = self._chosen, (node._sequence_nr(), stream)
+        try:
+            yield
+        finally:
+            self._chosen = before
 
     def next_stream(self) -> int:
         """Return the number of a new stream."""
+        if self._count == 1:
+            self._nodes = torch._C._autograd._get_sequence_nr()
         self._count += 1
         return self._count - 1
 
@@ -80,13 +125,26 @@ class Streams:
         return self._events - 1
 
     def select(self, stream: Any) -> None:
-        """Make ``stream`` current (``torch.cuda.set_stream``); None changes nothing."""
-        if stream is not None:
+        """Make ``stream`` current (``torch.cuda.set_stream``); in backward, for the running node.
+
+        None changes nothing.
+        """
+        if stream is None:
+            return
+        node = _running_node()
+        if node is None:
             self.current = stream
+        else:
+            self._chosen = (node._sequence_nr(), stream)
 
     def synchronize_device(self) -> None:
         """Let the CPU wait for all streams."""
         self.note("cpu_wait", -1, -1)
+
+
+def _running_node() -> Any:
+    """Return the autograd node that a backward pass runs, None outside of one."""
+    return None if torch._C._current_graph_task_id() == -1 else torch._C._current_autograd_node()
 
 
 class StreamContext:
@@ -98,7 +156,7 @@ class StreamContext:
         self._before: list[Any] = []
 
     def __enter__(self) -> None:
-        self._before.append(self._streams.current)
+        self._before.append(self._streams.executing)
         self._streams.select(self.stream)
 
     def __exit__(
@@ -177,12 +235,12 @@ class SimulatedEvent:
     def record(self, stream: Any = None) -> None:
         """Note the event on ``stream``, by default the current one."""
         self.number = self.owner.next_event()
-        self._stream = (self.owner.current if stream is None else stream).stream_id
+        self._stream = (self.owner.executing if stream is None else stream).stream_id
         self.owner.note("record", self._stream, self.number)
 
     def wait(self, stream: Any = None) -> None:
         """Let ``stream``, by default the current one, wait for this event."""
-        (self.owner.current if stream is None else stream).wait_event(self)
+        (self.owner.executing if stream is None else stream).wait_event(self)
 
     def synchronize(self) -> None:
         """Let the CPU wait for this event."""
