@@ -104,6 +104,21 @@ def test_each_rank_holds_its_share_and_a_buffer_for_each_message() -> None:
     assert labelled(ranks[0].trace, "communication_buffer") == ROWS * HIDDEN_BYTES
 
 
+def test_messages_that_were_sent_are_not_held() -> None:
+    train = {"per_device_train_batch_size": 8}
+    trace = simulated(workload(train=train, pp_schedule="Interleaved1F1B", pp_microbatches=8), 1).trace
+    alive: set[int] = set()
+    most = 0
+    for event in trace.events:
+        origin = trace.origins[event.allocation]
+        if event.action == "alloc" and event.bytes == HIDDEN_BYTES and origin.phase == "backward":
+            alive.add(event.allocation)
+        elif event.action == "free":
+            alive.discard(event.allocation)
+        most = max(most, len(alive))
+    assert most < 8  # two stages send eight gradients each
+
+
 def test_a_rank_of_1f1b_holds_fewer_micro_batches_than_one_of_gpipe() -> None:
     of = {name: predict(workload(pp_schedule=name), timed=False, ranks=[1]) for name in ("GPipe", "1F1B")}
     held = {name: [rank.memory.components.activations for rank in found.ranks.values()] for name, found in of.items()}

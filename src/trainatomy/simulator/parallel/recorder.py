@@ -154,7 +154,7 @@ class RankRecorder(Recorder):
             return result
         if isinstance(result, tuple) and len(result) == 2:
             return result[0], finished(tensors_in(result[0]))
-        return finished(list(found.outputs))
+        return finished([] if found.kind == "send" else list(found.outputs))  # NCCL lets go of what was sent
 
     def _note(self, collective: Collective, event: int, *, is_c10d: bool) -> None:
         """Write a collective, and label its buffers unless they are activations (functional collectives)."""
