@@ -62,9 +62,10 @@ What was looked at before it was predicted:
   timed with the rows of all ranks (up to 52 % too long), and the Python of DeepSpeed had no time. The last was fitted
   to two tuning cases, `deepspeed-zero1-bert-base` and `deepspeed-zero3-llama`; the errors of the held-out ones were
   known by then.
-- Two mistakes were found by the recorded allocations of three tuning cases and a held-out one (2026-11-23), and corrected
-  for all: with FSDP1 some gradients were on the wrong stream (reserved memory was up to 5.7 % off, now 2.4 %), and what
-  a stage of a pipeline had sent was held until the end of the step (allocated memory was up to 1.3 % too large).
+- Two mistakes were found by the recorded allocations of three tuning cases and a held-out one (2026-11-23), and
+  corrected for all: with FSDP1 some gradients were on the wrong stream (reserved memory was up to 5.7 % off, now
+  2.4 %), and what a stage of a pipeline had sent was held until the end of the step (allocated memory was up to 1.3 %
+  too large).
 - The memory of all other cases is as it was predicted.
 
 What is left:
@@ -73,11 +74,13 @@ What is left:
   more runs (2026-11-23) five of six ranks had the predicted peaks to the byte, the sixth those of the table.
 - Optimizers in host memory (`-offload`): the prediction takes one thread for each process, as torchrun sets; these
   runs had half of the machine's cores.
-- Steps in bfloat16 with large batches are predicted 4 to 11 % too short with every strategy (20 % with sequence
-  parallelism, where the slow CPU is a third of it), those in fp32 within 2 %; the cause is not known.
-- `ep-qwen3-bf16` reserved 1,188 MiB less than predicted because its memory lay at other addresses, which decide between
-  free blocks of one size. With the addresses of a run, recorded later, the prediction is exact; tensors of the host that
-  were freed while the model moved to the GPU had left the gaps.
+- Steps in bfloat16 with large batches are predicted up to 10 % too short with every strategy (20 % with sequence
+  parallelism, where the slow CPU is a third of it), those in fp32 within 2 %. The power limit, which the prediction
+  counts since 2026-11-23, was 2 to 3 % of it; one of them, run on a single H200 that day, was within 2 %, so that the
+  rest is the second GPU's: waits for each other and multiprocessors shared with NCCL are not simulated.
+- `ep-qwen3-bf16` reserved 1,188 MiB less than predicted because its memory lay at other addresses, which decide
+  between free blocks of one size. With the addresses of a run, recorded later, the prediction is exact; tensors of the
+  host that were freed while the model moved to the GPU had left the gaps.
 - `trainer-fsdp2-t5-offload` trained with PyTorch 2.11; the 2.13 that predicts refuses its shared weights.
 - DataParallel under autocast takes twice as long as predicted, and without it 6 to 21 % less time; the CPU bounds most
   of these steps. The cause is not known.

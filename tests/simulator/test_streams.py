@@ -130,7 +130,9 @@ def test_gradients_are_added_on_the_stream_that_uses_them(process: SimulatedProc
     torch.autograd.backward([left, right], seeds)  # the first gradient is a seed, so that nothing is added to it
     allocated = [event.stream for event in process.trace.events[before:] if event.action == "alloc"]
     assert allocated == [0, 1, 1]  # the product, the sum, the gradient of ``leaf``
-    assert [use.stream for use in process.trace.stream_uses] == [side.stream_id]  # of the product; seeds are the caller's
+    assert [use.stream for use in process.trace.stream_uses] == [
+        side.stream_id
+    ]  # the product's; seeds are the caller's
 
 
 class Overlapped(nn.Module):

@@ -52,6 +52,7 @@ class GPU:
         memory_bytes: Memory that CUDA offers to processes (``total_memory`` of torch's device properties).
         nvidia_smi_bytes: Total that nvidia-smi shows; the driver keeps the difference for itself.
         driver_reserved_bytes: Memory that the driver keeps, where it was measured.
+        power_limit_watts: Power that the driver allows by default; None: not known.
         rates: Dense peaks in FLOP/s by precision (fp64 and fp32 without tensor cores; tf32, fp16, bf16, fp8 with
             them); a missing one is not offered.
         links: Bytes per second each way over all links of a kind together (pcie, nvlink).
@@ -71,6 +72,7 @@ class GPU:
     bandwidth_bytes_per_second: float = 0.0
     rates: Mapping[str, float] = field(default_factory=lambda: _EMPTY, hash=False)
     l2_bytes: int | None = None
+    power_limit_watts: float | None = None
     links: Mapping[str, float] = field(default_factory=lambda: _EMPTY, hash=False)
     link: str = ""
     contexts: Mapping[str, Context] = field(default_factory=lambda: _EMPTY, hash=False)
@@ -219,6 +221,7 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "bandwidth_bytes_per_second": float,
     "rates_flop_per_second": _numbers,
     "l2_bytes": int,
+    "power_limit_watts": float,
     "link_bytes_per_second": _numbers,
     "link": str,
     "context": _contexts,

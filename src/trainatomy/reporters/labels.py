@@ -191,6 +191,7 @@ TIMES = {
     "scaling": "scaling efficiency",
     "bubble": "pipeline bubble",
     "host_seconds": "CPU time",
+    "power": "power",
     "flop_per_second": "FLOP per second",
     "model_flop_utilisation": "model FLOP utilisation",
     "priced_by": "kernel times from",

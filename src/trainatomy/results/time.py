@@ -69,6 +69,23 @@ class PacedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Power:
+    """The GPU's mean power in a step.
+
+    Attributes:
+        watts: Mean power; at most the limit.
+        full_clock_watts: Mean power that the step would draw at full clocks.
+        limit_watts: Power that the driver allows.
+        slowdown: How many times as long arithmetic takes at the clocks that the limit allows.
+    """
+
+    watts: float
+    full_clock_watts: float
+    limit_watts: float
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
 class Time:
     """The time of one optimizer step (in inference, of one forward pass) on one rank.
 
@@ -94,6 +111,7 @@ class Time:
         general_rule_only: Operators whose time is predicted from their memory traffic alone.
         communication: Figures of a training on several GPUs; None on one.
         pipeline: The step of the whole pipeline; None without one.
+        power: The GPU's mean power; None where that of its architecture was not measured, and in pipelines.
         at_paces: The step on faster and slower hosts, where that was asked for, slowest last.
         probe_seconds: Time of the probe of a host's pace on the assumed host, by the probe's name; empty: not known.
     """
@@ -116,6 +134,7 @@ class Time:
     general_rule_only: tuple[str, ...]
     communication: Communication | None = None
     pipeline: Pipeline | None = None
+    power: Power | None = None
     at_paces: tuple[PacedStep, ...] = ()
     probe_seconds: dict[str, float] = field(default_factory=dict)
 

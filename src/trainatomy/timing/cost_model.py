@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from trainatomy.catalog.calibrations import Calibration, Point, shipped
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.links import with_points
+from trainatomy.catalog.power import PowerRates, power_of
 from trainatomy.catalog.versions import Version, behaviour
 from trainatomy.operators.cost import has_cost, kernel_work
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
 from trainatomy.results.operations import Call
 from trainatomy.timing.extrapolation import SAME_GPU, Extrapolation, extrapolation_between
+from trainatomy.timing.power import joules_of
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
@@ -49,6 +51,7 @@ class KernelCost(NamedTuple):
         bytes_seconds: Its memory traffic at the GPU's bandwidth; the larger of the two says what bounds the call.
         launches: Number of kernels.
         at_once: Kernels that run at a time on average, on streams of a library's own (cuDNN's recurrent layers).
+        joules: Energy beyond that of an idle GPU, at full clocks; 0 where it is not known.
     """
 
     seconds: float
@@ -56,6 +59,7 @@ class KernelCost(NamedTuple):
     bytes_seconds: float
     launches: int
     at_once: float = 1.0
+    joules: float = 0.0
 
 
 class EfficiencyPoint(NamedTuple):
@@ -77,6 +81,7 @@ class CostModel:
         extrapolation: How to translate efficiencies from the GPU that was calibrated to this one.
         source: Where the efficiencies come from, for display.
         calibrated: True if the calibration was measured on this kind of GPU.
+        power: Power of the GPU's work; None where it is not known.
         other: The same GPU by the calibration of another one, for families of which this calibration knows too little.
         cache: Costs computed so far, by call.
     """
@@ -87,6 +92,7 @@ class CostModel:
     extrapolation: Extrapolation = SAME_GPU
     source: str = "data sheet"
     calibrated: bool = False
+    power: PowerRates | None = None
     other: CostModel | None = field(default=None, compare=False)
     cache: dict[Call, KernelCost] = field(default_factory=dict, compare=False, repr=False)
 
@@ -149,17 +155,18 @@ def kernel_cost(call: Call, cost_model: CostModel) -> KernelCost:
     """Predict the GPU cost of one call, cached per distinct call."""
     known = cost_model.cache.get(call)
     if known is None:
-        known = cost_model.cache[call] = _compute_cost(kernel_work(call, cost_model.chip), cost_model)
+        known = cost_model.cache[call] = _compute_cost(call, kernel_work(call, cost_model.chip), cost_model)
     return known
 
 
-def _compute_cost(work: KernelWork, cost_model: CostModel) -> KernelCost:
+def _compute_cost(call: Call, work: KernelWork, cost_model: CostModel) -> KernelCost:
     if not work.launches:
         return KernelCost(0.0, 0.0, 0.0, 0)
     chip = cost_model.chip
     flop, traffic = work.flop / chip.rate(work.rate), work.bytes / chip.bandwidth
     seconds = cost_model.physical_seconds(work) * cost_model.efficiency(work)
-    return KernelCost(seconds, flop, traffic, cost_model.launches(work), work.at_once)
+    joules = 0.0 if cost_model.power is None else joules_of(call, work, seconds, cost_model.power)
+    return KernelCost(seconds, flop, traffic, cost_model.launches(work), work.at_once, joules)
 
 
 def precision_of(call: Call, chip: Chip) -> str:
@@ -267,7 +274,7 @@ def cost_model_from(
     chip = chip_of(gpu, tf32)._replace(links=links)
     calibrated = measured is not None and measured.is_of(gpu)
     if measured is None:
-        return CostModel(chip, gap_seconds(None))
+        return CostModel(chip, gap_seconds(None), power=power_of(gpu))
     points = efficiency_points(measured.known_gpu or gpu, measured)
     gap = gap_seconds(measured)
     source = f"calibration of {measured.gpu}, {measured.environment['date']}"
@@ -276,7 +283,7 @@ def cost_model_from(
     extrapolation = SAME_GPU
     if not calibrated and measured.known_gpu is not None:
         extrapolation = extrapolation_between(measured.known_gpu, gpu)
-    return CostModel(chip, gap, points, extrapolation, source, calibrated)
+    return CostModel(chip, gap, points, extrapolation, source, calibrated, power_of(gpu))
 
 
 def gap_seconds(measured: Calibration | None) -> float:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from trainatomy.results.time import Power
 
 LAUNCH_QUEUE_DEPTH = 1024
 """Kernels of a stream that can be launched and not yet started; a launch beyond that blocks the CPU.  Not documented;
@@ -37,6 +40,7 @@ class StepTimeline:
         communication_seconds: Sum of the durations of collectives.
         exposed_seconds: Time during which collectives were executing and nothing else.
         stage_seconds: In a pipeline, when the first of ``Operations.stage_runs`` began and each of them was over.
+        power: The GPU's mean power, where it is known.
     """
 
     seconds: float
@@ -46,3 +50,4 @@ class StepTimeline:
     communication_seconds: float = 0.0
     exposed_seconds: float = 0.0
     stage_seconds: tuple[float, ...] = ()
+    power: Power | None = None

@@ -21,6 +21,7 @@ from trainatomy.timing.cost_model import (
 from trainatomy.timing.driver import DriverWork, driver_costs, driver_work
 from trainatomy.timing.extrapolation import attainable_share
 from trainatomy.timing.launch import PARTS, CPUCosts, cpu_costs, launch_seconds, loop_seconds
+from trainatomy.timing.power import power_in, slowed
 from trainatomy.timing.replay import COLLECTIVES, StepTimeline
 from trainatomy.timing.timeline import replay_step
 
@@ -102,6 +103,7 @@ def predict_step_time(
         general_rule_only=tuple(sorted(general_rule_only(operations.calls))),
         communication=_communication(timeline, links, gpus, data_parallel_size, rate, tokens, bubble),
         pipeline=pipeline,
+        power=None if pipeline is not None else timeline.power,
         at_paces=tuple(
             PacedStep(
                 pace,
@@ -129,6 +131,7 @@ def replayed(
 ) -> StepTimeline:
     """Replay a rank's step; operations named in ``at_once`` take no time, the CPU ``pace`` times as long.
 
+    Where the GPU would draw more power than it may, arithmetic takes longer (``power.py``), except with ``at_once``.
     ``on_launch``: see ``replay_streams``.  ``collated``: see ``predict_step_time``.
     """
     costs = _cpu_costs(calibration, pace)[0]
@@ -139,7 +142,15 @@ def replayed(
         for call in operations.calls
     ]
     driver = driver_work(operations, driver_calls, driver_costs(gpu, calibration))
-    return _replay(operations, kernels, cost_model, costs, loop, driver, on_launch)
+    if cost_model.power is None or at_once:
+        return _replay(operations, kernels, cost_model, costs, loop, driver, on_launch)
+    timeline = _replay(operations, kernels, cost_model, costs, loop, driver)
+    power = power_in(operations, kernels, timeline.seconds, cost_model.power)
+    if power.slowdown > 1 or on_launch is not None:
+        kernels = slowed(kernels, power.slowdown)
+        timeline = _replay(operations, kernels, cost_model, costs, loop, driver, on_launch)
+    timeline.power = power
+    return timeline
 
 
 def _communication(

@@ -78,6 +78,10 @@ class GPUOverride(Section):
     bandwidth_bytes_per_second: Annotated[Amount, Field(gt=0)] | None = Field(
         default=None, description="memory bandwidth of the data sheet"
     )
+    power_limit_watts: Annotated[Amount, Field(gt=0)] | None = Field(
+        default=None,
+        description="power limit in watts, as `nvidia-smi -pl` sets it; it counts on GPUs of the Hopper generation",
+    )
     rates_flop_per_second: RatesSpec | None = Field(
         default=None, description="peak rates by precision, dense; those not given are the base's"
     )

@@ -124,6 +124,8 @@ def _time(time: Time) -> Table:
     if (pipeline := time.pipeline) is not None:
         table.add_row(TIMES["bubble"], percent(pipeline.bubble_share, 1), sentences.pipeline(pipeline))
     table.add_row(TIMES["host_seconds"], seconds(time.host_seconds), f"to launch the kernels, on {time.host}")
+    if (power := time.power) is not None:
+        table.add_row(TIMES["power"], f"{power.watts:.0f} W", sentences.power(power))
     table.add_row(TIMES["flop_per_second"], flop_of(time.flop_per_second), f"{flop_of(time.flop)}FLOP per step")
     if time.model_flop_utilisation is not None:
         share = percent(time.model_flop_utilisation, 1)
