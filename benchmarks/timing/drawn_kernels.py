@@ -53,6 +53,10 @@ WRAPPED = tuple(f"bitsandbytes::{name}(" for name in _WRAPPERS)
 FALLBACKS = ("wgrad_alg1", "dgrad2d_alg1", "dgrad_engine", "dgrad2d_grouped_direct", "wgrad2d_grouped_direct")
 """Kernels of cuDNN that ran five of 340 convolutions without groups, up to 20 times as slow as implicit products."""
 MANY_GROUPS = 8
+TURNS = (".group.", ".cores.", ".turns.")
+"""Parts of families whose price expects that groups take turns (``operators/cost/turns.py``)."""
+MOST_OFF = 2.5
+"""Ratio of such a price and the time from which on cuDNN ran other kernels than expected."""
 MOST_FEW = 3
 """Input channels of a network's first convolution, for which such kernels are usual."""
 LAST = ["small tensors", "quantised layers", "quantised weights", "recurrent layers", "sampling", "sequence losses"]
@@ -190,7 +194,7 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
     for point in points:
         family = _family(point, chip)
         key = (_without_step(point["call"]), point.get("tf32", False))
-        wanted = point["split"] == FIT and not fell_back(point) and key not in known
+        wanted = point["split"] == FIT and not fell_back(point, chip) and key not in known
         if not wanted or family is None or not re.match(only, family):
             continue
         if counts[family] < FEWEST or family.startswith(ALWAYS):
@@ -208,12 +212,16 @@ def _without_step(call: str) -> str:
     return re.sub(r";step=\d+", "", call)
 
 
-def fell_back(point: dict[str, Any]) -> bool:
+def fell_back(point: dict[str, Any], chip: Chip) -> bool:
     """Return whether cuDNN ran a convolution without groups, of many channels, by one of ``FALLBACKS``.
 
     Also where it convolved many groups one after the other, which takes a few kernels for each and up to 20 times as
     long: it does so with some shapes and not with their neighbours, so that these points say nothing about others.
+    Families of ``TURNS`` are priced as such; of these, points that ran otherwise are left out.
     """
+    if any(part in (_family(point, chip) or "") for part in TURNS):
+        ratio = kernel_work(from_text(point["call"]), chip).seconds * 1e6 / point["us"]
+        return not 1 / MOST_OFF < ratio < MOST_OFF
     groups = int(found.group(1)) if (found := re.search(r";groups=(\d+)", point["call"])) else 1
     if groups >= MANY_GROUPS and point["kernels"] >= 2 * groups:
         return True

@@ -6,9 +6,11 @@ import pytest
 
 from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.gpus import find_gpu
+from trainatomy.operators.cost.kernel import KernelWork
 from trainatomy.timing.cost_model import chip_of, cost_model_of, kernel_cost, kernel_work
 
 CHIP = chip_of(find_gpu("h200"), tf32=False)
+TF32 = chip_of(find_gpu("h200"), tf32=None)
 MODEL = cost_model_of(find_gpu("h200"))
 
 
@@ -54,6 +56,75 @@ def test_depthwise_convolutions_reach_little_of_the_peak():
     assert deep.family == "convolution.forward.depthwise.first.fp32" and deep.rate == "fp32"
     assert deep.flop == 2 * 16 * 96 * 56 * 56 * 49
     assert 130e-6 < deep.seconds < 200e-6
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "microseconds"),
+    [
+        ("convolution({x},{w})->{x};{same}", "last many.half", (60, 85)),
+        ("convolution_backward({x}*2,{w})->{x},{w};{same};{mask}", "last.half", (170, 260)),
+    ],
+)
+def test_channels_last_depthwise_convolutions_of_many_images(text, form, microseconds):
+    work = _depthwise(text, "bf16", (64, 128, 32, 32), 7)
+    assert work.family.endswith(f".depthwise.{form}")
+    assert microseconds[0] * 1e-6 < work.seconds < microseconds[1] * 1e-6
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "side", "form", "microseconds"),
+    [
+        ("f32", (32, 96, 14, 14), 7, "last direct.fp32", (180, 280)),
+        ("f32", (16, 96, 28, 28), 7, "last products.fp32", (240, 400)),
+        ("f32", (16, 96, 28, 28), 5, "last.fp32", (10, 60)),
+        ("bf16", (128, 512, 14, 14), 31, "last products.half", (18e3, 30e3)),
+    ],
+)
+def test_gradients_of_depthwise_weights_for_which_cudnn_has_no_kernel(dtype, shape, side, form, microseconds):
+    """Some were measured on an H200: 225 microseconds, and 24.6 milliseconds for 31 x 31."""
+    work = _depthwise("convolution_backward({x}*2,{w})->{x},{w};{same};{mask}", dtype, shape, side)
+    assert work.family.endswith(f".depthwise.{form}")
+    assert microseconds[0] * 1e-6 < work.seconds < microseconds[1] * 1e-6
+
+
+def _depthwise(text: str, dtype: str, shape: tuple[int, int, int, int], side: int) -> KernelWork:
+    """Return the work of a channels-last depthwise convolution that keeps the size of the image."""
+    images, channels, height, width = shape
+    strides = f"{channels * height * width},1,{channels * width},{channels}"
+    x = f"{dtype}[{images},{channels},{height},{width}|{strides}]"
+    weight, pad = f"{dtype}[{channels},1,{side},{side}]", side // 2
+    same = f"stride=[1, 1];padding=[{pad}, {pad}];dilation=[1, 1];groups={channels}"
+    mask = "output_mask=[True, True, False]"
+    return kernel_work(from_text(f"aten::{text}".format(x=x, w=weight, same=same, mask=mask)), CHIP)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "way", "kind", "milliseconds"),
+    [
+        ("bf16[4,768,247]", "bf16[768,48,128]", "forward", "cores", 32.0),
+        ("bf16[4,768,247]", "bf16[768,48,128]", "backward", "group", 4.1),
+        ("bf16[16,1024,438]", "bf16[1024,64,128]", "forward", "group", 3.4),
+        ("f32[8,768,727]", "f32[768,48,128]", "forward", "group", 4.8),
+        ("f32[8,768,727]", "f32[768,48,128]", "backward", "cores", 8.6),
+        ("bf16[2,1024,14,14]", "bf16[1024,64,3,3]", "forward", "turns", 0.16),
+    ],
+)
+def test_groups_that_take_turns(x, weight, way, kind, milliseconds):
+    """Milliseconds on an H200."""
+    rest = "padding=[64];groups=16" if "14,14" not in x else "padding=[1, 1];groups=16"
+    out = x.replace("247", "248").replace("438", "439").replace("727", "728")
+    text = f"aten::convolution({x},{weight})->{out};{rest}"
+    if way == "backward":
+        text = f"aten::convolution_backward({out},{x},{weight})->{x},{weight};{rest};output_mask=[True, True, False]"
+    work = kernel_work(from_text(text), TF32)
+    assert f".{kind}." in work.family and f".{way}." in work.family
+    assert work.seconds == pytest.approx(milliseconds * 1e-3, rel=0.25)
+
+
+def test_narrow_groups_and_short_filters_do_not_take_turns():
+    for weight, groups in (("bf16[512,32,3,3]", 16), ("bf16[1024,64,3,3]", 8)):
+        text = f"aten::convolution(bf16[64,512,28,28],{weight})->bf16[64,512,28,28];groups={groups}"
+        assert ".small." in kernel_work(from_text(text), CHIP).family
 
 
 def test_grouped_convolutions_split_channels():
@@ -141,7 +212,7 @@ def test_interpolation_goes_through_planes_one_after_the_other():
         ("bf16[16,128,28,28]", "bf16[128,1,3,3]", "groups=128", "depthwise.first.half"),
         ("f16[16,16,28,28]", "f16[16,1,3,3]", "groups=16", "depthwise.first.half"),
         ("f16[16,128,1000]", "f16[128,1,3]", "groups=128", "depthwise.first shared.half"),
-        ("f16[16,128,28,28|100352,1,3584,128]", "f16[128,1,3,3]", "groups=128", "depthwise.last.half"),
+        ("f16[16,128,28,28|100352,1,3584,128]", "f16[128,1,3,3]", "groups=128", "depthwise.last many.half"),
         ("f16[16,128,28,28]", "f16[128,1,3,3]", "groups=128;dilation=[2, 2]", "depthwise.first dilated.half"),
         ("f16[16,128,28,28]", "f16[128,24,3,3]", "groups=4", "spatial.first padded.small.half"),
         ("f16[16,128,28,28]", "f16[128,32,3,3]", "groups=4", "spatial.first grouped.small.half"),

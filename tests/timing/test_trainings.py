@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.timing.cost_model import chip_of
 from trainatomy.workload.schema import Workload
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "timing"
@@ -74,5 +76,15 @@ def test_groups_that_are_convolved_one_after_the_other_are_left_out(monkeypatch:
     monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
     fell_back = importlib.import_module("drawn_kernels").fell_back
     call = "aten::convolution(f16[2,640,20,20],f16[640,20,3,3])->f16[2,640,20,20];stride=[1, 1];groups=32"
-    assert fell_back({"call": call, "kernels": 128})
-    assert not fell_back({"call": call, "kernels": 5})
+    chip = chip_of(find_gpu("h200"), None)
+    assert fell_back({"call": call, "kernels": 128}, chip)
+    assert not fell_back({"call": call, "kernels": 5}, chip)
+
+
+def test_groups_that_take_turns_as_expected_are_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    fell_back = importlib.import_module("drawn_kernels").fell_back
+    call = "aten::convolution(bf16[4,768,247],bf16[768,48,128],bf16[768])->bf16[4,768,248];padding=[64];groups=16"
+    chip = chip_of(find_gpu("h200"), None)
+    assert not fell_back({"call": call, "kernels": 65, "us": 31955.2}, chip)
+    assert fell_back({"call": call, "kernels": 65, "us": 1600.0}, chip)

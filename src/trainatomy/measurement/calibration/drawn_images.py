@@ -93,6 +93,19 @@ def _depthwise(random: Random) -> Shape:
     )  # fmt: skip
 
 
+def _wide_depthwise(random: Random) -> Shape:
+    """Draw a depthwise convolution of a large kernel, as ConvNeXt and RepLKNet have them."""
+    channels, kernel = (
+        random.choice((96, 128, 192, 256, 384, 512, 768, 1024, 1536)),
+        random.choice((5, 7, 7, 7, 7, 13, 31)),
+    )
+    image = (random.choice(BATCHES), channels, *(random.choice((7, 8, 12, 14, 16, 28, 32, 48, 56, 64)),) * 2)
+    return Shape(
+        image, (channels, 1, kernel, kernel), 1, (kernel // 2,) * 2, groups=channels,
+        channels_last=random.random() < 0.3, bias=random.random() < 0.7,
+    )  # fmt: skip
+
+
 def _grouped(random: Random) -> Shape:
     groups, width = random.choice((2, 3, 4, 8, 16, 32, 32, 64)), random.choice((4, 8, 16, 24, 32, 64))
     channels, kernel = groups * width, random.choice((1, 3, 3, 3))
@@ -201,6 +214,7 @@ def _transposed(random: Random) -> Shape:
 
 _DRAWS: dict[str, Callable[[Random], Shape]] = {
     "depthwise": _depthwise,
+    "wide depthwise": _wide_depthwise,
     "grouped": _grouped,
     "wide groups": _wide_groups,
     "dilated": _dilated,

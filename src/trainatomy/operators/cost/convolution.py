@@ -7,7 +7,7 @@ inputs of an output] x [inputs of an output, channels] in forward, and the two t
 Other kernels, by traces of an H200 (cuDNN 9.19): unless the convolution is 1 x 1 with stride 1, operands in
 channels-first order are rewritten to channels-last and the result back, in tiles of 32 x 32; a bias is added, or
 summed, by kernels of PyTorch; images of few channels are gathered element by element, far below the rate of tensor
-cores. Depthwise convolutions are in ``depthwise.py``.
+cores. Depthwise convolutions are in ``depthwise.py``, those whose groups take turns in ``turns.py``.
 Constants: ``catalog/efficiency.yaml``.
 """
 
@@ -18,9 +18,10 @@ from math import ceil, log2, prod
 from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.depthwise import depthwise, kind_of
+from trainatomy.operators.cost.depthwise import depthwise, kind_of, kind_of_weight
 from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to, whole_numbers
 from trainatomy.operators.cost.matmul import product
+from trainatomy.operators.cost.turns import kind_of_turns, turns_seconds
 from trainatomy.results.operations import Array, Call
 
 _LAYOUT_TILE, _GATHER_TILE, _ALIGNED, _KERNELS_OF_GROUP = 32, 128, 16, 4
@@ -45,6 +46,7 @@ class ConvolutionConstants(NamedTuple):
     bias_sum_bandwidth: float
     bias_sum_seconds: float
     group_kernel_seconds: float
+    groups_at_once: float
 
 
 class _Part(NamedTuple):
@@ -69,7 +71,12 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     kind = "depthwise" if deep else _kind(call, weight)
     precision = "half" if x.dtype in HALVES else rate
     seconds = launches = 0.0
-    if deep:
+    turns = kind_of_turns(call, (out, x, weight), groups, precision)
+    if turns != "together":
+        share = times / 2 if backward else 1.0
+        seconds = turns_seconds(chip, call, (out, x, weight), groups, turns) * share
+        launches = _KERNELS_OF_GROUP * groups * max(times, 1)
+    elif deep:
         seconds, launches = depthwise(chip, call, (out, x, weight), mask, backward), max(sum(mask[:2]), 1)
     else:
         for place, part in enumerate(_parts(out, x, weight, mask, groups, backward)):
@@ -78,12 +85,13 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
             seconds, launches = seconds + more, launches + kernels
     if mask[2] and not (deep and not backward and kind_of(call, x, weight) == "own"):  # which adds it itself
         seconds, launches = seconds + _bias_seconds(chip, out, backward), launches + 1
-    way, form = "backward" if backward else "forward", _form(call, x, weight, groups, deep=deep)
+    way, form = "backward" if backward else "forward", _form(call, x, weight, groups, turns, deep=deep)
     family = f"convolution.{way}.{kind}.{form}.{precision}"
     moved = (out.bytes + x.bytes + weight.bytes) * max(times, 1)
     features = (log2(max(flop, 1)), log2(moved), log2(x.shape[1]), log2(weight.shape[0]), *_likeness(call, x, weight))
     passes = passes_to(call, moved, "operands of each product")
-    return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes)
+    at_once = _constants().groups_at_once if turns == "cores" and not backward else 1.0
+    return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes, at_once)
 
 
 def _kind(call: Call, weight: Array) -> str:
@@ -101,12 +109,13 @@ def _likeness(call: Call, x: Array, weight: Array) -> tuple[float, ...]:
     return log2(prod(weight.shape[2:])), 2 * log2(stride), *(0.7 * each for each in aligned)
 
 
-def _form(call: Call, x: Array, weight: Array, groups: int, *, deep: bool) -> str:
+def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, *, deep: bool) -> str:
     """Return what else decides the kernel: the images' order, groups, dilation, transposition, the weight's size."""
     parts = ["last" if x.strides[1] == 1 and prod(x.shape[2:]) > 1 else "first"]
     places, width = prod(weight.shape[2:]), weight.shape[1]
-    if deep and kind_of(call, x, weight) == "shared":
-        parts.append("shared")
+    if deep:
+        kinds = (kind_of(call, x, weight), kind_of_weight(call, x, weight))
+        parts += [kind for kind in ("shared", "many", "direct", "products") if kind == kinds["backward" in call.name]]
     if groups > 1 and not deep:
         parts.append("of products" if places == 1 else "grouped" if width & -width == width else "padded")
     if set(whole_numbers(number(call, "dilation", "1"))) - {1}:
@@ -118,6 +127,8 @@ def _form(call: Call, x: Array, weight: Array, groups: int, *, deep: bool) -> st
     if _few(weight):
         patches = set(whole_numbers(number(call, "stride", "1"))) == set(weight.shape[2:])
         return " ".join((*parts, "patches")) if patches else " ".join(parts)
+    if turns != "together":
+        return f"{' '.join(parts)}.{turns}"
     size = "one" if places == 1 else "wide" if max(weight.shape[2:]) > _WIDE else "small"
     return f"{' '.join(parts)}.{size}"
 

@@ -8,8 +8,13 @@ Which kernels run, as kernel names on an H200 show (torch 2.11, cuDNN 9.19):
 - *shared*: channels-first fp16 in the sizes of ``use_cudnn_depthwise`` (ATen/native/Convolution.cpp): cuDNN's kernels
   that keep a tile of the image in shared memory, or of a row (``conv1D_NCHW``).
 - *last*: channels-last, by cuDNN (``conv2d_c1_k1_nhwc``).
-- *direct*: channels-last and dilated; cuDNN has only its general grouped kernel for these
-  (``conv2d_grouped_direct_kernel``), ten times as slow.
+- *many*: the same in 16 bits for eight images and more (``conv2d_c1_k1_nhwc_specialized``), up to three times as fast.
+- *direct*: channels-last, dilated or of filters above 7 x 7; cuDNN has only its general grouped kernel for these
+  (``conv2d_grouped_direct_kernel``), ten times as slow.  Places of the filter outside the image cost it nothing.
+
+Channels-last gradients of the weight in fp32 are *direct* (``wgrad2d_grouped_direct_kernel``) for filters above 5 x 5
+and for small images, too: 20 times as slow as cuDNN's others.  *products*, half as slow, compute those of large batches
+of up to 256 channels, and in 16 bits all that are not *last*.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.kernel import Chip, number, whole_numbers
+from trainatomy.operators.cost.kernel import HALVES, Chip, number, whole_numbers
 from trainatomy.results.operations import Array, Call
 
 _BLOCK, _WARP, _H200 = 256, 32, 132
@@ -29,6 +34,16 @@ _AT_ONCE = 8
 """Blocks that a multiprocessor runs at a time."""
 _NARROWEST, _WIDE, _WIDEST = 32, 256, 512
 """Channels from which on cuDNN runs fp16 convolutions that are channels-first."""
+_MANY = 8
+"""Images from which on cuDNN runs its faster kernel of channels-last convolutions in 16 bits."""
+_LARGEST, _LARGEST_OF_WEIGHT = 7, 5
+"""Largest side of a filter that cuDNN's channels-last kernels have, and those of the weight's gradient in fp32."""
+_LEAST, _LEAST_OF_PRODUCTS, _MOST_OF_PRODUCTS = 2**18, 2**20, 256
+"""Numbers of the least batch for cuDNN's fast gradient of the weight in fp32, and for products; their most channels."""
+
+
+_GEOMETRY = (("stride", 1), ("padding", 0), ("dilation", 1))
+"""What places a filter over an image, and what it is where a call does not say it."""
 
 
 class DepthwiseConstants(NamedTuple):
@@ -46,17 +61,35 @@ class DepthwiseConstants(NamedTuple):
     own_start_seconds: float
     shared_output: float
     last_place: float
+    many_place: float
     last_backward_place: float
     direct_place: float
-    direct_backward_place: float
+    direct_weight_place: float
+    products_place: float
+    products_half_place: float
     passes: float
 
 
 def kind_of(call: Call, x: Array, weight: Array) -> str:
-    """Return which kernels run: own, shared, last or direct."""
+    """Return which kernels run forward: own, shared, last, many or direct."""
     if x.strides[1] == 1 and prod(x.shape[2:]) > 1:
-        return "direct" if _dilated(call) else "last"
+        if _dilated(call) or max(weight.shape[2:]) > _LARGEST:
+            return "direct"
+        return "many" if x.dtype in HALVES and x.shape[0] >= _MANY else "last"
     return "shared" if _is_shared(call, x, weight) else "own"
+
+
+def kind_of_weight(call: Call, x: Array, weight: Array) -> str:
+    """Return which kernel computes the gradient of the weight: own, shared, last, direct or products."""
+    kind = kind_of(call, x, weight)
+    if x.dtype in HALVES:
+        return {"many": "last", "direct": "products"}.get(kind, kind)
+    if kind != "last":
+        return kind
+    if max(weight.shape[2:]) > _LARGEST_OF_WEIGHT:
+        large = x.elements >= _LEAST_OF_PRODUCTS and x.shape[1] <= _MOST_OF_PRODUCTS
+        return "products" if large else "direct"
+    return "last" if x.elements >= _LEAST else "direct"
 
 
 def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask: list[bool], backward: bool) -> float:
@@ -71,14 +104,16 @@ def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask:
     """
     out, x, weight = tensors
     form, kind, places = _constants(), kind_of(call, x, weight), prod(weight.shape[2:])
+    inside = _inside(call, out, x, weight)
     scale = 1e-9 * _H200 / chip.multiprocessors
     least = form.passes * (out.bytes + x.bytes) / chip.bandwidth
     if not backward:
         one = {
-            "own": form.own_output + form.own_place * places,
+            "own": form.own_output + form.own_place * inside,
             "shared": form.shared_output,
             "last": form.last_place * places,
-            "direct": form.direct_place * places,
+            "many": form.many_place * places,
+            "direct": form.direct_place * inside,
         }[kind]
         return form.kernel_seconds + max(out.elements * one * scale, least)
     seconds = 0.0
@@ -87,18 +122,39 @@ def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask:
             "own": x.elements * _own_input(places),
             "shared": out.elements * form.shared_output,
             "last": x.elements * form.last_backward_place * places,
-            "direct": out.elements * form.direct_backward_place * places,
+            "many": x.elements * form.last_backward_place * places,
+            "direct": x.elements * form.last_place * places,
         }[kind]
         seconds += form.kernel_seconds + max(to_input * scale, least)
     if mask[1]:
+        products = form.products_half_place if x.dtype in HALVES else form.products_place
         to_weight = {
             "own": _own_weight(chip, out, weight),
             "shared": out.elements * form.shared_output * scale,
             "last": out.elements * form.last_backward_place * places * scale,
-            "direct": out.elements * form.direct_backward_place * places * scale,
-        }[kind]
+            "direct": out.elements * form.direct_weight_place * inside * scale,
+            "products": out.elements * products * places * scale,
+        }[kind_of_weight(call, x, weight)]
         seconds += form.kernel_seconds + max(to_weight, least)
     return seconds
+
+
+def _inside(call: Call, out: Array, x: Array, weight: Array) -> float:
+    """Return the places of the filter that lie inside the image, on average over the result."""
+    steps, pads, gaps = (whole_numbers(number(call, key)) or [least] for key, least in _GEOMETRY)
+    found = 1.0
+    for axis, (side, image, count) in enumerate(zip(weight.shape[2:], x.shape[2:], out.shape[2:], strict=True)):
+        step, pad, gap = (each[min(axis, len(each) - 1)] for each in (steps, pads, gaps))
+        found *= _inside_of(side, image, count, step, pad, gap)
+    return found
+
+
+@cache
+def _inside_of(side: int, image: int, count: int, step: int, pad: int, gap: int) -> float:
+    """Return the same along one axis: of the filter's ``side``, for ``count`` numbers of the result."""
+    first = (place * gap - pad for place in range(side))
+    each = (min(count, ceil((image - begin) / step)) - max(0, ceil(-begin / step)) for begin in first)
+    return sum(max(one, 0) for one in each) / max(count, 1)
 
 
 def _own_input(places: int) -> float:

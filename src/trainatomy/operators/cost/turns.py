@@ -1,0 +1,102 @@
+"""Convolutions whose groups take turns: long filters along a row, and wide groups of small images.
+
+The former are the positional embeddings of wav2vec 2.0, HuBERT and WavLM, the latter in the last stage of a ResNeXt.
+cuDNN 9.19 convolves most of them group after group, as kernel names on an H200 show.  A group has few rows and channels
+but a depth of thousands (channels x places), which a block of threads walks over alone: its steps take most of the
+time, and the rows the rest.  cuDNN has streams of its own for groups, so that those of *cores* overlap in forward.
+Which kernels run:
+
+- *together*: all groups at once, where cuDNN has such a kernel: 16 bits, and the depth or the group is small.
+- *group*: a product on tensor cores for each group.
+- *turns*: the same for small filters in 16 bits: eight groups and more, of more than 48 channels, and few rows.
+- *cores*: without tensor cores (``implicit_convolve_sgemm``; gradients add atomically), up to 20 times as slow: 16 bits
+  forward from a depth of 6 000 on, but for groups of 64 channels; 16 bits backward for groups above 64 channels, fewer
+  than 16 groups, or fewer than three images; TF32 backward from that depth on.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import ceil, prod
+from typing import NamedTuple
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.cost.kernel import HALVES, Chip, number
+from trainatomy.results.operations import Array, Call
+
+_LONG, _LONG_IN_FP32, _SHALLOW, _DEEP = 32, 16, 2048, 6000
+"""Places of a filter from which on groups take turns, and in gradients in TF32; the depth that one kernel still covers,
+and the one that is too deep for tensor cores."""
+_NARROW, _EASY, _MOST_GROUPS, _FEWEST = 32, 64, 16, 3
+_ROW, _MANY_GROUPS, _WIDE, _FEW_ROWS = 3, 8, 48, 2**14
+"""Dimensions of a row; from how many groups, of more than how many channels, groups of small filters take turns."""
+_LOAD, _TILE, _H200 = 64, 128, 132
+"""Bytes of channels that a step of a product loads; channels of a tile; multiprocessors of the GPU measured."""
+
+
+class _Steps(NamedTuple):
+    """Nanoseconds of each step of the depth: of one block, and for each row."""
+
+    step: float
+    row: float
+
+
+def kind_of_turns(call: Call, tensors: tuple[Array, Array, Array], groups: int, precision: str) -> str:
+    """Return how cuDNN convolves groups: together, turns, group or cores; together where it is no such call.
+
+    Args:
+        call: ``convolution`` or ``convolution_backward``.
+        tensors: Result (or its gradient), input and weight.
+        groups: The groups.
+        precision: ``half``, or that of ``Chip.precision``.
+    """
+    out, x, weight = tensors
+    backward, width, places = "backward" in call.name, weight.shape[1], prod(weight.shape[2:])
+    if groups == 1 or width == 1 or places == 1 or number(call, "transposed") == "True":
+        return "together"
+    long = _LONG if precision == "half" or not backward else _LONG_IN_FP32
+    if places < long or len(x.shape) > _ROW:
+        wide = groups >= _MANY_GROUPS and width > _WIDE and out.elements // out.shape[1] < _FEW_ROWS
+        return "turns" if wide and precision == "half" else "together"
+    if precision not in ("half", "tf32"):
+        return "together"
+    deep = width * places >= _DEEP
+    if precision != "half":
+        return "cores" if deep and backward else "group"
+    if backward:
+        easy = width <= _EASY and groups >= _MOST_GROUPS and x.shape[0] >= _FEWEST
+        return "together" if width <= _NARROW else "group" if easy else "cores"
+    if width * places <= _SHALLOW:
+        return "together"
+    return "cores" if deep and width != _EASY else "group"
+
+
+def turns_seconds(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], groups: int, kind: str) -> float:
+    """Return the time of such a convolution, in backward of both gradients, without its bias.
+
+    Args:
+        chip: The GPU.
+        call: ``convolution`` or ``convolution_backward``.
+        tensors: Result (or its gradient), input and weight.
+        groups: The groups.
+        kind: As ``kind_of_turns`` returned it: turns, group or cores.
+    """
+    (out, x, weight), way = tensors, "backward" if "backward" in call.name else "forward"
+    if kind == "cores":
+        name, load = x.dtype if way == "backward" and x.dtype in HALVES else _type(x), 1
+    else:
+        name, load, kind = _type(x), _LOAD // x.itemsize, "group"
+    form = _constants()[f"{way}.{kind}.{name}"]
+    depth = ceil(weight.shape[1] / load) * load * prod(weight.shape[2:])
+    rows = out.elements // out.shape[1] * ceil(weight.shape[1] / _TILE)
+    return groups * depth * 1e-9 * (form.step + form.row * rows * _H200 / chip.multiprocessors)
+
+
+def _type(x: Array) -> str:
+    return "half" if x.dtype in HALVES else "tf32"
+
+
+@cache
+def _constants() -> dict[str, _Steps]:
+    known = read_yaml("efficiency.yaml")["convolution"]["turns"]
+    return {name: _Steps(*each) for name, each in known.items()}
