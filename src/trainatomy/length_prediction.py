@@ -223,6 +223,7 @@ def _mean_time(workload: Workload, epochs: Epochs, times: Mapping[BatchShape, Ti
             {s: one.attainable_utilisation for s, one in times.items()}, times, weights
         ),
         launches=round(mean({shape: float(one.launches) for shape, one in times.items()})),
+        power=None,  # it differs from batch to batch
         general_rule_only=tuple(sorted({name for one in times.values() for name in one.general_rule_only})),
     )
 

@@ -111,7 +111,8 @@ class Time:
         general_rule_only: Operators whose time is predicted from their memory traffic alone.
         communication: Figures of a training on several GPUs; None on one.
         pipeline: The step of the whole pipeline; None without one.
-        power: The GPU's mean power; None where that of its architecture was not measured, and in pipelines.
+        power: The GPU's mean power; None where that of its architecture was not measured, in pipelines, and where
+            batches differ in length.
         at_paces: The step on faster and slower hosts, where that was asked for, slowest last.
         probe_seconds: Time of the probe of a host's pace on the assumed host, by the probe's name; empty: not known.
     """

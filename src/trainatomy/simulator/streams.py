@@ -64,9 +64,11 @@ class Streams:
 
     @property
     def of_node(self) -> Any:
-        """The stream of the node whose operation runs in a backward pass; None for the default stream."""
+        """The stream of the node that runs in a backward pass; None for the default one, and where a hook chose one."""
         node = _running_node() if self._of_nodes else None
-        return None if node is None else self._of_nodes.get(node._sequence_nr())
+        if node is None or (self._chosen is not None and self._chosen[0] == node._sequence_nr()):
+            return None
+        return self._of_nodes.get(node._sequence_nr())
 
     @property
     def in_use(self) -> bool:
