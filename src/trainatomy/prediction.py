@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
+from trainatomy.analysis.late_releases import released_by_clock
 from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from trainatomy.catalog.links import Links
     from trainatomy.results.operations import Operations
     from trainatomy.results.time import Pipeline, Time
-    from trainatomy.results.trace import DriverCall
+    from trainatomy.results.trace import AllocationTrace, DriverCall
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
 
@@ -122,7 +123,36 @@ def analysis_of(workload: Workload, simulation: Simulation) -> MemoryAnalysis:
     """Return the analysis of what a simulated process holds on its GPU."""
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     context, nccl = context_bytes(workload, simulation), nccl_bytes_of(workload, simulation)
-    return analyze_memory(simulation.trace, settings, workload.resolve_gpu().memory_bytes, context, nccl)
+    gpu_bytes = workload.resolve_gpu().memory_bytes
+    return analyze_memory(
+        simulation.trace, settings, gpu_bytes, context, nccl, _released_by_clock(workload, simulation)
+    )
+
+
+def _released_by_clock(workload: Workload, simulation: Simulation) -> AllocationTrace | None:
+    """Return the trace with releases that wait for streams at their predicted times; None where no release does.
+
+    With DeepSpeed they are free at once: its Python takes so long that the GPU is done by then, which predicted times
+    tell too little of (three runs of ZeRO-3 on two H200s).
+    """
+    operations = simulation.operations
+    if not simulation.trace.stream_uses or not operations.operations or workload.train.deepspeed is not None:
+        return None
+    from trainatomy.timing.cost_model import tensor_cores_for_fp32
+    from trainatomy.timing.operation_times import timed_operations
+    from trainatomy.workload.loops import loop_of
+
+    gpu = workload.resolve_gpu()
+    timed, seconds = timed_operations(
+        operations,
+        gpu,
+        loop=loop_of(workload).cpu_costs,
+        tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
+        calibration=None,
+        driver_calls=(),
+        links=workload.parallel.links(gpu),
+    )
+    return released_by_clock(simulation.trace, timed, operations.step, seconds)
 
 
 def rank_prediction_of(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.late_releases import let_go_late, released_late
+from trainatomy.analysis.late_releases import let_go_late, released_by_clock, released_late
 from trainatomy.analysis.memory import analyze_memory, verdict
-from trainatomy.results.trace import AllocationTrace, CollectiveUse, CPUWait, Event, Origin, StreamUse
+from trainatomy.results.detail import TimedOperation
+from trainatomy.results.trace import AllocationTrace, CollectiveUse, CPUWait, Event, Mark, Origin, StreamUse
 from trainatomy.simulator.cpu_waits import CPUWaits
 
 MIB = 2**20
@@ -43,11 +44,39 @@ def test_the_range_reaches_from_one_to_the_other() -> None:
     settings = AllocatorSettings()
     memory = analyze_memory(trace(), settings, 10 * SIZE, 0).memory
     assert memory.range is not None
-    assert memory.range.allocated_bytes == (SIZE, 2 * SIZE)
+    assert memory.range.allocated_bytes == (SIZE, SIZE)  # the allocator counts the block as free at once
     assert memory.range.reserved_bytes == (SIZE, 2 * SIZE)
     assert memory.peak_allocated_bytes == SIZE
     assert analyze_memory(trace(uses=0), settings, 10 * SIZE, 0).memory.range is None
     assert verdict(memory, 10 * SIZE, None) == "fits" and verdict(memory, 2 * SIZE, None) == "tight"
+
+
+def timed(stream: int, event: int, launched: float, end: float) -> TimedOperation:
+    return TimedOperation("aten::mul", "", "forward", stream, launched, 0.0, end - 1.0, 1.0, event)
+
+
+def by_clock(second_launch: float, *waits: CPUWait) -> AllocationTrace:
+    """Return the trace in which the stream is done at 5 s, and the second allocation is made at another time."""
+    found = trace(*waits)
+    found.marks.append(Mark(0, "step", 0))
+    operations = [timed(0, 0, 0.0, 1.0), timed(3, 1, 0.5, 5.0), timed(0, 2, second_launch, second_launch + 1.0)]
+    return released_by_clock(found, operations, 0, 10.0)
+
+
+def test_a_release_waits_until_the_stream_is_done_by_predicted_times() -> None:
+    assert actions(by_clock(6.0)) == AT_ONCE
+    assert actions(by_clock(2.0)) == NEVER
+    assert actions(by_clock(2.0, CPUWait(2, None))) == AT_ONCE  # the CPU has waited for it
+
+
+def test_reserved_memory_is_by_the_clock() -> None:
+    settings = AllocatorSettings()
+    late = analyze_memory(trace(), settings, 10 * SIZE, 0, by_clock=by_clock(2.0)).memory
+    early = analyze_memory(trace(), settings, 10 * SIZE, 0, by_clock=by_clock(6.0)).memory
+    assert (early.peak_reserved_bytes, late.peak_reserved_bytes) == (SIZE, 2 * SIZE)
+    assert early.peak_allocated_bytes == late.peak_allocated_bytes == SIZE
+    assert late.device_bytes - early.device_bytes == late.components.cache - early.components.cache == SIZE
+    assert late.range == early.range is not None
 
 
 def test_a_stream_is_done_with_what_it_has_waited_for() -> None:

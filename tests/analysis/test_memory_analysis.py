@@ -206,10 +206,10 @@ def test_operations_are_analyzed_on_the_same_gpu_as_a_prediction(monkeypatch: py
     contexts = []
 
     def spy(
-        trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, context: int, nccl: int
+        trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, context: int, nccl: int, by_clock: None
     ) -> MemoryAnalysis:
         contexts.append(context + nccl)
-        return analyze_memory(trace, settings, gpu_bytes, context, nccl)
+        return analyze_memory(trace, settings, gpu_bytes, context, nccl, by_clock)
 
     monkeypatch.setattr(trainatomy.prediction, "analyze_memory", spy)
     workload = trainatomy.Workload.from_mapping({"model": TINY_BERT, "gpu": "t4"})

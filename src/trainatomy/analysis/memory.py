@@ -55,7 +55,12 @@ class MemoryAnalysis:
 
 
 def analyze_memory(
-    trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, context_bytes: int, nccl_bytes: int = 0
+    trace: AllocationTrace,
+    settings: AllocatorSettings,
+    gpu_bytes: int,
+    context_bytes: int,
+    nccl_bytes: int = 0,
+    by_clock: AllocationTrace | None = None,
 ) -> MemoryAnalysis:
     """Replay a trace through the simulated allocator and analyze the outcome.
 
@@ -67,6 +72,8 @@ def analyze_memory(
         gpu_bytes: The GPU's memory.
         context_bytes: Bytes of it that the CUDA context and the libraries' kernels take.
         nccl_bytes: Bytes of it that NCCL takes.
+        by_clock: The trace with releases that wait for streams at their predicted times, which reserved memory is
+            taken from (see ``late_releases``).
     """
     unlimited = replay(trace, settings, device_bytes=gpu_bytes)
     capacity = gpu_bytes - context_bytes - nccl_bytes
@@ -74,6 +81,9 @@ def analyze_memory(
     bounded = unlimited if enough else replay(trace, settings, max(capacity, 0), device_bytes=gpu_bytes)
     shown = bounded if bounded.out_of_memory is None else unlimited
     found = analyze_replay(trace, shown, context_bytes, _out_of_memory_point(trace, bounded), nccl_bytes)
+    if by_clock is not None and found.out_of_memory is None:
+        reserved = replay(by_clock, settings, device_bytes=gpu_bytes).peak_reserved_bytes
+        found = replace(found, memory=_with_reserved(found.memory, min(reserved, capacity)))
     peaks = peak_range(trace, settings, gpu_bytes, found.memory)
     plans = plan_range(trace, settings, gpu_bytes, found.memory)
     return replace(found, memory=replace(found.memory, range=peaks, plans=plans))
@@ -196,6 +206,17 @@ def _memory(
         lines=breakdown_lines(held, kinds, replayed.block_bytes),
         peak=_instant(trace, replayed.peak_allocated_at),
         num_alloc_retries=replayed.num_alloc_retries,
+    )
+
+
+def _with_reserved(memory: Memory, reserved: int) -> Memory:
+    """Return the memory with another reserved peak, whose difference is cache."""
+    more = reserved - memory.peak_reserved_bytes
+    return replace(
+        memory,
+        peak_reserved_bytes=reserved,
+        device_bytes=memory.device_bytes + more,
+        components=replace(memory.components, cache=memory.components.cache + more),
     )
 
 

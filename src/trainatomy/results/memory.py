@@ -117,7 +117,8 @@ class Memory:
 
     ``peak_requested_bytes`` is before rounding to the allocator's blocks; ``model_bytes`` is allocated once the model
     is loaded; ``lines`` are the parts of the components.  ``range`` is given where memory waits for other streams,
-    and depends on timing; the other figures are then the low end, where memory is free as soon as its tensor dies.
+    and depends on timing; reserved memory is then as predicted times say, or without them its low end, and the other
+    figures are the low end, where memory is free as soon as its tensor dies.
     ``plans`` is given where the peaks depend on which plans ``cudnn.benchmark`` finds the fastest; the other figures
     are those with the plans that cuDNN's heuristics prefer.
     """
