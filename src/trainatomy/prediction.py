@@ -24,6 +24,7 @@ from trainatomy.results.prediction import Basis, Fact, GPUSummary, Prediction, R
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.catalog.links import Links
+    from trainatomy.results.detail import TimedOperation
     from trainatomy.results.operations import Operations
     from trainatomy.results.time import Pipeline, Time
     from trainatomy.results.trace import AllocationTrace, DriverCall
@@ -138,21 +139,34 @@ def _released_by_clock(workload: Workload, simulation: Simulation) -> Allocation
     operations = simulation.operations
     if not simulation.trace.stream_uses or not operations.operations or workload.train.deepspeed is not None:
         return None
+    timed, seconds = timed_step(workload, simulation)
+    return released_by_clock(simulation.trace, timed, operations.step, seconds)
+
+
+def timed_step(
+    workload: Workload,
+    simulation: Simulation,
+    calibration: Calibration | None = None,
+    driver_calls: Sequence[DriverCall] = (),
+) -> tuple[tuple[TimedOperation, ...], float]:
+    """Return the operations of a simulated step with their predicted times, and its duration in seconds.
+
+    ``driver_calls`` are those of replaying its trace.
+    """
     from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.timing.operation_times import timed_operations
     from trainatomy.workload.loops import loop_of
 
     gpu = workload.resolve_gpu()
-    timed, seconds = timed_operations(
-        operations,
+    return timed_operations(
+        simulation.operations,
         gpu,
         loop=loop_of(workload).cpu_costs,
         tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
-        calibration=None,
-        driver_calls=(),
+        calibration=calibration,
+        driver_calls=driver_calls,
         links=workload.parallel.links(gpu),
     )
-    return released_by_clock(simulation.trace, timed, operations.step, seconds)
 
 
 def rank_prediction_of(

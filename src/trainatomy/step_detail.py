@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.detail import detail_of
-from trainatomy.prediction import analysis_of, context_bytes, nccl_bytes_of
+from trainatomy.prediction import analysis_of, context_bytes, nccl_bytes_of, timed_step
 from trainatomy.results.detail import Detail
 
 if TYPE_CHECKING:
@@ -43,21 +43,8 @@ def detail_of_executed(executed: Executed, calibration: Calibration | None, *, t
 
 def _with_operations(detail: Detail, executed: Executed, calibration: Calibration | None) -> Detail:
     """Return the detail with the operations of a step, one by one and by group."""
-    from trainatomy.timing.cost_model import tensor_cores_for_fp32
-    from trainatomy.timing.operation_times import timed_operations
-    from trainatomy.workload.loops import loop_of
-
     workload, simulation, analysis = executed
-    gpu = workload.resolve_gpu()
-    timed, step_seconds = timed_operations(
-        simulation.operations,
-        gpu,
-        loop=loop_of(workload).cpu_costs,
-        tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
-        calibration=calibration,
-        driver_calls=analysis.driver_calls,
-        links=workload.parallel.links(gpu),
-    )
+    timed, step_seconds = timed_step(workload, simulation, calibration, analysis.driver_calls)
     operations = breakdown_of(workload, simulation, calibration, top=HEAVIEST, analysis=analysis)
     return replace(detail, timed=timed, step_seconds=step_seconds, operations=operations)
 
