@@ -151,7 +151,7 @@ def fsdp_mem_tracker(workload: Workload) -> int:
                 if not step:
                     tracker.reset_mod_stats()
         snapshots = tracker.get_tracker_snapshot("peak")
-    return int(max(sum(each.values()) - each["Total"] if "Total" in each else 0 for each in snapshots.values()))
+    return int(max(each["Total"] for each in snapshots.values()))
 
 
 TOOLS: dict[str, Callable[[Any], int]] = {
