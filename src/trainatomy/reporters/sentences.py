@@ -120,7 +120,7 @@ def power(found: Power) -> str:
     limit = f"of {found.limit_watts:.0f} W"
     if found.slowdown == 1:
         return limit
-    longer = percent(found.slowdown - 1, 0)
+    longer = percent(found.slowdown - 1, 1, 0)
     return f"{limit}, without it {found.full_clock_watts:.0f} W: arithmetic takes {longer} longer at lower clocks"
 
 
