@@ -10,7 +10,9 @@ import pytest
 from trainatomy.api import predict
 from trainatomy.catalog.gpus import find_gpu, gpu_from_mapping, gpus
 from trainatomy.catalog.power import power_of
-from trainatomy.results.time import Time
+from trainatomy.errors import WorkloadError
+from trainatomy.reporters import sentences
+from trainatomy.results.time import Power, Time
 from trainatomy.workload.schema import Workload
 
 WIDE = {"vocab_size": 512, "n_embd": 4096, "n_head": 32, "n_layer": 2, "n_positions": 1024}
@@ -50,6 +52,22 @@ def test_a_step_within_the_limit_is_as_without() -> None:
     unlimited = gpu_from_mapping({"power_limit_watts": 5000}, "h200")
     assert step({"base": "h200", "power_limit_watts": 5000}, **narrow).step_seconds == within.step_seconds
     assert unlimited.power_limit_watts == 5000
+
+
+def test_a_limit_is_refused_where_it_would_change_nothing() -> None:
+    for mapping in (
+        {"gpu": {"base": "a100-80gb", "power_limit_watts": 200}},
+        {"gpu": {"base": "h200", "power_limit_watts": 500}, "loop": "pytorch", "parallel": {"gpus": 2, "pp_size": 2}},
+    ):
+        with pytest.raises(WorkloadError, match=r"gpu\.power_limit_watts: is (not )?simulated"):
+            Workload.from_mapping({"model": {"class": "LlamaForCausalLM"}, **mapping})
+
+
+def test_a_report_says_what_the_limit_costs() -> None:
+    assert sentences.power(Power(300.0, 606.0, 300.0, 1.42)) == (
+        "of 300 W, without it 606 W: arithmetic takes 42 % longer at lower clocks"
+    )
+    assert sentences.power(Power(300.0, 300.0, 700.0, 1.0)) == "of 700 W"
 
 
 def test_power_is_unknown_where_no_gpu_of_its_kind_was_measured() -> None:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from trainatomy.catalog.gpus import GPU, find_gpu, gpu_from_mapping
+from trainatomy.catalog.gpus import GPU, find_gpu, gpu_from_mapping, gpus
+from trainatomy.catalog.power import power_of
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.section import Amount, Count, Index, Problem, Section, Text
 
@@ -87,10 +88,16 @@ class GPUOverride(Section):
     )
 
     def contradictions(self) -> list[Problem]:
-        """Refuse a context that fills the memory."""
+        """Refuse a context that fills the memory, and a power limit of a GPU whose power is not known."""
+        found = []
         if self.memory_bytes is not None and (self.context_bytes or 0) >= self.memory_bytes:
-            return [Problem(("context_bytes",), "is as large as the GPU's memory")]
-        return []
+            found.append(Problem(("context_bytes",), "is as large as the GPU's memory"))
+        if self.power_limit_watts is not None and power_of(self.resolve_gpu()) is None:
+            known = ", ".join(gpu.id for gpu in gpus() if power_of(gpu) is not None)
+            found.append(
+                Problem(("power_limit_watts",), f"is simulated where power was measured: start from one of {known}")
+            )
+        return found
 
     def resolve_gpu(self) -> GPU:
         """Return the GPU with these changes."""

@@ -87,6 +87,8 @@ def _pipeline(workload: Workload) -> list[Problem]:
         problems.append(Problem(("train", "fp16"), reason))
     if workload.model.lora is not None:
         problems.append(Problem(("model", "lora"), "is not simulated in a pipeline"))
+    if getattr(workload.gpu, "power_limit_watts", None) is not None:
+        problems.append(Problem(("gpu", "power_limit_watts"), "is not simulated in a pipeline"))
     return problems
 
 
