@@ -86,6 +86,14 @@ def test_every_run_is_marked_also_in_backward():
     assert all(sample.microseconds == 0 for sample in samples)
 
 
+def test_the_bytes_of_a_storage_are_not_written_down():
+    recorder, x = CallRecorder(), torch.empty(0)
+    with recorder:
+        x.set_(torch.zeros(1000).untyped_storage(), 0, (1000,), (1,))
+    assert not any("source" in dict(call.numbers) for call in recorder.calls if call.name.startswith("aten::set_"))
+    assert any(call.name.startswith("aten::set_") for call in recorder.calls)
+
+
 def test_a_call_that_raises_is_not_a_sample():
     recorder, events = CallRecorder(), []
     x = torch.randn(8, 8)

@@ -95,8 +95,11 @@ def arguments_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 
 def _affects_cost(operator: str, name: str, value: Any) -> bool:
-    """Return whether a non-tensor argument can change the cost of a kernel; scalar factors of lists cannot."""
-    if value is None or name in _COST_FREE_ARGUMENTS:
+    """Return whether a non-tensor argument can change the cost of a kernel; scalar factors of lists cannot.
+
+    A storage (of ``set_``) has no cost, and its text would have each of its bytes.
+    """
+    if value is None or name in _COST_FREE_ARGUMENTS or isinstance(value, torch.UntypedStorage | torch.TypedStorage):
         return False
     if isinstance(value, list | tuple) and any(isinstance(item, float) for item in value):
         return False
