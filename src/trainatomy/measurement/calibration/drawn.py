@@ -1,7 +1,6 @@
 """Calibration cases drawn by a seed: the first seed's are calibrated, the second's are predicted and compared.
 
-``benchmarks/timing/drawn_kernels.py`` measures them.  ``calibrate`` leaves them out: on an H200 one of their groups
-stood still for more than a minute, for a reason that is not known yet.
+``benchmarks/timing/drawn_kernels.py`` measures them; ``calibrate`` leaves them out.
 
 A group's cases are those of ``Random(seed/group)`` in order, so that a smaller number is the beginning of a larger one.
 """
@@ -36,6 +35,8 @@ DRAWS: dict[str, tuple[Draw, int]] = {
     "quantised layers": (tables.quantised_layer, 16),
     "quantised weights": (tables.quantised_weight, 10),
     "recurrent layers": (tables.recurrent, 16),
+    "recurrent layers of any width": (tables.recurrent_of_any_width, 30),
+    "recurrent layers of usual size": (tables.recurrent_of_usual_size, 20),
     "sampling": (tables.sampling, 20),
     "sequence losses": (tables.sequence_loss, 4),
 }

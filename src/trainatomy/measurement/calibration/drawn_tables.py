@@ -101,6 +101,30 @@ def recurrent(random: Random) -> Case:
     return Case(partial(unrolled, kind, sizes, shape, random.choice((F32, F32, *HALVES)), options), runs=2)
 
 
+def recurrent_of_any_width(random: Random) -> Case:
+    """Draw a recurrent network whose rows may begin at any number: 16-byte alignment decides cuDNN's products."""
+    kind = random.choice((torch.nn.LSTM, torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN))
+    step = random.choice((1, 2, 2, 4, 4, 8))
+    inputs, hidden = (_between(random, 24, 1000) // step * step for _ in range(2))
+    shape = _between(random, 2, 256), _between(random, 8, 80)
+    options = {"num_layers": random.choice((1, 2, 3)), "bidirectional": random.random() < 0.3}
+    dtype = random.choice((F32, *HALVES, *HALVES))
+    return Case(partial(unrolled, kind, (inputs, hidden), shape, dtype, options), runs=2)
+
+
+def recurrent_of_usual_size(random: Random) -> Case:
+    """Draw a recurrent network as tutorials and papers have them; one layer of fp16 may be a persistent kernel."""
+    kind = random.choice((torch.nn.LSTM, torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN))
+    hidden = random.choice((200, 256, 300, 400, 500, 512, 600, 650, 768, 1000, 1024, 1150, 1500))
+    inputs = random.choice((hidden, hidden, 128, 256, 300))
+    shape = random.choice((16, 20, 32, 40, 64, 80, 96, 128)), random.choice((20, 35, 50, 70))
+    layers = random.choice((1, 1, 2, 3))
+    options: dict[str, Any] = {"num_layers": layers, "bidirectional": random.random() < 0.2}
+    if layers > 1 and random.random() < 0.5:
+        options["dropout"] = 0.5
+    return Case(partial(unrolled, kind, (inputs, hidden), shape, random.choice((F32, F16, F16, F16)), options), runs=2)
+
+
 def unrolled(
     kind: Any, sizes: tuple[int, int], shape: tuple[int, int], dtype: torch.dtype, options: dict[str, Any]
 ) -> Work:

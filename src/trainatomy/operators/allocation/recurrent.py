@@ -152,7 +152,8 @@ class _CastFlat(torch.autograd.Function):
     def forward(ctx: Any, numbers: int, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.dtypes = [weight.dtype for weight in weights]
         flat = weights[0].new_zeros(numbers, dtype=_AUTOCAST)
-        return tuple(part.view_as(weight) for part, weight in zip(_split(flat, weights), weights, strict=True))
+        parts = _split(flat, weights)
+        return tuple(part.view_as(weight).copy_(weight) for part, weight in zip(parts, weights, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -1,36 +1,110 @@
 """Recurrent layers of cuDNN: one product for all that does not depend on the previous time step, the rest step by step.
 
 Each layer and direction computes gates x hidden numbers from [inputs + hidden]. The inputs' part is one product of
-[steps x batch, inputs]; each step then needs a small product [batch, hidden] and a kernel for the gates, and waits for
-the previous step. The two directions run side by side; a layer runs one step behind the layer below, unless a direction
-must have seen the last step first. Backward goes through the steps in reverse; the gradients of the weights are
-products over all steps.
+[steps x batch, inputs]. The rest is computed in one of two ways:
+
+- *step by step*: a small product [batch, hidden] and a kernel for the gates, which wait for the previous step. The two
+  directions run side by side; a layer runs one step behind the layer below, unless a direction must have seen the last
+  step first.
+- *fused*: narrow layers, but for those in bf16, are one kernel for all steps. A multiprocessor keeps the weights in its
+  registers and computes one sample of the batch after the other.
+
+Backward goes through the steps in reverse; the gradients of the weights are products over all steps.
 
 Sources: Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs" (arXiv 1604.01946), which is
-how cuDNN's standard algorithm works; aten/src/ATen/native/cudnn/RNN.cpp chooses that one by default
-(persistent kernels only for one layer in fp16). Kernels of five networks on an H200 or an H100 (LSTM, GRU and plain
-ones, fp32 and fp16), by the profiler: directions and layers run on streams of cuDNN's own, and the product of a time
+how cuDNN's standard algorithm works; ``get_algo`` of aten/src/ATen/native/cudnn/RNN.cpp chooses between the two.
+Constants: ``catalog/efficiency.yaml``.  Directions and layers run on streams of cuDNN's own, and the product of a time
 step does not split its depth, so that it takes as long as one multiprocessor needs for the depth.
 """
 
 from __future__ import annotations
 
-from math import log2
+from functools import cache
+from math import ceil, log2
+from typing import Any, NamedTuple
 
+from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to
 from trainatomy.operators.cost.matmul import constants_of, product
 from trainatomy.results.operations import Array, Call
 
-_GATES_SECONDS = {"LSTM": (2.4e-6, 2.7e-6), "GRU": (2.1e-6, 4.2e-6), "RNN": (1.6e-6, 2.4e-6)}
-"""Duration of the elementwise kernels between two products, forward and backward; GRUs have two of them in backward."""
-_STEP_SECONDS = {
-    "half": (2.0e-6, 1.7e-9),
-    "tf32": (2.3e-6, 5.6e-9),
-    "tf32 backward": (5.3e-6, 3.7e-9),
-    "misaligned": (2.0e-6, 1.5e-8),
-    "fp32": (2.0e-6, 1.5e-8),
-}
-"""Time of a step's product: its start, and for each number of its depth; that of fp32 without TF32 is assumed."""
+_NARROW = {"LSTM": (192, 128), "GRU": (192, 128), "RNN": (384, 256)}
+"""Widest hidden states that PyTorch asks cuDNN to fuse, forward and backward."""
+_TILE, _PADDING = 32, 32
+"""Side of the tiles of products with misaligned rows; hidden states of fused layers are padded to multiples."""
+_REGISTERS = 65536
+"""32-bit registers of a multiprocessor: what exceeds them is read again at each step."""
+_STEP_LAUNCHES, _SPLIT_LAUNCHES = 2, 3
+"""Kernels of a time step; of those whose product is split, or zeroed first: backward of TF32 and of misaligned rows."""
+_LAYER_LAUNCHES = {"stepped": (3, 6), "fused": (2, 8)}
+"""Kernels of each layer and direction besides those of the time steps, forward and backward."""
+
+
+class _Recurrence(NamedTuple):
+    """What the calls of one recurrent network have in common.
+
+    Attributes:
+        mode: LSTM, GRU or RNN.
+        backward: Whether it is the backward pass.
+        data: Input of the first layer [steps, batch, inputs].
+        pairs: Weights [gates x hidden, inputs] and [gates x hidden, hidden] of each layer and direction.
+        directions: 1 or 2.
+        steps: Time steps.
+        batch: Samples.
+        hidden: Width of the hidden state.
+        kind: How its products multiply: half, tf32 or fp32.
+    """
+
+    mode: str
+    backward: bool
+    data: Array
+    pairs: tuple[tuple[Array, Array], ...]
+    directions: int
+    steps: int
+    batch: int
+    hidden: int
+    kind: str
+
+    @property
+    def layers(self) -> int:
+        """Return the number of layers."""
+        return max(len(self.pairs) // self.directions, 1)
+
+    @property
+    def gates(self) -> int:
+        """Return the columns of a time step's product in forward."""
+        return self.pairs[0][1].shape[0]
+
+    @property
+    def pass_name(self) -> str:
+        """Return the key of this pass among constants."""
+        return "backward" if self.backward else "forward"
+
+    @property
+    def is_fused(self) -> bool:
+        """Return whether all time steps are one kernel."""
+        return self.data.dtype != "bfloat16" and self.hidden <= _NARROW[self.mode][self.backward]
+
+    def is_misaligned(self, columns: int) -> bool:
+        """Return whether rows that tensor cores multiply do not begin at multiples of 16 bytes."""
+        return self.kind != "fp32" and bool(columns * self.data.itemsize % 16)
+
+    @property
+    def by_step(self) -> int:
+        """Return for how many layers and directions the inputs' product is computed at each step."""
+        if self.kind != "tf32" or self.is_fused:
+            return 0
+        return sum(self.is_misaligned(of_inputs.shape[1]) for of_inputs, _ in self.pairs)
+
+    @property
+    def launches(self) -> int:
+        """Return the number of kernels."""
+        layers = len(self.pairs) * _LAYER_LAUNCHES["fused" if self.is_fused else "stepped"][self.backward]
+        if self.is_fused:
+            return layers
+        splits = self.backward and (self.kind == "tf32" or self.is_misaligned(self.hidden))
+        each = _SPLIT_LAUNCHES if splits else _STEP_LAUNCHES
+        return self.steps * (len(self.pairs) * each + self.by_step) + layers
 
 
 def recurrent(call: Call, chip: Chip) -> KernelWork:
@@ -38,69 +112,115 @@ def recurrent(call: Call, chip: Chip) -> KernelWork:
 
     Weights are pairs [gates x hidden, inputs] and [gates x hidden, hidden], layer by layer, directions side by side.
     """
+    chip = chip._replace(tf32=chip.cudnn_tf32)
+    one = _recurrence(call, "tf32" if chip.precision("float32") == "tf32" else "fp32")
+    parallel = sum(_parallel_seconds(chip, one, pair) for pair in one.pairs)
+    if one.is_fused:
+        step, in_row = _fused_seconds(chip, one), one.layers
+        in_all = len(one.pairs)
+    else:
+        step = _step_seconds(chip, one)
+        in_row = one.steps * one.layers if one.directions == 2 else one.steps + one.layers - 1
+        in_all = one.steps * len(one.pairs)
+    seconds, waited = parallel + in_all * step, parallel + in_row * step
+    weights = sum(weight.elements for pair in one.pairs for weight in pair)
+    flop = 2.0 * one.steps * one.batch * weights * (2 if one.backward else 1)
+    moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) + one.steps * sum(pair[1].bytes for pair in one.pairs)
+    features = (log2(max(one.steps, 1)), log2(max(one.batch, 1)), log2(max(one.hidden, 1)))
+    family = f"recurrent.{'fused.' if one.is_fused else ''}{one.pass_name}"
+    passes = passes_to(call, moved, "hidden weights read at each time step")
+    rate, at_once = chip.precision(one.data.dtype), max(seconds / waited, 1.0)
+    return KernelWork(family, features, flop, rate, moved, one.launches, seconds, passes, at_once)
+
+
+def launches(call: Call) -> int:
+    """Return the number of kernels of ``_cudnn_rnn`` or its backward, with TF32 where numbers are fp32."""
+    return _recurrence(call, "tf32").launches
+
+
+def layers(call: Call) -> int:
+    """Return the number of layers and directions of ``_cudnn_rnn`` or its backward."""
+    return len(_recurrence(call, "tf32").pairs)
+
+
+def _recurrence(call: Call, fp32: str) -> _Recurrence:
     backward = call.name.endswith("backward")
     data, state = call.inputs[1:3] if backward else call.inputs[:2]
     weights = [tensor for tensor in call.inputs if len(tensor.shape) == 2]
-    directions = 2 if number(call, "bidirectional") == "True" else 1
-    pairs = list(zip(weights[::2], weights[1::2], strict=False))
     batch, hidden = state.shape[-2:]
-    steps = data.elements // max(batch * data.shape[-1], 1)
-    layers = max(len(pairs) // directions, 1)
-    chip = chip._replace(tf32=chip.cudnn_tf32)
-    parallel = sum(_parallel_seconds(chip, pair, steps, batch, backward) for pair in pairs)
-    gates = pairs[0][1].shape[0]
-    columns, depth = (hidden, gates) if backward else (gates, hidden)
-    between = _GATES_SECONDS.get(number(call, "mode"), _GATES_SECONDS["RNN"])[backward]
-    step = _step_seconds(chip, data, batch, columns, depth, hidden, backward) + between
-    serial_steps = steps * layers if directions == 2 else steps + layers - 1
-    flop = 2.0 * steps * batch * sum(w.elements for pair in pairs for w in pair) * (2 if backward else 1)
-    moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) + steps * sum(pair[1].bytes for pair in pairs)
-    by_step = sum(_is_misaligned(chip, one, one.shape[1]) for one, _ in pairs)
-    launches = 2 * steps * len(pairs) + 3 * len(pairs) + steps * by_step
-    seconds, waited = parallel + steps * len(pairs) * step, parallel + serial_steps * step
-    features = (log2(max(steps, 1)), log2(max(batch, 1)), log2(max(hidden, 1)))
-    family = f"recurrent.{'backward' if backward else 'forward'}"
-    passes = passes_to(call, moved, "hidden weights read at each time step")
-    rate, at_once = chip.precision(data.dtype), max(seconds / waited, 1.0)
-    return KernelWork(family, features, flop, rate, moved, launches, seconds, passes, at_once)
+    mode = number(call, "mode")
+    return _Recurrence(
+        mode=mode if mode in _NARROW else "RNN",
+        backward=backward,
+        data=data,
+        pairs=tuple(zip(weights[::2], weights[1::2], strict=False)),
+        directions=2 if number(call, "bidirectional") == "True" else 1,
+        steps=data.elements // max(batch * data.shape[-1], 1),
+        batch=batch,
+        hidden=hidden,
+        kind="half" if data.dtype in HALVES else fp32,
+    )
 
 
-def _step_seconds(chip: Chip, data: Array, batch: int, columns: int, depth: int, hidden: int, backward: bool) -> float:
-    """Return the time of one step's product, which one multiprocessor computes for each tile."""
-    kind = name = _kind(chip, data)
-    if _is_misaligned(chip, data, hidden):
-        name = "misaligned"
-    elif kind == "tf32" and backward:
-        name = "tf32 backward"
-    start, each = _STEP_SECONDS[name]
-    working = _product_seconds(chip, data, batch, columns, depth) - constants_of(kind).start_seconds
-    return start + max(working, depth * each)
+def _fused_seconds(chip: Chip, one: _Recurrence) -> float:
+    """Return the time of the kernel of one layer and direction."""
+    form = _form()["fused"][one.pass_name]
+    padded = ceil(one.hidden / _PADDING) * _PADDING
+    weights = one.gates // one.hidden * padded**2 / _REGISTERS
+    even = form["start_even"] if padded == one.hidden else 0.0
+    start = form["start"] + (form["start_weights"] + even) * weights
+    step = form["step"] + form["step_weights"] * weights
+    step += form["full"] * (weights >= 1) + form["beyond"] * max(weights - 1, 0)
+    step *= form["half"] if one.kind == "half" else 1
+    return float(ceil(one.batch / chip.multiprocessors) * (start + one.steps * step) * 1e-6)
 
 
-def _parallel_seconds(chip: Chip, pair: tuple[Array, Array], steps: int, batch: int, backward: bool) -> float:
+def _step_seconds(chip: Chip, one: _Recurrence) -> float:
+    """Return the time of one step: its product, of which one multiprocessor computes each tile, and its gates."""
+    columns, depth = (one.hidden, one.gates) if one.backward else (one.gates, one.hidden)
+    name, tiles = one.kind, 1.0
+    if one.is_misaligned(one.hidden):
+        name = f"{one.data.dtype.replace('float', 'fp').replace('bfp', 'bf')}" if one.kind == "half" else one.kind
+        name = f"{name}_misaligned"
+        tiles = max(ceil(one.batch / _TILE) * ceil(columns / _TILE) / chip.multiprocessors, 1.0)
+    start, each = _form()["product"][name][one.pass_name]
+    working = _product_seconds(chip, one, one.batch, columns, depth) - constants_of(one.kind).start_seconds
+    first, rest = _form()["gates"][one.mode][one.pass_name]
+    gates = first + rest * one.batch * one.hidden * 1e-5
+    return float((start + gates) * 1e-6 + max(working, depth * each * 1e-9 * (tiles if one.kind == "half" else 1)))
+
+
+def _parallel_seconds(chip: Chip, one: _Recurrence, pair: tuple[Array, Array]) -> float:
     """Return the time of products over all steps: of the inputs; in backward of their gradient and of both weights'.
 
-    The inputs' product, and that of their gradient, is computed step by step where rows are not aligned.
+    The inputs' product, and that of their gradient, is computed step by step in TF32 where rows are not aligned.
     """
     of_inputs, of_hidden = pair
     (gates, inputs), hidden = of_inputs.shape, of_hidden.shape[1]
-    times, rows = (steps, batch) if _is_misaligned(chip, of_inputs, inputs) else (1, steps * batch)
-    if not backward:
-        return times * _product_seconds(chip, of_inputs, rows, gates, inputs)
-    weights = sum(_product_seconds(chip, of_inputs, gates, columns, steps * batch) for columns in (inputs, hidden))
-    return weights + times * _product_seconds(chip, of_inputs, rows, inputs, gates)
+    by_step = one.by_step and one.is_misaligned(inputs)
+    times, rows = (one.steps, one.batch) if by_step else (1, one.steps * one.batch)
+    if not one.backward:
+        return times * _product_seconds(chip, one, rows, gates, inputs)
+    weights = sum(_product_seconds(chip, one, gates, columns, one.steps * one.batch) for columns in (inputs, hidden))
+    return weights + times * _product_seconds(chip, one, rows, inputs, gates) + _bias_seconds(one, gates)
 
 
-def _is_misaligned(chip: Chip, like: Array, columns: int) -> bool:
-    """Return whether rows of numbers that tensor cores multiply as TF32 do not begin at multiples of 16 bytes."""
-    return bool(columns * like.itemsize % 16) and _kind(chip, like) == "tf32"
+def _bias_seconds(one: _Recurrence, gates: int) -> float:
+    """Return the time of the gradient of one layer's biases, which few blocks add up row after row."""
+    form = _form()
+    each = form["biases"][one.mode] + form["biases_wide"] * gates / 1000
+    return float(one.steps * one.batch * each * (1 if one.kind == "half" else form["biases_fp32"]) * 1e-9)
 
 
-def _product_seconds(chip: Chip, like: Array, m: int, n: int, k: int) -> float:
-    kind = _kind(chip, like)
-    kind = "tf32_misaligned" if any(_is_misaligned(chip, like, size) for size in (n, k)) else kind
-    return product(chip, kind, like.dtype, "nn", 1, m, n, k, "plain").seconds
+def _product_seconds(chip: Chip, one: _Recurrence, m: int, n: int, k: int) -> float:
+    """Return the time of a product of m x k with k x n, by the alignment of the rows of its factors and result."""
+    kind = one.kind
+    if any(one.is_misaligned(size) for size in (n, k)):
+        kind = f"{kind}_{'odd' if kind == 'half' and (n % 2 or k % 2) else 'misaligned'}"
+    return product(chip, kind, one.data.dtype, "nn", 1, m, n, k, "plain").seconds
 
 
-def _kind(chip: Chip, like: Array) -> str:
-    return "half" if like.dtype in HALVES else "tf32" if chip.precision(like.dtype) == "tf32" else "fp32"
+@cache
+def _form() -> dict[str, Any]:
+    form: dict[str, Any] = read_yaml("efficiency.yaml")["recurrent"]
+    return form

@@ -1,0 +1,211 @@
+"""Measure recurrent layers of random shapes, and compare the prices of their kernels.
+
+python benchmarks/timing/recurrent_layers.py measure --out FILE [--time-limit 90]   # on a GPU
+python benchmarks/timing/recurrent_layers.py compare FILE [--gpu h200] [--worst 10]  # anywhere
+
+A line for each network: the kernels of forward and of both passes with their time (a profiler that records the GPU
+alone), and the CPU's time to launch them (no profiler, medians).  Kernels of PyTorch's own around the layers (zeros,
+and weights that are put together) are left out of the comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "accuracy"))
+
+import processes  # noqa: E402
+import trainings  # noqa: E402
+
+from trainatomy.results.operations import Array, Call  # noqa: E402
+
+GROUPS = {"recurrent layers of any width": 110, "recurrent layers": 60, "recurrent layers of usual size": 50}
+RUNS, TIMED = 2, 7
+GRACE = 15
+"""Seconds beyond its limit after which the process that measures is killed."""
+API = ("cuda", "cuLaunch", "Activity Buffer")
+"""Beginnings of the names of events that are no work of the GPU."""
+AROUND = ("void at::native", "Memcpy")
+"""Beginnings of the names of kernels that are not cuDNN's."""
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+Kernels = dict[str, list[float]]
+
+
+def measure(out: Path, time_limit: float) -> None:
+    """Measure case after case in a fork until the time is up."""
+    processes.preload()
+    began, log = time.monotonic(), out.with_suffix(".log")
+    process = processes.fork_and_run(partial(_measure, out, began + time_limit), log)
+    while process.status() is None and time.monotonic() - began < time_limit + GRACE:
+        time.sleep(0.1)
+    if process.status() is None:
+        process.kill()
+    print(log.read_text(encoding="utf-8", errors="replace")[-3000:], flush=True)
+
+
+def _measure(out: Path, deadline: float) -> None:
+    from trainatomy.measurement.calibration import drawn
+
+    for group, count in GROUPS.items():
+        for number, case in enumerate(drawn.cases(group, drawn.SEED, count)):
+            if time.monotonic() > deadline:
+                return
+            kind, sizes, shape, dtype, options = case.make.args  # type: ignore[attr-defined]
+            line = {"group": group, "case": number, "kind": kind.__name__, "sizes": sizes, "shape": shape}
+            line |= {"dtype": str(dtype).removeprefix("torch."), **options}
+            line |= _measured(kind, sizes, shape, dtype, options)
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def _measured(kind: Any, sizes: Any, shape: Any, dtype: Any, options: Any) -> dict[str, Any]:
+    import torch
+
+    network = kind(*sizes, batch_first=True, device="cuda", dtype=dtype, **options)
+    network.flatten_parameters()
+    data = torch.randn(*shape, sizes[0], device="cuda", dtype=dtype).requires_grad_()
+    gradient = torch.randn_like(network(data)[0])
+    wanted = [data, *network.parameters()]
+
+    def backward(result: Any) -> None:
+        torch.autograd.grad(result, wanted, gradient)
+
+    backward(network(data)[0])
+    cpu = []
+    for _ in range(TIMED):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        result = network(data)[0]
+        between = time.perf_counter()
+        torch.cuda.synchronize()
+        again = time.perf_counter()
+        backward(result)
+        cpu.append((between - began, time.perf_counter() - again))
+    return {
+        "cpu_us": [round(median(each) * 1e6, 1) for each in zip(*cpu, strict=True)],
+        "forward": _kernels(lambda: network(data)[0]),
+        "both": _kernels(lambda: backward(network(data)[0])),
+    }
+
+
+def _kernels(work: Callable[[], object]) -> Kernels:
+    """Return for each kernel its runs and microseconds in one run of the work."""
+    import torch
+
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(RUNS):
+            work()
+        torch.cuda.synchronize()
+    runs: Counter[str] = Counter()
+    times: Counter[str] = Counter()
+    for event in profiler.events() or ():
+        if not event.name.startswith(API):
+            runs[event.name[:90]] += 1
+            times[event.name[:90]] += event.device_time
+    return {name: [runs[name] / RUNS, round(times[name] / RUNS, 2)] for name in runs}
+
+
+def calls(line: dict[str, Any]) -> tuple[Call, Call]:
+    """Return the calls of forward and backward, as a simulation records them."""
+    (inputs, hidden), (batch, steps) = line["sizes"], line["shape"]
+    layers, directions = line["num_layers"], 2 if line["bidirectional"] else 1
+    array = partial(_array, line["dtype"])
+    gates = GATES[line["kind"]] * hidden
+    weights = []
+    for layer in range(layers):
+        width = inputs if layer == 0 else hidden * directions
+        weights += [array(gates, width), array(gates, hidden), array(gates), array(gates)] * directions
+    data, output = array(steps, batch, inputs), array(steps, batch, hidden * directions)
+    states = [array(layers * directions, batch, hidden)] * (2 if line["kind"] == "LSTM" else 1)
+    numbers = (("mode", line["kind"]), ("num_layers", str(layers)), ("bidirectional", str(line["bidirectional"])))
+
+    def call(name: str, given: tuple[Array, ...], made: tuple[Array, ...]) -> Call:
+        return Call(f"aten::{name}", (*given, *states, *weights), (*made, *states), (), numbers, None, (), False)
+
+    return call("_cudnn_rnn", (data,), (output,)), call("_cudnn_rnn_backward", (output, data), (data,))
+
+
+def _array(dtype: str, *shape: int) -> Array:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return Array(shape, tuple(strides), dtype, BYTES[dtype], 0, False)
+
+
+def measured(line: dict[str, Any]) -> tuple[Kernels, Kernels]:
+    """Return cuDNN's kernels in forward and in backward."""
+    forward, both = (
+        {name: found for name, found in line[part].items() if not name.startswith(AROUND)}
+        for part in ("forward", "both")
+    )
+    rest = {
+        name: [a - b for a, b in zip(found, forward.get(name, [0, 0]), strict=True)] for name, found in both.items()
+    }
+    return forward, {name: found for name, found in rest.items() if found[0] > 1 / RUNS / 2}
+
+
+def kind_of(line: dict[str, Any], kernels: Kernels) -> str:
+    """Return how a pass was computed: fused, or step by step by the alignment of its rows."""
+    if any("Persist" in name for name in kernels):
+        fused = "fused" if any("blockPersist" in name for name in kernels) else "persistent"
+        return f"{fused} {line['dtype']}"
+    inputs, hidden = (size * BYTES[line["dtype"]] % 16 for size in line["sizes"])
+    return f"{line['dtype']}{' hidden misaligned' if hidden else ' inputs misaligned' if inputs else ''}"
+
+
+def compare(path: Path, gpu_id: str, worst: int) -> None:
+    """Print the errors of predicted times and numbers of kernels by kind and pass."""
+    from trainatomy.catalog.gpus import find_gpu
+    from trainatomy.timing.cost_model import cost_model_of, kernel_cost
+
+    model = cost_model_of(find_gpu(gpu_id), tf32=None)
+    found: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+    for line in trainings.lines(path):
+        for call, kernels, part in zip(calls(line), measured(line), ("forward", "backward"), strict=True):
+            runs, us = (sum(column) for column in zip(*kernels.values(), strict=True))
+            cost = kernel_cost(call, model)
+            about = f"{line['kind']} {line['sizes']} {line['shape']} {line['num_layers']} {line['bidirectional']}"
+            errors = cost.seconds * 1e6 / us - 1, cost.launches / runs - 1
+            found[f"{kind_of(line, kernels)}, {part}"].append((*errors, f"{about} {us:.0f} µs"))
+    for name, lines in sorted(found.items()):
+        times, numbers, _ = zip(*lines, strict=True)
+        off = median(map(abs, times))
+        print(f"{name:38} {len(lines):3} mean {median(times):+6.1%} off {off:6.1%} kernels {median(numbers):+6.1%}")
+        for error, _, about in sorted(lines, key=lambda one: -abs(one[0]))[:worst]:
+            print(f"      {error:+7.1%} {about}")
+
+
+def main() -> int:
+    """Measure or compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("--out", type=Path, required=True)
+    measuring.add_argument("--time-limit", type=float, default=90)
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("file", type=Path)
+    comparing.add_argument("--gpu", default="h200")
+    comparing.add_argument("--worst", type=int, default=0)
+    options = parser.parse_args()
+    if options.command == "measure":
+        measure(options.out, options.time_limit)
+    else:
+        compare(options.file, options.gpu, options.worst)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
