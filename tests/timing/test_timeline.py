@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from trainatomy.catalog.hosts import reference_host
+from trainatomy.operators.cost import recurrent
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.timing import one_stream, streams, timeline
 from trainatomy.timing.launch import cpu_costs
@@ -47,6 +48,22 @@ def test_a_gpu_bound_step_takes_its_kernels() -> None:
 def test_a_cpu_bound_step_takes_its_launches() -> None:
     found = replay((0, 0.25), (0, 0.25), (0, 0.25), launch=2.0)
     assert (found.seconds, found.gpu_seconds, found.cpu_seconds) == (6.0, 0.75, 6.0)
+
+
+@pytest.mark.parametrize(("on_gpu", "step"), [(1.0, 4.0), (2.0, 4.0), (9.0, 9.0)])
+def test_kernels_of_a_recurrent_layer_run_while_others_are_launched(on_gpu: float, step: float) -> None:
+    """A layer of seven kernels takes 4 s to launch, the last 3.5 s of them while its first kernels may run."""
+    arrays = [Array(shape, (), "float32", 4, 0) for shape in ((2, 1, 512), (1, 1, 512), (512, 512), (512, 512))]
+    numbers = (("mode", "RNN"), ("num_layers", "1"), ("bidirectional", "False"))
+    layer = Call("aten::_cudnn_rnn", tuple(arrays), (arrays[0],), (), numbers)
+    assert recurrent.launches(layer) == 7
+    described = Operations([layer], [Operation(0, 0, "forward", "", 0, 1)])
+    costs = replace(COSTS, inner_kernel=0.5)
+    for replayed in (timeline.replay_one_stream, streams.replay_streams):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(timeline, "replay_one_stream", replayed)
+            found = replay_step(described, [4.0], [(on_gpu, 7)], costs, NO_LOOP)
+        assert (found.seconds, found.gpu_seconds, found.cpu_seconds) == (step, on_gpu, 4.0)
 
 
 def test_two_streams_overlap() -> None:

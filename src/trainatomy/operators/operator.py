@@ -20,6 +20,7 @@ LaunchKind = Literal[
     "convolution",
     "attention",
     "normalisation",
+    "recurrent",
     "dropout",
     "index",
     "list",

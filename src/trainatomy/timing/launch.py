@@ -9,9 +9,10 @@ calls nodes without Python), or outside of both.  The costs are data, measured o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from trainatomy.operators.cost import recurrent
 from trainatomy.operators.operator import LaunchKind
 from trainatomy.operators.registry import launch_kind
 from trainatomy.operators.traffic import is_asynchronous
@@ -39,7 +40,7 @@ class CPUCosts:
         list_item: Each tensor of a list argument.
         module_call: Calling one module.
         checkpoint: Entering a checkpointed region, in forward and again in backward (states of random generators).
-        optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's.
+        optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's, by loop.
         step: Time that a loop (trainer, pytorch, inference) adds to each step.
         micro_step: Time that a loop adds to each micro-batch.
         module_step: Time that a loop adds to each step for each module (walks over parameters).
@@ -54,6 +55,8 @@ class CPUCosts:
         engine_gradient: DeepSpeed's Python for one gradient.
         replicated_module: ``DataParallel``'s Python for one copy of one module.
         host_byte: Reading or writing a byte of host memory in an operation on large tensors of the CPU.
+        recurrent_layer: Each layer and direction of a recurrent network, by where it is launched.
+        inner_kernel: Each kernel that cuDNN launches in a recurrent network.
     """
 
     graph: Mapping[str, float]
@@ -62,7 +65,7 @@ class CPUCosts:
     list_item: float
     module_call: float
     checkpoint: float
-    optimizer_step: float
+    optimizer_step: Mapping[str, float]
     step: Mapping[str, float]
     micro_step: Mapping[str, float]
     module_step: Mapping[str, float]
@@ -77,6 +80,8 @@ class CPUCosts:
     engine_gradient: float = 0.0
     host_byte: float = 0.0
     replicated_module: float = 0.0
+    recurrent_layer: Mapping[str, float] = field(default_factory=dict)
+    inner_kernel: float = 0.0
 
 
 PARTS = {
@@ -91,7 +96,7 @@ PARTS = {
         "engine_gradient",
         "replicated_module",
     ),
-    "backward": ("backward",),
+    "backward": ("backward", "recurrent_layer", "inner_kernel"),
     "plain": ("plain", "list_item", "optimizer_step"),
     "loop": ("step", "micro_step", "module_step", "module_micro_step"),
     "batch": ("batch_byte",),
@@ -180,18 +185,26 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
         seconds = known.get(key)
         if seconds is None:
             call = operations.calls[operation.call]
-            what = kind_of(call)
-            seconds = tables[launch_context(operation, graph=graph)][what] + between.get(operation.phase, 0.0)
+            what, context = kind_of(call), launch_context(operation, graph=graph)
+            seconds = tables[context][what] + between.get(operation.phase, 0.0)
             if call.name in _SHARDED_COLLECTIVES and operation.stream >= 0:  # those that run beside it are not FSDP's
                 seconds += costs.sharded_collective
             if what == "list" or call.name == "aten::stack":
                 seconds += costs.list_item * list_length(call)
+            if what == "recurrent":
+                seconds += costs.recurrent_layer.get(context, 0.0) * recurrent.layers(call)
+                seconds += seconds_within(call, costs)
             if call.name == _REPLICATE:
                 seconds += costs.replicated_module * int(dict(call.numbers)["modules"])
             seconds += costs.batch_byte[loop] * batch_bytes(call)
             seconds += costs.host_byte * _large_host_bytes(call)
             known[key] = seconds = seconds * operation.threads  # one thread at a time runs Python
         yield seconds
+
+
+def seconds_within(call: Call, costs: CPUCosts) -> float:
+    """Return the CPU time of a call in which its first kernel may already run: that of launching the others."""
+    return costs.inner_kernel * recurrent.launches(call) if kind_of(call) == "recurrent" else 0.0
 
 
 def checkpointed_regions(operations: Operations) -> int:
@@ -230,7 +243,7 @@ def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str
     modules = operations.module_calls.get("forward", 0) / micro_steps
     optimizes = any(operation.phase == "optimizer" for operation in operations.operations)
     return {
-        "step": costs.step[loop] + costs.module_step[loop] * modules + costs.optimizer_step * optimizes,
+        "step": costs.step[loop] + costs.module_step[loop] * modules + costs.optimizer_step[loop] * optimizes,
         "micro_step": costs.micro_step[loop] + costs.module_micro_step[loop] * modules,
     }
 
@@ -260,6 +273,6 @@ def cpu_seconds_by_phase(operations: Operations, costs: CPUCosts, loop: str) -> 
     loops = loop_seconds(operations, costs, loop)
     found["other"] += loops["step"] + loops["micro_step"] * _count_micro_steps(operations)
     if found["optimizer"]:
-        found["other"] -= costs.optimizer_step
-        found["optimizer"] += costs.optimizer_step
+        found["other"] -= costs.optimizer_step[loop]
+        found["optimizer"] += costs.optimizer_step[loop]
     return found

@@ -137,7 +137,7 @@ class _OneStream:
         cpu, end, cpu_busy, gpu_busy = self.cpu, self.gpu, self.cpu_busy, self.gpu_busy
         queue, queued, phases, work = self._queue, self._queued, self.phases, one.work
         delay, read = self._costs.launch_delay, self._costs.read
-        for place, (launch, seconds, kernels, phase, _, blocks, waits) in enumerate(one.rows):
+        for place, (launch, seconds, kernels, phase, _, blocks, waits, within) in enumerate(one.rows):
             if place in work:
                 for extra in work[place]:
                     cpu += extra
@@ -151,7 +151,10 @@ class _OneStream:
             if kernels:
                 queued += kernels
                 ready = cpu + delay
-                end = (ready if ready > end else end) + seconds
+                first = ready - within
+                end = (first if first > end else end) + seconds
+                if within and ready > end:
+                    end = ready
                 gpu_busy += seconds
                 phases[phase] += seconds
                 queue.append((end, kernels))

@@ -17,7 +17,18 @@ COLLECTIVES = ("nccl::", "peer::")
 
 
 class Row(NamedTuple):
-    """An operation as a replay sees it; ``blocks``: the CPU waits for it, ``waits``: it waits for all streams first."""
+    """An operation as a replay sees it.
+
+    Attributes:
+        launch: CPU seconds to launch it.
+        seconds: Seconds on the GPU.
+        kernels: Number of kernels.
+        phase: Phase of the step.
+        stream: Stream on which it runs.
+        blocks: The CPU waits for it.
+        waits: The CPU waits for all streams first.
+        within: CPU seconds of ``launch`` that pass after the first kernel has been launched.
+    """
 
     launch: float
     seconds: float
@@ -26,6 +37,7 @@ class Row(NamedTuple):
     stream: int
     blocks: bool
     waits: bool
+    within: float
 
 
 @dataclass(slots=True)

@@ -136,8 +136,9 @@ class _Timelines:
             stream.end = max(stream.end, self._ends.get(dependency, 0.0))
         if row.kernels:
             stream.queued += row.kernels
-            begin = max(stream.end, self.cpu + self._launch_delay)
-            stream.end = begin + row.seconds
+            ready = self.cpu + self._launch_delay
+            begin = max(stream.end, ready - row.within)
+            stream.end = max(begin + row.seconds, ready) if row.within else begin + row.seconds
             stream.queue.append((stream.end, row.kernels))
             self.intervals.append((begin, stream.end))
             self._kernel_seconds += row.seconds

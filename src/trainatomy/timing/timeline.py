@@ -1,7 +1,8 @@
 """Replay one step on its timelines: the CPU launches operations, and the GPU executes them with one queue per stream.
 
 A kernel starts when the CPU has launched it, the kernel before it in the same stream has finished, and so have the
-operations of other streams that it depends on (``Operations.dependencies``).  Streams run side by side at full speed;
+operations of other streams that it depends on (``Operations.dependencies``).  The many kernels of a recurrent layer
+start with the first one, and end no earlier than the last one is launched.  Streams run side by side at full speed;
 that kernels share the GPU's multiprocessors is not modelled.
 
 A collective takes its stream as a kernel does; other ranks are taken to be as fast as this one, so that none waits for
@@ -22,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from trainatomy.operators.registry import find
 from trainatomy.operators.traffic import is_asynchronous
 from trainatomy.results.operations import Call, Operations
-from trainatomy.timing.launch import CPUCosts, batch_bytes
+from trainatomy.timing.launch import CPUCosts, batch_bytes, seconds_within
 from trainatomy.timing.one_stream import replay_one_stream
 from trainatomy.timing.replay import COLLECTIVES, Row, StepTimeline
 from trainatomy.timing.streams import replay_streams
@@ -73,8 +74,17 @@ def replay_step(
     blocking = [blocks_cpu(call) for call in operations.calls]
     loop_position = _position_of_loop_work(operations, order, blocking)
     work = _work_of_loop(operations, loop_position, loop_seconds)
+    within = [seconds_within(call, costs) for call in operations.calls]
     rows = [
-        Row(seconds, *kernels[one.call], one.phase, one.stream, blocking[one.call], index in synchronized)
+        Row(
+            seconds,
+            *kernels[one.call],
+            one.phase,
+            one.stream,
+            blocking[one.call],
+            index in synchronized,
+            within[one.call],
+        )
         for index, (one, seconds) in enumerate(zip(operations.operations, launch_seconds, strict=True))
     ]
     communicates = any(call.name.startswith(COLLECTIVES) for call in operations.calls)

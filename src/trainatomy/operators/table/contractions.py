@@ -81,8 +81,8 @@ ATTENTION = family(
 # What they allocate: ``allocation.recurrent``, which runs cuDNN's layers whole.
 RECURRENT = family(
     Operator("", "contraction", why="products, time step by time step"),
-    row("_cudnn_rnn", cost="recurrent:recurrent", loads=CUDNN),
-    row("_cudnn_rnn_backward", cost="recurrent:recurrent", loads=("cudnn_backward",)),
+    row("_cudnn_rnn", launch="recurrent", cost="recurrent:recurrent", loads=CUDNN),
+    row("_cudnn_rnn_backward", launch="recurrent", cost="recurrent:recurrent", loads=("cudnn_backward",)),
     row("_thnn_fused_lstm_cell _thnn_fused_gru_cell"),
 )
 
