@@ -218,12 +218,24 @@ def test_interpolation_goes_through_planes_one_after_the_other():
         ("f16[16,128,28,28]", "f16[128,32,3,3]", "groups=4", "spatial.first grouped.small.half"),
         ("f32[16,128,28,28]", "f32[128,128,7,7]", "groups=1", "spatial.first.wide.fp32"),
         ("f32[16,3,224,224]", "f32[128,3,16,16]", "groups=1;stride=[16, 16]", "few.first patches.fp32"),
+        ("f16[16,64,8,28,28]", "f16[64,64,3,3,3]", "groups=1", "spatial.first volume.small.half"),
     ],
 )
 def test_families_are_of_the_kernels_that_run(x, weight, more, family):
     stride = "" if "stride" in more else "stride=[1, 1];"
     text = f"aten::convolution({x},{weight})->{x};{stride}{more}"
     assert kernel_work(from_text(text), CHIP).family == f"convolution.forward.{family}"
+
+
+def test_the_first_layer_of_a_network_has_a_family_of_its_own_in_backward():
+    """Batches need no gradient, so that one of two products is left out."""
+    text = "aten::convolution_backward({0},{1},{2})->{1},{2};bias_sizes=[0];stride=[2, 2];groups=1;output_mask={3}"
+    arrays = ("f16[16,64,112,112]", "f16[16,3,224,224]", "f16[64,3,7,7]")
+    masks = ("[True, True, False]", "[False, True, False]")
+    works = [kernel_work(from_text(text.format(*arrays, mask)), CHIP) for mask in masks]
+    families = [work.family for work in works]
+    assert families == ["convolution.backward.few.first.half", "convolution.backward.few.first stem.half"]
+    assert works[0].flop == 2 * works[1].flop
 
 
 def test_a_depthwise_gradient_has_a_block_for_each_number_of_the_weight():

@@ -20,6 +20,8 @@ SEED, HELD_OUT_SEED = "trainatomy drawn kernels", "trainatomy drawn kernels, hel
 Draw = Callable[[Random], Case]
 DRAWS: dict[str, tuple[Draw, int]] = {
     **{f"{kind} convolutions": (partial(images.convolution, kind=kind), 24) for kind in images.CONVOLUTIONS},
+    "published convolutions": (partial(images.convolution, kind="published"), 120),
+    "published first convolutions": (partial(images.convolution, kind="published first"), 36),
     "drawn norms": (images.norm, 36),
     "norms of channels-last": (images.norm_of_channels_last, 24),
     "quantised states": (tables.quantised_states, 18),

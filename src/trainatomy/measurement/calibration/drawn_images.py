@@ -24,8 +24,8 @@ DTYPES = (F32, BF16, F16)
 CHANNELS = (16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024)
 SIDES = (7, 10, 14, 20, 28, 32, 40, 56, 64, 80, 112)
 BATCHES = (2, 4, 8, 16, 24, 32, 64, 128)
-LEAST, MOST = 2**18, 2**28
-"""Bytes of the larger side of a case."""
+LEAST, MOST, MOST_PUBLISHED = 2**18, 2**28, 2**30
+"""Bytes of the larger side of a case, and of a layer of a published network."""
 MOST_FLOP = 4e11
 MOST_GROUPED = 2048
 """Channels of a convolution of wide groups."""
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
     image: tuple[int, ...]
     weight: tuple[int, ...]
-    stride: int = 1
+    stride: int | tuple[int, ...] = 1
     padding: tuple[int, ...] = ()
     dilation: int = 1
     groups: int = 1
@@ -51,12 +51,18 @@ def convolution(random: Random, kind: str) -> Case:
     while True:
         dtype = random.choice(DTYPES)
         shape = _DRAWS[kind](random)
-        places = prod(shape.image[2:]) / shape.stride ** (0 if shape.transposed else len(shape.image) - 2)
+        places = prod(shape.image[2:]) / (1 if shape.transposed else prod(_each(shape.stride, len(shape.image) - 2)))
         flop = 2 * shape.image[0] * places * prod(shape.weight)
         out = shape.image[0] * places * shape.weight[0]
         size = max(prod(shape.image), out) * dtype.itemsize
-        if LEAST <= size <= MOST and flop <= MOST_FLOP:
+        most = MOST_PUBLISHED if kind.startswith("published") else MOST
+        if LEAST <= size <= most and flop <= MOST_FLOP:
             return Case(partial(convolved, shape, dtype), tf32=True, warm=True, runs=3)
+
+
+def _each(stride: int | tuple[int, ...], space: int) -> tuple[int, ...]:
+    """Return the stride in each dimension of space."""
+    return stride if isinstance(stride, tuple) else (stride,) * space
 
 
 def convolved(shape: Shape, dtype: torch.dtype) -> Work:
@@ -212,6 +218,100 @@ def _transposed(random: Random) -> Shape:
                  bias=random.random() < 0.5, transposed=True)  # fmt: skip
 
 
+_LAYERS: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = (
+    # ((inside, outside, sides of the input), kernel, stride): VGG, AlexNet, super-resolution
+    ((64, 64, 224, 224), (3, 3), 1), ((64, 128, 112, 112), (3, 3), 1), ((128, 128, 112, 112), (3, 3), 1),
+    ((128, 256, 56, 56), (3, 3), 1), ((256, 256, 56, 56), (3, 3), 1), ((256, 512, 28, 28), (3, 3), 1),
+    ((512, 512, 28, 28), (3, 3), 1), ((512, 512, 14, 14), (3, 3), 1), ((64, 192, 27, 27), (5, 5), 1),
+    ((192, 384, 13, 13), (3, 3), 1), ((384, 256, 13, 13), (3, 3), 1), ((64, 64, 64, 64), (3, 3), 1),
+    ((64, 256, 64, 64), (3, 3), 1), ((64, 3, 128, 128), (3, 3), 1),
+    # ResNets, wide ones, SqueezeNet
+    ((64, 64, 56, 56), (3, 3), 1), ((128, 128, 56, 56), (3, 3), 2), ((128, 128, 28, 28), (3, 3), 1),
+    ((256, 256, 28, 28), (3, 3), 2), ((256, 256, 14, 14), (3, 3), 1), ((512, 512, 7, 7), (3, 3), 1),
+    ((64, 256, 56, 56), (1, 1), 1), ((256, 64, 56, 56), (1, 1), 1), ((256, 512, 56, 56), (1, 1), 2),
+    ((512, 128, 28, 28), (1, 1), 1), ((256, 1024, 14, 14), (1, 1), 1), ((1024, 256, 14, 14), (1, 1), 1),
+    ((512, 2048, 7, 7), (1, 1), 1), ((64, 128, 56, 56), (1, 1), 2), ((16, 64, 55, 55), (3, 3), 1),
+    ((48, 192, 27, 27), (3, 3), 1), ((512, 1000, 13, 13), (1, 1), 1),
+    # Inception, DenseNet
+    ((192, 64, 35, 35), (1, 1), 1), ((48, 64, 35, 35), (5, 5), 1), ((64, 96, 35, 35), (3, 3), 1),
+    ((288, 384, 35, 35), (3, 3), 2), ((128, 128, 17, 17), (1, 7), 1), ((160, 192, 17, 17), (7, 1), 1),
+    ((768, 192, 17, 17), (1, 1), 1), ((384, 384, 8, 8), (1, 3), 1), ((448, 384, 8, 8), (3, 3), 1),
+    ((128, 32, 28, 28), (3, 3), 1), ((128, 32, 56, 56), (3, 3), 1), ((512, 128, 14, 14), (1, 1), 1),
+    # R3D, R(2+1)D, S3D
+    ((64, 64, 8, 56, 56), (3, 3, 3), 1), ((128, 128, 4, 28, 28), (3, 3, 3), 1), ((64, 128, 8, 56, 56), (3, 3, 3), 2),
+    ((256, 256, 2, 14, 14), (3, 3, 3), 1), ((64, 144, 16, 56, 56), (1, 3, 3), 1), ((144, 64, 16, 56, 56), (3, 1, 1), 1),
+    ((128, 288, 8, 28, 28), (1, 3, 3), 1), ((288, 128, 8, 28, 28), (3, 1, 1), 1), ((256, 576, 4, 14, 14), (1, 3, 3), 1),
+    ((192, 192, 16, 28, 28), (3, 1, 1), 1), ((96, 128, 16, 28, 28), (1, 3, 3), 1),
+    ((112, 224, 8, 14, 14), (1, 3, 3), 1),
+)  # fmt: skip
+"""Layers of published networks on images and videos."""
+
+
+def _layer(random: Random) -> Shape:
+    """Draw a layer of a published network, for a batch of any size."""
+    (before, after, *places), kernel, stride = random.choice(_LAYERS)
+    image = (round(2 ** random.uniform(1, 8)), before, *places)
+    padding = tuple(size // 2 for size in kernel)
+    return Shape(
+        image, (after, before, *kernel), stride, padding, bias=random.random() < 0.3,
+        channels_last=len(places) == 2 and random.random() < 0.2,
+    )  # fmt: skip
+
+
+_STEMS = (
+    (64, 11, 4, 224),
+    (64, 7, 2, 224),
+    (64, 3, 2, 224),
+    (64, 4, 2, 64),
+    (32, 3, 2, 299),
+    (64, 3, 1, 64),
+    (96, 7, 2, 224),
+)
+"""Channels, kernel, stride and side of first layers of published networks."""
+
+
+def _first_layer(random: Random) -> Shape:
+    """Draw the first layer of a published network, for a batch of any size."""
+    after, kernel, stride, side = random.choice(_STEMS)
+    image = (round(2 ** random.uniform(3, 9)), 3, side, side)
+    return Shape(
+        image, (after, 3, kernel, kernel), stride, (kernel // 2,) * 2, bias=random.random() < 0.5,
+        stem=random.random() < 0.8, channels_last=random.random() < 0.2,
+    )  # fmt: skip
+
+
+_VIDEO_STEMS = (
+    (64, (3, 7, 7), (1, 2, 2)),
+    (45, (1, 7, 7), (1, 2, 2)),
+    (64, (1, 7, 7), (1, 2, 2)),
+    (32, (3, 3, 3), (1, 1, 1)),
+)
+"""Channels, kernel and stride of first layers of published networks on videos and volumes."""
+
+
+def _first_video_layer(random: Random) -> Shape:
+    """Draw the first layer of a published network on videos, for a batch of any size."""
+    after, kernel, stride = random.choice(_VIDEO_STEMS)
+    image = (
+        round(2 ** random.uniform(1, 5)),
+        3,
+        random.choice((8, 16, 32)),
+        *(random.choice((112, 112, 160, 224)),) * 2,
+    )
+    padding = tuple(size // 2 for size in kernel)
+    return Shape(image, (after, 3, *kernel), stride, padding, stem=random.random() < 0.8)
+
+
+def _grown(random: Random) -> Shape:
+    """Draw a transposed convolution that doubles the image, as a decoder has them."""
+    after, before, side = random.choice(
+        ((3, 64, 32), (64, 128, 16), (128, 256, 8), (256, 512, 4), (64, 128, 64), (64, 64, 128))
+    )
+    kernel, padding = random.choice(((4, 1), (4, 1), (2, 0)))
+    image = (round(2 ** random.uniform(3, 8)), before, side, side)
+    return Shape(image, (before, after, kernel, kernel), 2, (padding,) * 2, bias=True, transposed=True)
+
+
 _DRAWS: dict[str, Callable[[Random], Shape]] = {
     "depthwise": _depthwise,
     "wide depthwise": _wide_depthwise,
@@ -227,6 +327,10 @@ _DRAWS: dict[str, Callable[[Random], Shape]] = {
     "transposed": _transposed,
     "positional": _positional,
     "sound": _sound,
+    "published": _layer,
+    "published first": _first_layer,
+    "published video": _first_video_layer,
+    "doubling": _grown,
 }
 CONVOLUTIONS = tuple(_DRAWS)
 """Kinds of convolutions."""

@@ -27,6 +27,10 @@ from trainatomy.results.operations import Array, Call
 _LAYOUT_TILE, _GATHER_TILE, _ALIGNED, _KERNELS_OF_GROUP = 32, 128, 16, 4
 _MOST_ALIGNED = 64
 _WIDE = 4
+_SIZE_WEIGHT = 0.5
+"""How much less the size of a convolution says about its kernel than its channels do; chosen as ``_likeness`` was."""
+_VOLUME = 5
+"""Dimensions of a batch of videos or volumes, for which cuDNN has kernels of their own."""
 
 
 class ConvolutionConstants(NamedTuple):
@@ -86,9 +90,11 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     if mask[2] and not (deep and not backward and kind_of(call, x, weight) == "own"):  # which adds it itself
         seconds, launches = seconds + _bias_seconds(chip, out, backward), launches + 1
     way, form = "backward" if backward else "forward", _form(call, x, weight, groups, turns, deep=deep)
+    form = f"{form} stem" if kind == "few" and backward and not mask[0] else form
     family = f"convolution.{way}.{kind}.{form}.{precision}"
     moved = (out.bytes + x.bytes + weight.bytes) * max(times, 1)
-    features = (log2(max(flop, 1)), log2(moved), log2(x.shape[1]), log2(weight.shape[0]), *_likeness(call, x, weight))
+    sizes = (_SIZE_WEIGHT * log2(max(size, 1)) for size in (flop, moved))
+    features = (*sizes, log2(x.shape[1]), log2(weight.shape[0]), *_likeness(call, x, weight))
     passes = passes_to(call, moved, "operands of each product")
     at_once = _constants().groups_at_once if turns == "cores" and not backward else 1.0
     return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes, at_once)
@@ -112,6 +118,7 @@ def _likeness(call: Call, x: Array, weight: Array) -> tuple[float, ...]:
 def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, *, deep: bool) -> str:
     """Return what else decides the kernel: the images' order, groups, dilation, transposition, the weight's size."""
     parts = ["last" if x.strides[1] == 1 and prod(x.shape[2:]) > 1 else "first"]
+    parts += ["volume"] if len(x.shape) == _VOLUME and not deep else []
     places, width = prod(weight.shape[2:]), weight.shape[1]
     if deep:
         kinds = (kind_of(call, x, weight), kind_of_weight(call, x, weight))
