@@ -103,6 +103,7 @@ def _predict_times(operations: Operations, cost_model: CostModel) -> PredictedTi
     """Return the GPU seconds of each operation."""
     from trainatomy.analysis.operation_table import PredictedTime
     from trainatomy.analysis.operations import PredictedTimes
+    from trainatomy.operators.traffic import crosses
     from trainatomy.timing.cost_model import kernel_cost
     from trainatomy.timing.replay import COLLECTIVES
 
@@ -110,6 +111,8 @@ def _predict_times(operations: Operations, cost_model: CostModel) -> PredictedTi
     bounds = [
         "communication"
         if call.name.startswith(COLLECTIVES)
+        else "transfers"
+        if crosses(call)
         else "arithmetic"
         if cost.flop_seconds > cost.bytes_seconds
         else "memory bandwidth"

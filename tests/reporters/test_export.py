@@ -66,6 +66,12 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "zero_grad_set_to_none": False,
         "train": {"bf16": True, "gradient_checkpointing": True, "gradient_checkpointing_every": 2, "optim": "sgd"},
     },
+    "pytorch, offloading": {
+        "model": BERT,
+        "loop": "pytorch",
+        "activation_offloading": "pageable",
+        "train": {"bf16": True, "optim": "sgd"},
+    },
 }
 
 ACCUMULATED = {**TRAIN, "per_device_train_batch_size": 2}
@@ -208,7 +214,7 @@ def test_code_in_comments_makes_the_trainer(
     assert not any(p.requires_grad for name, p in quantised["model"].named_parameters() if "lora" not in name)
 
 
-@pytest.mark.parametrize("case", ["pytorch", "pytorch, all"])
+@pytest.mark.parametrize("case", ["pytorch", "pytorch, all", "pytorch, offloading"])
 def test_the_plain_loop_trains(case: str, fit: Fit, dataset: list[dict[str, torch.Tensor]]) -> None:
     names: dict[str, Any] = {}
     code = training_arguments_code(with_workload(fit, WORKLOADS[case]), "run")
@@ -218,6 +224,16 @@ def test_the_plain_loop_trains(case: str, fit: Fit, dataset: list[dict[str, torc
     names["train"](model, dataset, device="cpu")
     assert not torch.equal(before, model.classifier.weight)
     assert model.is_gradient_checkpointing == (case == "pytorch, all")
+
+
+def test_what_the_plain_loop_keeps_in_host_memory_is_in_the_code(fit: Fit) -> None:
+    kwargs = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False, "offload": True}}
+    workload = {"model": BERT, "loop": "pytorch", "activation_offloading": "pinned", "train": {"bf16": True, **kwargs}}
+    code = training_arguments_code(with_workload(fit, workload), "run")
+    offload = 'gradient_checkpointing_kwargs={"use_reentrant": False}, offload=True'
+    assert f"model.gradient_checkpointing_enable({offload})" in code
+    autocast = "torch.autocast(device, dtype=torch.bfloat16)"
+    assert f"with {autocast}, torch.autograd.graph.save_on_cpu(pin_memory=True):" in code
 
 
 @pytest.fixture

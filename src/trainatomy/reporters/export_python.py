@@ -264,9 +264,11 @@ def _plain_micro_batch(workload: Workload, several: SpreadCode) -> list[str]:
     accumulation = train.gradient_accumulation_steps
     dtype = "float16" if train.fp16 else "bfloat16" if train.bf16 else None
     loss = "loss = model(**batch).loss" + (".mean()" if several.devices > 1 else "")
-    forward = [loss]
-    if dtype:
-        forward = [f"with torch.autocast(device, dtype=torch.{dtype}):", f"    {loss}"]
+    contexts = [f"torch.autocast(device, dtype=torch.{dtype})"] if dtype else []
+    if workload.activation_offloading is not None:
+        pinned = workload.activation_offloading == "pinned"
+        contexts.append(f"torch.autograd.graph.save_on_cpu({'pin_memory=True' if pinned else ''})")
+    forward = [f"with {', '.join(contexts)}:", f"    {loss}"] if contexts else [loss]
     backward, step = _plain_update(workload, accumulation)
     if accumulation == 1:
         return [*forward, backward, *step]
@@ -285,8 +287,10 @@ def _plain_checkpointing(workload: Workload) -> list[str]:
     train = workload.train
     if not train.gradient_checkpointing:
         return []
-    keywords = train.gradient_checkpointing_kwargs
-    given = f"gradient_checkpointing_kwargs={_literal(dict(keywords))}" if keywords else ""
+    keywords = dict(train.gradient_checkpointing_kwargs or {})
+    offload = ["offload=True"] if keywords.pop("offload", False) else []
+    rest = [f"gradient_checkpointing_kwargs={_literal(keywords)}"] if keywords else []
+    given = ", ".join([*rest, *offload])
     every = train.gradient_checkpointing_every
     lines = [f"model.gradient_checkpointing_enable({given})"]
     return [*lines, f"checkpoint_every(model, {every})"] if every > 1 else lines

@@ -233,6 +233,7 @@ BOUNDS = {
     "memory bandwidth": "bound by memory bandwidth",
     "host": "CPU-bound (kernel launch)",
     "communication": "bound by communication",
+    "transfers": "bound by copies between CPU and GPU",
 }
 """Limits of a step, by the names of ``results.time.Bound``."""
 
@@ -241,6 +242,7 @@ LIMITS = {
     "memory bandwidth": "memory bandwidth",
     "host": "CPU",
     "communication": "communication",
+    "transfers": "CPU-GPU copies",
 }
 """The same in one or two words, for a column of a table."""
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from trainatomy.results.host_pace import HostPace
 
-Bound = Literal["arithmetic", "memory bandwidth", "host", "communication"]
+Bound = Literal["arithmetic", "memory bandwidth", "host", "communication", "transfers"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction import prediction_of
 from trainatomy.results.script import Ending, ScriptRun
-from trainatomy.simulator.notes import trial_notes, version_notes
+from trainatomy.simulator.notes import host_memory_notes, trial_notes, version_notes
 from trainatomy.simulator.simulate import Simulation
 from trainatomy.workload.schema import Workload
 
@@ -96,6 +96,7 @@ def prediction_of_script(
             *version_notes(session.version),
             *trial_notes(recorder.trace.trials, known=session.process.processor.cudnn is not None),
             *session.process.notes,
+            *host_memory_notes(session.process.storages.host_memory),
         ),
         operations=operations,
         tokens_per_sample=seen.tokens,

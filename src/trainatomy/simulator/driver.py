@@ -247,14 +247,6 @@ def _tensor_metadata(tensor: torch.Tensor) -> dict[str, Any]:
         return {"shape": tensor.shape, "dtype": tensor.dtype, "device": tensor.device}
 
 
-def _refuse_offloading(*args: Any, **kwargs: Any) -> None:
-    """Refuse activation offload: it would copy tensors without data to real host memory."""
-    raise SimulationError(
-        "torch.autograd.graph.save_on_cpu keeps activations in host memory, which is not simulated.\n"
-        "Predict with gradient checkpointing instead (train.gradient_checkpointing), or measure this model"
-    )
-
-
 def _as_text(format_tensor: Callable[..., str], device: torch.device) -> Callable[..., str]:
     """Return ``str`` of a tensor: its device, not its data."""
 
@@ -306,7 +298,6 @@ def install_driver(
     patch(torch, "Stream", streams.stream_class)
     patch(torch, "Event", streams.event_class)
     patch(parallel_functions, "_streams", None)  # a cache of streams
-    patch(torch.autograd.graph.save_on_cpu, "__init__", _refuse_offloading)
     devices = _foreach_utils._get_foreach_kernels_supported_devices()
     patch(_foreach_utils, "_get_foreach_kernels_supported_devices", _always([*devices, "meta"]))
     patch(amp_common, "amp_definitely_not_available", _always(False))

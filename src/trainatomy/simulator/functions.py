@@ -23,7 +23,7 @@ from trainatomy.operators.allocation.sdpa_choice import SdpFlags
 from trainatomy.simulator.autocast import Autocast
 from trainatomy.simulator.eras import functions_of
 from trainatomy.simulator.packed import packed_function
-from trainatomy.simulator.placement import META, Handler, Placement, names_cuda
+from trainatomy.simulator.placement import CPU, META, Handler, Placement, names_cuda
 from trainatomy.training.packed_weights import is_packed_type
 
 Function = Callable[..., Any]
@@ -40,6 +40,7 @@ _FACTORIES = frozenset(
         torch.full_like,
     }
 )
+_EMPTY = frozenset({torch.empty, torch.empty_like})
 _nn: Any = torch._C._nn  # its stubs declare ``reduction`` as a string, which is an index there
 
 
@@ -115,8 +116,11 @@ class CudaFunctions(TorchFunctionMode):
         if "device" in kwargs and names_cuda(kwargs["device"]):
             with self._placement.on(kwargs["device"]):
                 return self._make_on_gpu(func, args, {**kwargs, "device": META})
-        if self.host_factories and func in _FACTORIES:
-            return self._make_on_host(func, args, kwargs)
+        if func in _FACTORIES:
+            if kwargs.get("pin_memory"):
+                return self._make_pinned(func, args, kwargs)
+            if self.host_factories:
+                return self._make_on_host(func, args, kwargs)
         if autocast:
             args, kwargs = self._autocast.cast(func, args, kwargs)
         return func(*args, **kwargs)
@@ -143,6 +147,16 @@ class CudaFunctions(TorchFunctionMode):
                 self._placement.keep_on_host(made)
                 return made
         return func(*args, **kwargs)
+
+    def _make_pinned(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a tensor in pinned host memory: without memory of its own as long as nothing is in it."""
+        options = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+        if func not in _EMPTY:
+            return func(*args, **{**options, "device": CPU})
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            made = func(*args, **{**options, "device": META})
+        self._placement.keep_on_host(made, pinned=True)
+        return made
 
     def _make_on_gpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a tensor on the GPU: by a factory, or from data (``torch.tensor(..., device="cuda")``)."""

@@ -11,10 +11,12 @@ from trainatomy.libraries import version_of
 from trainatomy.operators.allocation.cudnn.library import EXTRA
 from trainatomy.results.trace import PlansTried
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
+from trainatomy.simulator.storages import HostMemory
 from trainatomy.simulator.triton import has_liger_kernels, uses_liger
 from trainatomy.training.model import unwrap
 from trainatomy.training.optimizer import needs_closure
 from trainatomy.training.positions import lengths, sequence_note
+from trainatomy.units import human_bytes
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import MAX_LENGTH, steps_per_generation
@@ -44,6 +46,20 @@ def trial_notes(trials: Mapping[int, PlansTried], *, known: bool) -> Iterator[st
     )
     if not known:
         yield f"without cuDNN's library only a few of these algorithms are known; the first step may need more: {EXTRA}"
+
+
+def host_memory_notes(host: HostMemory) -> Iterator[str]:
+    """Yield a note where autograd saves in host memory."""
+    if host.pinned:
+        yield (
+            f"{human_bytes(host.pinned)} of pinned host memory hold activations, in blocks that PyTorch rounds up to "
+            "powers of two"
+        )
+    if host.pageable:
+        yield (
+            f"{human_bytes(host.pageable)} of host memory hold activations; it is not pinned, so that copies take "
+            "several times as long"
+        )
 
 
 def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:

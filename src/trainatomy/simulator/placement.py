@@ -15,6 +15,7 @@ import torch
 from trainatomy.errors import SimulationError
 from trainatomy.simulator.data_dependent import assumed_values
 from trainatomy.simulator.driver import CurrentDevice
+from trainatomy.simulator.inplace import is_dense
 from trainatomy.simulator.storages import Storages
 from trainatomy.training.packed_weights import is_packed, numbers, rebuilt
 
@@ -80,6 +81,7 @@ class Placement:
             t.pin_memory: lambda f, a, k: a[0],
             t.is_pinned: lambda f, a, k: False,
             t.type: self._type,
+            t.copy_: self._copy_into,
             t.numpy: self._numpy,
             t.tolist: self._tolist,
             t.new_tensor: self._new_tensor,
@@ -100,10 +102,10 @@ class Placement:
         if tensor.is_meta and not self._storages.on_device(tensor):
             self._arrived(tensor, None)
 
-    def keep_on_host(self, tensor: torch.Tensor) -> None:
+    def keep_on_host(self, tensor: torch.Tensor, *, pinned: bool = False) -> None:
         """Let a meta tensor stand for one in host memory."""
         with torch._C.DisableTorchFunction():
-            self._storages.mark_host([tensor])
+            self._storages.mark_host([tensor], pinned=pinned)
 
     def check(self, device: Any) -> torch.device:
         """Return the GPU that ``device`` names; raise SimulationError if this process does not simulate it."""
@@ -206,6 +208,18 @@ class Placement:
             return self.move(tensor, self.check(None) if place == "torch.cuda" else CPU, getattr(torch, kind).dtype)
         return func(*args, **kwargs)
 
+    def _copy_into(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Copy into a tensor; to one in host memory that is laid out otherwise, by way of a contiguous copy on the GPU.
+
+        Source: aten/src/ATen/native/cuda/Copy.cu (``copy_requires_temporaries``, ``copy_kernel_cuda``), torch 2.9-2.13.
+        """
+        target, source = args[:2]
+        if isinstance(source, torch.Tensor) and self.is_device(source) and not self.is_device(target):
+            is_alike = source.dtype == target.dtype and source.stride() == target.stride() and is_dense(source)
+            if not is_alike:
+                source = source.expand_as(target).contiguous()
+        return func(target, source, *args[2:], **kwargs)
+
     def _to(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensor, rest = args[0], args[1:]
         if rest and isinstance(rest[0], torch.Tensor):
@@ -249,6 +263,8 @@ class Placement:
         elif not to_gpu and not tensor.requires_grad and (value := self._known(tensor)) is not None:
             return value.to(dtype, copy=True)
         else:
+            if not to_gpu and not is_dense(tensor):
+                tensor = tensor.contiguous()  # see ``_copy_into``
             with contextlib.nullcontext() if to_gpu else self._on_host():
                 later = {"non_blocking": True} if non_blocking else {}
                 moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **later, **options)

@@ -26,6 +26,7 @@ from trainatomy.simulator.isolation import patched
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.placement import Handler, Placement
 from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.saved_tensors import addresses, hooks_in_mode
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.topology import Topology
 from trainatomy.training.packed_weights import numbers
@@ -127,6 +128,8 @@ class SimulatedProcess:
 
             placement: Any = self.placement
             data_parallel.install(stack, placement, self.modules)
+        addresses(stack)
+        hooks_in_mode(stack, self.functions, self.storages.host_memory, self.recorder.streams)
         stack.enter_context(self.modules)
         stack.enter_context(self.recorder)
         stack.enter_context(self.functions)
@@ -278,5 +281,5 @@ class SimulatedProcess:
             self.recorder.operations.result_moved_to_device()
             if value is not None:
                 self.recorder.values.learn(tensor, value)
-        if self.recorder.stage != "load":
+        if self.recorder.phase not in ("load", "backward", "recompute"):  # activations come back in backward
             self.recorder.label(tensor, "input")

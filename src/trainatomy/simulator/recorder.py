@@ -396,11 +396,13 @@ class Recorder(TorchDispatchMode):
         return True
 
     def _stays_on_host(self, name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> bool:
-        """Return whether results lie in host memory, as those of meta tensors that all stand for the host's."""
+        """Return whether results lie in host memory: those of tensors that all do, and what is written to one there."""
         if self.stage == "host" or (self.scalars_on_host and name == "aten::scalar_tensor"):
             return True
         if not self._storages.any_on_host():
             return False
+        if outputs and not self._storages.on_device(outputs[0]):
+            return True
         sources = [t for t in _tensors(args) if t.is_meta]
         return bool(sources) and not any(self._storages.on_device(t) for t in sources)
 

@@ -39,7 +39,7 @@ from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
 from trainatomy.simulator.mixtures import experts_of
-from trainatomy.simulator.notes import notes_on, trial_notes, version_notes
+from trainatomy.simulator.notes import host_memory_notes, notes_on, trial_notes, version_notes
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.resuming import continued
@@ -347,6 +347,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int, file
             *described.notes,
             *trial_notes(recorder.trace.trials, known=process.processor.cudnn is not None),
             *process.notes,
+            *host_memory_notes(process.storages.host_memory),
         ),
         operations=recorder.operations.operations,
         tokens_per_sample=described.tokens_per_sample,

@@ -1,7 +1,7 @@
 """Location of meta tensors: host memory, or the memory of a GPU.
 
 A meta tensor has no address, so its location is kept here.  Every storage belongs to the GPU except those that were
-marked as the host's: a model before it is moved, a tensor that came back by ``.cpu()``.
+marked as the host's: a model before it is moved, a tensor that came back by ``.cpu()``, a pinned buffer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,60 @@ def forgetting(table: dict[int, Any], key: int) -> Callable[[object], None]:
     return lambda _: table.pop(key, None)
 
 
-class Storages:
-    """Storages of meta tensors that are not in the memory of the process's first GPU, held by weak references."""
+class HostMemory:
+    """Host memory that activations take: storages that are marked while hooks pack what autograd saves.
+
+    PyTorch rounds each pinned block up to a power of two and keeps it for later ones of that size.
+    Source: aten/src/ATen/core/CachingHostAllocator.h, ``allocate`` and ``get_free_block``, torch 2.9-2.13.
+
+    Attributes:
+        counts: True while a hook packs.
+        pageable: Most bytes that are not pinned, at once.
+    """
 
     def __init__(self) -> None:
+        self.counts = False
+        self.pageable = 0
+        self._live = 0
+        self._blocks: dict[int, int] = {}
+        self._most: dict[int, int] = {}
+
+    @property
+    def pinned(self) -> int:
+        """Bytes of all pinned blocks: of each size, as many as were needed at once."""
+        return sum(size * count for size, count in self._most.items())
+
+    def hold(self, storage: torch.UntypedStorage, *, pinned: bool) -> None:
+        """Count a new storage until it dies."""
+        needed = storage.nbytes()
+        if not needed:
+            return
+        if pinned:
+            size = 1 << (needed - 1).bit_length()
+            self._blocks[size] = self._blocks.get(size, 0) + 1
+            self._most[size] = max(self._most.get(size, 0), self._blocks[size])
+            weakref.finalize(storage, self._release_block, size).atexit = False
+        else:
+            self._live += needed
+            self.pageable = max(self.pageable, self._live)
+            weakref.finalize(storage, self._release, needed).atexit = False
+
+    def _release_block(self, size: int) -> None:
+        self._blocks[size] -= 1
+
+    def _release(self, size: int) -> None:
+        self._live -= size
+
+
+class Storages:
+    """Storages of meta tensors that are not in the memory of the process's first GPU, held by weak references.
+
+    Attributes:
+        host_memory: Host memory that activations take.
+    """
+
+    def __init__(self) -> None:
+        self.host_memory = HostMemory()
         self._host: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._others: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
@@ -42,13 +92,15 @@ class Storages:
         """Return whether the storage with this key stands for host memory."""
         return key in self._host
 
-    def mark_host(self, tensors: Iterable[torch.Tensor]) -> None:
+    def mark_host(self, tensors: Iterable[torch.Tensor], *, pinned: bool = False) -> None:
         """Let these meta tensors stand for tensors in host memory."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._host:
                 self._host[key] = weakref.ref(storage, forgetting(self._host, key))
+                if self.host_memory.counts:
+                    self.host_memory.hold(storage, pinned=pinned)
 
     def mark_device(self, tensor: torch.Tensor) -> None:
         """Let a meta tensor stand for one in GPU memory."""

@@ -44,6 +44,8 @@ class Streams:
         """Streams of autograd nodes, by their sequence numbers, where they are not the default stream."""
         self._nodes = 0
         """Autograd nodes whose stream is known: those with smaller sequence numbers."""
+        self.makes_nodes = True
+        """False between the making of an autograd node and its operation, while others run that make none."""
         self._chosen: tuple[int, Any] | None = None
         """A node of a backward pass, and the stream that its hooks made current."""
 
@@ -77,7 +79,7 @@ class Streams:
 
     def operation(self) -> None:
         """Remember the stream of the autograd nodes that the operation made that just ran."""
-        if self._count == 1:
+        if self._count == 1 or not self.makes_nodes:
             return
         nodes = torch._C._autograd._get_sequence_nr()
         if nodes > self._nodes:

@@ -97,6 +97,8 @@ class Values:
         """Run an operation on the values of its arguments if all are known; else drop the values that it overwrote."""
         if func._schema.name in LIKE_FACTORIES:
             args = (torch.empty(0, dtype=args[0].dtype), *args[1:])
+        if func._schema.name == "aten::copy_" and self._fills(*args[:2]):
+            args = (torch.empty(args[0].shape, dtype=args[0].dtype), *args[1:])
         tensors = [a for a in _flat(args) if a.is_meta]
         if tensors and self._entry(tensors[0]) is None and not func._schema.is_mutable:
             return
@@ -121,6 +123,12 @@ class Values:
         for tensor, value in zip(outputs, run(), strict=False):
             if value.shape == tensor.shape and not value.is_meta:
                 self._remember(tensor, value)
+
+    def _fills(self, target: torch.Tensor, source: torch.Tensor) -> bool:
+        """Return whether a copy gives values to all of a tensor that had none: a buffer in host memory."""
+        if not (target.is_meta and source.is_meta) or self._entry(source) is None or not self.unknown(target):
+            return False
+        return bool(target.nbytes == target.untyped_storage().nbytes())
 
     def _remember_lazily(self, run: Callable[[], list[torch.Tensor]], outputs: Sequence[torch.Tensor]) -> None:
         once = cache(run)

@@ -26,6 +26,8 @@ _CACHED_BYTES = 2**20
 _SHARDED_COLLECTIVES = frozenset({"nccl::all_gather", "nccl::reduce_scatter"})
 _COLLATING = frozenset({"aten::stack", "aten::cat"})
 _REPLICATE = "python::replicate"
+_RESTORING = frozenset({"backward", "recompute"})
+"""Phases in which a copy to the GPU brings back what was saved, and no batch."""
 _CROSSING = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
 
 
@@ -196,7 +198,8 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
                 seconds += seconds_within(call, costs)
             if call.name == _REPLICATE:
                 seconds += costs.replicated_module * int(dict(call.numbers)["modules"])
-            seconds += costs.batch_byte[loop] * batch_bytes(call)
+            if operation.phase not in _RESTORING:
+                seconds += costs.batch_byte[loop] * batch_bytes(call)
             seconds += costs.host_byte * _large_host_bytes(call)
             known[key] = seconds = seconds * operation.threads  # one thread at a time runs Python
         yield seconds

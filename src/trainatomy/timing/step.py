@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.hosts import reference_host
+from trainatomy.operators.traffic import crosses
 from trainatomy.results.operations import Operations
 from trainatomy.results.time import Bound, Communication, PacedStep, Pipeline, Time
 from trainatomy.timing.cost_model import (
@@ -79,7 +80,8 @@ def predict_step_time(
     if pipeline is not None:
         timeline.seconds, bubble = pipeline.step_seconds, pipeline.bubble_share
     bound = bound_by(operations, kernels, timeline)
-    low, high = _interval("calibrated" if cost_model.calibrated and current_software else "uncalibrated", bound)
+    measured = cost_model.calibrated and current_software and bound != "transfers"
+    low, high = _interval("calibrated" if measured else "uncalibrated", bound)
     flop = sum((operations.calls[one.call].flop or 0) * one.repeats for one in operations.operations)
     at_peak, attainable = _utilisation(operations, gpu, cost_model, timeline.seconds)
     rate = samples / timeline.seconds
@@ -205,22 +207,27 @@ def _replay(
 def bound_by(operations: Operations, kernels: Sequence[KernelCost], timeline: StepTimeline) -> Bound:
     """Return what bounds the step.
 
-    ``host`` if the CPU is busy for longer than the GPU; otherwise communication, arithmetic or memory bandwidth,
-    whichever takes most of the GPU's time: communication where it is exposed, the others by what bounds the kernels.
+    ``host`` if the CPU is busy for longer than the GPU; otherwise communication, copies between CPU and GPU
+    (``transfers``), arithmetic or memory bandwidth, whichever takes most of the GPU's time: communication where it is
+    exposed, arithmetic and memory bandwidth by what bounds the kernels.
     """
     if timeline.cpu_seconds > timeline.gpu_seconds:
         return "host"
-    arithmetic = traffic = 0.0
+    arithmetic = traffic = transfers = 0.0
     for operation in operations.operations:
-        kernel = kernels[operation.call]
-        if operations.calls[operation.call].name.startswith(COLLECTIVES):
+        kernel, call = kernels[operation.call], operations.calls[operation.call]
+        if call.name.startswith(COLLECTIVES):
             continue
-        if kernel.flop_seconds > kernel.bytes_seconds:
+        if crosses(call):
+            transfers += kernel.seconds * operation.repeats
+        elif kernel.flop_seconds > kernel.bytes_seconds:
             arithmetic += kernel.seconds * operation.repeats
         else:
             traffic += kernel.seconds * operation.repeats
-    if timeline.exposed_seconds > max(arithmetic, traffic):
+    if timeline.exposed_seconds > max(arithmetic, traffic, transfers):
         return "communication"
+    if transfers > max(arithmetic, traffic):
+        return "transfers"
     return "arithmetic" if arithmetic > traffic else "memory bandwidth"
 
 

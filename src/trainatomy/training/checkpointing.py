@@ -1,4 +1,4 @@
-"""Gradient checkpointing of every n-th layer of a transformers model.
+"""Gradient checkpointing of a transformers model, of all layers or every n-th, and activations in host memory.
 
 transformers marks the layers that it can checkpoint with the class ``GradientCheckpointingLayer``, and switches all of
 them on.  ``gradient_checkpointing_enable(every_n_layers=n)`` of transformers 5.16 and later chooses the same layers as
@@ -7,14 +7,22 @@ them on.  ``gradient_checkpointing_enable(every_n_layers=n)`` of transformers 5.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trainatomy.errors import WorkloadError
+from trainatomy.libraries import version_of
 from trainatomy.training.model import unwrap
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
+    from trainatomy.workload.schema import Workload
     from trainatomy.workload.train import TrainSpec
 
 _KEY = "train.gradient_checkpointing_every"
@@ -31,6 +39,33 @@ def check_checkpointing(model: nn.Module, train: TrainSpec) -> None:
         )
     if train.gradient_checkpointing and train.gradient_checkpointing_every > 1:
         _check_layers(model)
+    if train.offloads_checkpoints and "offload" not in signature(inner.gradient_checkpointing_enable).parameters:
+        raise WorkloadError(
+            f"train.gradient_checkpointing_kwargs.offload: needs transformers 5.16, found {version_of('transformers')}",
+            key="train.gradient_checkpointing_kwargs",
+        )
+
+
+def enable_checkpointing(model: Any, kwargs: Mapping[str, Any] | None, every: int) -> None:
+    """Switch gradient checkpointing on.
+
+    Args:
+        model: A transformers model.
+        kwargs: ``gradient_checkpointing_kwargs``, of which transformers takes ``offload`` for itself.
+        every: Checkpoint every such layer.
+    """
+    rest = dict(kwargs or {})
+    offload = {"offload": True} if rest.pop("offload", False) else {}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=rest or None, **offload)
+    if every > 1:
+        checkpoint_every(model, every)
+
+
+def offloading(workload: Workload) -> AbstractContextManager[object]:
+    """Return the context that keeps what autograd saves in host memory, where the workload asks for it."""
+    if workload.activation_offloading is None:
+        return nullcontext()
+    return torch.autograd.graph.save_on_cpu(pin_memory=workload.activation_offloading == "pinned")
 
 
 def checkpoint_every(model: nn.Module, n: int) -> None:

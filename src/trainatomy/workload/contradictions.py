@@ -34,6 +34,7 @@ def contradictions(workload: Workload) -> list[Problem]:
         *_generation(workload),
         *trl_problems(workload),
         *_average(workload),
+        *_offloading(workload),
         *_compiled(workload),
     ]
 
@@ -158,6 +159,27 @@ def _average(workload: Workload) -> list[Problem]:
         return [Problem(here, "is kept by loop: pytorch; the Trainer keeps no average of the weights")]
     if parallel.world_size > 1 or parallel.devices > 1:
         return [Problem(here, "is simulated on one GPU")]
+    return []
+
+
+_OFFLOADED_CHECKPOINTS = "train.gradient_checkpointing_kwargs: {offload: true}"
+
+
+def _offloading(workload: Workload) -> list[Problem]:
+    """Refuse activations in host memory where no loop keeps them there, and where that is not simulated."""
+    if workload.activation_offloading is None:
+        return []
+    parallel, here = workload.parallel, ("activation_offloading",)
+    if workload.mode != "training":
+        return [Problem(here, f"keeps what backward needs; mode: {workload.mode} has no backward")]
+    if workload.loop != "pytorch":
+        others = "trl.activation_offloading" if workload.loop in ("sft", "dpo") else _OFFLOADED_CHECKPOINTS
+        return [Problem(here, f"is for loop: pytorch; with loop: {workload.loop} there is {others}")]
+    if parallel.devices > 1 or parallel.pp_size > 1:
+        strategy = "DataParallel" if parallel.devices > 1 else "a pipeline"
+        return [Problem(here, f"is not simulated with {strategy}")]
+    if workload.train.compiles:
+        return [Problem(here, "cannot be combined with train.torch_compile: a compiled step is simulated without it")]
     return []
 
 

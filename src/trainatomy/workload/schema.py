@@ -71,6 +71,11 @@ class Workload(Section):
         description="with `loop: pytorch`: keep an exponential moving average of the weights with this decay, by "
         "`torch.optim.swa_utils.AveragedModel`",
     )
+    activation_offloading: Literal["pinned", "pageable"] | None = Field(
+        default=None,
+        description="with `loop: pytorch`: keep what autograd saves for backward in host memory, by "
+        "`torch.autograd.graph.save_on_cpu`, in pinned memory or not",
+    )
     train: TrainSpec = Field(default_factory=TrainSpec, description="the settings of the training")
     trl: Settings = Field(
         default_factory=dict,

@@ -39,6 +39,8 @@ _FSDP_CONFIG = frozenset(
 )
 """Keys that ``TrainingArguments`` reads from ``fsdp_config`` (transformers 5.17), with or without ``fsdp_``."""
 
+_OFFLOADED = "gradient_checkpointing: true with gradient_checkpointing_kwargs: {offload: true}"
+
 _STATE_DICTS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
 """Checkpoints of FSDP that are simulated."""
 
@@ -171,7 +173,8 @@ def _fsdp_config(workload: Workload) -> list[Problem]:
             problems.append(Problem((*here, key), "is about TPUs, which are not simulated"))
         elif name == "activation_checkpointing_offload":
             if str(value).lower() in ("true", "1"):
-                problems.append(Problem((*here, key), "keeps activations in host memory, which is not simulated"))
+                message = "is not passed on to accelerate by TrainingArguments (transformers 5.17)"
+                problems.append(Problem((*here, key), f"{message}: use train.{_OFFLOADED}"))
         elif name == "state_dict_type" and workload.saves and str(value).upper() not in _STATE_DICTS:
             message = f"saving is simulated with {' and '.join(_STATE_DICTS)}, found {value}"
             problems.append(Problem((*here, key), message))

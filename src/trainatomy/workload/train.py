@@ -312,17 +312,25 @@ class TrainSpec(Section):
             if getattr(self, name):
                 message = f"cannot be combined with {name}: a compiled step is simulated without it only"
                 problems.append(Problem(("torch_compile",), message))
+        if self.compiles and self.offloads_checkpoints:
+            message = "cannot be combined with torch_compile: a compiled step is simulated without it only"
+            problems.append(Problem(("gradient_checkpointing_kwargs", _OFFLOAD), message))
         return problems
+
+    @property
+    def offloads_checkpoints(self) -> bool:
+        """Whether what gradient checkpointing saves is kept in host memory."""
+        return self.gradient_checkpointing and bool((self.gradient_checkpointing_kwargs or {}).get(_OFFLOAD))
 
     def _checkpointing_problems(self) -> list[Problem]:
         here = "gradient_checkpointing_kwargs"
-        allowed = {"use_reentrant": bool, "preserve_rng_state": bool, "determinism_check": str}
+        allowed = {"use_reentrant": bool, "preserve_rng_state": bool, "determinism_check": str, _OFFLOAD: bool}
         problems = []
         if self.gradient_checkpointing_every > 1 and not self.gradient_checkpointing:
             problems.append(Problem(("gradient_checkpointing_every",), "needs gradient_checkpointing: true"))
         for name, value in (self.gradient_checkpointing_kwargs or {}).items():
-            if name in _OF_TRANSFORMERS:
-                problems.append(Problem((here, name), self._kwarg_problem(name, value)))
+            if name == _EVERY:
+                problems.append(Problem((here, name), self._every_problem(value)))
             elif name not in allowed:
                 problems.append(Problem((here, name), f"unknown key{suggestion(name, allowed)}"))
             elif not isinstance(value, allowed[name]):
@@ -330,17 +338,15 @@ class TrainSpec(Section):
                 problems.append(Problem((here, name), f"must be {wanted}, found {value!r}"))
         return problems
 
-    def _kwarg_problem(self, name: str, value: Any) -> str:
-        """Return what is wrong with an argument of transformers that ``_move_every`` left where it was."""
-        if name == "offload":
-            return "not supported: activations that are moved to host memory are not simulated"
+    def _every_problem(self, value: Any) -> str:
+        """Return what is wrong with ``every_n_layers``, which ``_move_every`` left where it was."""
         if _is_count(value):
             every = self.gradient_checkpointing_every
             return f"is {value}, but gradient_checkpointing_every is {every}: set one of the two"
         return f"must be a whole number of at least 1, found {value!r}"
 
 
-_OF_TRANSFORMERS = ("every_n_layers", "offload")
+_EVERY, _OFFLOAD = "every_n_layers", "offload"
 """Keys of ``gradient_checkpointing_kwargs`` that the Trainer of transformers 5.16 and later takes for itself."""
 
 
@@ -357,10 +363,10 @@ def _move_every(raw: dict[str, Any]) -> dict[str, Any]:
     given = raw.get("gradient_checkpointing_kwargs")
     if not isinstance(given, Mapping):
         return raw
-    rest = {name: value for name, value in given.items() if (name, value) != ("offload", False)}
-    every = rest.get("every_n_layers")
+    rest = {name: value for name, value in given.items() if (name, value) != (_OFFLOAD, False)}
+    every = rest.get(_EVERY)
     if _is_count(every) and raw.get("gradient_checkpointing_every", every) == every:
-        del rest["every_n_layers"]
+        del rest[_EVERY]
         raw = {**raw, "gradient_checkpointing_every": every}
     return raw if rest == given else {**raw, "gradient_checkpointing_kwargs": rest or None}
 

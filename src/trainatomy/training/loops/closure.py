@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainatomy.training.checkpointing import offloading
 from trainatomy.training.optimizer import without_tolerance
 from trainatomy.training.precision import autocast
 
@@ -64,7 +65,7 @@ class ClosureSteps:
         total = torch.zeros((), device=kind)
         for number, batch in enumerate(held):
             observer.micro_step_begin(self._evaluations * count + number)
-            with autocast(self._workload.train, kind):
+            with autocast(self._workload.train, kind), offloading(self._workload):
                 loss = self._spread.loss(self._spread.module(**batch)) / count
             observer.forward_end()
             loss.backward()

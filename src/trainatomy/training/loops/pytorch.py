@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
-from trainatomy.training.checkpointing import check_checkpointing, checkpoint_every
+from trainatomy.training.checkpointing import check_checkpointing, enable_checkpointing, offloading
 from trainatomy.training.loops.closure import ClosureSteps
 from trainatomy.training.model import set_use_cache
 from trainatomy.training.optimizer import needs_closure
@@ -86,7 +86,7 @@ def train(
                 continue
             observer.micro_step_begin(micro_step)
             with spread.synchronizes(last=micro_step == accumulation - 1), spread.sharing(batch):
-                with autocast(settings, kind):
+                with autocast(settings, kind), offloading(workload):
                     loss = spread.loss(module(**batch))
                 observer.forward_end()
                 scaler.scale(loss / accumulation).backward()
@@ -130,13 +130,7 @@ def enable_training(model: nn.Module, settings: TrainSpec) -> None:
     """Set training mode and checkpointing."""
     model.train()
     if settings.gradient_checkpointing:
-        enable: Any = model.gradient_checkpointing_enable
-        if settings.gradient_checkpointing_kwargs is None:
-            enable()
-        else:
-            enable(gradient_checkpointing_kwargs=settings.gradient_checkpointing_kwargs)
-        if settings.gradient_checkpointing_every > 1:
-            checkpoint_every(model, settings.gradient_checkpointing_every)
+        enable_checkpointing(model, settings.gradient_checkpointing_kwargs, settings.gradient_checkpointing_every)
 
 
 def compiled(module: nn.Module, settings: TrainSpec) -> nn.Module:

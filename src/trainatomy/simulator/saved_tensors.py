@@ -1,0 +1,73 @@
+"""Hooks of saved tensors in the simulated process: activations that are kept in host memory.
+
+PyTorch's ``save_on_cpu``, transformers' checkpoints with ``offload`` and TRL's ``OffloadActivations`` use such hooks to
+copy what autograd saves to host memory, and back in backward.  Their own code runs.  It needs two things:
+
+- Autograd calls the hook that packs a tensor from inside an operation, where Python's function modes are off: hooks run
+  with the simulation's mode on (``hooks_in_mode``).
+- Storages of meta tensors have no address, by which TRL tells tensors apart: each gets one (``addresses``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from trainatomy.simulator.storages import HostMemory
+from trainatomy.simulator.streams import Streams
+
+Hook = Callable[[Any], Any]
+_SPREAD, _ADDRESSES, _ALIGNED = 0x9E3779B97F4A7C15, 1 << 62, 512
+"""An odd factor, the number of addresses and their alignment: storages that lie side by side get distant ones."""
+
+
+def hooks_in_mode(stack: contextlib.ExitStack, mode: TorchFunctionMode, host: HostMemory, streams: Streams) -> None:
+    """Let hooks of saved tensors run with a function mode on; ``stack`` undoes it.
+
+    Args:
+        stack: Undoes it.
+        mode: The function mode of the simulation.
+        host: Counts what hooks that pack put into host memory.
+        streams: Of the process.  Autograd has made the node already that a tensor is saved for, and no operation of the
+            hook: the stream that a hook chooses is not that of the node.
+    """
+    autograd: Any = torch._C._autograd
+    push = autograd._push_saved_tensors_default_hooks
+
+    def push_in_mode(pack: Hook, unpack: Hook) -> None:
+        def pack_apart(tensor: Any) -> Any:
+            before = host.counts, streams.makes_nodes
+            host.counts, streams.makes_nodes = True, False
+            try:
+                return _run(pack, tensor, mode)
+            finally:
+                host.counts, streams.makes_nodes = before
+
+        push(pack_apart, lambda packed: _run(unpack, packed, mode))
+
+    stack.enter_context(mock.patch.object(autograd, "_push_saved_tensors_default_hooks", push_in_mode))
+
+
+def _run(hook: Hook, value: Any, mode: TorchFunctionMode) -> Any:
+    """Run a hook with a function mode on, once."""
+    with torch._C._EnableTorchFunction():
+        is_on = mode in _get_current_function_mode_stack()
+        with contextlib.nullcontext() if is_on else mode:
+            return hook(value)
+
+
+def addresses(stack: contextlib.ExitStack) -> None:
+    """Give storages of meta tensors addresses, which differ while they live; ``stack`` undoes it."""
+    address = torch.UntypedStorage.data_ptr
+
+    def data_ptr(storage: torch.UntypedStorage) -> int:
+        if storage.device.type != "meta" or not storage.nbytes():
+            return address(storage)
+        return storage._cdata * _SPREAD % _ADDRESSES // _ALIGNED * _ALIGNED
+
+    stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", data_ptr))

@@ -1,0 +1,189 @@
+"""Activations that are kept in host memory: PyTorch's hooks, transformers' checkpoints, TRL's trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+
+import trainatomy
+from trainatomy.operators.traffic import crosses, is_asynchronous
+from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.workload import Workload
+
+MODEL = """
+def model():
+    return Network()
+
+def batch(size):
+    return {"x": torch.zeros(size, 64)}
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 64))
+
+    def forward(self, x):
+        return {"loss": self.layers(x).square().mean()}
+"""
+GPT2 = {"class": "GPT2LMHeadModel", "config": {"n_layer": 3, "n_embd": 64, "n_head": 2, "vocab_size": 4096}}
+SEQUENCE, BATCH = 128, 4
+
+
+def copied(simulation: Simulation, *, to_host: bool) -> list[int]:
+    """Return the bytes of each copy of a step from the GPU to the host, or back."""
+    found = simulation.operations
+    calls = [found.calls[one.call] for one in found.operations for _ in range(one.repeats)]
+    ends = [(call.outputs[0].on_host, call.inputs[0].bytes) for call in calls if crosses(call)]
+    return sorted(size for on_host, size in ends if on_host == to_host)
+
+
+def saved_on_a_cpu(source: str, size: int) -> list[int]:
+    """Run a step with real numbers and return the bytes of each tensor that autograd saves."""
+    names: dict[str, Any] = {"torch": torch, "nn": nn}
+    exec(source, names)
+    model, sizes = names["model"](), list[int]()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = model(**names["batch"](size))["loss"]
+    loss.backward()
+    return sorted(sizes)
+
+
+@pytest.mark.parametrize("kind", ["pinned", "pageable"])
+def test_what_autograd_saves_is_copied_to_the_host_and_back(kind: str, from_factory: Callable[..., Workload]) -> None:
+    train = {"per_device_train_batch_size": 32}
+    workload = from_factory(MODEL, activation_offloading=kind, train=train)
+    simulation = simulate(workload, workload.resolve_gpu())
+    expected = saved_on_a_cpu(MODEL, 32)
+    batch = [32 * 64 * 4]
+    assert copied(simulation, to_host=True) == expected
+    assert copied(simulation, to_host=False) == sorted(expected + batch)
+    waits = [not is_asynchronous(call) for call in simulation.operations.calls if crosses(call)]
+    assert sum(waits) == (1 if kind == "pinned" else len(waits))
+
+
+def test_activations_leave_the_gpu(from_factory: Callable[..., Workload]) -> None:
+    def predicted(kind: str | None) -> trainatomy.Prediction:
+        train = {"per_device_train_batch_size": 4096}
+        return trainatomy.predict(from_factory(MODEL, activation_offloading=kind, train=train))
+
+    found = {kind: predicted(kind) for kind in (None, "pinned", "pageable")}
+    kept = found[None].memory.components.activations
+    assert kept > 4096 * (512 + 512) * 4
+    assert max(found[kind].memory.components.activations for kind in ("pinned", "pageable")) < kept / 100
+    assert found["pinned"].memory.peak_allocated_bytes < found[None].memory.peak_allocated_bytes
+    pinned, pageable = (found[kind].time for kind in ("pinned", "pageable"))
+    assert pinned is not None and pageable is not None
+    assert pinned.bound_by == pageable.bound_by == "transfers" and pinned.step_seconds < pageable.step_seconds / 2
+    assert not any("host memory" in note for note in found[None].notes)
+    (note,) = [note for note in found["pageable"].notes if "host memory" in note]
+    assert note.startswith(trainatomy.units.human_bytes(sum(saved_on_a_cpu(MODEL, 4096))))
+
+
+def test_checkpoints_keep_the_inputs_of_layers_in_pinned_memory() -> None:
+    def predicted(**kwargs: bool) -> trainatomy.Prediction:
+        checkpointing = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs or None}
+        described = {
+            "model": GPT2,
+            "data": {"sequence_length": SEQUENCE},
+            "train": {"per_device_train_batch_size": BATCH, **checkpointing},
+        }
+        return trainatomy.predict(Workload.from_mapping(described))
+
+    on_gpu, on_host = predicted(), predicted(offload=True)
+    inputs = 3 * BATCH * SEQUENCE * 64 * 4
+    assert on_gpu.memory.components.activations - on_host.memory.components.activations == inputs
+    (note,) = [note for note in on_host.notes if "pinned" in note]
+    assert note.startswith(trainatomy.units.human_bytes(inputs))  # each is a power of two
+
+
+@pytest.mark.parametrize("loop", ["sft", "dpo"])
+def test_trl_keeps_activations_in_host_memory_on_a_stream_of_its_own(loop: str) -> None:
+    pytest.importorskip("trl")
+
+    def simulated(*, offloads: bool) -> Simulation:
+        described = {
+            "model": GPT2,
+            "loop": loop,
+            "data": {"sequence_length": SEQUENCE, **({"prompt_length": 32} if loop == "dpo" else {})},
+            "train": {"per_device_train_batch_size": BATCH, "gradient_checkpointing": False},
+            "trl": {"activation_offloading": offloads},
+        }
+        workload = Workload.from_mapping(described)
+        return simulate(workload, workload.resolve_gpu())
+
+    plain, offloading = simulated(offloads=False), simulated(offloads=True)
+    assert not copied(plain, to_host=True)
+    sizes = copied(offloading, to_host=True)
+    assert sizes and min(sizes) >= 1024  # TRL leaves smaller ones where they are
+    found = offloading.operations
+    streams = {crosses(found.calls[one.call]): set[int]() for one in found.operations}
+    for one in found.operations:
+        if one.phase in ("forward", "backward") and found.calls[one.call].flop:
+            streams[False].add(one.stream)
+        elif crosses(found.calls[one.call]) and one.phase in ("forward", "backward"):
+            streams[True].add(one.stream)
+    assert streams == {True: {1}, False: {0}}
+
+
+def test_tensors_that_are_laid_out_otherwise_take_a_copy_on_the_gpu(process: SimulatedProcess) -> None:
+    x = torch.rand(64, 32, device="cuda")
+    event = len(process.trace.events)
+    torch.empty(32, 64, pin_memory=True).copy_(x.t(), non_blocking=True)
+    assert [(each.action, each.bytes) for each in process.trace.events[event:]] == [("alloc", x.nbytes), ("free", 0)]
+    event = len(process.trace.events)
+    assert x.t().cpu().stride() == (1, 32) and x[:, :8].cpu().is_contiguous()
+    assert [each.bytes for each in process.trace.events[event:] if each.action == "alloc"] == [64 * 8 * 4]
+
+
+def test_values_come_back_with_their_tensors(process: SimulatedProcess) -> None:
+    mask = torch.ones(4, 8, dtype=torch.bool).to("cuda")
+    for pinned in (False, True):
+        target = torch.empty(4, 8, dtype=torch.bool, pin_memory=True) if pinned else None
+        on_host = mask.cpu() if target is None else target.copy_(mask)
+        assert bool(on_host.to("cuda", non_blocking=pinned).all())
+
+
+def test_pinned_buffers_take_no_memory_and_are_counted_while_hooks_pack(process: SimulatedProcess) -> None:
+    apart = torch.empty(1 << 40, dtype=torch.uint8, pin_memory=True)
+    assert not apart.is_cuda and process.storages.host_memory.pinned == 0
+    weight = torch.zeros(1000, device="cuda", requires_grad=True)
+    with save_on_cpu(pin_memory=True):
+        results = [weight * weight for _ in range(3)]
+    assert process.storages.host_memory.pinned == 6 * 4096
+    del results
+    with save_on_cpu(pin_memory=True):
+        assert (weight * weight).requires_grad
+    assert process.storages.host_memory.pinned == 6 * 4096  # blocks are used again
+
+
+def test_a_node_keeps_its_stream_where_a_hook_chooses_another(process: SimulatedProcess) -> None:
+    side = torch.cuda.Stream()
+    weight = torch.zeros(1000, device="cuda", requires_grad=True)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.stream(side):
+            return tensor.cpu()
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor.to("cuda")):
+        result = (weight * weight).sum()
+    event = len(process.trace.events)
+    result.backward()
+    assert {each.stream for each in process.trace.events[event:] if each.action == "alloc"} == {0}
+
+
+def test_storages_have_addresses_of_their_own(process: SimulatedProcess) -> None:
+    tensors = [torch.zeros(16, device="cuda") for _ in range(100)]
+    found = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    assert len(found) == 100 and 0 not in found
+    assert tensors[0][4:].untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr()
