@@ -227,7 +227,10 @@ def test_the_plain_loop_trains(case: str, fit: Fit, dataset: list[dict[str, torc
 
 
 def test_what_the_plain_loop_keeps_in_host_memory_is_in_the_code(fit: Fit) -> None:
-    kwargs = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False, "offload": True}}
+    kwargs = {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False, "offload": True},
+    }
     workload = {"model": BERT, "loop": "pytorch", "activation_offloading": "pinned", "train": {"bf16": True, **kwargs}}
     code = training_arguments_code(with_workload(fit, workload), "run")
     offload = 'gradient_checkpointing_kwargs={"use_reentrant": False}, offload=True'

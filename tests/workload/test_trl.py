@@ -43,7 +43,11 @@ def test_a_default_that_is_switched_off_stays_off_when_the_workload_is_written()
     ("loop", "sections", "message"),
     [
         ("grpo", {"trl": {"use_vllm": True}}, "trl.use_vllm: not supported: vLLM"),
-        ("sft", {"activation_offloading": "pinned"}, "activation_offloading: is for loop: pytorch; with loop: sft there is trl.activation_offloading"),
+        (
+            "sft",
+            {"activation_offloading": "pinned"},
+            "activation_offloading: is for loop: pytorch; with loop: sft there is trl.activation_offloading",
+        ),
         ("sft", {"trl": {"packin": True}}, "trl.packin: unknown key; did you mean packing"),
         ("trainer", {"trl": {"packing": True}}, "trl: needs a loop of TRL"),
         ("trainer", {"data": {"prompt_length": 4}}, "data.prompt_length: is of TRL's loops"),

@@ -66,7 +66,7 @@ def restored(found: RestoredCheckpoint) -> str:
     else:
         raised = f"raises the peak of GPU memory by {human_bytes(more)}" if more > 0 else "raises no peak of GPU memory"
         gpu = f"loading the best model after the training {raised}"
-    host = "" if found.host_bytes is None else f"; the host reads a file of {human_bytes(found.host_bytes)} into memory"
+    host = "" if found.host_bytes is None else f"; the host reads up to {human_bytes(found.host_bytes)} at once"
     return gpu + host
 
 

@@ -21,7 +21,7 @@ class RestoredCheckpoint:
         own_allocated_bytes: Peak of allocated memory of the GPU while it is loaded; None in a measurement.
         allocated_before_bytes: Peak of allocated memory until it is loaded.
         allocated_after_bytes: Peak of allocated memory until it has been loaded.
-        host_bytes: Largest file that is in host memory at once; None in a measurement.
+        host_bytes: Largest file, or tensor of a sharded one, that is in host memory at once; None in a measurement.
     """
 
     purpose: RestoringPurpose

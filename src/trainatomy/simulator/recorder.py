@@ -85,6 +85,7 @@ class Recorder(TorchDispatchMode):
         generation: Last call of ``generate()``.
         saving: Last checkpoint that was saved.
         restored: Events in which checkpoints were loaded.
+        largest_read: Bytes of the largest tensor that was read from a sharded checkpoint.
         functions: Where it is a list, the operators that run and the values that Python reads are appended to it.
     """
 
@@ -113,6 +114,7 @@ class Recorder(TorchDispatchMode):
         self.generation: ExecutedGeneration | None = None
         self.saving: ExecutedSaving | None = None
         self.restored: dict[RestoringPurpose, range] = {}
+        self.largest_read = 0
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
         self._meta_results = MetaResults()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainatomy.errors import WorkloadError
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.saving import CheckpointFiles
 from trainatomy.simulator.watcher import Watcher
@@ -27,7 +28,7 @@ FIRST_STEP = {
 
 @contextlib.contextmanager
 def continued(
-    workload: Workload, files: CheckpointFiles | None, simulate: Callable[..., Any]
+    workload: Workload, files: CheckpointFiles | None, simulate: Callable[..., Any], rank: int = 0
 ) -> Iterator[tuple[Workload, CheckpointFiles]]:
     """Yield the training to simulate, and the files that it finds: those of its checkpoint if it continues from one.
 
@@ -35,10 +36,19 @@ def continued(
         workload: The training.
         files: The files, if they are given.
         simulate: Simulates a workload; takes ``steps``, ``watch`` and ``files``.
+        rank: The rank that is simulated.
+
+    Raises:
+        WorkloadError: The rank needs files of a checkpoint that only rank 0 writes.
     """
     if files is not None or not workload.resumes:
         yield workload, CheckpointFiles() if files is None else files
         return
+    if rank > 0:
+        raise WorkloadError(
+            f"train.resume_from_checkpoint: is simulated for rank 0, not for rank {rank}, which reads what rank 0 wrote",
+            key="train.resume_from_checkpoint",
+        )
     files = CheckpointFiles()
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
 

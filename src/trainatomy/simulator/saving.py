@@ -42,7 +42,7 @@ class ExecutedSaving:
 
 @dataclass(frozen=True, slots=True)
 class ExecutedRestoring:
-    """A checkpoint that was loaded: the events of the trace, and the largest file that was in host memory."""
+    """A checkpoint that was loaded: the events of the trace, and the largest file or shard that was in host memory."""
 
     events: range
     host_bytes: int

@@ -182,7 +182,8 @@ def simulate(
     once = partial(
         simulate, gpu=gpu, model=model, make_batch=make_batch, trust_remote_code=trust_remote_code, topology=topology
     )
-    with continued(workload, files, once) as (workload, files), isolated():
+    rank = 0 if topology is None else topology.rank
+    with continued(workload, files, once, rank) as (workload, files), isolated():
         _prepare(workload)
         process = _process_on(gpu, processor, topology or topology_of(workload))
         process.recorder.operations.wanted = operations
@@ -357,7 +358,10 @@ def _result(process: SimulatedProcess, described: _Description, steps: int, file
         layers=described.layers,
         generation=recorder.generation,
         saving=recorder.saving,
-        restored={name: ExecutedRestoring(events, read[name]) for name, events in recorder.restored.items()},
+        restored={
+            name: ExecutedRestoring(events, max(read[name], recorder.largest_read))
+            for name, events in recorder.restored.items()
+        },
         host_bytes_of_saving=files.host_bytes,
         experts=described.experts,
         cudnn=None if process.processor.cudnn is None else process.processor.cudnn.version,

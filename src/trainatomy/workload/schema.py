@@ -160,12 +160,10 @@ class Workload(Section):
 
     @property
     def leaves_loading_out(self) -> bool:
-        """Return whether loading a checkpoint is not simulated: of FSDP, other than a whole state of plain weights."""
+        """Return whether loading a checkpoint is not simulated: of FSDP, other than of plain weights."""
         if not self.train.fsdp or self.parallel.world_size == 1:
             return False
-        config = self.train.fsdp_config or {}
-        kind = str(config.get("state_dict_type", config.get("fsdp_state_dict_type", ""))).upper()
-        return kind != "FULL_STATE_DICT" or self.model.lora is not None or self.model.quantization is not None
+        return self.model.lora is not None or self.model.quantization is not None
 
     @property
     def _is_of_a_trainer(self) -> bool:

@@ -16,19 +16,30 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import default_planner
 from torch.distributed.checkpoint import utils as of_checkpoints
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.fsdp import _optim_utils
 
+from trainatomy.simulator.recorder import Recorder
 
-def install(patch: Callable[[Any, str, Any], None]) -> None:
-    """Let a sharded checkpoint be planned and written by one rank."""
+
+def install(patch: Callable[[Any, str, Any], None], recorder: Recorder) -> None:
+    """Let a sharded checkpoint be planned, written and read by one rank."""
     wrapper = of_checkpoints._DistWrapper
     patch(wrapper, "reduce_scatter", _reduce_scatter)
     patch(wrapper, "all_reduce", _all_reduce)
     # Its places of other ranks' shards are not those of PyTorch.  The value of a valid plan depends on the release.
     valid = default_planner._validate_global_plan([], Metadata(state_dict_metadata={}))
     patch(default_planner, "_validate_global_plan", lambda plan, metadata: valid)
+    patch(FileSystemReader, "read_data", _read_data(FileSystemReader.read_data, recorder))
     patch(_optim_utils, "_map_param_key_to_optim_keys", _all_keys(_optim_utils._map_param_key_to_optim_keys))
     patch(_optim_utils, "_allgather_state_info", _states_of_all(_optim_utils._allgather_state_info))
 
@@ -43,10 +54,37 @@ def _reduce_scatter(wrapper: Any, step: str, map_fun: Callable[[], Any], reduce_
 
 
 def _all_reduce(wrapper: Any, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[[list[Any]], Any]) -> Any:
-    """Return what rank 0 makes of the results of all ranks: of this one's, as nobody reads the others'."""
+    """Return what rank 0 makes of the results of all ranks: of this one's, as nobody reads the others'.
+
+    Rank 0 writes the metadata that all ranks read when they load; where another rank is simulated, that one does.
+    """
     own = map_fun()
     _gather(own, wrapper)
-    return reduce_fun([own]) if wrapper.is_coordinator else None
+    found = reduce_fun([own])
+    return found if wrapper.is_coordinator else None
+
+
+def _read_data(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Return what loads this rank's parts of a checkpoint: one after the other, from tensors in host memory without data.
+
+    Values that are no tensors, and that other ranks wrote, are those that this rank has already.
+    Source: torch/distributed/checkpoint/filesystem.py (``FileSystemReader.read_data``), torch 2.9-2.13.
+    """
+
+    def read_data(reader: FileSystemReader, plan: LoadPlan, planner: LoadPlanner) -> Any:
+        kept = []
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                kept += [item] if item.storage_index in reader.storage_data else []
+            else:
+                target = planner.resolve_tensor(item).detach()
+                read = torch.empty(item.lengths, dtype=target.dtype, pin_memory=True)  # any in host memory would do
+                recorder.largest_read = max(recorder.largest_read, int(read.nbytes))
+                target.copy_(read)
+                planner.commit_tensor(item, target)
+        return original(reader, replace(plan, items=kept), planner)
+
+    return read_data
 
 
 def _gather(value: Any, wrapper: Any) -> None:

@@ -43,7 +43,7 @@ def install(stack: contextlib.ExitStack, recorder: RankRecorder) -> None:
     patch(dist, "barrier", _barrier(dist.barrier))
     _install_fsdp1(patch, recorder)
     _install_pipelines(patch, recorder)
-    checkpoints.install(patch)
+    checkpoints.install(patch, recorder)
 
 
 def handlers(known: dict[Any, Handler]) -> dict[Any, Handler]:
