@@ -133,8 +133,8 @@ def _evaluation_notes(workload: Workload) -> Iterator[str]:
         for name in ("load_best_model_at_end", "resume_from_checkpoint"):
             if getattr(train, name):
                 yield (
-                    f"train.{name}: loading a checkpoint with FSDP is not counted with LoRA and quantised weights; it is "
-                    "without them"
+                    f"train.{name}: loading a checkpoint with FSDP is not counted with LoRA and quantised weights; "
+                    "it is without them"
                 )
     if not workload.evaluates:
         return

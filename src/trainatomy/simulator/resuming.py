@@ -46,7 +46,7 @@ def continued(
         return
     if rank > 0:
         raise WorkloadError(
-            f"train.resume_from_checkpoint: is simulated for rank 0, not for rank {rank}, which reads what rank 0 wrote",
+            f"train.resume_from_checkpoint: is simulated for rank 0, not for rank {rank}, which reads what that wrote",
             key="train.resume_from_checkpoint",
         )
     files = CheckpointFiles()

@@ -65,7 +65,7 @@ def _all_reduce(wrapper: Any, step: str, map_fun: Callable[[], Any], reduce_fun:
 
 
 def _read_data(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    """Return what loads this rank's parts of a checkpoint: one after the other, from tensors in host memory without data.
+    """Return what loads this rank's parts of a checkpoint, one after the other, from host memory without data.
 
     Values that are no tensors, and that other ranks wrote, are those that this rank has already.
     Source: torch/distributed/checkpoint/filesystem.py (``FileSystemReader.read_data``), torch 2.9-2.13.
