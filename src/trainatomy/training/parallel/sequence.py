@@ -68,19 +68,19 @@ def with_sequence_shards(model: Any, styles: Mapping[str, ParallelStyle], mesh: 
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     ends = {name: module for name, module in model.named_modules() if module is head or module is embeddings}
     inner = [name for name in styles if name not in ends]
-    found: dict[str, ParallelStyle] = {}
+    norms: dict[str, ParallelStyle] = {}
     blocks = {name.rpartition(".")[0] for name in inner if isinstance(styles[name], ColwiseParallel)}
     for layer in {block.rpartition(".")[0] for block in blocks}:
         for name, child in model.get_submodule(layer).named_children():
             path = f"{layer}.{name}"
             if path not in blocks and any(True for _ in child.parameters()):
-                found[path] = SequenceParallel()
-    found |= {block: WholeSequence() for block in blocks}
+                norms[path] = SequenceParallel()
+    _check(model, norms)
+    found = norms | {block: WholeSequence() for block in blocks}
     found |= {name: _scattering(styles[name]) for name in inner}
     found |= {_final_norm(model): SequenceParallel(use_local_output=True)}
     for name, module in ends.items():
         found[name] = _of_end(styles.get(name), is_head=module is head)
-    _check(model, found)
     model.register_forward_pre_hook(_positions(mesh), with_kwargs=True)
     return found
 
@@ -110,7 +110,7 @@ def _final_norm(model: Any) -> str:
     return f"{model.base_model_prefix}.{plan[-1]}" if model.base_model is not model else plan[-1]
 
 
-def _check(model: Any, styles: Mapping[str, ParallelStyle]) -> None:
+def _check(model: Any, norms: Mapping[str, ParallelStyle]) -> None:
     kind = getattr(model.config, "_attn_implementation", "sdpa")
     if kind not in _OWN_MASKS:
         raise WorkloadError(
@@ -118,7 +118,7 @@ def _check(model: Any, styles: Mapping[str, ParallelStyle]) -> None:
             "sequence: use sdpa or flash_attention_2",
             key=_KEY,
         )
-    if not any(isinstance(style, SequenceParallel) for style in styles.values()):
+    if not norms:
         raise WorkloadError(f"{type(model).__name__} has no norms beside its sharded layers", key=_KEY)
 
 

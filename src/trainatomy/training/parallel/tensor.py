@@ -6,12 +6,15 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from trainatomy.errors import WorkloadError
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _KEY = "parallel.tp_size"
+_HEADS = 2
+"""Dimension of the heads where queries and keys are normed; some models have moved it to 1, which computes the same."""
 
 
 def shard_layers(model: nn.Module, mesh: DeviceMesh, *, sequences: bool = False) -> None:
@@ -77,20 +82,6 @@ def shard_as_transformers(model: Any, ranks: int) -> None:
         raise WorkloadError(str(error), key=_KEY) from None
 
 
-class SummedGradients(ParallelStyle):
-    """Whole parameters that see only this rank's heads: their gradients are summed over the ranks."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        group = device_mesh.get_group()
-
-        def reduce(parameter: torch.Tensor) -> None:
-            dist.all_reduce(parameter.grad, group=group)
-
-        for parameter in module.parameters():
-            parameter.register_post_accumulate_grad_hook(reduce)
-        return module
-
-
 def _ends(model: nn.Module) -> tuple[Any, ...]:
     """Return the embedding and the output layer."""
     find: Any = model
@@ -108,7 +99,8 @@ def _style(model: nn.Module, pattern: str, style: str) -> Any:
     if style in ("rowwise_rep", "embedding_rowwise"):
         return RowwiseParallel(input_layouts=Replicate())
     if style == "replicated_with_grad_allreduce":
-        return SummedGradients()
+        # A norm of each head sees this rank's heads: its weights are whole, and their gradients sums over the ranks.
+        return SequenceParallel(sequence_dim=_HEADS, use_local_output=True)
     raise WorkloadError(
         f"{type(model).__name__} shards {pattern} as {style!r}, which is not simulated; "
         "colwise, rowwise and replicated_with_grad_allreduce are",
