@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from spread import CONFIG, HIDDEN, collectives, labelled, weight_bytes
+from spread import CONFIG, HIDDEN, INNER, collectives, labelled, weight_bytes
 from spread import workload as described
 
 from trainatomy.api import predict
@@ -148,6 +148,12 @@ def test_ranks_of_a_stage_share_data(strategy: str) -> None:
     assert sum(reduced) == pytest.approx(labelled(alone.trace, "weight"), rel=0.01)
 
 
+def test_fsdp_wraps_the_classes_that_are_named_in_a_stage() -> None:
+    made = workload(gpus=4, strategy="fsdp2", transformer_layer_cls_to_wrap=["LlamaMLP"])
+    gathered = [size for name, size in collectives(simulated(made)) if name == "nccl::all_gather"]
+    assert 3 * HIDDEN * INNER * 4 in gathered
+
+
 def test_checkpointing_and_autocast_run_in_stages() -> None:
     plain, saved = (simulated(workload(train={"bf16": True, "gradient_checkpointing": on}), 1) for on in (False, True))
     assert any(one.phase == "recompute" for one in saved.operations.operations)
@@ -247,6 +253,13 @@ def test_ranks_that_are_asked_for_are_listed_beside_rank_0() -> None:
         ({"pp_schedule": "DualPipeV"}, "parallel.pp_schedule", "Interleaved1F1B"),
         ({"gpus": 4, "tp_size": 2}, "parallel.tp_size", "together with pp_size"),
         ({"gpus": 4, "strategy": "zero1"}, "parallel.strategy", "ddp or fsdp2"),
+        ({"gpus": 4, "pp_schedule": "InterleavedZeroBubble"}, "parallel.pp_schedule", "does not reduce all gradients"),
+        (
+            {"pp_schedule": "InterleavedZeroBubble", "strategy": "fsdp2"},
+            "parallel.pp_schedule",
+            "does not reduce all gradients",
+        ),
+        ({"gpus": 4, "sync_each_batch": True}, "parallel.sync_each_batch", "after the last micro-batch"),
         ({"pp_size": 1, "pp_microbatches": 2}, "parallel.pp_microbatches", "belongs to a pipeline"),
         ({"train": {"gradient_accumulation_steps": 2}}, "train.gradient_accumulation_steps", "pp_microbatches"),
         ({"train": {"fp16": True}}, "train.fp16", "bf16"),

@@ -226,6 +226,9 @@ class ParallelSpec(Section):
         problems = []
         if self.tp_size > 1:
             problems.append(Problem(("tp_size",), "is not simulated together with pp_size"))
+        if self.sync_each_batch:
+            reason = "does not belong to a pipeline, whose schedule reduces gradients after the last micro-batch"
+            problems.append(Problem(("sync_each_batch",), reason))
         if self.data_parallel_size > 1 and (self.strategy or "ddp") not in ("ddp", "fsdp2"):
             problems.append(Problem(("strategy",), "is ddp or fsdp2 for the ranks of a pipeline's stage"))
         if self.replicas > 1 and self.strategy == "fsdp2":
@@ -233,6 +236,9 @@ class ParallelSpec(Section):
         if self.schedule not in _LOOPED and self.stages_per_rank > 1:
             reason = f"is 1 with {self.schedule}; {', '.join(sorted(_LOOPED))} have several stages on each rank"
             problems.append(Problem(("pp_stages_per_rank",), reason))
+        if self.schedule == "InterleavedZeroBubble" and (self.data_parallel_size > 1 or self.strategy == "fsdp2"):
+            reason = "in PyTorch 2.13 does not reduce all gradients over data-parallel ranks: use Interleaved1F1B"
+            problems.append(Problem(("pp_schedule",), f"{self.schedule} {reason}"))
         if self.schedule in _LOOPED and self.stages_per_rank == 1:
             problems.append(Problem(("pp_stages_per_rank",), f"is at least 2 with {self.schedule}"))
         return problems

@@ -19,12 +19,12 @@ from torch.distributed.tensor import DTensor
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.parallel.spread import Spread
-from trainatomy.training.parallel.stages import Elsewhere, Stage, stages_of
-from trainatomy.training.parallel.strategies import ddp_options, fsdp2_options, repeated_layers
+from trainatomy.training.parallel.stages import Stage, stages_of
+from trainatomy.training.parallel.strategies import ddp_options, fsdp2_options, wrapped_layers
 from trainatomy.training.precision import autocast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from trainatomy.training.batch import Batch
     from trainatomy.training.observer import Observer, StageWork
@@ -56,8 +56,9 @@ class Pipeline(Spread):
         self._width = embeddings.shape[1]
         self._loss_function = model.loss_function
         self._vocabulary = model.config.get_text_config().vocab_size
+        layers = wrapped_layers(model, parallel) if parallel.strategy == "fsdp2" else []
         self._parts = [
-            _wrapped(part, parallel, mesh, device) for part in stages_of(model, self._indices, parallel.stages)
+            _wrapped(part, layers, parallel, mesh, device) for part in stages_of(model, self._indices, parallel.stages)
         ]
         self._schedule: Any = None
         super().__init__(model)
@@ -187,12 +188,15 @@ def _mesh(parallel: ParallelSpec, kind: str) -> DeviceMesh:
     return init_device_mesh(kind, (parallel.pp_size, parallel.data_parallel_size), mesh_dim_names=("pp", name))
 
 
-def _wrapped(part: Stage, parallel: ParallelSpec, mesh: DeviceMesh, device: str) -> nn.Module:
-    """Move a stage to the device, and wrap it for its data-parallel ranks."""
+def _wrapped(
+    part: Stage, layers: Sequence[nn.Module], parallel: ParallelSpec, mesh: DeviceMesh, device: str
+) -> nn.Module:
+    """Move a stage to the device, and wrap it for its data-parallel ranks; FSDP wraps those of ``layers`` in it too."""
     if parallel.strategy == "fsdp2":
         options = fsdp2_options(parallel, mesh["dp_shard"])
-        for layer in repeated_layers(part):
-            if not isinstance(layer, Elsewhere):
+        here = set(part.modules())
+        for layer in layers:
+            if layer in here:
                 fully_shard(layer, **options)
         fully_shard(part, **options)
         return part if parallel.offload_policy == "cpu" else part.to(device)
