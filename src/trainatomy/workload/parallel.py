@@ -188,6 +188,11 @@ class ParallelSpec(Section):
         return self.pp_size * self.stages_per_rank
 
     @property
+    def ranks_per_stage(self) -> int:
+        """Number of ranks that hold the same stages of a pipeline, whole or in shards; they are neighbours."""
+        return self.world_size // self.pp_size
+
+    @property
     def replicas(self) -> int:
         """Number of copies of the weights that FSDP keeps: 1 unless its shards are in groups of ranks."""
         return copies_of_weights(self.data_parallel_size, self.dp_replicate_size, self.dp_shard_size)
@@ -224,8 +229,8 @@ class ParallelSpec(Section):
             reason = "belongs to a pipeline: set parallel.pp_size"
             return [Problem((name,), reason) for name in _PIPELINE_OPTIONS if getattr(self, name) is not None]
         problems = []
-        if self.tp_size > 1:
-            problems.append(Problem(("tp_size",), "is not simulated together with pp_size"))
+        if self.enable_expert_parallel:
+            problems.append(Problem(("enable_expert_parallel",), "is not simulated together with pp_size"))
         if self.sync_each_batch:
             reason = "does not belong to a pipeline, whose schedule reduces gradients after the last micro-batch"
             problems.append(Problem(("sync_each_batch",), reason))
