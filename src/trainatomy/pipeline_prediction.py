@@ -53,7 +53,7 @@ def pipeline_prediction(
     alike = ranks_alike(parallel, first.layers)
     found: dict[int, _Rank] = {}
     for stage in dict.fromkeys(alike):
-        simulation = simulate_rank(stage * parallel.data_parallel_size) if stage else first
+        simulation = simulate_rank(stage * parallel.ranks_per_stage) if stage else first
         found[stage] = _Rank(simulation, analysis_of(workload, simulation))
     main = 0 if first_rank else max(found, key=lambda each: found[each].analysis.memory.device_bytes)
     step = _step(workload, [found[stage] for stage in alike], calibration) if timed else None
@@ -132,7 +132,7 @@ def _message_seconds(workload: Workload, simulation: Simulation) -> Callable[[in
     parallel = workload.parallel
     links = parallel.links(workload.resolve_gpu())
     sizes = [int(dict(call.numbers)["bytes"]) for call in simulation.operations.calls if call.name == "nccl::send"]
-    per_stage = parallel.data_parallel_size
+    per_stage = parallel.ranks_per_stage
 
     def seconds(sender: int, receiver: int) -> float:
         machines = {rank * per_stage // parallel.gpus for rank in (sender, receiver)}
@@ -143,7 +143,7 @@ def _message_seconds(workload: Workload, simulation: Simulation) -> Callable[[in
 
 def _notes(parallel: ParallelSpec, alike: Sequence[int]) -> list[str]:
     """Return notes on the ranks that were not executed."""
-    per_stage = parallel.data_parallel_size
+    per_stage = parallel.ranks_per_stage
     notes = []
     for stage in dict.fromkeys(alike):
         others = [str(rank * per_stage) for rank, first in enumerate(alike) if first == stage != rank]

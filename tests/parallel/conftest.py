@@ -1,11 +1,11 @@
-"""Two processes of this machine for all tests that run in ranks; each test gets forks of them."""
+"""Processes of this machine for tests that run in ranks; each test gets forks of them."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -18,9 +18,21 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def processes() -> Iterator[RankProcesses]:
+    with _launched(2) as launched:
+        yield launched
+
+
+@pytest.fixture(scope="module")
+def four_processes() -> Iterator[RankProcesses]:
+    with _launched(4) as launched:
+        yield launched
+
+
+@contextmanager
+def _launched(count: int) -> Iterator[RankProcesses]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent / "measurement"), *sys.path]))
-        with RankProcesses(2) as launched:
+        with RankProcesses(count) as launched:
             yield launched
 
 

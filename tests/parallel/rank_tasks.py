@@ -20,6 +20,7 @@ from trainatomy.measurement.calibration import collectives
 from trainatomy.measurement.device import nvml
 from trainatomy.measurement.process.progress import Reporter
 from trainatomy.measurement.step import group, runner
+from trainatomy.simulator.parallel.recorder import local
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.optimizer import tensors_in
@@ -74,7 +75,11 @@ def collectives_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[st
 
 
 def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Run a forward and a backward pass spread over the ranks; return the largest difference from the whole model."""
+    """Run a forward and a backward pass spread over the ranks, and clip the gradients; compare it with the whole model.
+
+    Returns:
+        The largest difference of the loss and the gradients, and the shapes of what this rank holds of the parameters.
+    """
     group.BACKEND = "gloo"
     workload = Workload.from_mapping(arguments["workload"])
     group.join(group.place_of(workload.parallel))
@@ -86,19 +91,33 @@ def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) 
     loss = whole(**batch).loss
     loss.backward()
     if workload.parallel.pp_size > 1:
-        losses = Pipeline(workload, model, "cpu", Silent()).step(batch)
+        pipeline = spread = Pipeline(workload, model, "cpu", Silent())
+        losses = pipeline.step(batch)
         own = torch.stack(losses).mean() if losses else loss
     else:
         spread = spread_over_gpus(model, workload.parallel, "cpu")
         own = loss_of(spread.module(**batch))
         own.backward()
+    differences = [(own - loss).abs().item(), *_differences(model, whole)]
+    half = torch.nn.utils.get_total_norm([parameter.grad for parameter in whole.parameters()]).item() / 2
+    torch.nn.utils.clip_grad_norm_(whole.parameters(), half)
+    spread.clip(half)
+    differences += _differences(model, whole)
+    return {
+        "difference": max(differences),
+        "shapes": {name: list(local(parameter).shape) for name, parameter in model.named_parameters()},
+    }
+
+
+def _differences(model: torch.nn.Module, whole: torch.nn.Module) -> list[float]:
+    """Return the largest difference of each gradient that this rank has a part of."""
     expected = {name: parameter.grad for name, parameter in whole.named_parameters()}
-    differences = [(own - loss).abs().item()]
+    found = []
     for name, parameter in model.named_parameters():
         grad: Any = parameter.grad
         grad = grad.full_tensor() if isinstance(grad, DTensor) else grad
-        differences.append((grad - expected[name]).abs().max().item())
-    return {"difference": max(differences), "parameters": len(differences) - 1}
+        found.append((grad - expected[name]).abs().max().item())
+    return found
 
 
 def deepspeed_sizes(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from spread import CONFIG, HIDDEN, collectives, labelled, weight_bytes
+from spread import CONFIG, HIDDEN, INNER, VOCABULARY, collectives, labelled, weight_bytes
 from spread import workload as described
 
 from trainatomy.api import predict
@@ -148,6 +148,78 @@ def test_ranks_of_a_stage_share_data(strategy: str) -> None:
     assert sum(reduced) == pytest.approx(labelled(alone.trace, "weight"), rel=0.01)
 
 
+def of_stages(layers: int, ranks: int) -> tuple[int, int]:
+    """Bytes of weights of a rank in each of two stages, of which ``ranks`` ranks share the matrices."""
+    norm, matrices = HIDDEN, 4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER
+    table = VOCABULARY * HIDDEN
+    stage = layers // 2 * (matrices // ranks + 2 * norm)
+    return 4 * (stage + table), 4 * (stage + norm + table // ranks)  # plans of transformers leave the embeddings whole
+
+
+@pytest.mark.parametrize("sequences", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_of_a_stage_share_its_matrices(ranks: int, sequences: bool) -> None:
+    made = workload(gpus=2 * ranks, tp_size=ranks, sequence_parallel=sequences and ranks > 1)
+    for stage, expected in enumerate(of_stages(4, ranks)):
+        for rank in {stage * ranks, stage * ranks + ranks - 1}:
+            trace = simulated(made, rank).trace
+            assert labelled(trace, "weight") == pytest.approx(expected, rel=0.001)  # and a buffer of the positions
+            assert labelled(trace, "gradient") == expected
+            assert labelled(trace, "optimizer_state") == pytest.approx(2 * expected, rel=0.01)
+
+
+def test_parameters_of_all_ranks_are_those_of_the_model() -> None:
+    made = workload(gpus=4, tp_size=2)
+    held = [labelled(simulated(made, rank).trace, "gradient") for rank in range(4)]
+    # Both ranks of a stage hold its norms, those of the first one the embeddings too.
+    twice = 4 * (9 * HIDDEN + VOCABULARY * HIDDEN)
+    assert sum(held) == weight_bytes(simulated(made)) + twice
+
+
+@pytest.mark.parametrize("sequences", [False, True])
+def test_stages_send_to_the_same_rank_of_the_next_one(sequences: bool) -> None:
+    made = workload(gpus=4, tp_size=2, sequence_parallel=sequences)
+    message = HIDDEN_BYTES // (2 if sequences else 1)
+    for rank, pair, sharing in [(0, (0, 2), (0, 1)), (3, (1, 3), (2, 3))]:
+        found = simulated(made, rank)
+        assert [size for name, size in collectives(found) if name == "nccl::send"] == [message] * ROWS
+        assert set(found.communicators) == {pair, sharing}
+        assert {"send", "recv"} <= found.communicators[pair]
+        assert not {"send", "recv"} & found.communicators[sharing]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_matrices_are_shared_with_every_schedule(name: str) -> None:
+    made = workload(gpus=4, tp_size=2, pp_schedule=name)
+    per_rank = 2 if name not in ("GPipe", "1F1B") else 1
+    alone, shared = simulated(workload(pp_schedule=name), 1), simulated(made, 2)
+    assert [run.work for run in shared.operations.stage_runs] == order_of_work(name, 2, per_rank, ROWS)[1]
+    reduced = [size for kind, size in collectives(shared) if (kind, size) == ("nccl::all_reduce", HIDDEN_BYTES)]
+    # Of each sample and layer, the outputs of attention and MLP and the gradients of q, k, v, gate and up; the head's.
+    assert len(reduced) == ROWS * (2 * (2 + 5) + 1)
+    assert not [kind for kind, size in collectives(alone) if (kind, size) == ("nccl::all_reduce", HIDDEN_BYTES)]
+
+
+def test_fsdp_shards_what_is_left_of_the_matrices() -> None:
+    found = simulated(workload(gpus=8, tp_size=2, strategy="fsdp2"), 7)
+    assert set(found.communicators) == {(3, 7), (5, 7), (6, 7)}
+    assert labelled(found.trace, "weight") == pytest.approx(of_stages(4, 2)[1] / 2, rel=0.001)
+    assert labelled(found.trace, "optimizer_state") == pytest.approx(of_stages(4, 2)[1], rel=0.01)
+
+
+def test_shared_matrices_are_reduced_again_where_layers_are_recomputed() -> None:
+    train = {"gradient_checkpointing": True}
+    plain, saved = (simulated(workload(gpus=4, tp_size=2, train=given), 2) for given in ({}, train))
+    of = [[one for one in collectives(found) if one == ("nccl::all_reduce", HIDDEN_BYTES)] for found in (plain, saved)]
+    assert len(of[1]) - len(of[0]) == ROWS * 2  # behind attention; recomputation ends before the sum behind the MLP
+
+
+def test_fsdp_wraps_the_classes_that_are_named_in_a_stage() -> None:
+    made = workload(gpus=4, strategy="fsdp2", transformer_layer_cls_to_wrap=["LlamaMLP"])
+    gathered = [size for name, size in collectives(simulated(made)) if name == "nccl::all_gather"]
+    assert 3 * HIDDEN * INNER * 4 in gathered
+
+
 def test_checkpointing_and_autocast_run_in_stages() -> None:
     plain, saved = (simulated(workload(train={"bf16": True, "gradient_checkpointing": on}), 1) for on in (False, True))
     assert any(one.phase == "recompute" for one in saved.operations.operations)
@@ -229,6 +301,17 @@ def test_the_fullest_rank_is_billed_and_the_others_are_listed() -> None:
     assert found.time.samples_per_second == pytest.approx(6 / pipeline.step_seconds)
 
 
+def test_the_first_rank_of_each_stage_is_executed() -> None:
+    found = predict(workload(train={"per_device_train_batch_size": 8}, gpus=16, pp_size=4, tp_size=2, strategy="fsdp2"))
+    assert list(found.ranks) == [0, 4, 12]
+    assert [note for note in found.notes if note.startswith("rank 8: layers as in rank 4")]
+    assert found.time is not None and found.time.pipeline is not None
+    assert len(found.time.pipeline.rank_seconds) == 4
+    assert found.time.communication is not None
+    rate = found.time.communication.total_samples_per_second
+    assert rate == pytest.approx(2 * 8 / found.time.pipeline.step_seconds)
+
+
 def test_ranks_that_are_asked_for_are_listed_beside_rank_0() -> None:
     found = predict(workload(train={"per_device_train_batch_size": 4}, gpus=4, pp_size=4), timed=False, ranks=[2])
     assert (found.rank, list(found.ranks)) == (0, [0, 1, 2, 3])
@@ -245,7 +328,16 @@ def test_ranks_that_are_asked_for_are_listed_beside_rank_0() -> None:
         ({"pp_schedule": "GPipe", "pp_stages_per_rank": 2}, "parallel.pp_stages_per_rank", "is 1 with GPipe"),
         ({"pp_schedule": "LoopedBFS", "pp_stages_per_rank": 1}, "parallel.pp_stages_per_rank", "at least 2"),
         ({"pp_schedule": "DualPipeV"}, "parallel.pp_schedule", "Interleaved1F1B"),
-        ({"gpus": 4, "tp_size": 2}, "parallel.tp_size", "together with pp_size"),
+        ({"gpus": 8, "tp_size": 2, "strategy": "ddp"}, "parallel.tp_size", "DDP does not take sharded parameters"),
+        ({"gpus": 4, "tp_size": 2, "enable_expert_parallel": True}, "parallel.enable_expert_parallel", "with pp_size"),
+        ({"gpus": 8, "tp_size": 2, "cp_size": 2, "strategy": "fsdp2"}, "parallel.pp_size", "together with cp_size"),
+        ({"gpus": 4, "pp_schedule": "InterleavedZeroBubble"}, "parallel.pp_schedule", "does not reduce all gradients"),
+        (
+            {"pp_schedule": "InterleavedZeroBubble", "strategy": "fsdp2"},
+            "parallel.pp_schedule",
+            "does not reduce all gradients",
+        ),
+        ({"gpus": 4, "sync_each_batch": True}, "parallel.sync_each_batch", "after the last micro-batch"),
         ({"gpus": 4, "strategy": "zero1"}, "parallel.strategy", "ddp or fsdp2"),
         ({"pp_size": 1, "pp_microbatches": 2}, "parallel.pp_microbatches", "belongs to a pipeline"),
         ({"train": {"gradient_accumulation_steps": 2}}, "train.gradient_accumulation_steps", "pp_microbatches"),

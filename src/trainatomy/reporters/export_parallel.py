@@ -50,10 +50,10 @@ def spread_code(workload: Workload) -> SpreadCode | None:
         return SpreadCode(spread=("model = torch.nn.DataParallel(model)",), devices=parallel.devices)
     start = (*_PROCESS, *_GPU)
     if parallel.pp_size > 1 or parallel.tp_size > 1 or plan.strategy == "fsdp1":
-        what = "FSDP1" if plan.strategy == "fsdp1" else f"tensor parallelism over {parallel.tp_size} GPUs"
-        if parallel.pp_size > 1:
-            what = f"a pipeline over {parallel.pp_size} GPUs"
-        return SpreadCode(_COMMON, start, remarks=(f"not written out: {what}",))
+        missing = ["FSDP1"] * (plan.strategy == "fsdp1")
+        missing += [f"tensor parallelism over {parallel.tp_size} GPUs"] * (parallel.tp_size > 1)
+        missing += [f"a pipeline over {parallel.pp_size} GPUs"] * (parallel.pp_size > 1)
+        return SpreadCode(_COMMON, start, remarks=(f"not written out: {' and '.join(missing)}",))
     if plan.strategy == "fsdp2":
         return _fsdp2(parallel, plan, start)
     names = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "bucket_cap_mb", "broadcast_buffers")

@@ -188,6 +188,11 @@ class ParallelSpec(Section):
         return self.pp_size * self.stages_per_rank
 
     @property
+    def ranks_per_stage(self) -> int:
+        """Number of ranks that hold the same stages of a pipeline, whole or in shards; they are neighbours."""
+        return self.world_size // self.pp_size
+
+    @property
     def replicas(self) -> int:
         """Number of copies of the weights that FSDP keeps: 1 unless its shards are in groups of ranks."""
         return copies_of_weights(self.data_parallel_size, self.dp_replicate_size, self.dp_shard_size)
@@ -224,8 +229,11 @@ class ParallelSpec(Section):
             reason = "belongs to a pipeline: set parallel.pp_size"
             return [Problem((name,), reason) for name in _PIPELINE_OPTIONS if getattr(self, name) is not None]
         problems = []
-        if self.tp_size > 1:
-            problems.append(Problem(("tp_size",), "is not simulated together with pp_size"))
+        if self.enable_expert_parallel:
+            problems.append(Problem(("enable_expert_parallel",), "is not simulated together with pp_size"))
+        if self.sync_each_batch:
+            reason = "does not belong to a pipeline, whose schedule reduces gradients after the last micro-batch"
+            problems.append(Problem(("sync_each_batch",), reason))
         if self.data_parallel_size > 1 and (self.strategy or "ddp") not in ("ddp", "fsdp2"):
             problems.append(Problem(("strategy",), "is ddp or fsdp2 for the ranks of a pipeline's stage"))
         if self.replicas > 1 and self.strategy == "fsdp2":
@@ -233,6 +241,9 @@ class ParallelSpec(Section):
         if self.schedule not in _LOOPED and self.stages_per_rank > 1:
             reason = f"is 1 with {self.schedule}; {', '.join(sorted(_LOOPED))} have several stages on each rank"
             problems.append(Problem(("pp_stages_per_rank",), reason))
+        if self.schedule == "InterleavedZeroBubble" and (self.data_parallel_size > 1 or self.strategy == "fsdp2"):
+            reason = "in PyTorch 2.13 does not reduce all gradients over data-parallel ranks: use Interleaved1F1B"
+            problems.append(Problem(("pp_schedule",), f"{self.schedule} {reason}"))
         if self.schedule in _LOOPED and self.stages_per_rank == 1:
             problems.append(Problem(("pp_stages_per_rank",), f"is at least 2 with {self.schedule}"))
         return problems

@@ -15,16 +15,18 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
-from torch.distributed.tensor import DTensor
 
 from trainatomy.errors import WorkloadError
+from trainatomy.training.parallel.clipping import total_norm, with_gradients_by_mesh
+from trainatomy.training.parallel.sequence import shard_length
 from trainatomy.training.parallel.spread import Spread
-from trainatomy.training.parallel.stages import Elsewhere, Stage, stages_of
-from trainatomy.training.parallel.strategies import ddp_options, fsdp2_options, repeated_layers
+from trainatomy.training.parallel.stages import Stage, stages_of
+from trainatomy.training.parallel.strategies import ddp_options, fsdp2_options, wrapped_layers
+from trainatomy.training.parallel.tensor import shard_layers
 from trainatomy.training.precision import autocast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from trainatomy.training.batch import Batch
     from trainatomy.training.observer import Observer, StageWork
@@ -39,7 +41,7 @@ class Pipeline(Spread):
     """The stages of one rank, and the schedule that runs them."""
 
     def __init__(self, workload: Workload, model: Any, device: str, observer: Observer) -> None:
-        """Move this rank's stages to the device, and wrap them if there are several data-parallel ranks.
+        """Move this rank's stages to the device, and spread each over the ranks that share it.
 
         Raises:
             WorkloadError: The model cannot be divided into stages.
@@ -56,8 +58,10 @@ class Pipeline(Spread):
         self._width = embeddings.shape[1]
         self._loss_function = model.loss_function
         self._vocabulary = model.config.get_text_config().vocab_size
+        layers = wrapped_layers(model, parallel) if parallel.strategy == "fsdp2" else []
         self._parts = [
-            _wrapped(part, parallel, mesh, device) for part in stages_of(model, self._indices, parallel.stages)
+            _spread(part, model, layers, parallel, mesh, device)
+            for part in stages_of(model, self._indices, parallel.stages)
         ]
         self._schedule: Any = None
         super().__init__(model)
@@ -81,11 +85,12 @@ class Pipeline(Spread):
 
     def clip(self, max_norm: float) -> None:
         """Clip gradients to a norm over all stages."""
-        parameters = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        total = (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
-        dist.all_reduce(total, group=self._group)
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, total**0.5)
+        groups = with_gradients_by_mesh(self.module)
+        squared = total_norm(groups) ** 2
+        dist.all_reduce(squared, group=self._group)
+        norm = squared**0.5
+        for parameters in groups:
+            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
 
     @property
     def _is_last(self) -> bool:
@@ -96,7 +101,8 @@ class Pipeline(Spread):
         parallel, count = self._workload.parallel, self._workload.microbatches
         rows = shape[0] // count
         ids = torch.empty((rows, *shape[1:]), dtype=torch.int64, device="cpu")
-        hidden = torch.empty((*ids.shape, self._width), dtype=self._dtype, device="cpu", requires_grad=True)
+        length = shard_length(shape[1], parallel.tp_size) if parallel.sequence_parallel else shape[1]
+        hidden = torch.empty((rows, length, self._width), dtype=self._dtype, device="cpu", requires_grad=True)
         stages = [
             ObservedStage(
                 part,
@@ -182,21 +188,45 @@ class ObservedStage(PipelineStage):
 
 
 def _mesh(parallel: ParallelSpec, kind: str) -> DeviceMesh:
-    """Return the mesh: stages first, so that the ranks of a stage are neighbours, as torchtitan lays them out."""
-    name = "dp_shard" if parallel.strategy == "fsdp2" else "dp_replicate"
-    return init_device_mesh(kind, (parallel.pp_size, parallel.data_parallel_size), mesh_dim_names=("pp", name))
+    """Return the mesh, laid out as torchtitan's: stages first, so that the ranks of a stage are neighbours."""
+    data = "dp_shard" if parallel.strategy == "fsdp2" else "dp_replicate"
+    sizes = {"pp": parallel.pp_size, data: parallel.data_parallel_size}
+    if parallel.tp_size > 1:
+        sizes["tp"] = parallel.tp_size
+    return init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def _wrapped(part: Stage, parallel: ParallelSpec, mesh: DeviceMesh, device: str) -> nn.Module:
-    """Move a stage to the device, and wrap it for its data-parallel ranks."""
-    if parallel.strategy == "fsdp2":
+def _spread(
+    part: Stage,
+    model: nn.Module,
+    layers: Sequence[nn.Module],
+    parallel: ParallelSpec,
+    mesh: DeviceMesh,
+    device: str,
+) -> nn.Module:
+    """Move a stage of a model to the device, shard its layers, and wrap it for its data-parallel ranks.
+
+    Args:
+        part: The stage.
+        model: The model.
+        layers: Layers of the whole model that FSDP wraps one by one.
+        parallel: The degrees and options of parallelism.
+        mesh: The mesh of all ranks.
+        device: This rank's device.
+    """
+    shards_data = parallel.strategy == "fsdp2"
+    if not shards_data:
+        part.to(device)
+    if parallel.tp_size > 1:
+        shard_layers(model, mesh["tp"], sequences=parallel.sequence_parallel, part=part)
+    if shards_data:
         options = fsdp2_options(parallel, mesh["dp_shard"])
-        for layer in repeated_layers(part):
-            if not isinstance(layer, Elsewhere):
+        here = set(part.modules())
+        for layer in layers:
+            if layer in here:
                 fully_shard(layer, **options)
         fully_shard(part, **options)
         return part if parallel.offload_policy == "cpu" else part.to(device)
-    part.to(device)
     if parallel.data_parallel_size == 1:
         return part
     group = mesh["dp_replicate"].get_group()

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 from trainatomy.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -59,30 +59,68 @@ class WholeSequence(ParallelStyle):
         return module
 
 
-def with_sequence_shards(model: Any, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> dict[str, ParallelStyle]:
+def with_sequence_shards(
+    model: Any, styles: Mapping[str, ParallelStyle], here: Sequence[str]
+) -> dict[str, ParallelStyle]:
     """Return the styles of tensor parallelism with those of sequence parallelism, by names of modules.
+
+    Args:
+        model: The model.
+        styles: The styles of tensor parallelism.
+        here: The modules that are sharded: all, or those of a pipeline's stage.
 
     Raises:
         WorkloadError: The model's layers are not like those of Llama.
     """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    ends = {name: module for name, module in model.named_modules() if module is head or module is embeddings}
+    ends = {name: module for name in here if (module := model.get_submodule(name)) in (head, embeddings)}
     inner = [name for name in styles if name not in ends]
-    found: dict[str, ParallelStyle] = {}
+    norms: dict[str, ParallelStyle] = {}
     blocks = {name.rpartition(".")[0] for name in inner if isinstance(styles[name], ColwiseParallel)}
     for layer in {block.rpartition(".")[0] for block in blocks}:
         for name, child in model.get_submodule(layer).named_children():
             path = f"{layer}.{name}"
             if path not in blocks and any(True for _ in child.parameters()):
-                found[path] = SequenceParallel()
-    found |= {block: WholeSequence() for block in blocks}
+                norms[path] = SequenceParallel()
+    _check(model, norms)
+    found = norms | {block: WholeSequence() for block in blocks}
     found |= {name: _scattering(styles[name]) for name in inner}
-    found |= {_final_norm(model): SequenceParallel(use_local_output=True)}
+    if (norm := _final_norm(model)) in here:
+        found[norm] = SequenceParallel(use_local_output=True)
     for name, module in ends.items():
         found[name] = _of_end(styles.get(name), is_head=module is head)
-    _check(model, found)
-    model.register_forward_pre_hook(_positions(mesh), with_kwargs=True)
     return found
+
+
+def shard_length(length: int, ranks: int) -> int:
+    """Return the tokens of each rank's shard of a sequence.
+
+    Raises:
+        WorkloadError: The ranks cannot share the sequence evenly.
+    """
+    if length % ranks:
+        raise WorkloadError(f"{ranks} ranks cannot share {length} tokens evenly", key="data.sequence_length")
+    return length // ranks
+
+
+def whole_positions(mesh: DeviceMesh) -> Any:
+    """Return a hook that gives a model the positions of the whole sequence, which it would count by its shard.
+
+    A stage of a pipeline may receive hidden states instead of ids: this rank's shard of them.
+    """
+
+    def prepare(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        taken = inputs[0] if inputs else options["input_ids"]
+        length = taken.shape[1]
+        if taken.is_floating_point():
+            length *= mesh.size()
+        else:
+            shard_length(length, mesh.size())
+        given = {name: value for name, value in options.items() if name != "attention_mask"}
+        given.setdefault("position_ids", torch.arange(length, device=taken.device)[None])
+        return inputs, given
+
+    return prepare
 
 
 def _scattering(style: ParallelStyle) -> ParallelStyle:
@@ -110,7 +148,7 @@ def _final_norm(model: Any) -> str:
     return f"{model.base_model_prefix}.{plan[-1]}" if model.base_model is not model else plan[-1]
 
 
-def _check(model: Any, styles: Mapping[str, ParallelStyle]) -> None:
+def _check(model: Any, norms: Mapping[str, ParallelStyle]) -> None:
     kind = getattr(model.config, "_attn_implementation", "sdpa")
     if kind not in _OWN_MASKS:
         raise WorkloadError(
@@ -118,20 +156,5 @@ def _check(model: Any, styles: Mapping[str, ParallelStyle]) -> None:
             "sequence: use sdpa or flash_attention_2",
             key=_KEY,
         )
-    if not any(isinstance(style, SequenceParallel) for style in styles.values()):
+    if not norms:
         raise WorkloadError(f"{type(model).__name__} has no norms beside its sharded layers", key=_KEY)
-
-
-def _positions(mesh: DeviceMesh) -> Any:
-    """Return a hook that gives a model the positions of the whole sequence, which it would count by its shard."""
-
-    def prepare(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        ids = inputs[0] if inputs else options["input_ids"]
-        length = ids.shape[1]
-        if length % mesh.size():
-            raise WorkloadError(f"{mesh.size()} ranks cannot share {length} tokens evenly", key="data.sequence_length")
-        given = {name: value for name, value in options.items() if name != "attention_mask"}
-        given.setdefault("position_ids", torch.arange(length, device=ids.device)[None])
-        return inputs, given
-
-    return prepare

@@ -24,10 +24,10 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.optimizer import sharded_optimizer
+from trainatomy.training.parallel.clipping import clip_by_mesh
 from trainatomy.training.parallel.context import share_sequences, shared
 from trainatomy.training.parallel.experts import share_experts
 from trainatomy.training.parallel.spread import Spread
@@ -68,7 +68,7 @@ class TensorParallel(Spread):
 
     def clip(self, max_norm: float) -> None:
         """Clip the gradients of sharded and of whole parameters."""
-        _clip_by_mesh(self.module, max_norm)
+        clip_by_mesh(self.module, max_norm)
 
 
 class _Wrapped(Spread):
@@ -143,7 +143,7 @@ class FSDP2(Spread):
 
     def clip(self, max_norm: float) -> None:
         """Clip gradients that may lie on several meshes."""
-        _clip_by_mesh(self.module, max_norm)
+        clip_by_mesh(self.module, max_norm)
 
 
 class FSDP1(_Wrapped):
@@ -219,27 +219,6 @@ def _data_mesh(mesh: DeviceMesh) -> DeviceMesh:
         mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
         names = [*names[: names.index("dp_shard")], "dp_shard_cp"]
     return mesh[tuple(names)] if len(names) > 1 else mesh[names[0]]
-
-
-def _clip_by_mesh(model: nn.Module, max_norm: float) -> None:
-    """Clip gradients to a norm over all of them.
-
-    PyTorch's ``clip_grad_norm_`` takes gradients of one mesh only, so the norms of the meshes are combined as numbers.
-    """
-    by_mesh: dict[Any, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    if len(by_mesh) < 2:
-        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        return
-    norms = []
-    for parameters in by_mesh.values():
-        norm = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
-        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    total = torch.linalg.vector_norm(torch.stack(norms))
-    for parameters in by_mesh.values():
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
 
 
 def wrapped_layers(model: nn.Module, parallel: ParallelSpec) -> list[nn.Module]:

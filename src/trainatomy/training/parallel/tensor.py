@@ -6,12 +6,15 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from trainatomy.errors import WorkloadError
 
@@ -19,13 +22,20 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _KEY = "parallel.tp_size"
+_HEADS = 2
+"""Dimension of the heads where queries and keys are normed; some models have moved it to 1, which computes the same."""
 
 
-def shard_layers(model: nn.Module, mesh: DeviceMesh, *, sequences: bool = False) -> None:
+def shard_layers(model: nn.Module, mesh: DeviceMesh, *, sequences: bool = False, part: nn.Module | None = None) -> None:
     """Shard the linear layers that the model's plan (``model.tp_plan``) names over the ranks of ``mesh``.
 
-    With ``sequences``, what is between the layers works on shards of the sequence (see ``sequence.py``).  An embedding
-    and an output layer that share their weights stay whole: sharding would separate the two.
+    An embedding and an output layer that share their weights stay whole: sharding would separate the two.
+
+    Args:
+        model: The model, whose plan it is.
+        mesh: The ranks that share each layer.
+        sequences: Whether what is between the layers works on shards of the sequence (see ``sequence.py``).
+        part: A stage of a pipeline, which holds modules of the model: only these are sharded (default: all).
 
     Raises:
         WorkloadError: The model has no plan, or one with a style that is not simulated, or its heads cannot be divided.
@@ -35,17 +45,26 @@ def shard_layers(model: nn.Module, mesh: DeviceMesh, *, sequences: bool = False)
         raise WorkloadError(f"{type(model).__name__} has no plan for tensor parallelism", key="parallel.tp_size")
     _check_heads(model, mesh.size())
     tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    part = model if part is None else part
+    here = _names_in(model, part)
     styles: dict[str, Any] = {}
     for pattern, style in plan.items():
-        names = _matching(model, pattern)
+        names = _matching(model, pattern, here)
         if tied and any(model.get_submodule(name) in _ends(model) for name in names):
             continue
         styles.update(dict.fromkeys(names, _style(model, pattern, style)))
     if sequences:
-        from trainatomy.training.parallel.sequence import with_sequence_shards
+        from trainatomy.training.parallel.sequence import whole_positions, with_sequence_shards
 
-        styles = with_sequence_shards(model, styles, mesh)
+        styles = with_sequence_shards(model, styles, here)
+        part.register_forward_pre_hook(whole_positions(mesh), with_kwargs=True)
     parallelize_module(model, mesh, styles)
+
+
+def _names_in(model: nn.Module, part: nn.Module) -> list[str]:
+    """Return the names that the modules of ``part`` have in the model."""
+    found = set(part.modules())
+    return [name for name, module in model.named_modules() if module in found]
 
 
 def shard_as_transformers(model: Any, ranks: int) -> None:
@@ -77,20 +96,6 @@ def shard_as_transformers(model: Any, ranks: int) -> None:
         raise WorkloadError(str(error), key=_KEY) from None
 
 
-class SummedGradients(ParallelStyle):
-    """Whole parameters that see only this rank's heads: their gradients are summed over the ranks."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        group = device_mesh.get_group()
-
-        def reduce(parameter: torch.Tensor) -> None:
-            dist.all_reduce(parameter.grad, group=group)
-
-        for parameter in module.parameters():
-            parameter.register_post_accumulate_grad_hook(reduce)
-        return module
-
-
 def _ends(model: nn.Module) -> tuple[Any, ...]:
     """Return the embedding and the output layer."""
     find: Any = model
@@ -108,7 +113,8 @@ def _style(model: nn.Module, pattern: str, style: str) -> Any:
     if style in ("rowwise_rep", "embedding_rowwise"):
         return RowwiseParallel(input_layouts=Replicate())
     if style == "replicated_with_grad_allreduce":
-        return SummedGradients()
+        # A norm of each head sees this rank's heads: its weights are whole, and their gradients sums over the ranks.
+        return SequenceParallel(sequence_dim=_HEADS, use_local_output=True)
     raise WorkloadError(
         f"{type(model).__name__} shards {pattern} as {style!r}, which is not simulated; "
         "colwise, rowwise and replicated_with_grad_allreduce are",
@@ -116,11 +122,11 @@ def _style(model: nn.Module, pattern: str, style: str) -> Any:
     )
 
 
-def _matching(model: nn.Module, pattern: str) -> list[str]:
-    """Return the modules that a pattern of the plan names, which may leave the base model's prefix out."""
+def _matching(model: nn.Module, pattern: str, names: list[str]) -> list[str]:
+    """Return those of the names that a pattern of the plan means, which may leave the base model's prefix out."""
     prefix = getattr(model, "base_model_prefix", "")
     expression = re.compile(rf"(?:{re.escape(prefix)}\.)?" + re.escape(pattern).replace(r"\*", r"\d+"))
-    return [name for name, _ in model.named_modules() if expression.fullmatch(name)]
+    return [name for name in names if expression.fullmatch(name)]
 
 
 def _check_heads(model: nn.Module, size: int) -> None:
