@@ -66,18 +66,30 @@ def components(prediction: Prediction) -> dict[str, int]:
     return prediction.memory.components.as_dict()
 
 
-def test_a_plain_loop_and_its_workload(run_script: RunScript, tmp_path: Path) -> None:
-    found = run_script(PLAIN).prediction
+@pytest.mark.parametrize("kind", [None, "pinned", "pageable"])
+def test_a_plain_loop_and_its_workload(run_script: RunScript, tmp_path: Path, kind: str | None) -> None:
+    autocast = 'with torch.autocast("cuda", dtype=torch.bfloat16)'
+    offloading = f"{autocast}, torch.autograd.graph.save_on_cpu(pin_memory={kind == 'pinned'})"
+    found = run_script(PLAIN.replace(autocast, offloading if kind else autocast)).prediction
     assert found is not None
     spec: Any = importlib.util.spec_from_file_location("net_of_the_script", tmp_path / "train.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     batch = {"x": torch.randn(64, 256), "y": torch.zeros(64, dtype=torch.long)}
     expected = trainatomy.predict(
-        module.Net(), batch=batch, optimizer=torch.optim.AdamW, bf16=True, max_grad_norm=0, gpu="h100"
+        module.Net(),
+        batch=batch,
+        optimizer=torch.optim.AdamW,
+        bf16=True,
+        max_grad_norm=0,
+        activation_offloading=kind,
+        gpu="h100",
     )
     assert found.memory == expected.memory
     assert found.modules == expected.modules
+    assert [each for each in found.notes if "host memory" in each] == [
+        each for each in expected.notes if "host memory" in each
+    ]
     assert found.time is not None
     assert expected.time is not None
     assert found.time.gpu_seconds == pytest.approx(expected.time.gpu_seconds)

@@ -187,3 +187,25 @@ def test_storages_have_addresses_of_their_own(process: SimulatedProcess) -> None
     found = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     assert len(found) == 100 and 0 not in found
     assert tensors[0][4:].untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr()
+
+
+def test_a_module_that_offloads_by_itself_is_predicted() -> None:
+    class Offloading(nn.Module):
+        def __init__(self, *, offloads: bool) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)))
+            self.offloads = offloads
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.offloads:
+                return self.layers(x).sum()
+            with save_on_cpu():
+                return self.layers(x).sum()
+
+    batch = {"x": torch.zeros(8192, 64)}
+    without, found = (trainatomy.predict(Offloading(offloads=each), batch=batch, gpu="h200") for each in (False, True))
+    saved = without.memory.peak_allocated_bytes - found.memory.peak_allocated_bytes
+    assert saved >= 2 * 6 * 8192 * 64 * 4  # at least six of eight layers, whose linear layer and GELU save their inputs
+    with save_on_cpu():
+        pass  # what is patched is put back
+    assert torch.autograd.graph.save_on_cpu is save_on_cpu

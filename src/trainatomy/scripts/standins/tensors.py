@@ -71,7 +71,7 @@ def _empty(stand_ins: StandIns, original: Any) -> Any:
         large = all(type(one) is int for one in shape) and prod(shape) >= _LARGE
         dtype = options.get("dtype") or torch.get_default_dtype()
         place = torch.device(options.get("device") or torch.get_default_device()) if large else None
-        if place != CPU or not dtype.is_floating_point:
+        if place != CPU or not dtype.is_floating_point or options.get("pin_memory"):  # a pinned one has none anyway
             return original(*size, **options)
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             made: torch.Tensor = original(*size, **{**options, "device": "meta", "pin_memory": False})
