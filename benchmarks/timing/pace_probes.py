@@ -361,7 +361,7 @@ def pace_of(line: dict[str, Any]) -> HostPace:
         stored: dict[str, Any] = {
             name: tuple(each) if isinstance(each, list) else each for name, each in line["host_pace"].items()
         }
-        return HostPace(**stored)
+        return trainings.todays(HostPace(**stored))
     times = tuple((one["main"] + 2 * one["thread"]) * 1e-6 for _, one in line["taken_us"])
     before, after = line["before"]["schedstat"], line["after"]["schedstat"]
     passed = [

@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -120,6 +121,16 @@ def at_pace(line: dict[str, Any], pace: float) -> float:
     return float(known[-1][1])
 
 
+def todays(recorded: HostPace) -> HostPace:
+    """Return a recorded pace beside what is known of the reference host today."""
+    from trainatomy.catalog.hosts import reference_host
+
+    host, probe = reference_host(), recorded.probe
+    if probe not in host.probe_seconds:
+        return recorded
+    return replace(recorded, reference_seconds=host.probe_seconds[probe], exponent=host.pace_exponents[probe])
+
+
 def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> Iterator[dict[str, Any]]:
     """Yield the errors of each training."""
     predicted = {line["name"]: line for line in lines(predictions)}
@@ -127,7 +138,7 @@ def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> I
     for line in lines(measurements):
         if "error" not in line and line.get("name") in predicted:
             found[line["name"]] |= line
-    paces = {name: HostPace(**line["host_pace"]) for name, line in found.items() if "host_pace" in line}
+    paces = {name: todays(HostPace(**line["host_pace"])) for name, line in found.items() if "host_pace" in line}
     quickest = quiet_us * 1e-6 if quiet_us else min((one.seconds for one in paces.values()), default=1.0)
     for name, line in found.items():
         ours = predicted[name]
