@@ -150,7 +150,7 @@ def test_the_example_in_the_message_about_unknown_gpus_describes_one() -> None:
         ({"train": {"gradient_checkpointing": True, "gradient_checkpointing_every": 3, "gradient_checkpointing_kwargs": {"every_n_layers": 2}}}, "train.gradient_checkpointing_kwargs.every_n_layers: is 2, but gradient_checkpointing_every is 3: set one of the two"),
         ({"train": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}}}, "train.gradient_checkpointing_kwargs.offload: not supported: activations that are moved to host memory are not simulated"),
         ({"train": {"every_n_layers": 2}}, "train.every_n_layers: unknown key; did you mean gradient_checkpointing_every?"),
-        ({"loop": "torch"}, "loop: must be 'trainer', 'sft', 'dpo', 'grpo' or 'pytorch', found 'torch'; did you mean pytorch?"),
+        ({"loop": "torch"}, "loop: must be 'trainer', 'sft', 'dpo', 'kto', 'reward', 'grpo' or 'pytorch', found 'torch'; did you mean pytorch?"),
         ({"loop": "pytorch", "train": {"neftune_noise_alpha": 5}}, "train.neftune_noise_alpha: is applied by the Hugging Face Trainer"),
         ({"sequence_length": 512}, "sequence_length: unknown key here; it belongs under `data`"),
         ({"output_dir": "x"}, "output_dir: unknown key here; it belongs under `train`"),
